@@ -1,0 +1,283 @@
+"""How everything here is measured: arms take turns, and medians are compared.
+
+These machines are noisy: the cost of a flush can drift tenfold within an hour. So the arms
+of a comparison run one after another within one process, round after round, each round in
+another order, and what counts is the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import exclusivelog as xl
+from exclusivelog.ledger import file_system
+
+POWER = "survives power loss"
+PREFIX = "exclusivelog-bench-"
+FILLING = bytes(1 << 20)
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
+
+
+# ---- what a figure is --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Series:
+    """What one arm measured. `rival`: it is not ours. `cpu`: CPU seconds per piece of work, where
+    that was counted."""
+
+    name: str
+    unit: str
+    samples: list[float]
+    durability: str = ""
+    rival: bool = False
+    cpu: float | None = None
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.samples)
+
+    def percentile(self, share: float) -> float:
+        """The sample that `share` of all samples do not exceed."""
+        ordered = sorted(self.samples)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Bounds for our own figure, and for its ratio to the peer's. None: no bound."""
+
+    least: float | None = None
+    most: float | None = None
+    least_ratio: float | None = None
+    most_ratio: float | None = None
+
+    def holds(self, ours: float, ratio: float | None) -> bool:
+        pairs = (
+            (self.least, ours, 1), (self.most, ours, -1),
+            (self.least_ratio, ratio, 1), (self.most_ratio, ratio, -1),
+        )  # fmt: skip
+        return all(
+            value is not None and (value - bound) * sign >= 0
+            for bound, value, sign in pairs
+            if bound is not None
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. A row without a target is for information."""
+
+    what: str
+    ours: float
+    unit: str
+    peer: float | None = None
+    peer_name: str = ""
+    target: Target | None = None
+    rival: bool = False
+
+    @property
+    def ratio(self) -> float | None:
+        """Ours divided by the peer's: above 1 is good for a rate, below 1 for a time."""
+        return self.ours / self.peer if self.peer else None
+
+    @property
+    def holds(self) -> bool | None:
+        return None if self.target is None else self.target.holds(self.ours, self.ratio)
+
+    @property
+    def loses(self) -> bool:
+        """Is a rival better?"""
+        if self.ratio is None or not self.rival:
+            return False
+        return self.ratio < 1 if self.unit.endswith("/s") else self.ratio > 1
+
+
+@dataclass
+class Figure:
+    """One figure of the benchmarks: its rows, everything that was measured, and remarks."""
+
+    id: str
+    title: str
+    series: list[Series] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def compare(
+        self, what: str, ours: Series, peer: Series | None = None, target: Target | None = None
+    ) -> None:
+        """A row of two medians."""
+        self.rows.append(
+            Row(
+                what, ours.median, ours.unit, peer.median if peer else None,
+                peer.name if peer else "", target, peer.rival if peer else False,
+            )
+        )  # fmt: skip
+
+    def state(self, what: str, ours: float, unit: str, target: Target | None = None) -> None:
+        """A row of one number."""
+        self.rows.append(Row(what, ours, unit, target=target))
+
+
+# ---- taking turns ------------------------------------------------------------------------
+
+
+@dataclass
+class Arm:
+    """One contestant. `work(prepare())` is timed, without `prepare`.
+
+    It either returns samples of its own, in `unit`, or does `amount` pieces of work, of which
+    the rate is taken.
+    """
+
+    name: str
+    work: Callable[[Any], list[float] | None]
+    amount: int = 1
+    unit: str = "/s"
+    prepare: Callable[[], Any] = lambda: None
+    durability: str = ""
+    rival: bool = False
+
+
+def take_turns(
+    arms: Sequence[Arm],
+    rounds: int,
+    warm_ups: int = 1,
+    before: Callable[[], None] = lambda: None,
+) -> dict[str, Series]:
+    """Run every arm `rounds` times, in an order that rotates; the first ones do not count.
+
+    `before` is called before each run, outside the clock.
+    """
+    samples: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    cpu: dict[str, list[float]] = {arm.name: [] for arm in arms}
+    with settled_garbage():
+        for number in range(-warm_ups, rounds):
+            shift = number % len(arms)
+            for arm in [*arms[shift:], *arms[:shift]]:
+                before()
+                measured, seconds = _run(arm)
+                if number >= 0:
+                    samples[arm.name] += measured
+                    cpu[arm.name].append(seconds)
+    return {arm.name: _series(arm, samples[arm.name], cpu[arm.name]) for arm in arms}
+
+
+def _series(arm: Arm, samples: list[float], cpu: list[float]) -> Series:
+    return Series(
+        arm.name, arm.unit, samples, arm.durability, arm.rival, statistics.median(cpu)
+    )  # fmt: skip
+
+
+def _run(arm: Arm) -> tuple[list[float], float]:
+    prepared = arm.prepare()
+    cpu, start = time.process_time(), time.perf_counter()
+    measured = arm.work(prepared)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return [arm.amount / seconds] if measured is None else measured, cpu / arm.amount
+
+
+@contextlib.contextmanager
+def settled_garbage() -> Iterator[None]:
+    """The collector stays on, but does not walk the benchmark's own millions of objects."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def latencies(call: Callable[[], object], count: int) -> list[float]:
+    """How long each of `count` calls took, in seconds."""
+    samples = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        samples.append(time.perf_counter() - start)
+    return samples
+
+
+@contextlib.contextmanager
+def limited(seconds: int, what: str) -> Iterator[None]:
+    """TimeoutError in the main thread when the block takes longer."""
+
+    def expire(*_: object) -> None:
+        raise TimeoutError(f"{what} took longer than {seconds} s")
+
+    former = signal.signal(signal.SIGALRM, expire)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, former)
+
+
+# ---- where ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asked for. `directory` is where the stores are made."""
+
+    directory: Path
+    rounds: int | None = None
+    full: bool = False
+
+    def rounds_or(self, default: int) -> int:
+        return self.rounds or default
+
+
+class Stores(contextlib.ExitStack):
+    """The files of one figure: all on the same disk, closed and removed behind it."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        prefix = f"{PREFIX}{os.getpid()}-"
+        self.directory = Path(tempfile.mkdtemp(prefix=prefix, dir=settings.directory))
+        self.callback(shutil.rmtree, self.directory, ignore_errors=True)
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def warm_memory(self, size: int = 256 << 20) -> None:
+        """Let the kernel have this much memory at hand for new pages of files.
+
+        A virtual machine gets its memory from the host page by page, at the first touch, and
+        that can cost five times what writing the page costs: whoever comes first would pay.
+        """
+        filler = self.directory / "filler"
+        with filler.open("wb", buffering=0) as file:
+            for _ in range(0, size, len(FILLING)):
+                file.write(FILLING)
+        filler.unlink()
+
+    def engine(self, name: str = "ours", **options: Any) -> xl.Engine:
+        return self.enter_context(xl.open(self.path(name), name="bench", **options))
+
+
+def prepare_directory(directory: Path) -> Path:
+    """Make it, refuse one in memory, and remove what killed runs have left in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    kind = file_system(str(directory))
+    if kind in MEMORY_FILE_SYSTEMS:
+        raise SystemExit(
+            f"{directory} is on {kind}, where a flush costs nothing; choose a disk with --dir"
+        )
+    for leftover in directory.glob(f"{PREFIX}*"):
+        pid = leftover.name.removeprefix(PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            shutil.rmtree(leftover, ignore_errors=True)
+    return directory

@@ -1,0 +1,205 @@
+"""Many waiters: on one topic, and on many topics whose owner dies (P10)."""
+
+from __future__ import annotations
+
+import functools
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, as_completed
+from pathlib import Path
+
+from bench.measure import POWER, Figure, Series, Settings, Stores, Target
+from bench.topics import make_topics, names, own
+from exclusivelog import Engine, Producer, Topic
+from exclusivelog._core import now
+from exclusivelog.lockfile import MAIL, SLOT_COUNT, SLOT_SIZE, SLOTS
+from tests.processes import State, Worker, until, workers
+
+NS = 1e-9
+WAITERS, PROCESSES, PROMOTIONS = 10_000, 3, 30
+TOPICS, TOPICS_IN_FULL = 10_000, 100_000
+PATIENCE = 900.0  # seconds, for setting up one durable transaction after another
+
+
+def p10(settings: Settings) -> Figure:
+    """Promotion in a long queue, and of many waiters at the death of their owner."""
+    figure = Figure("P10", "10,000 waiters on one topic, and many topics with one waiter each")
+    promotions = settings.rounds_or(PROMOTIONS)
+    with Stores(settings) as stores:
+        _one_long_queue(figure, stores, promotions)
+    with Stores(settings) as stores:
+        _many_short_queues(figure, stores, TOPICS_IN_FULL if settings.full else TOPICS)
+    return figure
+
+
+# ---- one topic ---------------------------------------------------------------------------
+
+
+def _one_long_queue(figure: Figure, stores: Stores, promotions: int) -> None:
+    engine = stores.engine()
+    owner = engine.topic("orders").producer("exclusive")
+    count = -(-WAITERS // PROCESSES)
+    with workers() as make:
+        waiting = [make(engine.path, f"waiters-{i}") for i in range(PROCESSES)]
+        setup = time.perf_counter()
+        for worker in waiting:
+            worker.start(queue_up, count)
+        memory = [worker.answer(PATIENCE) / count for worker in waiting]
+        setup = time.perf_counter() - setup
+        queue = len(engine.topic("orders").waiters)
+        times, wake_ups = _promote(engine, owner, waiting, promotions)
+        for worker in waiting:
+            worker.kill()
+    promoted = Series(f"promotion, {queue:,} waiters", "s", times, POWER)
+    figure.series += [promoted, Series("memory per waiter", "B", memory)]
+    figure.series.append(Series("wake-ups per promotion", "", [float(n) for n in wake_ups]))
+    what = f"promotion out of {queue:,} waiters in {PROCESSES} processes"
+    figure.compare(f"{what}, p50", promoted, target=Target(most=5e-3))
+    figure.state(f"{what}, max", max(times), "s")
+    figure.state("wake-ups per promotion, most", max(wake_ups), "", Target(least=1, most=1))
+    figure.state("memory per waiter (private, grown)", max(memory), "B")
+    figure.state(f"queueing, {PROCESSES} processes at once", WAITERS / setup, "/s")
+
+
+def _promote(
+    engine: Engine, owner: Producer, waiting: list[Worker], promotions: int
+) -> tuple[list[float], list[int]]:
+    """How long each promotion took from the release to the producer in hand, and how many
+    engines were rung for it."""
+    times, rings = [], []
+    topic = engine.topic("orders")
+    workers_by_pid = {worker.pid: worker for worker in waiting}
+    holder: Worker | None = None
+    for _ in range(promotions):
+        before, epoch = mail_counts(engine), topic.epoch
+        if holder is None:
+            begun = now()
+            owner.close()
+        else:
+            begun = holder.call(release)
+        until(functools.partial(has_moved_on, topic, epoch))
+        promoted = topic.owner
+        assert promoted is not None
+        holder = workers_by_pid[promoted.pid]
+        times.append((holder.call(granted_at, promoted.epoch) - begun) * NS)
+        rings.append(mail_counts(engine) - before)
+    return times, rings
+
+
+def has_moved_on(topic: Topic, epoch: int) -> bool:
+    return topic.epoch > epoch
+
+
+def mail_counts(engine: Engine) -> int:
+    """How often any engine was told that mail had come."""
+    words = engine.ledger.lockfile.words
+    return sum(words.load(SLOTS + i * SLOT_SIZE + MAIL) for i in range(SLOT_COUNT))
+
+
+def queue_up(state: State, count: int) -> int:
+    """Wait for the topic this many times over; by how many bytes this process has grown."""
+    grants: dict[int, tuple[int, Producer]] = {}
+    state.kept["grants"] = grants
+    before = private_memory()
+    futures = [
+        state.topic.producer_async("wait_for_exclusive", priority=random.randrange(10))
+        for _ in range(count)
+    ]
+    grown = private_memory() - before
+
+    def note(at: int, producer: Producer) -> None:
+        grants[producer.topic_epoch] = (at, producer)
+
+    threading.Thread(target=collect, args=(futures, note), daemon=True).start()
+    return grown
+
+
+def collect(futures: Sequence[Future[Producer]], note: Callable[[int, Producer], None]) -> None:
+    """Note when each of the futures had its producer: one thread waits for all of them."""
+    for future in as_completed(futures):
+        note(now(), future.result())
+
+
+def granted_at(state: State, epoch: int) -> int:
+    """When this process had the producer of that epoch in hand."""
+    grant: tuple[int, Producer] = until(lambda: state.kept["grants"].get(epoch))
+    at, state.producer = grant
+    return at
+
+
+def release(state: State) -> int:
+    """Close the owner; when that began."""
+    assert state.producer is not None
+    begun = now()
+    state.producer.close()
+    return begun
+
+
+def private_memory() -> int:
+    """Resident bytes that are not a mapped file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no RssAnon")
+
+
+# ---- many topics -------------------------------------------------------------------------
+
+
+def _many_short_queues(figure: Figure, stores: Stores, count: int) -> None:
+    engine = stores.engine()
+    make_topics(engine, names(count))
+    with workers() as make:
+        owner, waiter = make(engine.path, "owner"), make(engine.path, "waiter")
+        owner.start(own_all, count)
+        owner.answer(PATIENCE)
+        setup = time.perf_counter()
+        waiter.start(await_all, count)
+        waiter.answer(PATIENCE)
+        setup = time.perf_counter() - setup
+        waiter.start(promoted_all, count)
+        time.sleep(0.3)
+        at = now()
+        owner.signal(signal.SIGKILL)
+        times = [(granted - at) * NS for granted in waiter.answer(PATIENCE)]
+        owner.process.join(30)
+        waiter.kill()
+    figure.series.append(Series(f"promotion, {count:,} topics of a dead owner", "s", times, POWER))
+    figure.state(f"owner of {count:,} topics killed: first waiter promoted", min(times), "s")
+    figure.state(f"owner of {count:,} topics killed: last waiter promoted", max(times), "s")
+    figure.state("topics given on per second", count / max(times), "/s")
+    figure.state("queueing, one process", count / setup, "/s")
+    figure.notes.append(f"{count:,} topics and owners registered in bulk, their waiters one by one")
+
+
+def own_all(state: State, count: int) -> None:
+    state.kept["producers"] = own(state.engine, names(count), one_by_one=False)
+
+
+def await_all(state: State, count: int) -> None:
+    """One waiter on each topic."""
+    times: list[int] = []
+    producers: list[Producer] = []
+    everyone = threading.Event()
+    state.kept.update(times=times, producers=producers, everyone=everyone)
+    futures = [
+        state.engine.topic(name).producer_async("wait_for_exclusive") for name in names(count)
+    ]
+
+    def note(at: int, producer: Producer) -> None:
+        times.append(at)
+        producers.append(producer)
+        if len(times) == count:
+            everyone.set()
+
+    threading.Thread(target=collect, args=(futures, note), daemon=True).start()
+
+
+def promoted_all(state: State, count: int) -> list[int]:
+    """When each of the waiters was promoted."""
+    if not state.kept["everyone"].wait(PATIENCE):
+        raise TimeoutError(f"{len(state.kept['times'])} of {count} waiters were promoted")
+    return list(state.kept["times"])

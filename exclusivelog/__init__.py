@@ -1,0 +1,42 @@
+"""exclusivelog: an append-only log with one fenced writer, for the processes of one machine.
+
+```python
+import exclusivelog as xl
+
+with xl.open("data/log") as engine:
+    topic = engine.topic("orders")
+    with topic.producer("wait_for_exclusive", priority=1) as producer:
+        producer.send(b"only one process at a time gets here")
+    for message in topic.reader():
+        print(message.offset, message.epoch, message.value)
+```
+"""
+
+from exclusivelog import serde
+from exclusivelog._core import Message, Receipt
+from exclusivelog.engine import Engine, open
+from exclusivelog.errors import *  # noqa: F403
+from exclusivelog.errors import __all__ as _errors
+from exclusivelog.producer import Producer
+from exclusivelog.reader import Reader
+from exclusivelog.topic import Topic
+from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, Report, WaiterInfo
+from exclusivelog.version import __version__
+
+__all__ = [
+    "AccessMode",
+    "Engine",
+    "EngineInfo",
+    "Message",
+    "OwnerInfo",
+    "Producer",
+    "Reader",
+    "Receipt",
+    "Report",
+    "Topic",
+    "WaiterInfo",
+    "__version__",
+    "open",
+    "serde",
+    *_errors,
+]

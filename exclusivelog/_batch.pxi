@@ -1,0 +1,551 @@
+# Messages on their way into the log. A producer's `Appender` gathers them into batches; a
+# batch is written whole or not at all, and has one outcome, which its receipts share: to
+# resolve a million messages is to set one field.
+
+# Counts the forks above this process: who waits for a batch of an earlier one waits for a
+# thread that is the parent's.
+cdef int _generation = 0
+
+
+def _count_fork():
+    global _generation, _calling_back
+    _generation += 1
+    _calling_back = _threading.Lock()   # the parent's may be held by a thread of the parent's
+    _due_callbacks.clear()
+
+
+_os.register_at_fork(after_in_child=_count_fork)
+
+
+def _inherited():
+    from exclusivelog.errors import EngineClosedError
+    return EngineClosedError(
+        "this was sent before fork(), by the parent; open an engine of your own in the child")
+
+
+cdef enum:
+    OPEN = 0        # takes messages
+    SEALED = 1      # encoded, waiting for its commit
+    DONE = 2        # in the log from base_offset on
+    FAILED = 3      # not in the log (or unknown, if error.maybe_written)
+
+
+# Of a batch larger than this the rest is encoded only as it is written: the memory of one
+# entry then serves for the next, where fresh memory would cost more than the encoding.
+cdef size_t SEALED_AHEAD = 4 << 20
+
+
+@cython.final
+cdef class Columns:
+    """The messages of a large batch, and how they are cut into entries."""
+
+    cdef Strings values
+    cdef Strings keys
+    cdef Strings properties
+    cdef list event_times
+    cdef bytes name
+    cdef size_t max_bytes
+    cdef Py_ssize_t max_messages
+
+    def __init__(self):
+        raise TypeError("Columns are made by an Appender")
+
+    cdef Py_ssize_t cut(self, Py_ssize_t start):
+        return min(self.values.cut(start, self.max_bytes), start + self.max_messages)
+
+    cdef SealedEntry seal(self, Py_ssize_t start, Py_ssize_t stop):
+        return _seal(self.values, start, stop, self.keys, self.properties, self.event_times,
+                     None, self.name)
+
+
+@cython.final
+cdef class Batch:
+    """Messages of one producer that enter the log together."""
+
+    cdef list values
+    cdef list keys
+    cdef list properties
+    cdef list event_times
+    cdef list sequences
+    cdef list sealed
+    cdef Columns columns
+    cdef Py_ssize_t unsealed_from
+    cdef readonly int64_t base_sequence
+    cdef readonly int64_t last_sequence
+    cdef readonly Py_ssize_t count
+    cdef readonly size_t nbytes
+    cdef readonly int64_t base_offset
+    cdef readonly object error
+    cdef int state
+    cdef int generation
+    cdef object event
+    cdef list callbacks
+
+    def __cinit__(self):
+        self.values = []
+        self.callbacks = []
+        self.base_sequence = -1
+        self.last_sequence = -1
+        self.base_offset = -1
+        self.generation = _generation
+
+    def __init__(self):
+        raise TypeError("a Batch is made by an Appender")
+
+    cdef list _column(self, list column):
+        # Creating a list may run the garbage collector, and that other threads, which may
+        # add to this very batch: so fill up to what `count` is afterwards.
+        if column is None:
+            column = []
+        while PyList_GET_SIZE(column) < self.count:
+            column.append(None)
+        return column
+
+    cdef _make_columns(self, bint key, bint properties, bint event_time):
+        if key:
+            self.keys = self._column(self.keys)
+        if properties:
+            self.properties = self._column(self.properties)
+        if event_time:
+            self.event_times = self._column(self.event_times)
+
+    cdef _make_sequences(self):
+        cdef list column = []
+        while PyList_GET_SIZE(column) < self.count:
+            column.append(self.base_sequence + PyList_GET_SIZE(column))
+        self.sequences = column
+
+    cdef _add(self, bytes value, bytes key, bytes properties, object event_time,
+              int64_t sequence):
+        # No allocation here is one that the garbage collector counts.
+        if self.count == 0:
+            self.base_sequence = sequence
+        self.values.append(value)
+        if self.keys is not None:
+            self.keys.append(key)
+        if self.properties is not None:
+            self.properties.append(properties)
+        if self.event_times is not None:
+            self.event_times.append(event_time)
+        if self.sequences is not None:
+            self.sequences.append(sequence)
+        self.last_sequence = sequence
+        self.count += 1
+
+    cdef _seal_messages(self, bytes name):
+        self.state = SEALED
+        self.sealed = [_seal(
+            ListStrings(self.values), 0, self.count,
+            None if self.keys is None else ListStrings(self.keys),
+            None if self.properties is None else ListStrings(self.properties),
+            self.event_times, self.sequences, name)]
+        self.values = self.keys = self.properties = self.event_times = self.sequences = None
+
+    def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
+              int64_t publish_time):
+        """The batch as (last offset, entry bytes) pairs, at their place in the log."""
+        cdef SealedEntry sealed
+        cdef int64_t sequence = self.base_sequence
+        cdef uint64_t offset = base_offset
+        cdef Py_ssize_t start, stop
+        for sealed in self.sealed:
+            data = sealed.stamp(topic, offset, epoch, session, sequence, publish_time)
+            offset += sealed.count
+            sequence += sealed.count
+            yield offset - 1, data
+        start = self.unsealed_from
+        while self.columns is not None and start < self.columns.values.count:
+            stop = self.columns.cut(start)
+            sealed = self.columns.seal(start, stop)
+            data = sealed.stamp(topic, offset, epoch, session, sequence, publish_time)
+            offset += sealed.count
+            sequence += sealed.count
+            start = stop
+            del sealed  # its memory serves for the next one
+            yield offset - 1, data
+            del data
+
+    @property
+    def done(self):
+        return self.state >= DONE
+
+    def resolve(self, int64_t base_offset):
+        """The batch is in the log, and durable."""
+        if self.state >= DONE:
+            return
+        self.base_offset = base_offset
+        self._finish(DONE)
+
+    def fail(self, error not None):
+        """The batch is not in the log (unless `error.maybe_written`)."""
+        if self.state >= DONE:
+            return
+        self.error = error
+        self._finish(FAILED)
+
+    cdef _finish(self, int state):
+        self.state = state
+        self.sealed = None
+        self.columns = None
+        if self.event is not None:
+            self.event.set()
+        _due_callbacks.extend(self.callbacks)
+        self.callbacks = None
+
+    def wait(self, timeout):
+        """True when the outcome is known; waits for it up to `timeout` seconds (None: for ever)."""
+        if self.state < DONE:
+            if self.generation != _generation:
+                raise _inherited()
+            event = _threading.Event()
+            if self.event is None:
+                self.event = event
+            if self.state < DONE:
+                if timeout is not None:
+                    timeout = max(0.0, min(timeout, _threading.TIMEOUT_MAX))
+                self.event.wait(timeout)
+        return self.state >= DONE
+
+
+_due_callbacks = _deque()
+_calling_back = _threading.Lock()
+
+
+def run_callbacks():
+    """Call what `add_done_callback` asked for, for outcomes known since.
+
+    Whoever settles batches calls this once it holds no lock: a callback may send again. One
+    thread at a time calls back, so that callbacks run in the order of the outcomes.
+    """
+    interrupt = None
+    while _due_callbacks and _calling_back.acquire(False):
+        try:
+            while _due_callbacks:
+                receipt, callback = _due_callbacks.popleft()
+                try:
+                    _call_back(callback, receipt)
+                except BaseException as error:  # Ctrl-C, or sys.exit() in a callback
+                    interrupt = error
+        finally:
+            _calling_back.release()
+    if interrupt is not None:
+        raise interrupt
+
+
+def _call_back(callback, receipt):
+    # One callback's failure must not cost the next one its call, nor the writer its life.
+    try:
+        callback(receipt)
+    except Exception:
+        import logging
+        logging.getLogger("exclusivelog").exception("a send_async callback failed")
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class Receipt:
+    """The outcome of one `send_async`: a future with one message's offset (rule B9).
+
+    It can be waited for (`result`), asked (`done`), given callbacks, and awaited.
+    """
+
+    def __init__(self):
+        raise TypeError("a Receipt is made by Producer.send_async")
+
+    cdef Batch batch
+    cdef Py_ssize_t index
+
+    def done(self):
+        """True when the outcome is known."""
+        return self.batch.state >= DONE
+
+    def exception(self, timeout=None):
+        """The error, or None when the message is in the log. Waits as `result` does."""
+        if not self.batch.wait(timeout):
+            raise _no_outcome(timeout)
+        return self.batch.error
+
+    def result(self, timeout=None):
+        """The message's offset, once it is durable; raises the error it failed with.
+
+        Waits up to `timeout` seconds (None: for ever), then raises WaitTimeoutError; the
+        message stays on its way.
+        """
+        if self.batch.state < DONE and not self.batch.wait(timeout):
+            raise _no_outcome(timeout)
+        if self.batch.state == FAILED:
+            raise self.batch.error
+        return self.batch.base_offset + self.index
+
+    def add_done_callback(self, callback):
+        """Call `callback(receipt)` when the outcome is known; at once if it is already.
+
+        It runs in the thread that commits: it should be brief.
+        """
+        due = (self, callback)  # made first: from here on no other thread comes between
+        if self.batch.state >= DONE:
+            _call_back(callback, self)
+        else:
+            self.batch.callbacks.append(due)
+
+    def __await__(self):
+        import asyncio
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def settle():
+            if future.done():
+                return
+            error = self.exception()
+            if error is None:
+                future.set_result(self.result())
+            else:
+                future.set_exception(error)
+
+        def tell(receipt):
+            try:
+                loop.call_soon_threadsafe(settle)
+            except RuntimeError:
+                pass  # the loop was closed meanwhile: nobody is waiting
+
+        self.add_done_callback(tell)
+        return future.__await__()
+
+    def __repr__(self):
+        if self.batch.state < DONE:
+            return "<Receipt pending>"
+        if self.batch.state == FAILED:
+            return f"<Receipt failed: {self.batch.error!r}>"
+        return f"<Receipt offset={self.batch.base_offset + self.index}>"
+
+
+def _no_outcome(timeout):
+    from exclusivelog.errors import WaitTimeoutError
+    return WaitTimeoutError(
+        f"no outcome within timeout={timeout} s; the message is still on its way")
+
+
+cdef Receipt _receipt(Batch batch, Py_ssize_t index):
+    cdef Receipt receipt = Receipt.__new__(Receipt)
+    receipt.batch = batch
+    receipt.index = index
+    return receipt
+
+
+@cython.final
+cdef class Appender:
+    """What one producer has sent and nobody has committed yet, in order.
+
+    Every method runs under the GIL from start to end, which makes it atomic among threads.
+    """
+
+    cdef readonly bytes name
+    cdef readonly int64_t last_sequence
+    cdef int64_t durable_sequence
+    cdef readonly size_t pending_bytes
+    cdef readonly Py_ssize_t pending_messages
+    cdef Py_ssize_t max_messages
+    cdef size_t max_bytes
+    cdef Batch current
+    cdef list full
+    cdef list inflight
+    cdef readonly object error
+
+    def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
+                  size_t max_bytes):
+        self.name = name
+        self.last_sequence = self.durable_sequence = last_sequence
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.full = []
+        self.inflight = []
+
+    def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
+            object sequence=None):
+        """Queue one message. None if its sequence id is used up (rule G2)."""
+        cdef int64_t number
+        cdef size_t size = 0
+        if value is not None:
+            size = PyBytes_GET_SIZE(value)
+        if key is not None:
+            size += PyBytes_GET_SIZE(key)
+        if properties is not None:
+            size += PyBytes_GET_SIZE(properties)
+        cdef Batch batch = self._open_batch(
+            size, key is not None, properties is not None, event_time is not None)
+        if self.error is not None:
+            raise self.error
+        number = self.last_sequence + 1 if sequence is None else sequence
+        if number <= self.last_sequence:
+            return None
+        if batch.count and number != batch.last_sequence + 1 and batch.sequences is None:
+            batch._make_sequences()
+        batch._add(value, key, properties, event_time, number)
+        batch.nbytes += size
+        self.last_sequence = number
+        self.pending_bytes += size
+        self.pending_messages += 1
+        if batch.count >= self.max_messages or batch.nbytes >= self.max_bytes:
+            self._seal()
+        return _receipt(batch, batch.count - 1)
+
+    cdef Batch _open_batch(self, size_t size, bint key, bint properties, bint event_time):
+        cdef Batch batch, fresh
+        while True:
+            if (self.current is not None and self.current.count
+                    and self.current.nbytes + size > self.max_bytes):
+                self._seal()
+            if self.current is None:
+                fresh = Batch.__new__(Batch)
+                if self.current is None:
+                    self.current = fresh
+            batch = self.current
+            batch._make_columns(key, properties, event_time)
+            if batch is self.current:
+                return batch
+
+    def add_many(self, Strings values not None, Strings keys, Strings properties, list event_times,
+                 object sequence):
+        """Queue a batch that is atomic however large it is. None as in `add`."""
+        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t stop
+        cdef int64_t number
+        cdef SealedEntry sealed
+        cdef Columns columns = Columns.__new__(Columns)
+        cdef Batch batch = Batch.__new__(Batch)
+        columns.values, columns.keys, columns.properties = values, keys, properties
+        columns.event_times, columns.name = event_times, self.name
+        columns.max_bytes, columns.max_messages = self.max_bytes, self.max_messages
+        batch.values = None
+        batch.sealed = []
+        batch.state = SEALED
+        while start < values.count and batch.nbytes < SEALED_AHEAD:
+            stop = columns.cut(start)
+            sealed = columns.seal(start, stop)
+            batch.sealed.append(sealed)
+            batch.nbytes += len(sealed)
+            start = stop
+        batch.unsealed_from = start
+        if start < values.count:
+            batch.columns = columns
+            batch.nbytes += values.size(start, values.count)
+        # The sum of a large entry is taken without the GIL: only now, with the batch ready,
+        # is it our turn for a number.
+        if self.error is not None:
+            raise self.error
+        number = self.last_sequence + 1 if sequence is None else sequence
+        if number <= self.last_sequence:
+            return None
+        if values.count - 1 > INT64_MAX - number:
+            raise ValueError("sequence_id: the batch would run past 2**63 - 1")
+        batch.count = values.count
+        batch.base_sequence = number
+        batch.last_sequence = number + values.count - 1
+        if self.current is not None:
+            self._seal()
+        self.full.append(batch)
+        self.last_sequence = batch.last_sequence
+        self.pending_bytes += batch.nbytes
+        self.pending_messages += batch.count
+        return _receipt(batch, 0)
+
+    @property
+    def batch_is_full(self):
+        """True when a batch is ready that `linger` need not hold back."""
+        return PyList_GET_SIZE(self.full) > 0
+
+    def newest(self):
+        """A receipt for the last message that waits; None if none does."""
+        cdef Batch batch = self.current
+        if batch is None or batch.count == 0:
+            waiting = <list>(self.full or self.inflight)
+            if not waiting:
+                return None
+            batch = waiting[PyList_GET_SIZE(waiting) - 1]
+        return _receipt(batch, batch.count - 1)
+
+    cdef _seal(self):
+        cdef Batch batch = self.current
+        self.current = None
+        self.full.append(batch)
+
+    def take(self):
+        """All batches that wait, encoded, in order. They count as pending until `settle`.
+
+        A second call before `settle` gives the same ones and what has come since.
+        """
+        cdef Batch batch
+        if self.current is not None:
+            self._seal()
+        for batch in self.full:
+            if batch.state == OPEN:
+                batch._seal_messages(self.name)
+        self.inflight.extend(self.full)
+        self.full = []
+        return self.inflight
+
+    def settle(self):
+        """Forget the batches taken whose outcome is known."""
+        cdef Batch batch
+        cdef list rest = []
+        for batch in self.inflight:
+            if batch.state < DONE:
+                rest.append(batch)
+                continue
+            self.pending_bytes -= batch.nbytes
+            self.pending_messages -= batch.count
+            if batch.state == DONE:
+                self.durable_sequence = batch.last_sequence
+        self.inflight = rest
+
+    def count_on_from(self, int64_t sequence):
+        """The ledger says that this was the last sequence id; nothing may be waiting."""
+        self.durable_sequence = max(self.durable_sequence, sequence)
+        if self.pending_messages == 0:
+            self.last_sequence = self.durable_sequence
+
+    def condemn(self, error not None):
+        """Take no more messages; the error of the first call counts, and is returned."""
+        if self.error is None:
+            self.error = error
+        return self.error
+
+    def fail(self, error not None, bint final=False):
+        """Fail everything that waits; with `final`, everything that will ever come, too.
+
+        Later messages must not overtake failed ones: what was queued behind them fails
+        with them, and counting goes on from the last message known to be in the log.
+        """
+        cdef Batch batch
+        if final:
+            error = self.condemn(error)
+        if self.current is not None:
+            self._seal()
+        waiting = self.inflight + self.full
+        self.inflight = waiting
+        self.full = []
+        for batch in waiting:
+            batch.fail(error)
+        self.settle()
+        if self.pending_messages == 0:
+            self.last_sequence = self.durable_sequence
+
+
+def all_bytes(list items not None):
+    """True if every item is bytes or None."""
+    cdef object item
+    for item in items:
+        if item is not None and not PyBytes_CheckExact(item):
+            return False
+    return True
+
+
+def strings(items):
+    """A column for `Appender.add_many` from a list of bytes or None."""
+    return ListStrings(items)
+
+
+def arrow_strings(valid, offsets, data, shift, count):
+    """A column for `Appender.add_many` from an Arrow binary array's buffers."""
+    return ArrowStrings(valid, offsets, data, shift, count)

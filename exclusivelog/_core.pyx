@@ -1,0 +1,38 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, auto_pickle=False
+"""The compiled hot path of exclusivelog.
+
+| part | what |
+|---|---|
+| `_entry.pxi` | the entry format: encode, stamp, decode, lazy messages, scanning |
+| `_batch.pxi` | messages on their way into the log, and the receipts for them |
+| `_rows.pxi` | the row that every append compares, and the heap of waiters |
+| `_shared.pxi` | words shared by processes: futexes, and liveness freed by the kernel |
+
+Nothing here knows about files, tables or policy.
+"""
+
+cimport cython
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
+)
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.object cimport PyObject
+from libc.stdint cimport (
+    INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+)
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memcpy, memset
+
+import os as _os
+import threading as _threading
+import time as _time
+from collections import deque as _deque
+
+import msgpack as _msgpack
+from google_crc32c import value as _crc32c
+
+include "_entry.pxi"
+include "_batch.pxi"
+include "_rows.pxi"
+include "_shared.pxi"

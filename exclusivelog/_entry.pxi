@@ -1,0 +1,763 @@
+# The entry: a run of consecutive messages of one producer in one topic. Columnar, so
+# that Arrow can wrap a column where it lies; little-endian; every section starts at a
+# multiple of 8. A section is there only if its flag says so:
+#
+#   section           size                       there when
+#   value validity    ceil(n/8)                  VALUE_NULLS   (bit clear = tombstone)
+#   value offsets     4 * (n + 1), from 0        always
+#   values            value offsets[n]           always
+#   key validity      ceil(n/8)                  KEYS
+#   key offsets       4 * (n + 1), from 0        KEYS
+#   keys              key offsets[n]             KEYS
+#   event validity    ceil(n/8)                  EVENT_TIMES
+#   event times       8 * n, ms since 1970       EVENT_TIMES
+#   sequence ids      8 * n                      SEQUENCES     (else base_sequence + i)
+#   property offsets  4 * (n + 1), from 0        PROPERTIES
+#   properties        property offsets[n]        PROPERTIES    (msgpack maps; empty = none)
+#   producer name     name_length, UTF-8         always
+#   footer            64                         always
+#
+# The footer stands last because only it depends on where the entry lands in the log:
+# the sections are written and summed before the critical section, and inside it only
+# these 64 bytes are filled in.
+#
+#   offset  size  field
+cdef enum:
+    F_TOPIC = 0                             # u64
+    F_BASE_OFFSET = F_TOPIC + 8             # u64
+    F_EPOCH = F_BASE_OFFSET + 8             # u64
+    F_SESSION = F_EPOCH + 8                 # u64
+    F_BASE_SEQUENCE = F_SESSION + 8         # i64
+    F_PUBLISH_TIME = F_BASE_SEQUENCE + 8    # i64, ms since 1970
+    F_COUNT = F_PUBLISH_TIME + 8            # u32
+    F_FLAGS = F_COUNT + 4                   # u16
+    F_NAME_LENGTH = F_FLAGS + 2             # u16
+    F_MAGIC = F_NAME_LENGTH + 2             # u32, b"XLE" and the version
+    F_CRC = F_MAGIC + 4                     # u32, CRC-32C of the entry with this field 0
+    FOOTER = F_CRC + 4
+
+cdef enum:
+    VALUE_NULLS = 1
+    KEYS = 2
+    EVENT_TIMES = 4
+    SEQUENCES = 8
+    PROPERTIES = 16
+    KNOWN_FLAGS = 31
+
+cdef uint32_t MAGIC = 0x01454C58            # b"XLE\x01"
+
+FOOTER_BYTES = FOOTER
+
+
+# ---- checksum ----------------------------------------------------------------------------
+# A CRC is linear: crc(a ^ b) = crc(a) ^ sum(b), where sum() is the CRC without its initial
+# and final inversion, and leading zeros add nothing to sum(). So the checksum of an entry is
+# the one taken while its footer was still zero, XOR the sum of the footer alone.
+
+cdef uint32_t[256] _crc_table
+
+
+cdef void _fill_crc_table() noexcept:
+    cdef uint32_t i, crc
+    cdef int bit
+    for i in range(256):
+        crc = i
+        for bit in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+        _crc_table[i] = crc
+
+
+_fill_crc_table()
+
+
+cdef uint32_t _sum(const char* data, Py_ssize_t size) noexcept nogil:
+    cdef uint32_t crc = 0
+    cdef Py_ssize_t i
+    for i in range(size):
+        crc = (crc >> 8) ^ _crc_table[(crc ^ <uint8_t>data[i]) & 0xFF]
+    return crc
+
+
+# ---- columns of byte strings -------------------------------------------------------------
+
+cdef class Strings:
+    cdef readonly Py_ssize_t count
+
+    cdef Py_ssize_t cut(self, Py_ssize_t start, size_t max_bytes):
+        """The end of the longest run from `start` that holds at most `max_bytes` (at least one)."""
+        raise TypeError("Strings is abstract")
+
+    cdef size_t size(self, Py_ssize_t start, Py_ssize_t stop):
+        raise TypeError("Strings is abstract")
+
+    cdef bint has_nulls(self, Py_ssize_t start, Py_ssize_t stop):
+        raise TypeError("Strings is abstract")
+
+    cdef void copy(self, Py_ssize_t start, Py_ssize_t stop,
+                   uint8_t* valid, uint32_t* offsets, char* data):
+        pass
+
+
+@cython.final
+cdef class ListStrings(Strings):
+    """A list of `bytes` or None."""
+
+    cdef list items
+
+    def __cinit__(self, list items not None):
+        cdef object item
+        for item in items:
+            if item is not None and not PyBytes_CheckExact(item):
+                raise TypeError(f"a message takes bytes or None, not {type(item).__name__}")
+        self.items = items
+        self.count = PyList_GET_SIZE(items)
+
+    cdef Py_ssize_t cut(self, Py_ssize_t start, size_t max_bytes):
+        cdef size_t used = 0
+        cdef Py_ssize_t i
+        cdef PyObject* item
+        for i in range(start, self.count):
+            item = PyList_GET_ITEM(self.items, i)
+            if item != <PyObject*>None:
+                used += PyBytes_GET_SIZE(<object>item)
+            if used > max_bytes and i > start:
+                return i
+        return self.count
+
+    cdef size_t size(self, Py_ssize_t start, Py_ssize_t stop):
+        cdef size_t used = 0
+        cdef Py_ssize_t i
+        cdef PyObject* item
+        for i in range(start, stop):
+            item = PyList_GET_ITEM(self.items, i)
+            if item != <PyObject*>None:
+                used += PyBytes_GET_SIZE(<object>item)
+        return used
+
+    cdef bint has_nulls(self, Py_ssize_t start, Py_ssize_t stop):
+        cdef Py_ssize_t i
+        for i in range(start, stop):
+            if PyList_GET_ITEM(self.items, i) == <PyObject*>None:
+                return True
+        return False
+
+    cdef void copy(self, Py_ssize_t start, Py_ssize_t stop,
+                   uint8_t* valid, uint32_t* offsets, char* data):
+        cdef uint32_t at = 0
+        cdef Py_ssize_t i, length
+        cdef PyObject* item
+        offsets[0] = 0
+        for i in range(start, stop):
+            item = PyList_GET_ITEM(self.items, i)
+            if item != <PyObject*>None:
+                length = PyBytes_GET_SIZE(<object>item)
+                memcpy(data + at, PyBytes_AS_STRING(<object>item), length)
+                at += length
+                if valid != NULL:
+                    valid[(i - start) >> 3] |= 1 << ((i - start) & 7)
+            offsets[i - start + 1] = at
+
+
+@cython.final
+cdef class ArrowStrings(Strings):
+    """An Arrow binary column: validity bitmap (or None), int32 offsets, data (or None)."""
+
+    cdef Py_buffer valid_view
+    cdef Py_buffer offsets_view
+    cdef Py_buffer data_view
+    cdef const uint8_t* valid
+    cdef const int32_t* offsets
+    cdef const char* data
+    cdef Py_ssize_t shift
+
+    def __cinit__(self, valid, offsets, data, Py_ssize_t shift, Py_ssize_t count):
+        self.shift = shift
+        self.count = count
+        if valid is not None:
+            PyObject_GetBuffer(valid, &self.valid_view, PyBUF_SIMPLE)
+            self.valid = <const uint8_t*>self.valid_view.buf
+        PyObject_GetBuffer(offsets, &self.offsets_view, PyBUF_SIMPLE)
+        self.offsets = <const int32_t*>self.offsets_view.buf + shift
+        if data is not None:
+            PyObject_GetBuffer(data, &self.data_view, PyBUF_SIMPLE)
+            self.data = <const char*>self.data_view.buf
+        self._check(count, shift)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.valid_view)
+        PyBuffer_Release(&self.offsets_view)
+        PyBuffer_Release(&self.data_view)
+
+    cdef _check(self, Py_ssize_t count, Py_ssize_t shift):
+        # A hand-made array may lie about its buffers; the copy must stay inside them.
+        cdef Py_ssize_t i
+        if count < 0 or shift < 0 or (shift + count + 1) * 4 > self.offsets_view.len:
+            raise ValueError("values: the arrow array's offsets are shorter than the array")
+        if self.valid != NULL and (shift + count + 7) // 8 > self.valid_view.len:
+            raise ValueError("values: the arrow array's validity is shorter than the array")
+        if self.offsets[0] < 0 or self.offsets[count] > self.data_view.len:
+            raise ValueError("values: the arrow array's offsets point outside its data")
+        for i in range(count):
+            if self.offsets[i + 1] < self.offsets[i]:
+                raise ValueError("values: the arrow array's offsets decrease")
+
+    cdef bint _is_null(self, Py_ssize_t i):
+        i += self.shift
+        return self.valid != NULL and not (self.valid[i >> 3] >> (i & 7)) & 1
+
+    cdef Py_ssize_t cut(self, Py_ssize_t start, size_t max_bytes):
+        cdef Py_ssize_t i
+        for i in range(start, self.count):
+            if <size_t>(self.offsets[i + 1] - self.offsets[start]) > max_bytes and i > start:
+                return i
+        return self.count
+
+    cdef size_t size(self, Py_ssize_t start, Py_ssize_t stop):
+        return self.offsets[stop] - self.offsets[start]
+
+    cdef bint has_nulls(self, Py_ssize_t start, Py_ssize_t stop):
+        cdef Py_ssize_t i
+        if self.valid != NULL:
+            for i in range(start, stop):
+                if self._is_null(i):
+                    return True
+        return False
+
+    cdef void copy(self, Py_ssize_t start, Py_ssize_t stop,
+                   uint8_t* valid, uint32_t* offsets, char* data):
+        # A null may lie over bytes of its own; they are carried along, unseen.
+        cdef Py_ssize_t i
+        cdef int32_t first = self.offsets[start]
+        for i in range(start, stop + 1):
+            offsets[i - start] = self.offsets[i] - first
+        if self.offsets[stop] > first:
+            memcpy(data, self.data + first, self.offsets[stop] - first)
+        if valid != NULL:
+            for i in range(start, stop):
+                if not self._is_null(i):
+                    valid[(i - start) >> 3] |= 1 << ((i - start) & 7)
+
+
+# ---- encode ------------------------------------------------------------------------------
+
+cdef inline size_t _padded(size_t size) noexcept nogil:
+    return (size + 7) & ~<size_t>7
+
+
+cdef inline size_t _bits(Py_ssize_t count) noexcept nogil:
+    return _padded((count + 7) // 8)
+
+
+cdef inline size_t _offsets(Py_ssize_t count) noexcept nogil:
+    return _padded(4 * (count + 1))
+
+
+@cython.final
+cdef class SealedEntry:
+    """An encoded entry that has no place in the log yet; `stamp()` gives it one."""
+
+    def __init__(self):
+        raise TypeError("a SealedEntry is made by an Appender")
+
+    cdef bytes data
+    cdef readonly uint32_t count
+    cdef uint16_t flags
+    cdef uint16_t name_length
+    cdef uint32_t blank_crc
+
+    def __len__(self):
+        return PyBytes_GET_SIZE(self.data)
+
+    def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
+              int64_t base_sequence, int64_t publish_time):
+        """The entry's bytes at this place. Called once: the buffer is filled in, not copied."""
+        cdef char* footer = (
+            PyBytes_AS_STRING(self.data) + PyBytes_GET_SIZE(self.data) - FOOTER)
+        (<uint64_t*>(footer + F_TOPIC))[0] = topic
+        (<uint64_t*>(footer + F_BASE_OFFSET))[0] = base_offset
+        (<uint64_t*>(footer + F_EPOCH))[0] = epoch
+        (<uint64_t*>(footer + F_SESSION))[0] = session
+        (<int64_t*>(footer + F_BASE_SEQUENCE))[0] = base_sequence
+        (<int64_t*>(footer + F_PUBLISH_TIME))[0] = publish_time
+        (<uint32_t*>(footer + F_COUNT))[0] = self.count
+        (<uint16_t*>(footer + F_FLAGS))[0] = self.flags
+        (<uint16_t*>(footer + F_NAME_LENGTH))[0] = self.name_length
+        (<uint32_t*>(footer + F_MAGIC))[0] = MAGIC
+        (<uint32_t*>(footer + F_CRC))[0] = 0
+        (<uint32_t*>(footer + F_CRC))[0] = self.blank_crc ^ _sum(footer, FOOTER)
+        return self.data
+
+
+cdef char* _put_strings(char* at, Strings column, Py_ssize_t start, Py_ssize_t stop,
+                        bint with_validity, size_t size):
+    cdef Py_ssize_t count = stop - start
+    cdef uint8_t* valid = NULL
+    cdef uint32_t* offsets
+    if with_validity:
+        valid = <uint8_t*>at
+        at += _bits(count)
+    offsets = <uint32_t*>at
+    at += _offsets(count)
+    column.copy(start, stop, valid, offsets, at)
+    return at + _padded(size)
+
+
+cdef char* _put_events(char* at, list events, Py_ssize_t start, Py_ssize_t stop) except NULL:
+    cdef uint8_t* valid = <uint8_t*>at
+    cdef int64_t* times = <int64_t*>(at + _bits(stop - start))
+    cdef Py_ssize_t i
+    cdef object event
+    for i in range(stop - start):
+        event = events[start + i]
+        if event is not None:
+            valid[i >> 3] |= 1 << (i & 7)
+            times[i] = event
+    return <char*>(times + (stop - start))
+
+
+cdef SealedEntry _seal(Strings values, Py_ssize_t start, Py_ssize_t stop, Strings keys,
+                       Strings properties, list events, list sequences, bytes name):
+    cdef Py_ssize_t count = stop - start
+    cdef Py_ssize_t i
+    cdef uint16_t flags = 0
+    cdef size_t value_bytes = values.size(start, stop)
+    cdef size_t key_bytes = 0
+    cdef size_t property_bytes = 0
+    cdef size_t total = _offsets(count) + _padded(value_bytes)
+    cdef bytes data
+    cdef char* at
+    cdef SealedEntry sealed
+    if values.has_nulls(start, stop):
+        flags |= VALUE_NULLS
+        total += _bits(count)
+    if keys is not None:
+        flags |= KEYS
+        key_bytes = keys.size(start, stop)
+        total += _bits(count) + _offsets(count) + _padded(key_bytes)
+    if events is not None:
+        flags |= EVENT_TIMES
+        total += _bits(count) + 8 * count
+    if sequences is not None:
+        flags |= SEQUENCES
+        total += 8 * count
+    if properties is not None:
+        flags |= PROPERTIES
+        property_bytes = properties.size(start, stop)
+        total += _offsets(count) + _padded(property_bytes)
+    total += _padded(PyBytes_GET_SIZE(name)) + FOOTER
+    if value_bytes > UINT32_MAX or key_bytes > UINT32_MAX or total > UINT32_MAX:
+        raise ValueError("a batch is larger than 4 GiB")
+
+    data = PyBytes_FromStringAndSize(NULL, total)
+    at = PyBytes_AS_STRING(data)
+    # Padding and bitmaps must be zero; the value bytes are overwritten at once, so that
+    # clearing only the rest is worth its two lines for large entries.
+    cdef size_t head = (_bits(count) if flags & VALUE_NULLS else 0) + _offsets(count)
+    memset(at, 0, head)
+    memset(at + head + value_bytes, 0, total - head - value_bytes)
+    at = _put_strings(at, values, start, stop, flags & VALUE_NULLS, value_bytes)
+    if keys is not None:
+        at = _put_strings(at, keys, start, stop, True, key_bytes)
+    if events is not None:
+        at = _put_events(at, events, start, stop)
+    if sequences is not None:
+        for i in range(count):
+            (<int64_t*>at)[i] = sequences[start + i]
+        at += 8 * count
+    if properties is not None:
+        at = _put_strings(at, properties, start, stop, False, property_bytes)
+    memcpy(at, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
+
+    sealed = SealedEntry.__new__(SealedEntry)
+    sealed.data = data
+    sealed.count = count
+    sealed.flags = flags
+    sealed.name_length = PyBytes_GET_SIZE(name)
+    sealed.blank_crc = _crc32c(data)
+    return sealed
+
+
+# ---- decode ------------------------------------------------------------------------------
+
+cdef class _Layout:
+    """Walks the sections, and never past `end`."""
+
+    cdef const char* at
+    cdef const char* end
+
+    cdef const char* take(self, size_t size) except NULL:
+        cdef const char* here = self.at
+        size = _padded(size)
+        if size > <size_t>(self.end - here):
+            raise ValueError("its sections are longer than the entry")
+        self.at = here + size
+        return here
+
+    cdef const uint32_t* offsets(self, uint32_t count) except NULL:
+        cdef const uint32_t* offsets = <const uint32_t*>self.take(4 * (<size_t>count + 1))
+        cdef uint32_t i
+        cdef bint rising = offsets[0] == 0
+        for i in range(count):
+            rising &= offsets[i] <= offsets[i + 1]
+        if not rising:
+            raise ValueError("its offsets do not rise from 0")
+        return offsets
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+cdef class Entry:
+    """A decoded entry. Raises ValueError, saying what is wrong, on any damage.
+
+    `loads` is applied to every value that is read (None: bytes as they are).
+    """
+
+    def __cinit__(self, bytes data not None, object loads=None):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        cdef const char* footer = PyBytes_AS_STRING(data) + size - FOOTER
+        cdef uint32_t crc
+        if size < FOOTER or size & 7:
+            raise ValueError(f"{size} bytes are no entry")
+        if (<uint32_t*>(footer + F_MAGIC))[0] != MAGIC:
+            raise ValueError("it does not end as an entry of format 1 does")
+        crc = _crc32c(data)
+        if crc ^ _sum(footer + F_CRC, 4) != (<uint32_t*>(footer + F_CRC))[0]:
+            raise ValueError("its checksum does not hold")
+        self.data = data
+        self.loads = loads
+        self.start = PyBytes_AS_STRING(data)
+        self.topic = (<uint64_t*>(footer + F_TOPIC))[0]
+        self.base_offset = (<uint64_t*>(footer + F_BASE_OFFSET))[0]
+        self.epoch = (<uint64_t*>(footer + F_EPOCH))[0]
+        self.session = (<uint64_t*>(footer + F_SESSION))[0]
+        self.base_sequence = (<int64_t*>(footer + F_BASE_SEQUENCE))[0]
+        self.publish_time = (<int64_t*>(footer + F_PUBLISH_TIME))[0]
+        self.count = (<uint32_t*>(footer + F_COUNT))[0]
+        self.flags = (<uint16_t*>(footer + F_FLAGS))[0]
+        self.name_length = (<uint16_t*>(footer + F_NAME_LENGTH))[0]
+        if self.flags & ~KNOWN_FLAGS:
+            raise ValueError("it has sections that this version does not know")
+        self._lay_out(footer)
+
+    cdef _lay_out(self, const char* footer):
+        cdef _Layout layout = _Layout.__new__(_Layout)
+        cdef uint32_t n = self.count
+        layout.at = self.start
+        layout.end = footer
+        if self.flags & VALUE_NULLS:
+            self.value_valid = <const uint8_t*>layout.take((<size_t>n + 7) // 8)
+        self.value_offsets = layout.offsets(n)
+        self.values = layout.take(self.value_offsets[n])
+        if self.flags & KEYS:
+            self.key_valid = <const uint8_t*>layout.take((<size_t>n + 7) // 8)
+            self.key_offsets = layout.offsets(n)
+            self.keys = layout.take(self.key_offsets[n])
+        if self.flags & EVENT_TIMES:
+            self.event_valid = <const uint8_t*>layout.take((<size_t>n + 7) // 8)
+            self.events = <const int64_t*>layout.take(8 * <size_t>n)
+        if self.flags & SEQUENCES:
+            self.sequences = <const int64_t*>layout.take(8 * <size_t>n)
+        if self.flags & PROPERTIES:
+            self.property_offsets = layout.offsets(n)
+            self.properties = layout.take(self.property_offsets[n])
+        self.name = layout.take(self.name_length)
+        if layout.at != footer:
+            raise ValueError("it has bytes that belong to no section")
+
+    @property
+    def producer_name(self):
+        if self._name is None:
+            self._name = self.name[:self.name_length].decode("utf-8")
+        return self._name
+
+    @property
+    def has_properties(self):
+        return self.properties != NULL
+
+    def message(self, uint32_t index):
+        """The message at `index` within the entry."""
+        if index >= self.count:
+            raise IndexError(f"the entry has {self.count} messages, none at {index}")
+        return _message(self, index)
+
+    def column(self, str name not None):
+        """Where the column `name` lies in `data`, for Arrow to wrap: (position of its validity
+        or -1, of its offsets, of its data), or None if it is absent."""
+        if name == "value":
+            return (
+                -1 if self.value_valid == NULL else <const char*>self.value_valid - self.start,
+                <const char*>self.value_offsets - self.start, self.values - self.start)
+        if name == "key":
+            if self.keys == NULL:
+                return None
+            return (<const char*>self.key_valid - self.start,
+                    <const char*>self.key_offsets - self.start, self.keys - self.start)
+        if name == "event_time":
+            if self.events == NULL:
+                return None
+            return (<const char*>self.event_valid - self.start, -1,
+                    <const char*>self.events - self.start)
+        raise ValueError(f"name={name!r}: it takes value, key or event_time")
+
+    def numbers(self, str name not None, uint32_t start=0):
+        """The column `name` from message `start` on as bytes of int64."""
+        if start > self.count:
+            raise IndexError(f"the entry has {self.count} messages, none at {start}")
+        cdef uint32_t i
+        cdef uint32_t n = self.count - start
+        cdef int64_t base
+        cdef int64_t step = 0
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, 8 * <Py_ssize_t>n)
+        cdef int64_t* numbers = <int64_t*>PyBytes_AS_STRING(out)
+        if name == "offset":
+            base, step = self.base_offset + start, 1
+        elif name == "epoch":
+            base = self.epoch
+        elif name == "publish_time":
+            base = self.publish_time * 1000
+        elif name == "sequence_id":
+            if self.sequences != NULL:
+                memcpy(numbers, self.sequences + start, 8 * <size_t>n)
+                return out
+            base, step = self.base_sequence + start, 1
+        elif name == "event_time" and self.events != NULL:
+            for i in range(n):
+                numbers[i] = self.events[start + i] * 1000
+            return out
+        else:
+            raise ValueError(f"name={name!r} is no column of numbers")
+        for i in range(n):
+            numbers[i] = base + step * i
+        return out
+
+
+cdef inline Message _message(Entry entry, uint32_t index):
+    cdef Message message = Message.__new__(Message)
+    message.entry = entry
+    message.index = index
+    return message
+
+
+cdef inline bint _bit(const uint8_t* bits, uint32_t i) noexcept nogil:
+    return (bits[i >> 3] >> (i & 7)) & 1
+
+
+cdef inline object _raw_value(Entry entry, uint32_t index):
+    cdef uint32_t at
+    if entry.value_valid != NULL and not _bit(entry.value_valid, index):
+        return None
+    at = entry.value_offsets[index]
+    return PyBytes_FromStringAndSize(entry.values + at, entry.value_offsets[index + 1] - at)
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class Message:
+    """One message. Its parts are decoded when they are asked for.
+
+    `offset` is its place in the topic; `epoch` the reign it was written in (rule B8);
+    `value` bytes, or None for a tombstone; `key` bytes or None; `properties` a dict of
+    strings; `publish_time` and `event_time` ms since 1970 UTC (`event_time` may be None);
+    `producer_name` and `sequence_id` say who sent it, and as its which (rules G1, G2).
+    """
+
+    def __init__(self):
+        raise TypeError("a Message is made by a Reader")
+
+    @property
+    def offset(self):
+        return self.entry.base_offset + self.index
+
+    @property
+    def epoch(self):
+        return self.entry.epoch
+
+    @property
+    def session(self):
+        return self.entry.session
+
+    @property
+    def publish_time(self):
+        return self.entry.publish_time
+
+    @property
+    def producer_name(self):
+        return self.entry.producer_name
+
+    @property
+    def raw_value(self):
+        return _raw_value(self.entry, self.index)
+
+    @property
+    def value(self):
+        value = _raw_value(self.entry, self.index)
+        if value is None or self.entry.loads is None:
+            return value
+        return self.entry.loads(value)
+
+    @property
+    def key(self):
+        cdef Entry entry = self.entry
+        cdef uint32_t at
+        if entry.keys == NULL or not _bit(entry.key_valid, self.index):
+            return None
+        at = entry.key_offsets[self.index]
+        return PyBytes_FromStringAndSize(entry.keys + at, entry.key_offsets[self.index + 1] - at)
+
+    @property
+    def properties(self):
+        cdef Entry entry = self.entry
+        cdef uint32_t at
+        if entry.properties == NULL:
+            return {}
+        at = entry.property_offsets[self.index]
+        if entry.property_offsets[self.index + 1] == at:
+            return {}
+        return _msgpack.unpackb(
+            entry.properties[at:entry.property_offsets[self.index + 1]])
+
+    @property
+    def event_time(self):
+        cdef Entry entry = self.entry
+        if entry.events == NULL or not _bit(entry.event_valid, self.index):
+            return None
+        return entry.events[self.index]
+
+    @property
+    def sequence_id(self):
+        cdef Entry entry = self.entry
+        if entry.sequences != NULL:
+            return entry.sequences[self.index]
+        return entry.base_sequence + self.index
+
+    def __repr__(self):
+        return (f"<Message offset={self.offset} epoch={self.epoch} key={self.key!r} "
+                f"value={self.value!r} producer={self.producer_name!r}>")
+
+
+# ---- scan --------------------------------------------------------------------------------
+
+cdef class Cursor:
+    """Walks entries message by message. A subclass gives `refill()`: the entries from
+    `position` on, as many as it likes, or an empty list at the end of the log."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.queue = []
+
+    def refill(self):
+        raise TypeError("Cursor is abstract")
+
+    def move_to(self, uint64_t position):
+        """Go on at this offset; forgets what was read ahead."""
+        self.position = position
+        self.entry = None
+        self.queue = []
+        self.queued = 0
+
+    cdef bint advance(self) except -1:
+        # The next entry that holds a message at or after the position.
+        while True:
+            if self.queued >= PyList_GET_SIZE(self.queue):
+                self.entry = None
+                self.queue = []
+                self.queued = 0
+                entries = self.refill()
+                if not entries:
+                    return False
+                self.queue = entries
+            self.entry = self.queue[self.queued]
+            self.queue[self.queued] = None
+            self.queued += 1
+            if self.position < self.entry.base_offset:
+                self.position = self.entry.base_offset
+            if self.position < self.entry.base_offset + self.entry.count:
+                return True
+
+    cdef Message take(self):
+        """The message at the position, which moves on; None at the end."""
+        if (self.entry is None
+                or self.position >= self.entry.base_offset + self.entry.count):
+            if not self.advance():
+                return None
+        cdef Message message = _message(
+            self.entry, <uint32_t>(self.position - self.entry.base_offset))
+        self.position += 1
+        return message
+
+    def take_ready(self):
+        """The next message if it has been read ahead, else None."""
+        if (self.entry is None
+                or self.position >= self.entry.base_offset + self.entry.count):
+            return None
+        return self.take()
+
+    def take_one(self):
+        """The next message, or None at the end."""
+        return self.take()
+
+    def take_many(self, Py_ssize_t most):
+        """Up to `most` next messages."""
+        cdef list messages = []
+        cdef Message message
+        while PyList_GET_SIZE(messages) < most:
+            try:
+                message = self.take()
+            except Exception:
+                if not messages:
+                    raise
+                break  # what was taken must not be lost; the next call meets it again
+            if message is None:
+                break
+            messages.append(message)
+        return messages
+
+    def take_entry(self):
+        """The next entry and the index in it of the message at the position, which moves
+        behind it; None at the end."""
+        cdef Entry entry
+        if (self.entry is None
+                or self.position >= self.entry.base_offset + self.entry.count):
+            if not self.advance():
+                return None
+        entry = self.entry
+        index = self.position - entry.base_offset
+        self.position = entry.base_offset + entry.count
+        return entry, index
+
+    def scan(self, uint64_t end):
+        """An iterator over the messages before the offset `end`."""
+        cdef Scan scan = Scan.__new__(Scan)
+        scan.cursor = self
+        scan.end = end
+        return scan
+
+
+@cython.final
+cdef class Scan:
+    """What `for message in reader` walks."""
+
+    def __init__(self):
+        raise TypeError("a Scan is made by a Cursor")
+
+    cdef Cursor cursor
+    cdef uint64_t end
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Cursor cursor = self.cursor
+        cdef Entry entry = cursor.entry
+        cdef Message message
+        if cursor.position >= self.end:
+            raise StopIteration
+        if entry is not None and cursor.position < entry.base_offset + entry.count:
+            message = _message(entry, <uint32_t>(cursor.position - entry.base_offset))
+            cursor.position += 1
+            return message
+        message = cursor.take()
+        if message is None:
+            raise StopIteration
+        return message

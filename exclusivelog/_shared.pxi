@@ -1,0 +1,385 @@
+# Words in a file that several processes map: atomic access, futexes, and a word that the
+# kernel itself marks when the thread that holds it dies.
+#
+# That mark is the kernel's robust list (set_robust_list(2)): at the death of a thread, and
+# before the memory of its process is torn down, the kernel walks the list, sets
+# FUTEX_OWNER_DIED in each word still held and wakes one sleeper. A thread of our own, with
+# a list of our own, holds the word; it does nothing else, so that glibc's robust mutexes
+# (LMDB uses one) are not disturbed in any other thread. A forked child has neither the
+# thread nor the list.
+
+cdef extern from *:
+    """
+    #ifndef __linux__
+    #error "exclusivelog needs Linux: futexes and robust lists are its broker"
+    #endif
+    #ifndef _GNU_SOURCE
+    #define _GNU_SOURCE
+    #endif
+    #include <errno.h>
+    #include <limits.h>
+    #include <linux/futex.h>
+    #include <pthread.h>
+    #include <signal.h>
+    #include <stddef.h>
+    #include <stdint.h>
+    #include <stdlib.h>
+    #include <sys/syscall.h>
+    #include <time.h>
+    #include <unistd.h>
+
+    #ifndef SYS_futex_waitv
+    #define SYS_futex_waitv 449
+    #endif
+
+    /* struct futex_waitv of linux/futex.h (5.16), which older build machines lack */
+    typedef struct { uint64_t val, uaddr; uint32_t flags, reserved; } xl_waiter;
+
+    static uint32_t xl_load(uint32_t *w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
+    static void xl_store(uint32_t *w, uint32_t v) { __atomic_store_n(w, v, __ATOMIC_RELEASE); }
+    static uint32_t xl_add(uint32_t *w, uint32_t v) {
+        return __atomic_add_fetch(w, v, __ATOMIC_SEQ_CST);
+    }
+    static uint32_t xl_or(uint32_t *w, uint32_t v) {
+        return __atomic_or_fetch(w, v, __ATOMIC_SEQ_CST);
+    }
+    static int xl_swap(uint32_t *w, uint32_t from, uint32_t to) {
+        return __atomic_compare_exchange_n(w, &from, to, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+    }
+    static uint64_t xl_load64(uint64_t *w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
+    static void xl_store64(uint64_t *w, uint64_t v) { __atomic_store_n(w, v, __ATOMIC_RELEASE); }
+
+    static int64_t xl_now(void) {
+        struct timespec t;
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+    }
+
+    /* Sleep while *w == expected, at most ns (< 0: for ever); 0 or an errno. */
+    static int xl_wait(uint32_t *w, uint32_t expected, int64_t ns) {
+        struct timespec t = {ns / 1000000000, ns % 1000000000};
+        long r = syscall(SYS_futex, w, FUTEX_WAIT, expected, ns < 0 ? NULL : &t, NULL, 0);
+        return r == 0 ? 0 : errno;
+    }
+
+    static long xl_wake(uint32_t *w, int most) {
+        return syscall(SYS_futex, w, FUTEX_WAKE, most, NULL, NULL, 0);
+    }
+
+    /* Sleep while every word has its expected value. ENOSYS before Linux 5.16. */
+    static int xl_wait_any(xl_waiter *waiters, unsigned n, int64_t ns) {
+        int64_t at = xl_now() + ns;
+        struct timespec t = {at / 1000000000, at % 1000000000};
+        long r = syscall(SYS_futex_waitv, waiters, n, 0, ns < 0 ? NULL : &t, CLOCK_MONOTONIC);
+        return r >= 0 ? 0 : errno;
+    }
+
+    /* Look at *w until it changes or ns have passed. */
+    static int xl_watch(uint32_t *w, uint32_t expected, int64_t ns) {
+        int64_t end = xl_now() + ns;
+        do {
+            for (int i = 0; i < 64; i++) {
+                if (xl_load(w) != expected) return 1;
+    #if defined(__x86_64__) || defined(__i386__)
+                __builtin_ia32_pause();
+    #elif defined(__aarch64__)
+                __asm__ __volatile__("yield");
+    #endif
+            }
+        } while (xl_now() < end);
+        return 0;
+    }
+
+    typedef struct {
+        struct robust_list_head head;
+        uint32_t *word;
+        struct robust_list *node;
+        uint32_t phase;             /* 0 starting, 1 holding, 2 refused, 3 let go */
+        pid_t tid, pid;
+        pthread_t thread;
+    } xl_holder;
+
+    static void xl_phase(xl_holder *h, uint32_t phase) {
+        xl_store(&h->phase, phase);
+        syscall(SYS_futex, &h->phase, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+    }
+
+    static void *xl_hold(void *arg) {
+        xl_holder *h = arg;
+        h->tid = (pid_t)syscall(SYS_gettid);
+        h->head.list.next = &h->head.list;
+        h->head.futex_offset = (char *)h->word - (char *)h->node;
+        h->head.list_op_pending = NULL;
+        if (syscall(SYS_set_robust_list, &h->head, sizeof h->head) != 0) {
+            xl_phase(h, 2);
+            return NULL;
+        }
+        /* Between taking the word and listing it, list_op_pending stands for it. */
+        h->head.list_op_pending = h->node;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        if (!xl_swap(h->word, 0, (uint32_t)h->tid)) {
+            h->head.list_op_pending = NULL;
+            xl_phase(h, 2);
+            return NULL;
+        }
+        h->node->next = &h->head.list;
+        h->head.list.next = h->node;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        h->head.list_op_pending = NULL;
+        xl_phase(h, 1);
+        while (xl_load(&h->phase) == 1)
+            syscall(SYS_futex, &h->phase, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+        h->head.list_op_pending = h->node;
+        h->head.list.next = &h->head.list;
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        __atomic_exchange_n(h->word, 0, __ATOMIC_SEQ_CST);
+        xl_wake(h->word, INT_MAX);
+        __atomic_signal_fence(__ATOMIC_SEQ_CST);
+        h->head.list_op_pending = NULL;
+        return NULL;
+    }
+
+    static xl_holder *xl_take_hold(uint32_t *word, void *node) {
+        xl_holder *h = calloc(1, sizeof *h);
+        pthread_attr_t attr;
+        sigset_t all, old;
+        int failed;
+        if (h == NULL) return NULL;
+        h->word = word;
+        h->node = node;
+        h->pid = getpid();
+        pthread_attr_init(&attr);
+        pthread_attr_setstacksize(&attr, 256 * 1024);
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        failed = pthread_create(&h->thread, &attr, xl_hold, h);
+        pthread_sigmask(SIG_SETMASK, &old, NULL);
+        pthread_attr_destroy(&attr);
+        if (failed) { free(h); errno = failed; return NULL; }
+        while (xl_load(&h->phase) == 0)
+            syscall(SYS_futex, &h->phase, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
+        if (xl_load(&h->phase) == 2) {
+            pthread_join(h->thread, NULL);
+            free(h);
+            errno = EBUSY;
+            return NULL;
+        }
+        return h;
+    }
+
+    static void xl_let_go(xl_holder *h) {
+        if (h->pid != getpid()) return;     /* forked: the thread is the parent's */
+        xl_phase(h, 3);
+        pthread_join(h->thread, NULL);
+        free(h);
+    }
+    """
+    ctypedef struct xl_waiter:
+        uint64_t val
+        uint64_t uaddr
+        uint32_t flags
+        uint32_t reserved
+    ctypedef struct xl_holder:
+        int tid
+    uint32_t xl_load(uint32_t*) noexcept nogil
+    void xl_store(uint32_t*, uint32_t) noexcept nogil
+    uint32_t xl_add(uint32_t*, uint32_t) noexcept nogil
+    uint32_t xl_or(uint32_t*, uint32_t) noexcept nogil
+    bint xl_swap(uint32_t*, uint32_t, uint32_t) noexcept nogil
+    uint64_t xl_load64(uint64_t*) noexcept nogil
+    void xl_store64(uint64_t*, uint64_t) noexcept nogil
+    int64_t xl_now() noexcept nogil
+    int xl_wait(uint32_t*, uint32_t, int64_t) noexcept nogil
+    long xl_wake(uint32_t*, int) noexcept nogil
+    int xl_wait_any(xl_waiter*, unsigned, int64_t) noexcept nogil
+    bint xl_watch(uint32_t*, uint32_t, int64_t) noexcept nogil
+    xl_holder* xl_take_hold(uint32_t*, void*) noexcept nogil
+    void xl_let_go(xl_holder*) noexcept nogil
+    int errno
+    int EBUSY
+    int INT_MAX
+    uint32_t FUTEX_OWNER_DIED
+    uint32_t FUTEX_TID_MASK
+    uint32_t FUTEX_WAITERS
+
+OWNER_DIED = FUTEX_OWNER_DIED
+HELD_BY = FUTEX_TID_MASK
+SLEEPERS = FUTEX_WAITERS
+MOST_WAITED_FOR = 128
+
+
+def now():
+    """Nanoseconds of the monotonic clock that all processes of the machine share (rule C4)."""
+    return xl_now()
+
+
+cdef class SharedWords:
+    """32- and 64-bit words in a writable buffer that other processes map, too."""
+
+    cdef Py_buffer view
+    cdef bint held
+
+    def __cinit__(self, buffer):
+        PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        self.held = True
+
+    def __dealloc__(self):
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+    cdef uint32_t* word(self, Py_ssize_t offset) except NULL:
+        if offset < 0 or offset & 3 or offset + 4 > self.view.len:
+            raise IndexError(f"offset={offset} is no word of this mapping")
+        return <uint32_t*>(<char*>self.view.buf + offset)
+
+    cdef uint64_t* wide(self, Py_ssize_t offset) except NULL:
+        if offset < 0 or offset & 7 or offset + 8 > self.view.len:
+            raise IndexError(f"offset={offset} is no 64-bit word of this mapping")
+        return <uint64_t*>(<char*>self.view.buf + offset)
+
+    def load(self, Py_ssize_t offset):
+        """The word now."""
+        return xl_load(self.word(offset))
+
+    def store(self, Py_ssize_t offset, uint32_t value):
+        """Set the word."""
+        xl_store(self.word(offset), value)
+
+    def add(self, Py_ssize_t offset, int64_t amount):
+        """Add to the word, modulo 2**32; the new value."""
+        return xl_add(self.word(offset), <uint32_t>amount)
+
+    def mark(self, Py_ssize_t offset, uint32_t bits):
+        """Set these bits; the new value."""
+        return xl_or(self.word(offset), bits)
+
+    def swap(self, Py_ssize_t offset, uint32_t expected, uint32_t value):
+        """Set the word if it has the expected value; True if it had."""
+        return xl_swap(self.word(offset), expected, value)
+
+    def load64(self, Py_ssize_t offset):
+        """The 64-bit word now."""
+        return xl_load64(self.wide(offset))
+
+    def store64(self, Py_ssize_t offset, uint64_t value):
+        """Set the 64-bit word."""
+        xl_store64(self.wide(offset), value)
+
+    def wake(self, Py_ssize_t offset, int most=INT_MAX):
+        """Wake those who sleep on the word; how many."""
+        return xl_wake(self.word(offset), most)
+
+    def watch(self, Py_ssize_t offset, uint32_t expected, int64_t ns):
+        """Look at the word, without sleeping, until it changes or `ns` have passed; True if
+        it changed."""
+        cdef uint32_t* word = self.word(offset)
+        cdef bint changed
+        with nogil:
+            changed = xl_watch(word, expected, ns)
+        return changed
+
+    def wait(self, Py_ssize_t offset, uint32_t expected, int64_t ns=-1):
+        """Sleep while the word has this value, at most `ns`. A signal ends it early."""
+        cdef uint32_t* word = self.word(offset)
+        with nogil:
+            xl_wait(word, expected, ns)
+
+    def wait_any(self, list offsets not None, list expected not None, int64_t ns):
+        """Sleep while all words have these values (at most 128), at most `ns`. False where the
+        kernel cannot (before Linux 5.16): then it has not slept."""
+        cdef xl_waiter[128] waiters
+        cdef Py_ssize_t i
+        cdef unsigned count = min(len(offsets), 128)
+        cdef int failed
+        memset(waiters, 0, sizeof(waiters))
+        for i in range(count):
+            waiters[i].val = expected[i]
+            waiters[i].uaddr = <uint64_t>self.word(offsets[i])
+            waiters[i].flags = 2    # FUTEX_32, shared
+        with nogil:
+            failed = xl_wait_any(waiters, count, ns)
+        return failed != 38         # ENOSYS
+
+
+cdef class Hold:
+    """Holds a word of a `SharedWords` as long as this process lives, or until `release`.
+
+    `node` is the offset of 8 bytes beside the word, for the kernel's list. Raises OSError if
+    the word is not 0 (BlockingIOError), or no thread could be started.
+    """
+
+    cdef SharedWords words
+    cdef xl_holder* holder
+
+    def __cinit__(self, SharedWords words not None, Py_ssize_t word, Py_ssize_t node):
+        cdef uint32_t* at = words.word(word)
+        cdef void* beside = words.wide(node)
+        self.words = words
+        with nogil:
+            self.holder = xl_take_hold(at, beside)
+        if self.holder == NULL:
+            if errno == EBUSY:
+                raise BlockingIOError(EBUSY, "the word is held")
+            raise OSError(errno, "no thread could be started to hold the word")
+
+    def __dealloc__(self):
+        # The mapping goes with us: the kernel could not mark a word in it any more.
+        if self.holder != NULL:
+            xl_let_go(self.holder)
+
+    @property
+    def tid(self):
+        """The id of the thread that holds the word."""
+        return self.holder.tid if self.holder != NULL else 0
+
+    def release(self):
+        """Set the word to 0 and wake who watches it."""
+        cdef xl_holder* holder = self.holder
+        self.holder = NULL
+        if holder != NULL:
+            with nogil:
+                xl_let_go(holder)
+
+    def forget(self):
+        """In a forked child: the thread is the parent's, there is nothing to release."""
+        self.holder = NULL
+
+
+cdef class Gate:
+    """Counts who is inside, and can be shut. The GIL makes each step atomic."""
+
+    cdef readonly Py_ssize_t inside
+    cdef bint shut
+    cdef bint ended
+
+    def enter(self):
+        """Go in; waits while the gate is shut. False if it is shut for ever."""
+        while self.shut:
+            if self.ended:
+                return False
+            _time.sleep(0.0002)
+        self.inside += 1
+        return True
+
+    def leave(self):
+        """Go out."""
+        self.inside -= 1
+
+    def close(self, double timeout):
+        """Shut the gate and wait until nobody is inside; False if that took too long (the
+        gate is shut all the same)."""
+        cdef int64_t end = xl_now() + <int64_t>(timeout * 1e9)
+        self.shut = True
+        while self.inside:
+            if xl_now() > end:
+                return False
+            _time.sleep(0.0002)
+        return True
+
+    def end(self):
+        """The gate stays shut for ever."""
+        self.ended = True
+
+    def open(self):
+        """Let everybody in again."""
+        self.shut = False

@@ -1,0 +1,467 @@
+"""The `exclusivelog` command: look into a ledger, send, verify, back up, and the demo.
+
+Needs the extra `[cli]`. What only looks opens the ledger with `readonly=True`. Tables are
+drawn on a terminal, and are tab-separated lines anywhere else. Exit status: 0, 1 for what
+went wrong, 2 for wrong arguments.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, ParamSpec
+
+import exclusivelog as xl
+from exclusivelog import demo as main_job
+
+try:
+    import typer
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+except ImportError:
+    INSTALLED = False
+else:
+    INSTALLED = True
+    # Evaluated when the commands are read, so that only this branch needs typer.
+    LedgerPath = Annotated[
+        str, typer.Argument(metavar="PATH", help="The ledger's directory.", show_default=False)
+    ]
+    TopicName = Annotated[
+        str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)
+    ]
+    MaybeTopic = Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="Only this topic.", show_default=False)
+    ]
+
+INTERRUPTED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGPIPE
+ENGINE_NAME = "cli"
+READ_BYTES = 1 << 16
+
+P = ParamSpec("P")
+
+
+def main() -> None:
+    """The entry point."""
+    if not INSTALLED:
+        sys.exit("exclusivelog: this command needs more: pip install exclusivelog[cli]")
+    _build()()
+
+
+def _build() -> typer.Typer:
+    app = typer.Typer(
+        help="An append-only log with one fenced writer: look into a ledger, send, verify.",
+        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    )  # fmt: skip
+    app.callback()(_options)
+    for command in (topics, info, tail, send, owners, verify, backup, demo):
+        app.command()(_quietly(command))
+    return app
+
+
+def _quietly(command: Callable[P, None]) -> Callable[P, None]:
+    """The command, with one clear line for an error, and none for an end that was asked for."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            _leave(INTERRUPTED)
+        except BrokenPipeError:
+            _leave(PIPE_CLOSED)
+        except (xl.ExclusiveLogError, main_job.DemoError, ValueError, OSError) as error:
+            print(f"exclusivelog: {error}", file=sys.stderr)
+            _leave(1)
+
+    return run
+
+
+def _leave(status: int) -> None:
+    # What is still in stdout's buffer cannot be written if its reader is gone; the
+    # interpreter would say so at its end.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise typer.Exit(status)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"exclusivelog {xl.__version__}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options that stand before the command."""
+
+
+# ---- looking -----------------------------------------------------------------------------
+
+
+def _look(path: str) -> xl.Engine:
+    return xl.open(path, ENGINE_NAME, readonly=True)
+
+
+def topics(path: LedgerPath) -> None:
+    """List the topics: messages, epoch, owner, how many wait."""
+    with _look(path) as engine:
+        _table(
+            ("topic", "messages", "epoch", "owner", "waiters"),
+            (_topic_row(engine.topic(name)) for name in engine.topics()),
+        )
+
+
+def _topic_row(topic: xl.Topic) -> Sequence[object]:
+    messages = topic.next_offset - topic.first_offset
+    return topic.name, messages, topic.epoch, _who_holds(topic), len(topic.waiters)
+
+
+def _who_holds(topic: xl.Topic) -> str:
+    holders = topic.holders
+    if holders and holders[0].access_mode is xl.AccessMode.SHARED:
+        return f"{len(holders)} shared"
+    return f"{holders[0].producer_name} (pid {holders[0].pid})" if holders else "-"
+
+
+def info(path: LedgerPath, topic: MaybeTopic = None) -> None:
+    """Show what a ledger uses and who has it open, or a topic's facts."""
+    with _look(path) as engine:
+        if topic is not None:
+            _table(("", ""), _topic_facts(engine.topic(topic)), header=False)
+            return
+        facts = {"path": engine.path, **engine.stats()}
+        _table(("", ""), ((name.replace("_", " "), fact) for name, fact in facts.items()),
+               header=False)  # fmt: skip
+        print()
+        _table(
+            ("engine", "id", "pid", "heartbeat", "properties"),
+            (
+                (e.name, e.id, e.pid, f"{e.heartbeat_age:.1f} s ago", _pairs(e.properties))
+                for e in engine.engines()
+            ),
+        )
+
+
+def _topic_facts(topic: xl.Topic) -> Iterator[Sequence[object]]:
+    first, end = topic.first_offset, topic.next_offset
+    yield "topic", topic.name
+    yield "epoch", topic.epoch
+    yield "messages", end - first
+    yield "first offset", first
+    yield "next offset", end
+    if end > first:
+        last = topic.reader(start=end - 1).read_next(timeout=0)
+        yield "last message", f"{_time(last.publish_time)} by {last.producer_name}"
+    yield "owner", _who_holds(topic)
+    yield "waiters", len(topic.waiters)
+
+
+def owners(path: LedgerPath, topic: MaybeTopic = None) -> None:
+    """Show who holds and who waits, the next one first."""
+    with _look(path) as engine:
+        names = engine.topics() if topic is None else [topic]
+        _table(
+            ("topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid",
+             "since"),
+            (row for name in names for row in _owner_rows(engine.topic(name))),
+        )  # fmt: skip
+
+
+def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
+    for h in topic.holders:
+        shared = h.access_mode is xl.AccessMode.SHARED
+        yield (
+            topic.name, "holds", h.producer_name, h.access_mode, h.priority,
+            "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, _time(h.since),
+        )  # fmt: skip
+    for w in topic.waiters:
+        yield (
+            topic.name, "waits", w.producer_name, xl.AccessMode.WAIT_FOR_EXCLUSIVE, w.priority,
+            "-", w.engine_name, w.engine_id, w.pid, _time(w.since),
+        )  # fmt: skip
+
+
+def verify(path: LedgerPath) -> None:
+    """Read and check everything; exit status 1 if something is wrong."""
+    with _look(path) as engine:
+        report = engine.verify()
+    for problem in report.problems:
+        print(problem)
+    found = "sound" if report.ok else f"{len(report.problems)} problems"
+    print(
+        f"{report.topics:,} topics, {report.entries:,} entries, {report.messages:,} messages: "
+        f"{found}"
+    )
+    if not report.ok:
+        _leave(1)
+
+
+# ---- tail --------------------------------------------------------------------------------
+
+
+def tail(
+    path: LedgerPath,
+    topic: TopicName,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Wait for more at the end.")
+    ] = False,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "-n", min=0, metavar="N", show_default=False,
+            help="The last N messages (10 unless told); with --from: the first N from there.",
+        ),
+    ] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="earliest|latest|OFFSET", show_default=False,
+            help="Begin there, and show all from there on.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, with all that is known.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Show a topic's messages.
+
+    A line has offset, epoch, time, producer, key, value and properties, separated by tabs.
+    """
+    show = _as_json if as_json else _as_text
+    with _look(path) as engine:
+        with engine.topic(topic).reader() as reader:
+            left = _move(reader, engine.topic(topic), count, start)
+            while left is None or left > 0:
+                batch = reader.read_batch(1000 if left is None else min(1000, left))
+                if not batch and not follow:
+                    return
+                # Whoever follows wants to see what there is before the wait for more.
+                messages = batch or [_next(reader)]
+                for message in messages:
+                    print(show(message))
+                left = None if left is None else left - len(messages)
+
+
+def _next(reader: xl.Reader) -> xl.Message:
+    sys.stdout.flush()
+    return reader.read_next()
+
+
+def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | None) -> int | None:
+    """Go where the options say; how many messages to show, None for all."""
+    if start is None:
+        first = topic.next_offset - (10 if count is None else count)
+        reader.seek(max(topic.first_offset, first))
+        return None
+    if start in ("earliest", "latest"):
+        reader.seek(start)
+    elif start.isdecimal():
+        reader.seek(int(start))
+    else:
+        raise typer.BadParameter(f"--from {start}: it takes earliest, latest, or an offset")
+    return count
+
+
+def _as_text(message: xl.Message) -> str:
+    parts: list[str] = [
+        str(message.offset), str(message.epoch), _time(message.publish_time),
+        _printable(message.producer_name),
+        "-" if message.key is None else _printable(_text(message.key)),
+        "(none)" if message.value is None else _printable(_text(message.value)),
+    ]  # fmt: skip
+    if message.properties:
+        parts.append(_printable(_pairs(message.properties)))
+    return "\t".join(parts)
+
+
+def _as_json(message: xl.Message) -> str:
+    facts: dict[str, object] = {
+        "offset": message.offset, "epoch": message.epoch, "publish_time": message.publish_time,
+        "event_time": message.event_time, "producer": message.producer_name,
+        "sequence_id": message.sequence_id, "properties": message.properties,
+    }  # fmt: skip
+    data: bytes | None
+    for name, data in (("key", message.key), ("value", message.value)):
+        try:
+            facts[name] = None if data is None else data.decode()
+        except UnicodeDecodeError:
+            facts[f"{name}_base64"] = base64.b64encode(data or b"").decode()
+    return json.dumps(facts)
+
+
+# ---- send, backup, demo ------------------------------------------------------------------
+
+
+def send(
+    path: LedgerPath,
+    topic: TopicName,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="VALUE", show_default=False, help="The messages; none: stdin's lines."
+        ),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", help="A key for every message.")
+    ] = None,
+    mode: Annotated[
+        xl.AccessMode, typer.Option("--mode", help="How the topic is shared with others.")
+    ] = xl.AccessMode.SHARED,
+    name: Annotated[
+        str | None, typer.Option("--name", help="The producer's name; sequence ids go by it.")
+    ] = None,
+    priority: Annotated[
+        int, typer.Option("--priority", help="Place in the queue: higher first.")
+    ] = 0,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", metavar="SECONDS", help="Wait in the queue no longer."),
+    ] = None,
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", metavar="K=V", help="A property for every message; repeat."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Send messages, and print each one's offset once it is durable.
+
+    Makes the ledger and the topic if there is none.
+    """
+    pairs = dict(_split(pair) for pair in properties or [])
+    with xl.open(path, ENGINE_NAME) as engine:
+        with engine.topic(topic).producer(
+            mode, name=name, priority=priority, timeout=timeout
+        ) as producer:
+            for chunk in [_encode(values)] if values else _lines_of_stdin():
+                receipts = [producer.send_async(v, key=key, properties=pairs) for v in chunk]
+                for receipt in receipts:
+                    print(receipt.result())
+                sys.stdout.flush()
+
+
+def _encode(values: Sequence[str]) -> list[bytes]:
+    return [os.fsencode(value) for value in values]  # the bytes that the shell gave us
+
+
+def _split(pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        raise typer.BadParameter(f"--property {pair}: it takes K=V")
+    return name, value
+
+
+def _lines_of_stdin() -> Iterator[list[bytes]]:
+    """What has come, line by line: one by one from a keyboard, many at once from a file."""
+    rest = b""
+    while data := os.read(0, READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
+
+
+def backup(
+    path: LedgerPath,
+    to: Annotated[
+        str, typer.Argument(metavar="TO", help="A new or empty directory.", show_default=False)
+    ],
+) -> None:
+    """Copy a ledger, consistent and compacted, while others write."""
+    with _look(path) as engine:
+        engine.backup(to)
+    print(f"{path} is copied to {to}")
+
+
+def demo(
+    kills: Annotated[
+        int, typer.Option(min=0, help="How many leaders to kill.")
+    ] = main_job.DEFAULT_KILLS,
+    seed: Annotated[
+        int | None, typer.Option(help="Chooses when; random unless told.", show_default=False)
+    ] = None,
+    path: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default=False,
+            help="Keep the ledger there, and go on with what is in it; else a temporary one.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default=False,
+            help="The events and the truth; else examples/data beside the source.",
+        ),
+    ] = None,
+    events: Annotated[
+        int | None, typer.Option(min=1, help="Only the first of the events.", show_default=False)
+    ] = None,
+    rate: Annotated[
+        float, typer.Option(min=1, help="Events that come in per second.")
+    ] = main_job.DEFAULT_RATE,
+) -> None:  # fmt: skip
+    """Send real events through leaders that are killed: is each there, once?"""
+    # An end by SIGTERM must not leave the temporary ledger behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not main_job.demo(
+        Console(), path=path, data=data, events=events, kills=kills, seed=seed, rate=rate
+    ):
+        _leave(1)
+
+
+# ---- output ------------------------------------------------------------------------------
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True) -> None:
+    cells = [[_printable(str(cell)) for cell in row] for row in rows]
+    if not sys.stdout.isatty():
+        for line in [names, *cells] if header else cells:
+            print("\t".join(line))
+        return
+    table = Table(*names, box=box.SIMPLE_HEAD, show_header=header)
+    for line in cells:
+        table.add_row(*(Text(cell) for cell in line))
+    # A terminal that is too narrow breaks the lines; rich would cut the cells.
+    needed = Console(width=1000).measure(table).maximum
+    Console(width=max(needed, Console().width)).print(table)
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")
+
+
+def _printable(text: str) -> str:
+    """Control characters escaped: a message must not move the cursor, or end its line."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def _pairs(properties: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={value}" for name, value in properties.items())
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+if __name__ == "__main__":
+    main()

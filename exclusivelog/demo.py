@@ -1,0 +1,700 @@
+"""The main job: a real event stream goes through leaders that are killed, and arrives whole.
+
+Three processes queue for one topic with different priorities. The owner reads the log to its
+end, which tells it how many events are in, and appends the next ones, each with its index as
+sequence id. Again and again the owner is killed with SIGKILL in the middle of its work; the
+next one takes over, and the killed one is started again and queues. In the end the log must
+hold every event exactly once and in order, and replaying it must give the true number of
+lines of every file.
+
+Nothing else guards against loss and duplicates: catching up under a fenced epoch (rules B2,
+B10), durable appends (H1) and growing sequence ids (G2).
+
+```text
+parent ── starts, kills, starts again ──► worker alice │ bob │ carol    one engine each
+   ▲                                          │
+   └── a JSON line for each turn of its life ─┘         the parent gone = stdin closed = they end
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import itertools
+import json
+import os
+import queue
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import exclusivelog as xl
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TOPIC = "history"
+PRIORITIES = {"alice": 30, "bob": 20, "carol": 10}
+HISTORY, TRUTH = "redis-history.jsonl.gz", "redis-lines.json.gz"
+DEFAULT_DATA = Path(__file__).resolve().parent.parent / "examples" / "data"
+DEFAULT_KILLS, DEFAULT_RATE = 20, 2000.0
+
+BURST = 64  # events in flight at most: so many are in doubt when their sender is killed
+STANDBY_SECONDS = 0.1  # how often one that waits reads what has come
+LOOK_SECONDS = 0.004
+LONGEST_REST_SECONDS = 0.3  # between a death and the next start
+STALLED_SECONDS = 60.0
+PATIENCE_SECONDS = 86_400.0  # a worker's; its parent ends it long before
+END_SECONDS = 10.0
+
+UNREADABLE = (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError)
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+# ---- the data ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class History:
+    """The events, as lines of JSON, and the true number of lines of each file after them."""
+
+    events: list[bytes]
+    truth: dict[str, int]
+
+
+def read_events(directory: Path, most: int | None = None) -> list[bytes]:
+    """The first `most` events of the data in that directory (None: all)."""
+    path = directory / HISTORY
+    try:
+        lines = gzip.decompress(path.read_bytes()).splitlines()
+    except FileNotFoundError:
+        raise DemoError(f"there is no {path}; name the data's directory with --data DIR") from None
+    except UNREADABLE as error:
+        raise DemoError(f"{path} cannot be read: {error}") from None
+    return lines if most is None else lines[:most]
+
+
+def read_history(directory: Path, most: int | None = None) -> History:
+    """The events and the truth. For a part of the events the truth is their replay."""
+    events = read_events(directory)
+    try:
+        if most is not None and most < len(events):
+            return History(events[:most], replay(events[:most]))
+        return History(events, json.loads(gzip.decompress((directory / TRUTH).read_bytes())))
+    except UNREADABLE as error:
+        raise DemoError(f"the data in {directory} cannot be read: {error!r}") from None
+
+
+def replay(events: Iterable[bytes]) -> dict[str, int]:
+    """Path -> lines after these changes. A file that comes down to 0 lines is gone.
+
+    A change of no lines makes an empty file where there is none, and removes it where it is
+    empty; one of a file with lines concerns its mode.
+
+    >>> change = '{{"path": "{}", "added": {}, "removed": {}}}'.format
+    >>> replay([change("a", 3, 0).encode(), change("a", 1, 2).encode()])
+    {'a': 2}
+    >>> replay([change("a", 3, 0).encode(), change("b", 0, 0).encode(), change("a", 0, 3).encode()])
+    {'b': 0}
+    """
+    files: dict[str, int] = {}
+    for line in events:
+        event = json.loads(line)
+        path, added, removed = event["path"], event["added"], event["removed"]
+        before = files.get(path)
+        files[path] = (before or 0) + added - removed
+        nothing_changed = added == removed == 0
+        if files[path] == 0 and not (nothing_changed and before is None):
+            del files[path]
+    return files
+
+
+# ---- a worker: its own process -----------------------------------------------------------
+
+
+@dataclass
+class Worker:
+    """One of the three. `run` returns when the parent says so, or is gone."""
+
+    path: str
+    name: str
+    priority: int
+    rate: float
+    events: list[bytes]
+    stop: threading.Event = field(default_factory=threading.Event)
+    waiting: Future[xl.Producer] | None = None
+
+    def run(self) -> None:
+        """Queue, lead, and again when the lead was lost; rest when all events are in."""
+        threading.Thread(target=self._watch_parent, daemon=True).start()
+        with xl.open(self.path, self.name, create=False) as engine:
+            topic = engine.topic(TOPIC, create=False)
+            while not self.stop.is_set():
+                try:
+                    with contextlib.suppress(CancelledError):
+                        self._queue_and_lead(topic)
+                except xl.ProducerFencedError:
+                    _report("fenced")  # it was stopped for too long; it may queue again
+
+    def _watch_parent(self) -> None:
+        # os.read, because a thread inside sys.stdin would disturb the interpreter's end.
+        while os.read(0, 1024):
+            pass
+        self.stop.set()
+        if self.waiting is not None:
+            with contextlib.suppress(xl.ExclusiveLogError):  # closed in this very moment
+                self.waiting.cancel()
+        time.sleep(END_SECONDS / 2)  # and if that does not help, for whatever reason:
+        os._exit(1)
+
+    def _queue_and_lead(self, topic: xl.Topic) -> None:
+        reader = topic.reader()
+        count = catch_up(reader, self.events, 0)
+        self.waiting = topic.producer_async(
+            "wait_for_exclusive", name=self.name, priority=self.priority, timeout=PATIENCE_SECONDS
+        )
+        if self.stop.is_set():
+            self.waiting.cancel()
+        while not self.waiting.done():
+            count = catch_up(reader, self.events, count)  # little is left when the turn comes
+            with contextlib.suppress(TimeoutError):
+                self.waiting.exception(STANDBY_SECONDS)
+        with self.waiting.result(0) as producer:
+            # Fenced from here on: nobody adds to what is read now.
+            count = catch_up(reader, self.events, count)
+            _report("leads", epoch=producer.topic_epoch, count=count)
+            self._lead(producer, count)
+
+    def _lead(self, producer: xl.Producer, count: int) -> None:
+        first, begun = count, time.monotonic()
+        while count < len(self.events) and not self.stop.is_set():
+            due = first + 1 + int((time.monotonic() - begun) * self.rate)
+            if due <= count:
+                time.sleep(1 / self.rate)
+                continue
+            end = min(due, count + BURST, len(self.events))
+            receipts = [self._send(producer, index) for index in range(count, end)]
+            for receipt in receipts:
+                receipt.result(STALLED_SECONDS)
+            if count == first:
+                _report("first", at=time.monotonic_ns())
+            count = end
+        if count == len(self.events):
+            _report("finished")
+            self.stop.wait(PATIENCE_SECONDS)  # keep the topic until the others have left
+
+    def _send(self, producer: xl.Producer, index: int) -> xl.Receipt:
+        line = self.events[index]
+        event = json.loads(line)
+        return producer.send_async(
+            line, key=event["path"], event_time=event["time"] * 1000, sequence_id=index
+        )
+
+
+def catch_up(reader: xl.Reader, events: Sequence[bytes], count: int) -> int:
+    """Read to the end of the log; how many events are in. `count` were read before."""
+    for message in reader:
+        if count >= len(events) or message.value != events[count]:
+            raise DemoError(
+                f"topic {TOPIC!r} holds something else than the event at offset {message.offset}; "
+                "choose another directory with --path"
+            )
+        count += 1
+    return count
+
+
+def _report(what: str, **facts: object) -> None:
+    # One write of one short line: it is in the pipe whole, or not at all, when we are killed.
+    line = json.dumps({"what": what, **facts}) + "\n"
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone; stdin says so too
+        os.write(1, line.encode())
+
+
+# ---- the parent's side of a worker -------------------------------------------------------
+
+
+class Child:
+    """A worker as its parent sees it. Its reports go to `reports`, "gone" at last."""
+
+    def __init__(self, name: str, arguments: Sequence[str], reports: queue.Queue[Report]) -> None:
+        self.name = name
+        self.noise: list[str] = []
+        self._reports = reports
+        # A session of its own: Ctrl-C is for the parent, and closing stdin is for the child.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "exclusivelog.demo", name, *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        self.pid = self._process.pid
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                self._reports.put((self, json.loads(line)))
+            except ValueError:  # a traceback
+                self.noise.append(line.decode(errors="replace").rstrip())
+        self._reports.put((self, {"what": "gone"}))
+
+    def kill(self) -> int:
+        """SIGKILL, and reap it; the moment, in ns of the clock that all processes share."""
+        now = time.monotonic_ns()
+        self._process.kill()
+        self._process.wait(END_SECONDS)
+        return now
+
+    def dismiss(self) -> None:
+        """Tell it to end by closing its stdin."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        self.dismiss()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        self._thread.join(END_SECONDS)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+Report = tuple[Child, dict[str, Any]]
+
+
+@dataclass
+class Reign:
+    """One leader's time, as it was observed."""
+
+    epoch: int
+    name: str
+    pid: int
+    priority: int
+    begins_at: int
+    first_append: int | None = None
+    killed: int | None = None
+    best_waiter: int | None = None
+    end: str = "leads"
+
+
+# ---- the parent --------------------------------------------------------------------------
+
+
+class Screen(Protocol):
+    """What the run tells while it goes on."""
+
+    def leads(self, reign: Reign) -> None:
+        """Somebody took over."""
+
+    def killed(self, reign: Reign, kills: int, wanted: int) -> None:
+        """The leader was killed, the `kills`th of so many."""
+
+    def progress(self, done: int) -> None:
+        """So many events are in."""
+
+
+class Run:
+    """Three workers on one ledger, and the hand that kills them."""
+
+    def __init__(
+        self, path: str, data: Path, events: list[bytes], *, kills: int, seed: int, rate: float,
+        screen: Screen,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.events = events
+        self.reigns: list[Reign] = []
+        self.kills = 0
+        self.wanted = kills
+        self._screen = screen
+        self._random = random.Random(seed)
+        self._arguments = [path, str(data), str(len(events)), str(rate)]
+        self._reports: queue.Queue[Report] = queue.Queue()
+        self._children: dict[str, Child] = {}
+        self._starts: dict[str, float] = dict.fromkeys(PRIORITIES, 0.0)
+        self._done, self._moved = -1, time.monotonic()
+        self._finished = False
+
+    def go(self) -> None:
+        """Run until all events are in. Raises DemoError; leaves no process behind."""
+        with xl.open(self.path, "demo", readonly=True) as engine:
+            topic = engine.topic(TOPIC, create=False)
+            points = self._choose_points(topic.next_offset)
+            try:
+                while not self._finished:
+                    self._start_missing()
+                    self._take_reports(LOOK_SECONDS)
+                    self._follow(topic.next_offset)
+                    self._kill_at(points, topic)
+                self._dismiss()
+            finally:
+                for child in self._children.values():
+                    child.dismiss()
+                for child in self._children.values():
+                    child.end()
+
+    def _follow(self, done: int) -> None:
+        now = time.monotonic()
+        if done != self._done:
+            self._done, self._moved = done, now
+            self._screen.progress(done)
+        elif now - self._moved > STALLED_SECONDS:
+            raise DemoError(f"nothing was appended for {STALLED_SECONDS:.0f} s")
+
+    def _choose_points(self, done: int) -> list[int]:
+        # Not at the very end: a kill waits for the moment when somebody is there to take over.
+        places = range(done + 1, done + int(0.95 * (len(self.events) - done)))
+        return sorted(self._random.sample(places, min(self.wanted, len(places))))
+
+    def _start_missing(self) -> None:
+        for name, due in list(self._starts.items()):
+            if time.monotonic() >= due:
+                del self._starts[name]
+                arguments = [str(PRIORITIES[name]), *self._arguments]
+                self._children[name] = Child(name, arguments, self._reports)
+
+    def _take_reports(self, timeout: float) -> None:
+        with contextlib.suppress(queue.Empty):
+            child, facts = self._reports.get(timeout=timeout)
+            while True:
+                self._take(child, **facts)
+                child, facts = self._reports.get_nowait()
+
+    def _take(self, child: Child, what: str, epoch: int = 0, count: int = 0, at: int = 0) -> None:
+        reign = self._reign_of(child)
+        if what == "leads":
+            reign = Reign(epoch, child.name, child.pid, PRIORITIES[child.name], count)
+            self.reigns.append(reign)
+            self._screen.leads(reign)
+        elif what == "first" and reign is not None:
+            reign.first_append = at
+        elif what == "fenced" and reign is not None:
+            reign.end = "fenced"
+        elif what == "finished" and reign is not None:
+            if reign.killed is None:
+                reign.end = "finished"
+                self._finished = True
+        elif what == "gone" and self._children.get(child.name) is child:
+            raise DemoError(f"worker {child.name} ended by itself:\n" + "\n".join(child.noise))
+
+    def _reign_of(self, child: Child) -> Reign | None:
+        return next((r for r in reversed(self.reigns) if r.pid == child.pid), None)
+
+    # ---- kill ----------------------------------------------------------------------------
+
+    def _kill_at(self, points: list[int], topic: xl.Topic) -> None:
+        """Kill the leader if the next of the chosen points has passed, and somebody waits."""
+        if not points or self._done < points[0]:
+            return
+        leader = next((r for r in reversed(self.reigns) if r.end == "leads"), None)
+        waiters = topic.waiters
+        if leader is None or not waiters:
+            return
+        del points[0]
+        time.sleep(self._random.uniform(0, LOOK_SECONDS))  # any moment, not only ours
+        leader.best_waiter = waiters[0].priority
+        child = self._children[leader.name]
+        leader.killed = child.kill()
+        leader.end = "killed"
+        child.end()
+        del self._children[leader.name]
+        self.kills += 1
+        rest = self._random.uniform(0, LONGEST_REST_SECONDS)
+        self._starts[leader.name] = time.monotonic() + rest
+        self._screen.killed(leader, self.kills, self.wanted)
+
+    def _dismiss(self) -> None:
+        # The leader last: it keeps the topic, so that nobody is promoted for nothing.
+        leader = self.reigns[-1].name
+        for name in sorted(self._children, key=lambda name: name == leader):
+            self._children[name].end()
+        self._children.clear()
+
+
+def takeovers(reigns: Sequence[Reign]) -> dict[int, float]:
+    """Epoch -> ms from the SIGKILL of the predecessor to the first durable append."""
+    found = {}
+    for before, after in itertools.pairwise(reigns):
+        if before.killed is not None and after.first_append is not None:
+            found[after.epoch] = (after.first_append - before.killed) / 1e6
+    return found
+
+
+# ---- the judge ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim, whether it holds, and the facts."""
+
+    claim: str
+    holds: bool
+    facts: str
+
+
+def judge(
+    messages: Sequence[xl.Message], history: History, report: xl.Report, reigns: Sequence[Reign]
+) -> list[Finding]:
+    """Every claim, judged from the log alone (and the order of the leaders as observed)."""
+    return [
+        _judge_events(messages, history.events),
+        _judge_epochs(messages),
+        _judge_order(reigns),
+        Finding("the ledger is sound", report.ok, "; ".join(report.problems)
+                or f"{report.entries:,} entries, every checksum holds"),
+        _judge_lines(messages, history.truth),
+    ]  # fmt: skip
+
+
+def _judge_events(messages: Sequence[xl.Message], events: Sequence[bytes]) -> Finding:
+    claim = "every event exactly once, in order"
+    for index, (message, line) in enumerate(zip(messages, events, strict=False)):
+        event = json.loads(line)
+        expected = (index, line, event["path"].encode(), event["time"] * 1000, index)
+        found = (
+            message.offset, message.value, message.key, message.event_time, message.sequence_id,
+        )  # fmt: skip
+        if found != expected:
+            return Finding(claim, False, f"event {index}: {found} instead of {expected}")
+    if len(messages) != len(events):
+        return Finding(claim, False, f"{len(messages):,} messages for {len(events):,} events")
+    return Finding(claim, True, f"{len(messages):,} events")
+
+
+def _judge_epochs(messages: Sequence[xl.Message]) -> Finding:
+    claim = "epochs never interleave, one producer each"
+    producers: dict[int, tuple[str, int]] = {}
+    last = 0
+    for message in messages:
+        producer = (message.producer_name, message.session)
+        if message.epoch < last:
+            return Finding(claim, False, f"epoch {message.epoch} at offset {message.offset} "
+                           f"follows epoch {last}")  # fmt: skip
+        if producers.setdefault(message.epoch, producer) != producer:
+            return Finding(claim, False, f"epoch {message.epoch} has a second producer, "
+                           f"{producer[0]}, at offset {message.offset}")  # fmt: skip
+        last = message.epoch
+    return Finding(claim, True, f"{len(producers)} epochs")
+
+
+def _judge_order(reigns: Sequence[Reign]) -> Finding:
+    claim = "the best waiter is next, each time"
+    count = 0
+    for before, after in itertools.pairwise(reigns):
+        if after.epoch <= before.epoch:
+            return Finding(claim, False, f"epoch {after.epoch} came after epoch {before.epoch}")
+        if before.best_waiter is not None:
+            count += 1
+            # A better one may have come in the moment between: never a worse one.
+            if after.priority < before.best_waiter:
+                return Finding(claim, False, f"epoch {after.epoch} went to priority "
+                               f"{after.priority}, {before.best_waiter} waited")  # fmt: skip
+    return Finding(claim, True, f"{count} promotions")
+
+
+def _judge_lines(messages: Sequence[xl.Message], truth: dict[str, int]) -> Finding:
+    claim = "files and lines equal the truth"
+    try:
+        files = replay(message.value for message in messages)
+    except UNREADABLE as error:
+        return Finding(claim, False, f"the log cannot be replayed: {error!r}")
+    wrong = [
+        f"{path}: {files.get(path)} lines instead of {truth.get(path)}"
+        for path in sorted(files.keys() | truth.keys())
+        if files.get(path) != truth.get(path)
+    ]
+    if wrong:
+        return Finding(claim, False, f"{len(wrong)} files differ: " + "; ".join(wrong[:3]))
+    return Finding(claim, True, f"{len(files):,} files, {sum(files.values()):,} lines")
+
+
+# ---- show --------------------------------------------------------------------------------
+
+
+class Plain:
+    """Progress as lines, for a log file or a pipe."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def leads(self, reign: Reign) -> None:
+        """One line."""
+        self._console.print(
+            f"epoch {reign.epoch}: {reign.name} (pid {reign.pid}, priority {reign.priority}) "
+            f"goes on from event {reign.begins_at:,}", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def killed(self, reign: Reign, kills: int, wanted: int) -> None:
+        """One line."""
+        self._console.print(
+            f"epoch {reign.epoch}: {reign.name} (pid {reign.pid}) is killed, {kills} of {wanted}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def progress(self, done: int) -> None:
+        """Nothing."""
+
+
+class Live:
+    """Progress as a bar that changes in place."""
+
+    def __init__(self, console: Console, total: int, wanted: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        self.bar = Progress(
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+            TextColumn("events, {task.fields[kills]}"), console=console, transient=True,
+        )  # fmt: skip
+        self._task = self.bar.add_task("starting", total=total, kills=f"0 of {wanted} kills")
+
+    def leads(self, reign: Reign) -> None:
+        """The new leader beside the bar."""
+        text = f"epoch {reign.epoch:3}  [bold green]{reign.name:5}[/] leads (pid {reign.pid})"
+        self.bar.update(self._task, description=text)
+
+    def killed(self, reign: Reign, kills: int, wanted: int) -> None:
+        """Nobody leads, for a moment."""
+        text = f"epoch {reign.epoch:3}  [bold red]{reign.name:5}[/] killed (pid {reign.pid})"
+        self.bar.update(self._task, description=text, kills=f"{kills} of {wanted} kills")
+
+    def progress(self, done: int) -> None:
+        """Move the bar."""
+        self.bar.update(self._task, completed=done)
+
+
+@contextlib.contextmanager
+def _screen(console: Console, total: int, wanted: int) -> Iterator[Screen]:
+    if console.is_terminal:
+        live = Live(console, total, wanted)
+        with live.bar:
+            yield live
+    else:
+        yield Plain(console)
+
+
+def show_reigns(console: Console, reigns: Sequence[Reign], messages: Sequence[xl.Message]) -> None:
+    """The table of leaders."""
+    from rich import box
+    from rich.table import Table
+
+    counts, ms = Counter(message.epoch for message in messages), takeovers(reigns)
+    table = Table("epoch", "leader", "pid", "priority", "messages", "end", "take-over ms",
+                  box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2)  # fmt: skip
+    for column in (0, 2, 3, 4, 6):
+        table.columns[column].justify = "right"
+    earlier = sum(counts.values()) - sum(counts[reign.epoch] for reign in reigns)
+    if earlier:
+        table.add_row("", "before", "", "", f"{earlier:,}", "", "")
+    for reign in reigns:
+        taken = f"{ms[reign.epoch]:.1f}" if reign.epoch in ms else "-"
+        table.add_row(str(reign.epoch), reign.name, str(reign.pid), str(reign.priority),
+                      f"{counts[reign.epoch]:,}", reign.end, taken)  # fmt: skip
+    console.print(table)
+
+
+def show_verdict(console: Console, findings: Sequence[Finding]) -> None:
+    """A line for each claim, and one for all."""
+    for finding in findings:
+        mark = "[green]ok    [/]" if finding.holds else "[red]FAILED[/]"
+        console.print(f"{mark}  {finding.claim}: ", end="")
+        console.print(finding.facts, markup=False, highlight=False, soft_wrap=True)
+    ok = all(finding.holds for finding in findings)
+    console.print("[bold green]verdict: all of it holds[/]" if ok else "[bold red]verdict: FAILED")
+
+
+# ---- the whole -----------------------------------------------------------------------------
+
+
+def demo(
+    console: Console, *, path: Path | None = None, data: Path | None = None,
+    events: int | None = None, kills: int = DEFAULT_KILLS, seed: int | None = None,
+    rate: float = DEFAULT_RATE,
+) -> bool:  # fmt: skip
+    """Run the job and show it; True if every claim holds. Raises DemoError.
+
+    - `path`: the ledger's directory, kept afterwards; goes on with what is in it. None: a
+      temporary one.
+    - `data`: the directory of the events and the truth; None: `examples/data` of the source.
+    - `events`: only so many of them.
+    - `kills`: how many leaders to kill; `seed` chooses when.
+    - `rate`: events that come in per second.
+    """
+    seed = random.randrange(10_000) if seed is None else seed
+    data = (data or DEFAULT_DATA).resolve()
+    history = read_history(data, events)
+    with _directory(path) as where:
+        done = _prepare(where, history.events)
+        console.print(
+            f"{len(history.events):,} events, {done:,} of them in the log; {kills} kills, "
+            f"seed {seed}; ledger {where}", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+        begun = time.monotonic()
+        with _screen(console, len(history.events), kills) as screen:
+            run = Run(where, data, history.events, kills=kills, seed=seed, rate=rate, screen=screen)
+            if done < len(history.events):
+                run.go()
+        seconds = time.monotonic() - begun
+        return _judge_and_show(console, where, history, run, seconds)
+
+
+@contextlib.contextmanager
+def _directory(path: Path | None) -> Iterator[str]:
+    if path is not None:
+        yield str(path.resolve())
+    else:
+        with tempfile.TemporaryDirectory(prefix="exclusivelog-demo-") as temporary:
+            yield str(Path(temporary, "log"))
+
+
+def _prepare(path: str, events: Sequence[bytes]) -> int:
+    """Make the topic if need be; how many events are in it."""
+    with xl.open(path, "demo") as engine:
+        return catch_up(engine.topic(TOPIC).reader(), events, 0)
+
+
+def _judge_and_show(
+    console: Console, path: str, history: History, run: Run, seconds: float
+) -> bool:
+    with xl.open(path, "demo", readonly=True) as engine:
+        messages = list(engine.topic(TOPIC, create=False).reader())
+        findings = judge(messages, history, engine.verify(), run.reigns)
+    show_reigns(console, run.reigns, messages)
+    facts = f"{seconds:.1f} s, {run.kills} of {run.wanted} kills"
+    if ms := sorted(takeovers(run.reigns).values()):
+        facts += (
+            "; take-over, from SIGKILL to the successor's first durable append: "
+            f"median {statistics.median(ms):.1f} ms, worst {ms[-1]:.1f} ms"
+        )
+    console.print(facts, highlight=False, soft_wrap=True)
+    show_verdict(console, findings)
+    return all(finding.holds for finding in findings)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """What a worker's process runs: NAME PRIORITY PATH DATA EVENTS RATE."""
+    name, priority, path, data, events, rate = arguments
+    lines = read_events(Path(data), int(events))
+    Worker(path, name, int(priority), float(rate), lines).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,601 @@
+"""The engine: one open handle on a ledger, and the broker of its producers and readers."""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import contextlib
+import heapq
+import logging
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Literal
+
+from exclusivelog import _core
+from exclusivelog.access import Session
+from exclusivelog.commit import Committer
+from exclusivelog.errors import (
+    EngineClosedError,
+    ExclusiveLogError,
+    LedgerError,
+    ProducerFencedError,
+    WaitTimeoutError,
+)
+from exclusivelog.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.lockfile import Slot
+from exclusivelog.log import verify
+from exclusivelog.producer import Options, Producer, check_seconds, encode_properties
+from exclusivelog.reader import Reader
+from exclusivelog.sessions import FENCED, GRANTED, Sessions
+from exclusivelog.topic import Topic, check_name, create_topic, delete_topic, list_topics
+from exclusivelog.types import EngineInfo, Report
+
+log = logging.getLogger("exclusivelog")
+
+LONGEST_BEAT_SECONDS = 5.0
+RELEASED_AT_ONCE = 1000
+SETTLING_SECONDS = 5.0
+RETRY_SECONDS = 0.25  # after a round that failed
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+class ProducerFuture(concurrent.futures.Future[Producer]):
+    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+
+    def __init__(self, engine: Engine, topic: Topic, options: Options) -> None:
+        super().__init__()
+        self.has_callbacks = False
+        self.topic = topic
+        self.options = options
+        self.session: Session | None = None
+        self._engine = engine
+
+    def cancel(self) -> bool:
+        """Leave the queue. False if it is too late: the future has its producer, or its
+        error, at once then."""
+        if self.session is None or self.done():
+            return self.cancelled()
+        if not self._engine.withdraw(self.session):
+            # Whoever took it out of the queue is about to settle this future.
+            concurrent.futures.wait([self], SETTLING_SECONDS)
+            return self.cancelled()
+        cancelled = super().cancel()
+        self.set_running_or_notify_cancel()  # else concurrent.futures.wait does not see it
+        return cancelled
+
+    def result(self, timeout: float | None = None) -> Producer:
+        """The producer; waits for it, up to `timeout` seconds (None: for ever)."""
+        self._check_fork()
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it failed with, or None; waits as `result` does."""
+        self._check_fork()
+        return super().exception(timeout)
+
+    def _check_fork(self) -> None:
+        if self._engine.forked and not self.done():
+            self._engine.check_open()  # who would settle it is the parent's thread
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        """Call `function(future)` once it is settled, in a thread of its own."""
+        self.has_callbacks = True
+        super().add_done_callback(function)
+
+
+class Engine:
+    """One open handle on a ledger directory. Made by `exclusivelog.open`; threads may share it.
+
+    Closing it sends what waits, gives its topics back, and ends its threads. Engines that
+    are still open when the interpreter exits are closed then.
+
+    >>> with xl.open(path, name="worker-1") as engine:
+    ...     with engine.topic("orders").producer() as producer:
+    ...         producer.send(b"hello")
+    0
+    """
+
+    def __init__(
+        self, ledger: Ledger, name: str, properties: Mapping[str, str], keepalive: float | None,
+        readonly: bool,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.path = ledger.path
+        self.ledger = ledger
+        self.sessions = Sessions(ledger)
+        self.committer = Committer(ledger)
+        self.closed = False
+        self.forked = False
+        self._readonly = readonly
+        self._keepalive = keepalive
+        self._closing = threading.Lock()
+        self._producers: weakref.WeakValueDictionary[int, Producer] = weakref.WeakValueDictionary()
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._pending: dict[int, ProducerFuture] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._abandoned: deque[Session] = deque()
+        self._orphans_wanted = False
+        self._mailing = threading.Lock()
+        self._mail_read = 0
+        self._slot: Slot | None = None
+        self._guard: threading.Thread | None = None
+        self.id = "0" * 16
+        if not readonly:
+            with ledger.lockfile.opening():
+                self._slot = ledger.lockfile.join(name, properties, keepalive)
+            self.id = self._slot.engine
+            self._guard = threading.Thread(
+                target=self._keep_watch, name=f"exclusivelog-{name}", daemon=True
+            )
+            self._guard.start()
+        self.info = EngineInfo(self.id, name, os.getpid(), dict(properties), 0.0)
+        _engines.add(self)
+
+    # ---- state ---------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """EngineClosedError unless this engine can be used here (rule C5)."""
+        if self.forked:
+            raise EngineClosedError(
+                f"engine {self.name!r} on {self.path} was inherited through fork(); open one of "
+                "your own in the child"
+            )
+        if self.closed:
+            raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+
+    # ---- topics --------------------------------------------------------------------------
+
+    def topic(self, name: str, create: bool = True) -> Topic:
+        """The topic of that name, made if there is none.
+
+        - `name`: 1 to 255 bytes of UTF-8 without control characters; "__" in front is kept
+          for the library.
+        - `create`: False raises TopicNotFoundError where there is none.
+
+        >>> engine.topic("orders").next_offset
+        0
+        """
+        self.check_open()
+        return Topic(self, *create_topic(self.ledger, name, create and not self._readonly))
+
+    def topics(self) -> list[str]:
+        """The names of all topics, sorted."""
+        self.check_open()
+        return list_topics(self.ledger)
+
+    def delete_topic(self, name: str) -> None:
+        """Remove a topic and its messages (rule G8). Its epoch goes on, should a topic of that
+        name be made again (rule B1).
+
+        Raises TopicNotFoundError, and ProducerBusyError while somebody holds or awaits it.
+        """
+        self.check_open()
+        delete_topic(self.ledger, self.sessions, name)
+
+    def next_offset(self, topic: int) -> int:
+        """The offset that a topic's next message will have."""
+        with self.ledger.read() as tables:
+            return int(tables.topic(topic).next_offset)
+
+    # ---- producers -----------------------------------------------------------------------
+
+    def future(self, topic: Topic, options: Options) -> ProducerFuture:
+        """A future for `open_producer` to settle."""
+        return ProducerFuture(self, topic, options)
+
+    def open_producer(
+        self, future: ProducerFuture, mode: str, *, name: str | None, priority: int,
+        claim: int | None, timeout: float | None, properties: dict[str, str],
+    ) -> None:  # fmt: skip
+        """Register a producer, or queue it until it is promoted or `timeout` has passed."""
+        self.check_open()
+        if self._slot is None:
+            raise LedgerError(f"{self.path} is open with readonly=True; it takes no producers")
+        created = _core.now()
+        try:
+            with self._mailing:  # no mail about a session may be read before it is known here
+                self.check_open()
+                registration = self.sessions.request(
+                    future.topic.id, self.info, self._slot.index, mode, name=name,
+                    priority=priority, claim=claim, created=created, properties=properties,
+                )  # fmt: skip
+                future.session = registration.session
+                if registration.queued:
+                    self._queue(future, timeout)
+                else:
+                    self._hand_out(future, registration.session, registration.last_sequence)
+        except ExclusiveLogError as error:
+            future.set_exception(error)
+        except BaseException:
+            # An interrupt may come after the commit: the guard looks for what nobody got.
+            if future.session is not None:
+                self._pending.pop(future.session.id, None)
+            self._orphans_wanted = True
+            self._ring_myself()
+            raise
+
+    def _queue(self, future: ProducerFuture, timeout: float | None) -> None:
+        assert future.session is not None
+        self._pending[future.session.id] = future
+        if timeout is not None:
+            heapq.heappush(self._deadlines, (time.monotonic() + timeout, future.session.id))
+        self._ring_myself()  # the guard must watch the other engines from now on
+
+    def withdraw(self, session: Session) -> bool:
+        """Take a waiting session out of the queue; False if it was granted or fenced first,
+        which its future knows when this returns."""
+        self.check_open()
+        if self.sessions.cancel(session):
+            self._pending.pop(session.id, None)
+            return True
+        self._read_mail()
+        return False
+
+    def adopt(self, producer: Producer) -> None:
+        """Mail about this producer's session goes to it."""
+        self._producers[producer.session.id] = producer
+
+    def disown(self, producer: Producer) -> None:
+        """The producer is closed."""
+        self._producers.pop(producer.session.id, None)
+
+    def release(self, session: Session) -> None:
+        """Give one session back."""
+        self.sessions.release([session], read=(self.id, self._mail_read))
+
+    def release_later(self, session: Session) -> None:
+        """Give an abandoned producer's session back, from a destructor: no lock, no waiting."""
+        if not (self.forked or self.closed):
+            self._abandoned.append(session)
+            self._ring_myself()
+
+    def call_later(self, function: Callable[[], object]) -> None:
+        """Run application code where it can block nobody."""
+
+        def run() -> None:
+            try:
+                function()
+            except Exception:
+                log.exception("a callback of engine %s failed", self.name)
+
+        threading.Thread(target=run, name="exclusivelog-callback", daemon=True).start()
+
+    def register_reader(self, reader: Reader) -> None:
+        """Closing the engine wakes this reader."""
+        self._readers.add(reader)
+
+    # ---- the guard: mail, deaths, timeouts, heartbeat ------------------------------------
+
+    def _ring_myself(self) -> None:
+        if self._slot is not None:
+            self.ledger.lockfile.ring(self._slot.index)
+
+    def _keep_watch(self) -> None:
+        slot = self._slot
+        assert slot is not None
+        while not self.closed:
+            # What changes after these two are read ends the sleep below at once.
+            seen, arrivals = slot.mail_count(), slot.arrivals()
+            try:
+                slot.beat()
+                self._do_rounds()
+            except ExclusiveLogError as error:
+                if self.closed:
+                    return
+                log.warning("engine %s: %s", self.name, error)
+                self._fail_pending_if_broken(error)
+            except Exception:  # the guard must not die: waiters depend on it
+                log.exception("engine %s: its guard stumbled", self.name)
+            if self.closed:
+                return
+            if self._pending:
+                slot.await_mail_or_death(seen, arrivals, self._nap())
+            else:
+                slot.await_mail(seen, self._nap())
+
+    def _release_orphans(self) -> None:
+        """Give back what was granted to a call that was interrupted before it could return."""
+        with self._mailing:
+            self._orphans_wanted = False
+            known = self._producers.keys() | self._pending.keys()
+            with self.ledger.read() as tables:
+                sessions = tables.sessions_of(self.id)
+            for session in sessions:
+                if session.id not in known:
+                    self.release(session)
+
+    def _beat_on(self) -> None:
+        if self._slot is not None:
+            self._slot.beat()
+
+    def _do_rounds(self) -> None:
+        while self._abandoned:
+            self.release(self._abandoned[0])  # if the ledger is full now, it stays for later
+            self._abandoned.popleft()
+        if self._orphans_wanted:
+            self._release_orphans()
+        self._read_mail()
+        self._end_waits()
+        if self._pending:
+            for engine in self.sessions.find_dead():
+                log.info("engine %s is gone; taking its sessions away", engine)
+                for _ in self.sessions.evict(engine):
+                    self._read_mail()
+                    self._beat_on()
+
+    def _nap(self) -> float:
+        longest = LONGEST_BEAT_SECONDS
+        if self._keepalive is not None:
+            longest = min(longest, self._keepalive / 4)
+        if self._deadlines:
+            left = self._deadlines[0][0] - time.monotonic()
+            longest = min(longest, left if left > 0 else RETRY_SECONDS)
+        return longest
+
+    def _read_mail(self) -> None:
+        deliveries: list[Callable[[], None]] = []
+        with self._mailing:
+            with self.ledger.read() as tables:
+                mail = tables.mail(self.id, self._mail_read)
+            for number, (kind, session, *details) in mail:
+                self._mail_read = number
+                if kind == GRANTED:
+                    deliveries += self._granted(session, *details)
+                elif kind == FENCED:
+                    deliveries += self._fenced(session, *details)
+        for deliver in deliveries:
+            deliver()
+
+    def _granted(
+        self, session_id: int, epoch: int, since: int, last_sequence: int
+    ) -> list[Callable[[], None]]:
+        future = self._pending.pop(session_id, None)
+        if future is None or future.session is None:
+            return []
+        session = replace(future.session, epoch=epoch, since=since)
+        return [lambda: self._hand_out(future, session, last_sequence)]
+
+    def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
+        producer = Producer(self, future.topic.name, session, last_sequence, future.options)
+        self._settle(future, lambda: future.set_result(producer))
+
+    def _settle(self, future: ProducerFuture, settle: Callable[[], None]) -> None:
+        # Its callbacks are the application's: they must not stop the heart (rule C3).
+        if future.has_callbacks:
+            self.call_later(settle)
+        else:
+            settle()
+
+    def _fenced(self, session_id: int, text: str) -> list[Callable[[], None]]:
+        future = self._pending.pop(session_id, None)
+        return [lambda: self._tell_fenced(session_id, future, text)]
+
+    def _tell_fenced(self, session_id: int, future: ProducerFuture | None, text: str) -> None:
+        # Only now: the grant may have been in the same mail.
+        producer = self._producers.get(session_id)
+        if future is not None and future.session is not None:
+            error = ProducerFencedError(text, holder=self.sessions.owner(future.session.topic))
+            self._settle(future, lambda: future.set_exception(error))
+        elif producer is not None:
+            holder = self.sessions.owner(producer.session.topic)
+            producer.lose(ProducerFencedError(text, holder=holder))
+
+    def _end_waits(self) -> None:
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            future = self._pending.get(self._deadlines[0][1])
+            # If the ledger is full now, the next round tries again.
+            cancelled = (
+                future is not None
+                and future.session is not None
+                and self.sessions.cancel(future.session)
+            )
+            heapq.heappop(self._deadlines)
+            if cancelled and future is not None and future.session is not None:
+                self._pending.pop(future.session.id, None)
+                error = self.timed_out(future.session)
+                self._settle(future, lambda f=future, e=error: f.set_exception(e))  # type: ignore[misc]
+
+    def timed_out(self, session: Session) -> WaitTimeoutError:
+        """What a producer's wait ends with: it says who is in the way (rule A5)."""
+        owner = next(iter(self.sessions.holders(session.topic)), None)
+        by = "" if owner is None else (
+            f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
+            f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
+        )  # fmt: skip
+        return WaitTimeoutError(
+            f"producer {session.name!r} waited for its topic in vain{by}", holder=owner
+        )
+
+    def _fail_pending_if_broken(self, error: ExclusiveLogError) -> None:
+        if error.maybe_written:
+            pending, self._pending = self._pending, {}
+            for future in pending.values():
+                future.set_exception(error)
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that have this ledger open, in any process of this machine."""
+        self.check_open()
+        return self.ledger.lockfile.engines()
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes and counts: what the ledger uses, how many topics and engines."""
+        self.check_open()
+        topics, engines = self.topics(), self.engines()
+        return {**self.ledger.stats(), "topics": len(topics), "engines": len(engines)}
+
+    def verify(self) -> Report:
+        """Read everything: every checksum, the density of offsets, epochs and times
+        (rules B8, G4, G9).
+
+        >>> engine.verify().ok
+        True
+        """
+        self.check_open()
+        results = list(verify(self.ledger))
+        problems = [problem for result in results for problem in result[2]]
+        return Report(
+            topics=len(results), entries=sum(result[0] for result in results),
+            messages=sum(result[1] for result in results), problems=tuple(problems),
+        )  # fmt: skip
+
+    def backup(self, path: str | os.PathLike[str]) -> None:
+        """A consistent, compacted copy into an empty directory, while others go on writing."""
+        self.check_open()
+        self.ledger.backup(os.path.abspath(path))
+
+    # ---- close ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Send what waits, give everything back, end the threads. Closing twice does nothing."""
+        if self.forked:
+            return
+        with self._closing:
+            if self.closed:
+                return
+            with self._mailing:  # who asks for a producer right now is served before
+                self.closed = True
+        producers: list[Producer] = []
+        pending: list[ProducerFuture] = []
+        try:
+            self._stop_guard()
+            producers = list(self._producers.values())
+            pending, self._pending = list(self._pending.values()), {}
+            self.committer.flush()
+            self._release_all([p.session for p in producers] + list(self._abandoned))
+            self._release_all([f.session for f in pending if f.session is not None])
+        except ExclusiveLogError as error:
+            log.warning("engine %s: closing: %s", self.name, error)
+        finally:
+            self._end(producers, pending)
+
+    def _stop_guard(self) -> None:
+        self._ring_myself()
+        if self._guard is not None and self._guard is not threading.current_thread():
+            self._guard.join(timeout=60)
+
+    def _release_all(self, sessions: list[Session]) -> None:
+        for start in range(0, len(sessions), RELEASED_AT_ONCE):
+            chunk = sessions[start : start + RELEASED_AT_ONCE]
+            self.sessions.release(chunk, read=(self.id, 2**64 - 1))
+
+    def _end(self, producers: list[Producer], pending: list[ProducerFuture]) -> None:
+        # The slot first: whatever else fails, nobody waits for an engine that is gone.
+        if self._slot is not None:
+            self._slot.leave()
+        error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
+        for producer in producers or list(self._producers.values()):
+            self.committer.fail(producer, error)
+        for future in pending or list(self._pending.values()):
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                future.set_exception(error)
+        self.committer.stop()
+        for reader in list(self._readers):
+            self.ledger.lockfile.announce(reader.topic_id)
+        self.ledger.close()
+
+    def _forget(self) -> None:
+        """In a forked child: everything is the parent's (rule C5)."""
+        self.forked = self.closed = True
+        if self._slot is not None:
+            self._slot.forget()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Engine {self.name!r} ({self.id}) on {self.path}>"
+
+
+def open(
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    *,
+    durability: Literal["power", "process"] = "power",
+    keepalive: float | None = 30.0,
+    readonly: bool = False,
+    create: bool = True,
+    mode: int = 0o700,
+    map_size: int = DEFAULT_MAP_SIZE,
+    max_readers: int = DEFAULT_MAX_READERS,
+) -> Engine:
+    """Open the ledger in a directory; make it if there is none.
+
+    - `path`: a directory on a local disk. Network and FUSE file systems are refused.
+    - `name`: for people, in errors and listings (default: `engine-` and the process id).
+    - `properties`: a mapping of str to str for others to see, such as an address.
+    - `durability`: "power": what is acknowledged survives a power loss. "process": it
+      survives the death of the process, and a power loss may take the last moments (rule H1).
+      Today every commit is flushed, so that both survive either.
+    - `keepalive`: seconds without a heartbeat after which others may take this engine's
+      topics (rule C3); None: never.
+    - `readonly`: read only; takes no slot, changes nothing.
+    - `create`: False raises LedgerError where there is no ledger.
+    - `mode`: of the directory, if it is made; the files get its read and write bits.
+    - `map_size`: how many bytes the ledger can grow to. Address space, not disk.
+    - `max_readers`: read transactions at the same time, in all processes together; the
+      first opener decides.
+
+    Raises LedgerError (no directory, no permission, remote), LedgerFullError (no room),
+    LedgerVersionError (newer, or not a ledger), LedgerCorruptedError.
+
+    >>> xl.open(path, name="worker-1").topics()
+    []
+    """
+    if durability not in ("power", "process"):
+        raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
+    if keepalive is not None:
+        check_seconds(keepalive, "keepalive", "seconds above 0, or None for never")
+        if keepalive == 0:
+            raise ValueError("keepalive=0: it takes seconds above 0, or None for never")
+    if not isinstance(map_size, int) or map_size < 1 << 20:
+        raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
+    if not isinstance(max_readers, int) or max_readers < 1:
+        raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
+    if name is not None:
+        check_name(name, "name")
+    encode_properties(properties or {})
+    ledger = Ledger.open(
+        os.fspath(path), create=create, mode=mode, map_size=map_size, max_readers=max_readers,
+        readonly=readonly,
+    )  # fmt: skip
+    try:
+        return Engine(
+            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly
+        )
+    except BaseException:
+        ledger.close()
+        raise
+
+
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.close()
+
+
+def _forget_all() -> None:
+    for engine in list(_engines):
+        engine._forget()
+    _engines.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,578 @@
+"""The ledger: its files, its transactions, and what can go wrong with them (rule H2).
+
+A ledger is a directory:
+
+```text
+data.mdb      the LMDB environment: every table (see tables.py)
+lock.mdb      LMDB's own lock file
+owners.lock   who lives, and whom to wake (see lockfile.py)
+```
+
+This is the only file that imports lmdb. Every write transaction begins and commits within
+one call of one thread, and is synced before it counts (rules A2, H1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import resource
+import secrets
+import shutil
+import struct
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any
+
+import lmdb
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.errors import (
+    EngineClosedError,
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    LedgerIOError,
+    LedgerVersionError,
+)
+from exclusivelog.lockfile import LockFile
+from exclusivelog.tables import FORMAT, NAMES, Tables
+
+log = logging.getLogger("exclusivelog")
+
+DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
+DEFAULT_MAX_READERS = 1022
+LMDB_MAGIC = 0xBEEFC0DE
+LMDB_ENGINE = 0  # the 0.9 file format, whatever this machine's py-lmdb would choose
+NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
+HARDLY_ANY_ROOM = 1 << 18  # bytes; a write that was cut short leaves less
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Locks, shared mappings and flushes do not hold there what they hold on a local disk.
+REMOTE_FILE_SYSTEMS = {
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
+    "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
+}  # fmt: skip
+FORK_WAIT_SECONDS = 5.0
+
+# An LMDB environment may be open once in a process: engines on one directory share it.
+_open_ledgers: dict[tuple[int, int], Ledger] = {}
+_opening = threading.RLock()
+
+
+class Ledger:
+    """One directory's tables, shared by all engines of this process. Use `Ledger.open`."""
+
+    def __init__(
+        self, path: str, *, create: bool, mode: int, map_size: int, max_readers: int, readonly: bool
+    ) -> None:
+        self.path = path
+        self.readonly = readonly
+        self.users = 0
+        self._failure: LedgerIOError | None = None
+        self._writing = threading.Lock()
+        self._quiet = False
+        self._gate = _core.Gate()
+        refuse_remote(path)
+        data = os.path.join(path, "data.mdb")
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise LedgerError(f"{path} may not be looked into by this user; check its owner")
+        if not create and not os.path.exists(data):
+            raise LedgerError(
+                f"{path} holds no ledger, and {'readonly=True' if readonly else 'create=False'}"
+            )
+        with _translated(path, readonly=readonly):
+            self.lockfile = LockFile(
+                os.path.join(path, "owners.lock"), mode=mode & 0o666, readonly=readonly
+            )
+            try:
+                with self.lockfile.opening():
+                    if not os.path.exists(data):
+                        _create_environment(path, mode)
+                    _check_header(data)
+                    self._env = self._open_environment(mode, map_size, max_readers)
+            except BaseException:
+                self.lockfile.close()
+                raise
+        try:
+            self._db = self._open_tables()
+        except BaseException:
+            self._env.close()
+            self.lockfile.close()
+            raise
+
+    # ---- open and close ------------------------------------------------------------------
+
+    @classmethod
+    def open(
+        cls, path: str, *, create: bool, mode: int, map_size: int, max_readers: int, readonly: bool
+    ) -> Ledger:
+        """This directory's ledger: a new one, or the one that this process has open."""
+        path = os.path.abspath(path)
+        with _opening:
+            if create and not readonly:
+                _make_directory(path, mode)
+            if not os.path.isdir(path):
+                raise LedgerError(f"{path} is no directory; a ledger lives in one of its own")
+            ledger = _open_ledgers.get(_identity(path))
+            if ledger is None:
+                ledger = cls(
+                    path, create=create and not readonly, mode=mode, map_size=map_size,
+                    max_readers=max_readers, readonly=readonly,
+                )  # fmt: skip
+                _open_ledgers[_identity(path)] = ledger
+            elif ledger.readonly and not readonly:
+                raise LedgerError(
+                    f"{path} is open with readonly=True in this process; close that engine first"
+                )
+            ledger.users += 1
+            return ledger
+
+    def close(self) -> None:
+        """One user less; the last one closes the files."""
+        with _opening:
+            self.users -= 1
+            if self.users == 0:
+                for identity, ledger in list(_open_ledgers.items()):
+                    if ledger is self:
+                        del _open_ledgers[identity]
+                with self._writing:
+                    self._gate.close(FORK_WAIT_SECONDS)
+                    self._gate.end()
+                    self._env.close()
+                self.lockfile.close()
+
+    def _open_environment(self, mode: int, map_size: int, max_readers: int) -> lmdb.Environment:
+        lock = os.path.join(self.path, "lock.mdb")
+        if not os.path.exists(lock) and not self.readonly:
+            # LMDB would make a sparse one, and die of SIGBUS on a full disk.
+            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode & 0o666)
+            try:
+                os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
+            except OSError:
+                os.unlink(lock)
+                raise
+            finally:
+                os.close(fd)
+        env = lmdb.open(
+            self.path, map_size=map_size, max_dbs=len(NAMES), max_readers=max_readers,
+            readonly=self.readonly, create=False, mode=mode & 0o666, lib_version=LMDB_ENGINE,
+        )  # fmt: skip
+        env.reader_check()
+        return env
+
+    def _open_tables(self) -> dict[str, Any]:
+        with _translated(self.path, readonly=self.readonly):
+            try:
+                databases = self._open_databases()
+                with self._env.begin() as txn:
+                    header = msgpack.unpackb(txn.get(b"format", db=databases["meta"]))
+                version, self.uuid = header["version"], str(header["uuid"])
+            except (
+                lmdb.NotFoundError, lmdb.IncompatibleError, TypeError, ValueError, KeyError,
+            ):  # fmt: skip
+                raise LedgerVersionError(
+                    f"{self.path}/data.mdb is an LMDB file, but not a ledger's; choose another "
+                    "directory"
+                ) from None
+        if version != FORMAT:
+            raise LedgerVersionError(
+                f"{self.path} has ledger format {version}; this version of exclusivelog "
+                f"reads format {FORMAT}. Use a newer one"
+            )
+        return databases
+
+    def _open_databases(self) -> dict[str, Any]:
+        # py-lmdb forgets handles that were opened in a read transaction, and without a
+        # transaction it waits for the writer's lock with the GIL held, unless read-only.
+        open_db = self._env.open_db
+        if self.readonly:
+            return {name: open_db(name.encode(), create=False) for name in NAMES}
+        with self._env.begin(write=True) as txn:
+            return {name: open_db(name.encode(), txn=txn, create=False) for name in NAMES}
+
+    # ---- transactions --------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Tables]:
+        """A write transaction: the critical section (rule B2).
+
+        Durable when the block is left; undone when it is left by an exception. Nobody is
+        woken before it is durable. No user code, no waiting inside.
+        """
+        if self.readonly:
+            raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
+        with self._writing, self._inside(), _translated(self.path, self):
+            with self._begin(write=True) as txn:
+                tables = Tables(txn, self._db, self.path)
+                yield tables
+        for topic in tables.announce:
+            self.lockfile.announce(topic)
+        for slot in tables.ring:
+            self.lockfile.ring(slot)
+
+    def read(self) -> Reading:
+        """A read transaction: one consistent moment. Keep it short, it pins pages."""
+        return Reading(self)
+
+    def enter(self) -> lmdb.Transaction[bytes]:
+        """Begin a read transaction, for `Reading`."""
+        if self._failure is not None:
+            raise self._failure
+        self._go_in()
+        try:
+            return self._begin(write=False)
+        except BaseException:
+            self._gate.leave()
+            raise
+
+    def _go_in(self) -> None:
+        if not self._gate.enter():
+            raise EngineClosedError(f"the ledger {self.path} was closed meanwhile")
+
+    def leave(self, txn: lmdb.Transaction[bytes]) -> None:
+        """End a read transaction."""
+        try:
+            txn.abort()
+        finally:
+            self._gate.leave()
+
+    def translated(self, error: BaseException) -> LedgerError | None:
+        """The library's own error for one of LMDB's or the system's; None for any other."""
+        if isinstance(error, lmdb.Error):
+            raised = _translate(self.path, error, getattr(error, "code", 0), self.readonly)
+        elif isinstance(error, struct.error):
+            return LedgerCorruptedError(f"{self.path}: a row is damaged: {error}")
+        elif isinstance(error, OSError) and not isinstance(error, TimeoutError):
+            raised = _translate(self.path, error, error.errno or 0, self.readonly)
+        else:
+            return None
+        if isinstance(raised, LedgerIOError):
+            self.fail(raised)
+        return raised
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        if self._failure is not None:
+            raise self._failure
+        self._go_in()
+        try:
+            yield
+        finally:
+            self._gate.leave()
+
+    def _begin(self, write: bool) -> lmdb.Transaction[bytes]:
+        try:
+            return self._env.begin(write=write)
+        except lmdb.MapResizedError:
+            self._adopt_map_size()
+        except lmdb.ReadersFullError:
+            self._env.reader_check()  # rows of dead processes
+        return self._env.begin(write=write)
+
+    def _adopt_map_size(self) -> None:
+        # Another process has made the map larger than ours. LMDB moves it, which it can only
+        # do while this process has no transaction: we leave the gate and shut it.
+        self._gate.leave()
+        try:
+            if not self._gate.close(FORK_WAIT_SECONDS):
+                raise LedgerError(f"{self.path}: the map has grown, but a transaction stays open")
+            self._env.set_mapsize(0)
+        finally:
+            self._gate.open()
+            self._gate.enter()
+
+    def fail(self, error: LedgerIOError) -> None:
+        """Refuse everything from now on: after a failed flush nothing may pretend to be
+        durable. Closing and opening again starts from what is."""
+        if self._failure is None:
+            self._failure = error
+            log.error("%s", error)
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, int]:
+        """Sizes in bytes and counts, as LMDB knows them."""
+        with self._inside(), _translated(self.path, self):
+            info = self._env.info()
+            page = self._env.stat()["psize"]
+            return {
+                "map_size": info["map_size"],
+                "used_bytes": (info["last_pgno"] + 1) * page,
+                "transactions": info["last_txnid"],
+                "max_readers": info["max_readers"],
+                "readers": info["num_readers"],
+            }
+
+    def backup(self, path: str) -> None:
+        """A consistent, compacted copy of the tables into an empty directory."""
+        with self._inside(), _translated(self.path, self):
+            os.makedirs(path, exist_ok=True)
+            if os.listdir(path):
+                raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
+            self._env.copy(path, compact=True)
+            _sync_directory(path)
+
+    # ---- fork ----------------------------------------------------------------------------
+
+    def quiesce(self) -> None:
+        """Before a fork: wait until no transaction runs, so that the child can close its copy."""
+        self._quiet = self._gate.close(FORK_WAIT_SECONDS)
+
+    def resume(self) -> None:
+        """After a fork, in the parent."""
+        self._gate.open()
+
+    def abandon(self) -> None:
+        """After a fork, in the child: let go of the inherited copy without touching the
+        parent's. Where a transaction was running it must stay as it is, for ever."""
+        if self._quiet:
+            self._env.close()
+            self.lockfile.close()
+
+
+class Reading:
+    """A read transaction as a context manager; written out, because readers open many."""
+
+    __slots__ = ("_ledger", "_txn")
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def __enter__(self) -> Tables:
+        ledger = self._ledger
+        try:
+            self._txn = ledger.enter()
+        except (lmdb.Error, OSError) as error:
+            raised = ledger.translated(error)
+            if raised is None:
+                raise
+            raise raised from error
+        return Tables(self._txn, ledger._db, ledger.path)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ledger.leave(self._txn)
+        if error is not None and (raised := self._ledger.translated(error)) is not None:
+            raise raised from error
+
+
+def _before_fork() -> None:
+    _opening.acquire()
+    for ledger in _open_ledgers.values():
+        ledger.quiesce()
+
+
+def _after_fork_in_parent() -> None:
+    for ledger in _open_ledgers.values():
+        ledger.resume()
+    _opening.release()
+
+
+_inherited: list[Ledger] = []
+
+
+def _after_fork_in_child() -> None:
+    global _opening
+    _opening = threading.RLock()
+    for ledger in _open_ledgers.values():
+        ledger.abandon()
+        _inherited.append(ledger)  # its destructor must not run either
+    _open_ledgers.clear()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)
+
+
+# ---- creation ----------------------------------------------------------------------------
+
+
+# LMDB's meta pages, the first two of the file: where the size of a page, the number of the
+# last page in use and the transaction's number stand in them.
+META_PAGE_SIZE, META_LAST_PAGE, META_TXN, META_BYTES = 40, 136, 144, 152
+
+
+def _make_directory(path: str, mode: int) -> None:
+    if not os.path.isdir(path):
+        with _translated(path):
+            try:
+                os.makedirs(path, mode=mode, exist_ok=True)
+            except FileExistsError:
+                raise LedgerError(f"{path} is a file; a ledger lives in a directory") from None
+            _sync_directory(os.path.dirname(path))
+
+
+def _create_environment(path: str, mode: int) -> None:
+    """A whole data.mdb or none: LMDB's own creation leaves a file that is void for ever if it
+    is interrupted."""
+    for leftover in os.listdir(path):
+        if leftover.startswith(".creating-"):
+            shutil.rmtree(os.path.join(path, leftover))
+    temporary = os.path.join(path, f".creating-{secrets.token_hex(8)}")
+    os.mkdir(temporary, mode)
+    try:
+        env = lmdb.open(
+            temporary, map_size=1 << 22, max_dbs=len(NAMES), mode=mode & 0o666, lock=False,
+            lib_version=LMDB_ENGINE,
+        )  # fmt: skip
+        with env, env.begin(write=True) as txn:
+            for name in NAMES:
+                database = env.open_db(name.encode(), txn=txn)
+                if name == "meta":
+                    header = {"version": FORMAT, "uuid": secrets.token_hex(16)}
+                    txn.put(b"format", msgpack.packb(header), db=database)
+        _sync_directory(temporary)
+        os.rename(os.path.join(temporary, "data.mdb"), os.path.join(path, "data.mdb"))
+        _sync_directory(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _check_header(data: str) -> None:
+    """Refuse what LMDB would take for its own, or die of."""
+    with open(data, "rb") as file:
+        head = file.read(24)
+        _check_kind(data, head)
+        metas = [head + file.read(META_BYTES - 24)]
+        page_size = struct.unpack_from("<I", metas[0].ljust(META_BYTES), META_PAGE_SIZE)[0]
+        file.seek(page_size)
+        metas.append(file.read(META_BYTES))
+        size = os.fstat(file.fileno()).st_size  # after them: a writer may be at work
+    whole = [meta for meta in metas if len(meta) == META_BYTES]
+    newest = max(whole, key=lambda meta: struct.unpack_from("<Q", meta, META_TXN), default=None)
+    last_page = 1 if newest is None else struct.unpack_from("<Q", newest, META_LAST_PAGE)[0]
+    wanted = (last_page + 1) * page_size
+    if size < wanted:
+        # A page that is not in the file is a SIGBUS to whoever touches its mapping.
+        raise LedgerCorruptedError(f"{data} is cut off: it has {size} bytes of {wanted}")
+
+
+def _check_kind(data: str, head: bytes) -> None:
+    if len(head) < 24:
+        raise LedgerCorruptedError(f"{data} is cut off after {len(head)} bytes")
+    magic, version = struct.unpack_from("<II", head, 16)
+    if magic != LMDB_MAGIC:
+        raise LedgerVersionError(f"{data} is no ledger's file; choose another directory")
+    if version != 1:
+        raise LedgerVersionError(
+            f"{data} has LMDB file format {version}; this version of exclusivelog reads format 1"
+        )
+
+
+def _identity(path: str) -> tuple[int, int]:
+    stat = os.stat(path)
+    return stat.st_dev, stat.st_ino
+
+
+# ---- refusals ----------------------------------------------------------------------------
+
+
+def file_system(path: str) -> str:
+    """The type of the file system that `path` is on, as the kernel names it.
+
+    >>> file_system("/proc")
+    'proc'
+    """
+    path = os.path.realpath(path)
+    best, kind = "", "unknown"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
+        for line in mounts:
+            before, _, after = line.partition(" - ")
+            mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
+            inside = path == mount or path.startswith(mount.rstrip("/") + "/")
+            if inside and len(mount) >= len(best):
+                best, kind = mount, after.split()[0]
+    return kind
+
+
+def refuse_remote(path: str) -> None:
+    """LedgerError where locks and shared mappings cannot be trusted."""
+    kind = file_system(path)
+    if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
+        raise LedgerError(
+            f"{path} is on a {kind} file system, where locks and shared mappings cannot be "
+            "trusted; put the ledger on a local disk"
+        )
+
+
+@contextlib.contextmanager
+def _translated(
+    path: str, ledger: Ledger | None = None, *, readonly: bool = False
+) -> Iterator[None]:
+    """The library's own errors for LMDB's and the system's."""
+    try:
+        yield
+    except lmdb.Error as error:
+        raised = _translate(path, error, getattr(error, "code", 0), readonly)
+        if ledger is not None and isinstance(raised, LedgerIOError):
+            ledger.fail(raised)
+        raise raised from error
+    except struct.error as error:
+        raise LedgerCorruptedError(f"{path}: a row is damaged: {error}") from error
+    except OSError as error:
+        if isinstance(error, TimeoutError):
+            raise
+        raise _translate(path, error, error.errno or 0, readonly) from error
+
+
+def _ran_out_of_room(path: str) -> bool:
+    """LMDB calls a write that the system cut short an I/O error, whatever cut it."""
+    data = os.path.join(path, "data.mdb")
+    try:
+        disk, size = os.statvfs(path), os.stat(data).st_size
+    except OSError:
+        return False
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limited = limit != resource.RLIM_INFINITY and size + HARDLY_ANY_ROOM > limit
+    return limited or disk.f_bfree * disk.f_frsize < HARDLY_ANY_ROOM
+
+
+def _translate(path: str, error: Exception, code: int, readonly: bool) -> LedgerError:
+    if isinstance(error, lmdb.MapFullError):
+        return LedgerFullError(
+            f"{path}: the map is full; open the ledger with a larger map_size, or trim it"
+        )
+    if isinstance(error, lmdb.ReadersFullError):
+        return LedgerFullError(
+            f"{path}: max_readers read at the same time; close some, or remove lock.mdb while no "
+            "engine is open and open again with more"
+        )
+    if code in NO_ROOM or (code == errno.EIO and _ran_out_of_room(path)):
+        return LedgerFullError(f"{path}: no room left ({error}); nothing was written")
+    if code in NO_SUCH_PLACE:
+        return LedgerError(f"{path} cannot be opened: {error}; a ledger lives in a directory")
+    if code in (errno.EACCES, errno.EROFS, errno.EPERM) or isinstance(error, lmdb.ReadonlyError):
+        return LedgerError(
+            f"{path} cannot be written ({error}); check its owner and mount"
+            + (
+                ". Readers, too, must be able to write lock.mdb, unless the mount is read-only"
+                if readonly
+                else ", or open it with readonly=True"
+            )
+        )
+    damaged = lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError
+    if isinstance(error, damaged):
+        return LedgerCorruptedError(f"{path}/data.mdb is damaged: {error}; restore a backup")
+    if isinstance(error, lmdb.VersionMismatchError):
+        return LedgerVersionError(f"{path}/data.mdb has another LMDB file format: {error}")
+    return LedgerIOError(f"{path}: {error}; close the engine and open it again")

@@ -1,0 +1,520 @@
+"""Producers: sending, and noticing the loss of a topic."""
+
+from __future__ import annotations
+
+import datetime as dt
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.access import Session
+from exclusivelog.arrow import arrow_column
+from exclusivelog.errors import (
+    DuplicateSequenceError,
+    EngineClosedError,
+    ExclusiveLogError,
+    ProducerFencedError,
+    WaitTimeoutError,
+)
+from exclusivelog.log import check_may_write
+from exclusivelog.types import AccessMode
+
+if TYPE_CHECKING:
+    from exclusivelog.engine import Engine
+
+log = logging.getLogger("exclusivelog")
+
+MAX_SEQUENCE_ID = 2**63 - 1
+MAX_MESSAGE_BYTES = 1 << 30
+MAX_TIME = (2**63 - 1) // 1000  # ms whose microseconds, as Arrow has them, are 64 bits still
+State = Literal["open", "fenced", "moved", "closed"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a producer sends; `topic.producer` tells what each option means."""
+
+    linger: float = 0.0
+    max_batch_messages: int = 100_000
+    max_batch_bytes: int = 1 << 20
+    max_pending_bytes: int = 64 << 20
+    dumps: Callable[[Any], bytes] | None = None
+    on_fenced: Callable[[Producer, ProducerFencedError], object] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_messages", "max_batch_bytes", "max_pending_bytes"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: it takes a whole number from 1 on")
+        check_seconds(self.linger, "linger", "seconds from 0 on")
+        if self.on_fenced is not None and not callable(self.on_fenced):
+            raise TypeError("on_fenced takes a function of (producer, error)")
+
+
+class Producer:
+    """Sends messages to one topic. Made by `topic.producer`; may be shared by threads.
+
+    Losing the topic is final (rule B4): every call but `close` then raises the same
+    ProducerFencedError, and a new producer must be opened.
+
+    >>> with engine.topic("orders").producer("exclusive") as producer:
+    ...     producer.send(b"first"), producer.send(b"second")
+    (0, 1)
+    """
+
+    def __init__(
+        self, engine: Engine, topic: str, session: Session, last_sequence: int, options: Options
+    ) -> None:
+        self.topic = topic
+        self.session = session
+        self.scheduled = False
+        self.appender = _core.Appender(
+            session.name.encode(), last_sequence,
+            options.max_batch_messages, options.max_batch_bytes,
+        )  # fmt: skip
+        self._engine = engine
+        self._options = options
+        self._dumps = options.dumps
+        self._max_pending = options.max_pending_bytes
+        self._lost: ExclusiveLogError | None = None
+        self._closed = False
+        self._closing = threading.Lock()
+        # An abandoned producer must not stay an owner. The collector may run anywhere, even
+        # inside a transaction, so the release itself is left to the engine's own thread.
+        self._finalizer = weakref.finalize(self, engine.release_later, session)
+        self._finalizer.atexit = False
+        engine.adopt(self)
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name under which sequence ids are counted (rule G2)."""
+        return self.session.name
+
+    @property
+    def access_mode(self) -> AccessMode:
+        """The mode that was asked for."""
+        return AccessMode(self.session.mode)
+
+    @property
+    def priority(self) -> int:
+        """The place in the queue it was asked for with; cannot be changed (rule D2)."""
+        return self.session.priority
+
+    @property
+    def topic_epoch(self) -> int:
+        """The epoch it writes under. Keep it to reconnect with `topic_epoch=` (rule B5)."""
+        return self.session.epoch
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The last sequence id sent under this name, -1 if none was (rule G2)."""
+        return self.appender.last_sequence
+
+    @property
+    def state(self) -> State:
+        """What became of it, looked up in the ledger without sending anything (rule C6):
+        "open", "fenced", "moved" or "closed"."""
+        if self._closed or (self._engine.closed and not self._engine.forked):
+            return "closed"
+        if self._lost is None:
+            self._engine.check_open()
+            self._look()
+        return "open" if self._lost is None else "fenced"
+
+    def _look(self) -> None:
+        with self._engine.ledger.read() as tables:
+            try:
+                check_may_write(tables, tables.topic(self.session.topic), self.session)
+            except ProducerFencedError as error:
+                lost = error
+            except ExclusiveLogError:
+                return
+            else:
+                return
+        self.lose(lost)
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """The topic is somebody else's, for good: fail what waits, tell the application."""
+        with self._closing:
+            if self._lost is not None or self._closed:
+                return
+            # One and the same error, whoever notices first (rule B4).
+            error = self.appender.condemn(error)
+            self._lost = error
+        self._engine.committer.fail(self, error)
+        if self._options.on_fenced is not None:
+            self._engine.call_later(self._tell_fenced)
+
+    def _tell_fenced(self) -> None:
+        if self._options.on_fenced is not None and isinstance(self._lost, ProducerFencedError):
+            self._options.on_fenced(self, self._lost)
+
+    # ---- send ----------------------------------------------------------------------------
+
+    def send(
+        self, value: Any, *, key: bytes | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
+        timeout: float | None = None,
+    ) -> int:  # fmt: skip
+        """Append one message; its offset, once it is durable (rules B9, H1).
+
+        - `value`: bytes, or whatever the producer's serializer takes; None is a tombstone.
+        - `key`: bytes or str; None and b"" differ.
+        - `properties`: a mapping of str to str.
+        - `event_time`: a datetime (naive: UTC) or ms since 1970; None and 0 differ.
+        - `sequence_id`: 0 to 2**63 - 1, growing; by default counted.
+        - `timeout`: seconds to wait for other producers' commits (None: for ever). On
+          WaitTimeoutError the message is still on its way.
+
+        Raises ProducerFencedError, DuplicateSequenceError, LedgerFullError, LedgerIOError,
+        TopicTerminatedError; the last two tell by `maybe_written` what is known.
+
+        >>> producer.send(b"hello", key="greeting", properties={"lang": "en"})
+        0
+        """
+        if timeout is not None:
+            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        receipt = self._add(value, key, properties, event_time, sequence_id)
+        return self._outcome(receipt, timeout)
+
+    def send_async(
+        self, value: Any, *, key: bytes | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
+    ) -> _core.Receipt:  # fmt: skip
+        """Queue one message and go on. The `Receipt` is a future with the offset: it can be
+        waited for, given callbacks, and awaited.
+
+        Messages are committed in order, together with others, at the latest after `linger`.
+        With `max_pending_bytes` waiting, the call commits before it returns. Arguments and
+        errors as in `send`; wrong arguments raise at once.
+
+        >>> receipts = [producer.send_async(b"%d" % i) for i in range(3)]
+        >>> [receipt.result() for receipt in receipts]
+        [0, 1, 2]
+        """
+        receipt = self._add(value, key, properties, event_time, sequence_id)
+        if not self.scheduled:
+            self.scheduled = True
+            self._engine.committer.schedule(self, self._options.linger)
+        if self.appender.pending_bytes >= self._max_pending:
+            self._engine.committer.commit(self)
+        elif self._options.linger and self.appender.batch_is_full:
+            self._engine.committer.schedule(self, 0.0)
+        return receipt
+
+    def send_many(
+        self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,
+        properties: Iterable[Mapping[str, str] | None] | None = None,
+        event_times: Iterable[dt.datetime | int | None] | None = None,
+        sequence_id: int | None = None, timeout: float | None = None,
+    ) -> range:  # fmt: skip
+        """Append messages atomically: after any crash all are there, or none (rule G3).
+
+        `values` and `keys` take an iterable, or a pyarrow array of binary or string (no
+        copy per message); a pyarrow RecordBatch with columns `value` and, if it has them,
+        `key` and `event_time`, can stand for all three. `sequence_id` is the first
+        message's. Returns the offsets. Errors as in `send`; a batch with one used-up
+        sequence id is refused whole.
+
+        >>> producer.send_many([b"a", b"b", None], keys=["x", "y", "x"])
+        range(0, 3)
+        """
+        if timeout is not None:
+            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        values, keys, event_times = _unpack_record_batch(values, keys, event_times)
+        column = arrow_column(values, "values") or _core.strings(self._encode_all(values))
+        count = column.count
+        key_column = None
+        if keys is not None:
+            key_column = arrow_column(keys, "keys") or _core.strings(
+                _encode_each(_encode_key, keys, "keys")
+            )
+        packed = times = None
+        if properties is not None:
+            packed = _encode_each(_encode_properties, properties, "properties")
+        if event_times is not None:
+            times = _encode_each(_encode_time, event_times, "event_times")
+        _check_length("keys", None if key_column is None else key_column.count, count)
+        _check_length("properties", None if packed is None else len(packed), count)
+        _check_length("event_times", None if times is None else len(times), count)
+        self._check()
+        if count == 0:
+            next_offset = self._engine.next_offset(self.session.topic)
+            return range(next_offset, next_offset)
+        receipt = self.appender.add_many(
+            column, key_column, None if packed is None else _core.strings(packed), times,
+            _encode_sequence(sequence_id),
+        )  # fmt: skip
+        if receipt is None:
+            raise self._duplicate(sequence_id)
+        first = self._outcome(receipt, timeout)
+        return range(first, first + count)
+
+    def _add(
+        self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: int | None
+    ) -> _core.Receipt:
+        if self._lost is not None or self._closed or self._engine.closed:
+            self._check()
+        if self._dumps is not None and value is not None:
+            value = self._dumps(value)
+        if type(value) is not bytes and value is not None:
+            value = _to_bytes(value)
+        if value is not None and len(value) > MAX_MESSAGE_BYTES:
+            raise _too_large(len(value))
+        receipt = self.appender.add(
+            value,
+            None if key is None else _encode_key(key),
+            None if properties is None else _encode_properties(properties),
+            None if event_time is None else _encode_time(event_time),
+            None if sequence_id is None else _encode_sequence(sequence_id),
+        )
+        if receipt is None:
+            raise self._duplicate(sequence_id)
+        return receipt
+
+    def _encode_all(self, values: Iterable[Any]) -> list[bytes | None]:
+        if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(
+            values, Iterable
+        ):
+            raise TypeError(f"values takes an iterable of messages, not {type(values).__name__}")
+        if self._dumps is not None:
+            values = (None if value is None else self._dumps(value) for value in values)
+        items = values if isinstance(values, list) else list(values)
+        if not _core.all_bytes(items):
+            items = [None if item is None else _to_bytes(item) for item in items]
+        largest = max((len(item) for item in items if item is not None), default=0)
+        if largest > MAX_MESSAGE_BYTES:
+            raise _too_large(largest)
+        return items
+
+    def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
+        if timeout is None:
+            self._engine.committer.commit(self, receipt)
+        else:
+            self._engine.committer.commit_within(self, receipt, timeout)
+        if not receipt.done():
+            raise WaitTimeoutError(
+                f"topic {self.topic!r}: no outcome within timeout={timeout} s; what was sent is "
+                "still on its way"
+            )
+        try:
+            return receipt.result()
+        except ProducerFencedError as error:
+            self.lose(error)
+            raise
+
+    def _duplicate(self, sequence_id: int | None) -> DuplicateSequenceError:
+        last = self.appender.last_sequence
+        return DuplicateSequenceError(
+            f"topic {self.topic!r}: producer {self.name!r} has sent sequence id {last} already; "
+            f"{sequence_id} was not appended again",
+            sequence_id=last if sequence_id is None else sequence_id,
+            last_sequence_id=last,
+        )
+
+    def _check(self) -> None:
+        self._engine.check_open()
+        if self._lost is not None:
+            raise self._lost
+        if self._closed:
+            raise EngineClosedError(f"producer {self.name!r} of topic {self.topic!r} is closed")
+
+    # ---- flush and close -----------------------------------------------------------------
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything sent so far has its outcome; raises what the last of it failed
+        with.
+
+        `timeout` in seconds (None: for ever), then WaitTimeoutError. A fenced producer
+        raises, even if nothing waits (rule B3).
+        """
+        if timeout is not None:
+            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        self._check()
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._outcome(waiting, timeout)
+        else:
+            self._look()
+            self._check()
+
+    def close(self) -> None:
+        """Send what waits, then give the topic back: the next waiter is promoted in the same
+        transaction (rule C1). Closing twice, or a fenced producer, does nothing (rule B3)."""
+        if self._engine.forked:
+            return
+        failure = None
+        try:
+            with self._closing:
+                if self._closed:
+                    return
+                self._closed = True
+            if self._lost is None and not self._engine.closed:
+                failure = self._drain_and_release()
+            self._finalizer.detach()
+        except BaseException:
+            # Interrupted, or the disk is full: a closed producer must not stay an owner.
+            if self._closed:
+                self._engine.release_later(self.session)
+            raise
+        self._end(failure)
+
+    def _end(self, failure: ExclusiveLogError | None) -> None:
+        try:
+            closed = EngineClosedError(f"producer {self.name!r} of {self.topic!r} was closed")
+            self._engine.committer.fail(self, closed)
+        finally:
+            self._engine.disown(self)
+        if failure is not None:
+            raise failure
+
+    def _drain_and_release(self) -> ExclusiveLogError | None:
+        failure = None
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._engine.committer.commit(self, waiting)
+            error = waiting.exception()
+            if isinstance(error, ExclusiveLogError):
+                failure = error
+        self._engine.release(self.session)
+        return None if isinstance(failure, ProducerFencedError) else failure
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"<Producer {self.name!r} of topic {self.topic!r}, {self.access_mode}, "
+            f"epoch {self.topic_epoch}>"
+        )
+
+
+# ---- arguments ---------------------------------------------------------------------------
+
+
+def check_seconds(value: object, argument: str, takes: str) -> None:
+    """TypeError or ValueError unless it is a number of seconds, 0 or more."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{argument}={value!r}: it takes {takes}")
+    if not value >= 0:
+        raise ValueError(f"{argument}={value!r}: it takes {takes}")
+
+
+def _to_bytes(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(
+        f"value takes bytes or None, not {type(value).__name__}; or give the producer a serializer"
+    )
+
+
+def _encode_each(encode: Callable[[Any], Any], items: Iterable[Any], name: str) -> list[Any]:
+    if not isinstance(items, Iterable) or isinstance(items, (bytes, str)):
+        raise TypeError(f"{name} takes an iterable, not {type(items).__name__}")
+    return [encode(item) for item in items]
+
+
+def _too_large(size: int) -> ValueError:
+    return ValueError(f"value has {size} bytes; a message takes {MAX_MESSAGE_BYTES}")
+
+
+def _check_length(name: str, length: int | None, count: int) -> None:
+    if length is not None and length != count:
+        raise ValueError(f"{name} has {length} items, values has {count}")
+
+
+def _encode_key(key: Any) -> bytes | None:
+    if key is None or type(key) is bytes:
+        return key
+    if isinstance(key, str):
+        try:
+            return key.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"key={key!r} cannot be written as UTF-8") from error
+    if isinstance(key, (bytes, bytearray, memoryview)):
+        return bytes(key)
+    raise TypeError(f"key takes bytes, str or None, not {type(key).__name__}")
+
+
+def _encode_properties(properties: Any) -> bytes | None:
+    packed = None if properties is None else encode_properties(properties)
+    return packed if properties else None
+
+
+def encode_properties(properties: Any) -> bytes:
+    """Properties as msgpack; TypeError unless they map str to str."""
+    if not isinstance(properties, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, str) for name, value in properties.items()
+    ):
+        raise TypeError("properties takes a mapping of str to str")
+    try:
+        packed: bytes = msgpack.packb(dict(properties))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"properties={properties!r} cannot be written as UTF-8") from error
+    return packed
+
+
+def _encode_time(time: Any) -> int | None:
+    if time is None:
+        return None
+    if isinstance(time, dt.datetime):
+        return to_ms(time)
+    if not isinstance(time, int) or isinstance(time, bool):
+        raise TypeError(f"event_time takes a datetime or ms since 1970 as an int, not {time!r}")
+    if not -MAX_TIME <= time <= MAX_TIME:
+        raise ValueError(f"event_time={time}: it takes ms within {MAX_TIME} of 1970")
+    return time
+
+
+def to_ms(time: dt.datetime) -> int:
+    """ms since 1970; a naive datetime is UTC.
+
+    >>> to_ms(dt.datetime(1970, 1, 1, 0, 0, 1))
+    1000
+    """
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=dt.UTC)
+    return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
+
+
+def _encode_sequence(sequence: Any) -> int | None:
+    if sequence is None:
+        return None
+    if not isinstance(sequence, int) or isinstance(sequence, bool):
+        raise TypeError(f"sequence_id takes an int, not {type(sequence).__name__}")
+    if not 0 <= sequence <= MAX_SEQUENCE_ID:
+        raise ValueError(f"sequence_id={sequence}: it takes 0 to 2**63 - 1")
+    return sequence
+
+
+def _unpack_record_batch(values: Any, keys: Any, event_times: Any) -> tuple[Any, Any, Any]:
+    schema = getattr(values, "schema", None)
+    if schema is None or not hasattr(values, "column"):
+        return values, keys, event_times
+    names = schema.names
+    if "value" not in names:
+        raise ValueError(f"values: a RecordBatch takes a column 'value'; this one has {names}")
+    if keys is None and "key" in names:
+        keys = values.column(names.index("key"))
+    if event_times is None and "event_time" in names:
+        event_times = values.column(names.index("event_time")).to_pylist()
+    return values.column(names.index("value")), keys, event_times

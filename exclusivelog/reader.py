@@ -1,0 +1,255 @@
+"""Readers: walking a topic, and waiting at its end."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from exclusivelog import _core
+from exclusivelog.arrow import COLUMNS, import_pyarrow, record_batch
+from exclusivelog.errors import (
+    EngineClosedError,
+    ExclusiveLogError,
+    OffsetTrimmedError,
+    TopicNotFoundError,
+    WaitTimeoutError,
+)
+from exclusivelog.log import offset_at_time, read_entries
+from exclusivelog.producer import check_seconds, to_ms
+from exclusivelog.serde import pick_loads
+from exclusivelog.tables import Tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from exclusivelog.engine import Engine
+
+# A reader that found something within this time looks hard before it sleeps the next time.
+BUSY_SECONDS = 0.001
+# One more entry of at most 1 GiB, and the offsets of an Arrow array still are 32 bits.
+MOST_ARROW_BYTES = 512 << 20
+
+
+class Reader(_core.Cursor):
+    """Reads one topic. Made by `topic.reader`; for one thread at a time.
+
+    A reader never counts as a producer (rule A1), and sees nothing that is not durable
+    (rule G6). Damage raises LedgerCorruptedError and leaves the position where it is:
+    `seek(error.offsets.stop)` steps over it (rule G9).
+
+    >>> reader = topic.reader()
+    >>> reader.has_message_available()
+    False
+    >>> with topic.producer() as producer:
+    ...     _ = producer.send(b"hello")
+    >>> reader.read_next(timeout=1).value
+    b'hello'
+    """
+
+    def __init__(
+        self, engine: Engine, topic: int, name: str, start: str | int | dt.datetime, *,
+        inclusive: bool, deserializer: Any,
+    ) -> None:  # fmt: skip
+        self.topic_id = topic
+        self.topic = name
+        self._engine = engine
+        self._loads = pick_loads(deserializer)
+        self._closed = False
+        self._busy_until = 0.0
+        self._word = engine.ledger.lockfile.topic_word(topic)
+        self.seek(start, inclusive=inclusive)
+        engine.register_reader(self)
+
+    # ---- where ---------------------------------------------------------------------------
+
+    def seek(self, start: str | int | dt.datetime, *, inclusive: bool = True) -> None:
+        """Go on from "earliest", "latest", an offset, or a datetime (naive: UTC).
+
+        `inclusive=False` goes on behind the message at that offset or time.
+
+        >>> reader.seek("latest"); reader.position
+        0
+        """
+        self._check()
+        with self._engine.ledger.read() as tables:
+            self.move_to(self._find(tables, start, inclusive))
+
+    def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
+        row = self._row(tables)
+        if start == "earliest":
+            return row.first_offset
+        if start == "latest":
+            return row.next_offset
+        if isinstance(start, dt.datetime):
+            return offset_at_time(tables, row, to_ms(start) + (0 if inclusive else 1))
+        if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
+            return start if inclusive else start + 1
+        raise ValueError(
+            f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
+        )
+
+    def _row(self, tables: Tables) -> _core.TopicRow:
+        row = tables.topic(self.topic_id)
+        if row.flags & _core.DELETED:
+            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        return row
+
+    def has_message_available(self) -> bool:
+        """True if there is a message at or behind the position. Exact: no message in flight
+        counts, none that is there is missed (rule G5).
+
+        >>> reader.has_message_available()
+        False
+        """
+        self._check()
+        with self._engine.ledger.read() as tables:
+            return self._row(tables).next_offset > self.position
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def refill(self) -> list[_core.Entry]:
+        """The next entries of the ledger; what the iteration calls when it has run dry."""
+        self._check()
+        with self._engine.ledger.read() as tables:
+            row = self._row(tables)
+            if self.position < row.first_offset:
+                raise OffsetTrimmedError(
+                    f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
+                    'was trimmed. seek("earliest") goes on with what there is'
+                )
+            return read_entries(tables, row, self.position, self._loads)
+
+    def read_next(self, timeout: float | None = None) -> _core.Message:
+        """The next message; waits for it at the end of the topic.
+
+        `timeout` in seconds (None: for ever; 0: not at all), then WaitTimeoutError. Waiting
+        costs no CPU: the writer wakes the reader, also from another process.
+
+        >>> reader.read_next(timeout=0)
+        Traceback (most recent call last):
+            ...
+        exclusivelog.errors.WaitTimeoutError: topic 'orders' had no message at offset 0 within 0 s
+        """
+        if timeout is not None:
+            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        self._check()
+        message = self.take_ready()
+        if message is not None:
+            return message
+        lockfile = self._engine.ledger.lockfile
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            seen = lockfile.words.load(self._word)  # before looking: what comes after wakes
+            message = self.take_one()
+            if message is not None:
+                return message
+            self._check()
+            now = time.monotonic()
+            left = None if deadline is None else deadline - now
+            if left is not None and left <= 0:
+                raise WaitTimeoutError(
+                    f"topic {self.topic!r} had no message at offset {self.position} within "
+                    f"{timeout} s"
+                )
+            lockfile.await_topic(self._word, seen, left, spin=now < self._busy_until)
+            woken = time.monotonic()
+            if woken - now < BUSY_SECONDS:
+                self._busy_until = woken + BUSY_SECONDS
+
+    def read_batch(self, max_messages: int) -> list[_core.Message]:
+        """Up to `max_messages` next messages, without waiting; an empty list at the end.
+
+        >>> reader.read_batch(100)
+        []
+        """
+        if not isinstance(max_messages, int) or max_messages < 1:
+            raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
+        self._check()
+        return self.take_many(max_messages)
+
+    def read_arrow(
+        self, max_bytes: int = 1 << 20, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch | None:
+        """The next messages as a pyarrow RecordBatch, without waiting; None at the end.
+
+        It ends at the first entry that reaches `max_bytes` (at most 512 MiB). Large entries
+        are wrapped where they lie, with no copy per message. `columns`: any of offset, epoch,
+        key, value, publish_time, event_time, producer, sequence_id, properties (default:
+        all). Needs the extra `[arrow]`.
+        """
+        self._check()
+        chosen = COLUMNS if columns is None else tuple(columns)
+        for name in chosen:
+            if name not in COLUMNS:
+                raise ValueError(f"columns: {name!r} is none of {', '.join(COLUMNS)}")
+        if not isinstance(max_bytes, int) or max_bytes < 1:
+            raise ValueError(f"max_bytes={max_bytes!r}: it takes a whole number from 1 on")
+        import_pyarrow()  # before anything is taken
+        max_bytes = min(max_bytes, MOST_ARROW_BYTES)
+        parts: list[tuple[_core.Entry, int]] = []
+        size = 0
+        while size < max_bytes:
+            try:
+                part = self.take_entry()
+            except ExclusiveLogError:
+                if not parts:
+                    raise
+                break  # what was taken must not be lost; the next call meets it again
+            if part is None:
+                break
+            parts.append(part)
+            size += len(part[0].data)
+        return record_batch(parts, chosen) if parts else None
+
+    def __iter__(self) -> Iterator[_core.Message]:
+        """The messages up to the end as it is now."""
+        self._check()
+        with self._engine.ledger.read() as tables:
+            end = self._row(tables).next_offset
+        return self.scan(end)
+
+    def follow(self, timeout: float | None = None) -> Iterator[_core.Message]:
+        """The messages, for ever: at the end it waits. Ends when nothing has come for
+        `timeout` seconds (None: never).
+
+        >>> [message.value for message in reader.follow(timeout=0)]
+        []
+        """
+        while True:
+            try:
+                message = self.read_next(timeout)
+            except WaitTimeoutError:
+                return
+            yield message
+
+    # ---- close ---------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        self._engine.check_open()
+        if self._closed:
+            raise EngineClosedError(f"this reader of topic {self.topic!r} is closed")
+
+    def close(self) -> None:
+        """End reading; a thread that waits in `read_next` gets EngineClosedError."""
+        if not self._closed:
+            self._closed = True
+            self.move_to(self.position)
+            if not (self._engine.closed or self._engine.forked):
+                self._engine.ledger.lockfile.announce(self.topic_id)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Reader of topic {self.topic!r} at offset {self.position}>"

@@ -1,0 +1,339 @@
+"""The ledger's tables: keys, rows, and typed access to them within one transaction.
+
+```text
+table      key                                              value
+meta       b"format" | b"topic" | b"session" | b"mail"      msgpack | last id given (u64)
+names      topic name, UTF-8                                topic id (u64)
+topics     topic id                                         topic row (_core.TopicRow)
+entries    topic id, last offset of the entry               entry (_core.Entry)
+producers  topic id, producer name                          last sequence id, live session
+holders    topic id, session                                msgpack of access.Session
+queue      topic id, order of rule D1, session              msgpack of access.Session
+engines    engine id, 0 holder | 1 waiter, session          slot (u16), key in holders or queue
+mail       engine id, number                                msgpack [kind, session, ...]
+trash      topic id of a deleted topic                      empty: its entries are still to go
+```
+
+Numbers in keys are big-endian, so that LMDB's order is theirs. Entries are keyed by their
+last offset: the entry that holds an offset is then the first at or after it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgpack
+
+from exclusivelog._core import TopicRow
+from exclusivelog.access import Session
+from exclusivelog.errors import LedgerCorruptedError
+
+if TYPE_CHECKING:
+    import lmdb
+
+NAMES = (
+    "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "mail",
+    "trash",
+)  # fmt: skip
+FORMAT = 1
+
+U64 = struct.Struct(">Q")
+PAIR = struct.Struct(">QQ")
+PLACE = struct.Struct(">QQQIQ")
+INDEX = struct.Struct(">QBQ")
+PRODUCER = struct.Struct(">qQ")
+SLOT = struct.Struct(">H")
+HIGHEST_PRIORITY = 2**63 - 1
+HOLDER, WAITER = 0, 1
+
+Row = TypeVar("Row")
+
+
+SESSION_FIELDS = [field.name for field in fields(Session)]
+
+
+def pack_session(session: Session) -> bytes:
+    """A session as msgpack, fields in order."""
+    packed: bytes = msgpack.packb([getattr(session, name) for name in SESSION_FIELDS])
+    return packed
+
+
+def unpack_session(data: bytes) -> Session:
+    """The session that `pack_session` packed."""
+    return Session(*msgpack.unpackb(data))
+
+
+def queue_key(session: Session) -> bytes:
+    """Sorts as rule D1 says: priority, then creation, then the random tie."""
+    return PLACE.pack(
+        session.topic, HIGHEST_PRIORITY - session.priority, session.created, session.tie, session.id
+    )
+
+
+class Tables:
+    """Typed access within one transaction.
+
+    `ring` and `announce` gather whom to wake once the transaction is durable.
+    """
+
+    def __init__(self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str) -> None:
+        self._txn = txn
+        self._db = databases
+        self._path = path
+        self.ring: set[int] = set()
+        self.announce: set[int] = set()
+
+    def _decode(self, table: str, decode: Callable[[bytes], Row], data: bytes) -> Row:
+        try:
+            return decode(data)
+        except (struct.error, ValueError, TypeError) as error:
+            raise LedgerCorruptedError(
+                f"{self._path}: a row of the table {table!r} is damaged: {error}"
+            ) from None
+
+    # ---- meta ----------------------------------------------------------------------------
+
+    def next_id(self, counter: bytes) -> int:
+        """A number never given before."""
+        data = self._txn.get(counter, db=self._db["meta"])
+        number = 1 if data is None else U64.unpack(data)[0] + 1
+        self._txn.put(counter, U64.pack(number), db=self._db["meta"])
+        return number
+
+    # ---- topics --------------------------------------------------------------------------
+
+    def topic_id(self, name: str) -> int | None:
+        """The id of the topic of that name, also of a deleted one."""
+        data = self._txn.get(name.encode(), db=self._db["names"])
+        return None if data is None else int(self._decode("names", U64.unpack, data)[0])
+
+    def topic(self, topic: int) -> TopicRow:
+        """The topic's row; it must exist."""
+        data = self._txn.get(U64.pack(topic), db=self._db["topics"])
+        if data is None:
+            raise LedgerCorruptedError(f"{self._path}: the row of topic {topic} is missing")
+        return self._decode("topics", TopicRow.unpack, data)
+
+    def put_topic(self, row: TopicRow) -> None:
+        """Write the row back."""
+        self._txn.put(U64.pack(row.id), row.pack(), db=self._db["topics"])
+
+    def name_topic(self, row: TopicRow) -> None:
+        """Let the row's name lead to it."""
+        self._txn.put(row.name.encode(), U64.pack(row.id), db=self._db["names"])
+
+    def topics(self) -> list[tuple[str, int]]:
+        """(name, id) of all topics in the order of their names, deleted ones too."""
+        return [
+            (key.decode(), self._decode("names", U64.unpack, data)[0])
+            for key, data in self._txn.cursor(db=self._db["names"])
+        ]
+
+    # ---- entries -------------------------------------------------------------------------
+
+    def put_entry(self, topic: int, last_offset: int, entry: bytes) -> None:
+        """Append an entry behind all others of its topic."""
+        key = PAIR.pack(topic, last_offset)
+        if not self._txn.put(key, entry, overwrite=False, db=self._db["entries"]):
+            raise LedgerCorruptedError(
+                f"{self._path}: topic {topic} has an entry at offset {last_offset} already, "
+                "behind its own end"
+            )
+
+    def entries(self, topic: int, offset: int) -> Iterator[tuple[int, bytes]]:
+        """(last offset, bytes) of the entries from the one that holds `offset` on."""
+        cursor = self._txn.cursor(db=self._db["entries"])
+        if not cursor.set_range(PAIR.pack(topic, offset)):
+            return
+        for key, data in cursor:
+            owner, last = PAIR.unpack(key)
+            if owner != topic:
+                return
+            yield last, data
+
+    def last_offset_before(self, topic: int, offset: int) -> int | None:
+        """The last offset of the entry that ends before `offset`."""
+        cursor = self._txn.cursor(db=self._db["entries"])
+        found = cursor.set_range(PAIR.pack(topic, offset))
+        if not (cursor.prev() if found else cursor.last()):
+            return None
+        owner, last = PAIR.unpack(cursor.key())
+        return last if owner == topic else None
+
+    def drop_rows(self, topic: int, most: int) -> int:
+        """Delete up to `most` entries and producers of a topic; how many went."""
+        count = 0
+        prefix = U64.pack(topic)
+        for table in ("entries", "producers"):
+            cursor = self._txn.cursor(db=self._db[table])
+            while count < most and cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                cursor.delete()
+                count += 1
+        return count
+
+    # ---- producers -----------------------------------------------------------------------
+
+    def producer(self, topic: int, name: str) -> tuple[int, int]:
+        """(last sequence id or -1, live session or 0) of a producer name (rules A6, G2)."""
+        data = self._txn.get(U64.pack(topic) + name.encode(), db=self._db["producers"])
+        return (-1, 0) if data is None else self._decode("producers", PRODUCER.unpack, data)
+
+    def unused_name(self, topic: int, name: str) -> str:
+        """The name, or one like it, such that nobody had it before."""
+        found = name
+        while self.producer(topic, found) != (-1, 0):
+            found = f"{name}-{secrets.token_hex(3)}"
+        return found
+
+    def put_producer(self, topic: int, name: str, sequence: int, session: int) -> None:
+        """Write what `producer` reads."""
+        key = U64.pack(topic) + name.encode()
+        self._txn.put(key, PRODUCER.pack(sequence, session), db=self._db["producers"])
+
+    def free_name(self, session: Session) -> None:
+        """The session's name may be registered again; its last sequence id stays."""
+        sequence, holder = self.producer(session.topic, session.name)
+        if holder != session.id:
+            return
+        if sequence >= 0:
+            self.put_producer(session.topic, session.name, sequence, 0)
+        else:  # it never sent anything: nothing is left of it (rule A2)
+            key = U64.pack(session.topic) + session.name.encode()
+            self._txn.delete(key, db=self._db["producers"])
+
+    # ---- sessions ------------------------------------------------------------------------
+
+    def holder(self, topic: int, session: int) -> Session | None:
+        """An admitted session."""
+        data = self._txn.get(PAIR.pack(topic, session), db=self._db["holders"])
+        return None if data is None else self._decode("holders", unpack_session, data)
+
+    def holds(self, topic: int, session: int) -> bool:
+        """Is this session admitted?"""
+        return self._txn.get(PAIR.pack(topic, session), db=self._db["holders"]) is not None
+
+    def holders(self, topic: int) -> list[Session]:
+        """All admitted sessions of a topic."""
+        return list(self._sessions("holders", topic))
+
+    def put_holder(self, session: Session) -> None:
+        """Register an admitted session."""
+        key = PAIR.pack(session.topic, session.id)
+        self._txn.put(key, pack_session(session), db=self._db["holders"])
+        self._index(session, HOLDER, key)
+
+    def drop_holder(self, session: Session) -> None:
+        """Remove an admitted session."""
+        self._txn.delete(PAIR.pack(session.topic, session.id), db=self._db["holders"])
+        self._unindex(session, HOLDER)
+
+    def waiters(self, topic: int) -> Iterator[Session]:
+        """The topic's queue, best first (rule D1). Lazy; do not change it while walking."""
+        return self._sessions("queue", topic)
+
+    def waiting(self, session: Session) -> bool:
+        """Is this session still in the queue?"""
+        return self._txn.get(queue_key(session), db=self._db["queue"]) is not None
+
+    def put_waiter(self, session: Session) -> None:
+        """Put a session into the queue."""
+        key = queue_key(session)
+        self._txn.put(key, pack_session(session), db=self._db["queue"])
+        self._index(session, WAITER, key)
+
+    def drop_waiter(self, session: Session) -> bool:
+        """Take a session out of the queue; False if it was not there."""
+        self._unindex(session, WAITER)
+        return self._txn.delete(queue_key(session), db=self._db["queue"])
+
+    def _sessions(self, table: str, topic: int) -> Iterator[Session]:
+        cursor = self._txn.cursor(db=self._db[table])
+        prefix = U64.pack(topic)
+        if cursor.set_range(prefix):
+            for key, data in cursor:
+                if not key.startswith(prefix):
+                    return
+                yield self._decode(table, unpack_session, data)
+
+    # ---- engines -------------------------------------------------------------------------
+
+    def _index(self, session: Session, kind: int, key: bytes) -> None:
+        index = INDEX.pack(int(session.engine, 16), kind, session.id)
+        self._txn.put(index, SLOT.pack(session.slot) + key, db=self._db["engines"])
+
+    def _unindex(self, session: Session, kind: int) -> None:
+        index = INDEX.pack(int(session.engine, 16), kind, session.id)
+        self._txn.delete(index, db=self._db["engines"])
+
+    def engines(self) -> Iterator[tuple[str, int]]:
+        """(engine id, slot) of every engine that has sessions here, dead or alive."""
+        cursor = self._txn.cursor(db=self._db["engines"])
+        found = cursor.first()
+        while found:
+            engine = INDEX.unpack(cursor.key())[0]
+            yield f"{engine:016x}", SLOT.unpack(cursor.value()[:2])[0]
+            found = cursor.set_range(INDEX.pack(engine, 255, 0))
+
+    def sessions_of(self, engine: str) -> list[Session]:
+        """An engine's sessions, those that hold a topic first."""
+        cursor = self._txn.cursor(db=self._db["engines"])
+        prefix = U64.pack(int(engine, 16))
+        found: list[Session] = []
+        if cursor.set_range(prefix):
+            for key, value in cursor:
+                if not key.startswith(prefix):
+                    break
+                table = "holders" if key[8] == HOLDER else "queue"
+                data = self._txn.get(value[2:], db=self._db[table])
+                if data is not None:
+                    found.append(self._decode(table, unpack_session, data))
+        return found
+
+    # ---- mail ----------------------------------------------------------------------------
+
+    def post(self, session: Session, kind: str, *details: Any) -> None:
+        """Tell the session's engine what became of it, once this is durable."""
+        key = PAIR.pack(int(session.engine, 16), self.next_id(b"mail"))
+        self._txn.put(key, msgpack.packb([kind, session.id, *details]), db=self._db["mail"])
+        self.ring.add(session.slot)
+
+    def mail(self, engine: str, after: int) -> list[tuple[int, list[Any]]]:
+        """(number, [kind, session, ...]) of an engine's mail behind number `after`."""
+        cursor = self._txn.cursor(db=self._db["mail"])
+        box = int(engine, 16)
+        found = []
+        if cursor.set_range(PAIR.pack(box, after + 1)):
+            for key, data in cursor:
+                owner, number = PAIR.unpack(key)
+                if owner != box:
+                    break
+                found.append((number, self._decode("mail", msgpack.unpackb, data)))
+        return found
+
+    def drop_mail(self, engine: str, up_to: int) -> None:
+        """Delete an engine's mail up to a number."""
+        cursor = self._txn.cursor(db=self._db["mail"])
+        box = int(engine, 16)
+        while cursor.set_range(PAIR.pack(box, 0)):
+            owner, number = PAIR.unpack(cursor.key())
+            if owner != box or number > up_to:
+                break
+            cursor.delete()
+
+    # ---- deleted topics ------------------------------------------------------------------
+
+    def discard(self, topic: int) -> None:
+        """Mark a deleted topic's entries as still to go."""
+        self._txn.put(U64.pack(topic), b"", db=self._db["trash"])
+
+    def discarded(self) -> list[int]:
+        """Deleted topics whose entries are still to go."""
+        return [U64.unpack(key)[0] for key, _ in self._txn.cursor(db=self._db["trash"])]
+
+    def empty(self, topic: int) -> None:
+        """The deleted topic's entries are gone."""
+        self._txn.delete(U64.pack(topic), db=self._db["trash"])

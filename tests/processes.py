@@ -1,0 +1,253 @@
+"""Real processes for tests: each has an engine of its own and does what it is told.
+
+A worker is told functions of this or of a test module; the first argument is the worker's
+`State`, which keeps what should outlive the call (a producer, a reader).
+
+>>> worker.call(open_producer, "exclusive")         # in the worker's process
+1
+>>> worker.signal(signal.SIGKILL)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import exclusivelog as xl
+
+PATIENCE = 30.0  # seconds; nothing in a test may wait longer
+
+spawn = multiprocessing.get_context("spawn")
+
+
+@dataclass
+class State:
+    """What a worker's functions share."""
+
+    engine: xl.Engine
+    topic: xl.Topic
+    producer: xl.Producer | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+class Failed(Exception):
+    """The worker raised; `.kind` is the exception's class name, the text its message."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Worker:
+    """One process with one engine on `path`. `options` go to `xl.open`."""
+
+    def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
+        self._pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=_serve, args=(theirs, path, name, topic, options))
+        self.process.start()
+        theirs.close()
+        self.pid = self.process.pid
+        self.answer()  # ready
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Begin `function(state, ...)` in the worker; `answer` has its result."""
+        self._pipe.send((function, args, kwargs))
+
+    def answer(self, timeout: float = PATIENCE) -> Any:
+        """The result of what was started; raises Failed, or TimeoutError, or EOFError if the
+        worker died."""
+        if not self._pipe.poll(timeout):
+            raise TimeoutError(f"the worker did not answer within {timeout} s")
+        kind, value = self._pipe.recv()
+        if kind is not None:
+            raise Failed(kind, value)
+        return value
+
+    def answered(self, timeout: float = 0.0) -> bool:
+        """Has what was started ended?"""
+        return bool(self._pipe.poll(timeout))
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`start` and `answer`."""
+        self.start(function, *args, **kwargs)
+        return self.answer()
+
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGKILL, SIGSTOP, SIGCONT, SIGINT."""
+        assert self.pid is not None
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.process.join(PATIENCE)
+
+    def end(self) -> None:
+        """Let the worker close its engine and exit; kill it if it does not."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        self.process.join(0.1 if self.process.exitcode is not None else 10)
+        if self.process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGCONT)
+            self.process.kill()
+            self.process.join(PATIENCE)
+        self._pipe.close()
+        self.process.close()
+
+
+def _serve(pipe: Any, path: str, name: str, topic: str, options: dict[str, Any]) -> None:
+    with xl.open(path, name=name, **options) as engine:
+        state = State(engine, engine.topic(topic))
+        pipe.send((None, None))
+        while True:
+            try:
+                message = pipe.recv()
+            except (EOFError, KeyboardInterrupt):
+                return
+            if message is None:
+                return
+            function, args, kwargs = message
+            try:
+                result = function(state, *args, **kwargs)
+            except BaseException as error:
+                pipe.send((type(error).__name__, str(error)))
+            else:
+                pipe.send((None, result))
+
+
+def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """Wait until `condition()` is true, and return what it gave."""
+    deadline = time.monotonic() + timeout
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{condition} did not come true within {timeout} s")
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def workers() -> Iterator[Callable[..., Worker]]:
+    """A factory of workers that are all ended, and reaped, afterwards."""
+    made: list[Worker] = []
+
+    def make(path: str, name: str = "worker", **options: Any) -> Worker:
+        worker = Worker(path, name, **options)
+        made.append(worker)
+        return worker
+
+    try:
+        yield make
+    finally:
+        for worker in made:
+            worker.end()
+
+
+# ---- what workers are told most ----------------------------------------------------------
+
+
+def open_producer(state: State, mode: str, **options: Any) -> int:
+    """Open a producer and keep it; its epoch."""
+    state.producer = state.topic.producer(mode, **options)
+    return state.producer.topic_epoch
+
+
+def send(state: State, value: bytes, **options: Any) -> int:
+    """Send with the kept producer; the offset."""
+    assert state.producer is not None
+    return state.producer.send(value, **options)
+
+
+def close_producer(state: State) -> None:
+    """Close the kept producer."""
+    assert state.producer is not None
+    state.producer.close()
+
+
+def producer_state(state: State) -> str:
+    """The kept producer's state."""
+    assert state.producer is not None
+    return state.producer.state
+
+
+# ---- what several test files need --------------------------------------------------------
+
+
+def within(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """`function()` in a thread of its own: its result, or its error. One that hangs fails the
+    test instead of stopping it."""
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="within", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        raise AssertionError(f"{function} neither returned nor raised within {timeout} s")
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def forked(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """What `function()` gives in a child made by fork(); Failed if it raises there."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                theirs.send((None, within(function, timeout / 2)))
+            except BaseException as error:
+                theirs.send((type(error).__name__, str(error)))
+        finally:
+            os._exit(0)
+    try:
+        theirs.close()
+        if not ours.poll(timeout):
+            raise AssertionError(f"{function} did not end in the forked child")
+        kind, value = ours.recv()
+    finally:
+        ours.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if kind is not None:
+        raise Failed(kind, value)
+    return value
+
+
+def rows(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:
+    """All that the ledger's tables hold, but for the counters of ids already given."""
+    with engine.ledger.read() as tables:
+        return {
+            table: list(tables._txn.cursor(db=database))
+            for table, database in tables._db.items()
+            if table != "meta"
+        }
+
+
+def values(topic: xl.Topic) -> list[bytes]:
+    """What the topic's messages say, in order."""
+    return [message.value for message in topic.reader()]
+
+
+def hang(worker: Worker) -> None:
+    """Stop a worker that is idle. The pause lets it leave the ledger's critical section, whose
+    lock it would take with it."""
+    time.sleep(0.05)
+    worker.signal(signal.SIGSTOP)

@@ -1,0 +1,293 @@
+"""Every send has one outcome, whatever goes wrong (rule B9)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from tests.children import finish
+from tests.processes import open_producer, until, values, within
+from tests.test_sending import run_threads
+
+
+class Failing:
+    """Makes the ledger's next write transactions end with an error of the test's choice, before
+    anything is written or after everything is durable."""
+
+    def __init__(self, engine: xl.Engine, error: BaseException, *, after: bool, times: int = 1):
+        self.ledger, self.write = engine.ledger, engine.ledger.write
+        self.error, self.after, self.times = error, after, times
+
+    @contextlib.contextmanager
+    def fail(self) -> Iterator[Any]:
+        if self.times == 0:
+            with self.write() as tables:
+                yield tables
+            return
+        self.times -= 1
+        if not self.after:
+            raise self.error
+        with self.write() as tables:
+            yield tables
+        raise self.error
+
+    def __enter__(self) -> None:
+        self.ledger.write = self.fail
+
+    def __exit__(self, *error: object) -> None:
+        self.ledger.write = self.write
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError, RuntimeError])
+def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
+    engine, topic, kind, after
+) -> None:
+    """Ctrl-C strikes the thread that commits for three producers, before the transaction or
+    just after it. All three learn that the outcome is unknown; all three can go on; and a
+    message sent once more under its sequence id is in the log once."""
+    told: list[Any] = []
+    mine, others = topic.producer(name="mine"), [topic.producer(linger=60) for _ in range(2)]
+    waiting = [producer.send_async(b"theirs") for producer in others]
+    for receipt in waiting:
+        receipt.add_done_callback(lambda r: told.append(r.exception(0)))
+    with Failing(engine, kind("now"), after=after), pytest.raises((kind, xl.LedgerIOError)):
+        mine.send(b"mine")
+    errors = [receipt.exception(5) for receipt in waiting]
+    assert all(error is not None and error.maybe_written for error in errors)
+    until(lambda: len(told) == 2, timeout=5)
+    for producer, value in [(mine, b"mine"), *[(other, b"theirs") for other in others]]:
+        with contextlib.suppress(xl.DuplicateSequenceError):
+            producer.send(value, sequence_id=0)
+    assert sorted(values(topic)) == [b"mine", b"theirs", b"theirs"]
+    for producer in (mine, *others):
+        producer.send(b"next")
+    assert topic.next_offset == 6
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError, SystemExit])
+def test_b9_a_failure_in_the_background_leaves_nobody_without_an_answer(
+    engine, topic, kind, after
+) -> None:
+    """The same where nobody is there to see the exception: in the thread that commits for
+    `send_async`. It goes on for those who come later."""
+    with topic.producer(linger=0.1) as producer:
+        with Failing(engine, kind("now"), after=after):
+            receipt = producer.send_async(b"x")
+            error = receipt.exception(5)
+            assert error is not None
+            assert error.maybe_written
+        assert producer.send_async(b"y").result(5) == (1 if after else 0)
+        assert producer.send_async(b"z").result(5) == (2 if after else 1)
+
+
+def test_b9_a_full_ledger_answers_everybody(path) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        topic = engine.topic("t")
+        producers = [topic.producer(max_batch_messages=3, linger=0.001) for _ in range(3)]
+        receipts: list[tuple[bytes, xl.Receipt]] = []
+
+        def fill(number: int) -> None:
+            for n in range(100):
+                value = b"%d %d " % (number, n) + bytes(10_000)
+                receipts.append((value, producers[number].send_async(value)))
+                time.sleep(0.0005)
+
+        run_threads(3, fill)
+        outcomes = [(value, receipt.exception(20)) for value, receipt in receipts]
+        sent = {value for value, error in outcomes if error is None}
+        errors = [error for _, error in outcomes if error is not None]
+        assert len(errors) > 100
+        assert {type(error) for error in errors} == {xl.LedgerFullError}
+        assert not any(error.maybe_written for error in errors)
+        assert set(values(topic)) == sent
+
+
+def test_b9_every_send_has_an_outcome_when_the_topic_is_taken_away(path, worker) -> None:
+    """Threads send, synchronously and not, while another process takes the topic. What was
+    acknowledged is in the log, what was refused is not, and nothing stands behind the rival's
+    first message."""
+    with xl.open(path) as engine:
+        topic = engine.topic("orders")
+        producer = topic.producer("exclusive", linger=0.001)
+        outcomes: list[tuple[bytes, Any]] = []
+        rival = worker()
+
+        def run(number: int) -> None:
+            for n in itertools.count():
+                value = b"%d %d" % (number, n)
+                time.sleep(0.0001)
+                try:
+                    receipt = producer.send_async(value)
+                    outcomes.append((value, receipt if number % 2 else receipt.result(20)))
+                except xl.ProducerFencedError as error:
+                    outcomes.append((value, error))
+                    return
+
+        threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+        rival.call(open_producer, "exclusive_with_fencing")
+        end = topic.next_offset
+        for thread in threads:
+            thread.join(20)
+        assert not any(thread.is_alive() for thread in threads)
+        assert topic.next_offset == end
+        log = {m.offset: m.value for m in topic.reader()}
+    refused = 0
+    for value, outcome in outcomes:
+        if isinstance(outcome, xl.Receipt):
+            error = outcome.exception(20)
+            outcome = error if error is not None else outcome.result(0)
+        if isinstance(outcome, int):
+            assert log[outcome] == value
+        else:
+            assert isinstance(outcome, xl.ProducerFencedError)
+            assert value not in log.values()
+            refused += 1
+    assert refused >= 4
+    assert len(outcomes) - refused == len(log)
+
+
+def test_b9_every_send_has_an_outcome_when_the_engine_is_closed(path) -> None:
+    """Threads send without a pause while the engine is closed under them. Nobody hangs; what
+    was acknowledged is in the log, and nothing else is."""
+    total = 0
+    for _ in range(15):
+        engine = xl.open(path)
+        topic = engine.topic("t")
+        first = topic.next_offset
+        producer = topic.producer(linger=0.0005)
+        outcomes: list[tuple[bytes, Any]] = []
+
+        def run(
+            number: int, producer: xl.Producer = producer, outcomes: list[Any] = outcomes
+        ) -> None:
+            for n in itertools.count():
+                value = b"%d %d" % (number, n)
+                time.sleep(0.0001)
+                try:
+                    if number % 2:
+                        outcomes.append((value, producer.send_async(value)))
+                    else:
+                        outcomes.append((value, producer.send(value)))
+                except xl.EngineClosedError:
+                    return
+
+        threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.03)
+        within(engine.close, 20)
+        for thread in threads:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in threads)
+        with xl.open(path) as engine:
+            log = {m.offset: m.value for m in engine.topic("t").reader(first)}
+        acknowledged = 0
+        for value, outcome in outcomes:
+            if isinstance(outcome, xl.Receipt):
+                error = outcome.exception(10)
+                assert error is None or isinstance(error, xl.EngineClosedError)
+                if error is not None:
+                    assert not error.maybe_written
+                    assert value not in log.values()
+                    continue
+                outcome = outcome.result(0)
+            assert log[outcome] == value
+            acknowledged += 1
+        assert acknowledged == len(log)
+        total += acknowledged
+    assert total > 0
+
+
+INTERRUPTED = """
+    import faulthandler, os, random, signal, sys, threading, time
+    import exclusivelog as xl
+
+    faulthandler.dump_traceback_later(20, exit=True)    # whoever hangs is shown
+    engine = xl.open(sys.argv[1])
+    topic = engine.topic("t")
+    producer = topic.producer(name="p", linger=0.0005)
+    dice, stop = random.Random(int(sys.argv[2])), threading.Event()
+
+    def disturb():
+        while not stop.is_set():
+            time.sleep(dice.random() * 0.004)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def strike(number, frame):
+        global armed
+        if armed:
+            armed = False
+            raise KeyboardInterrupt
+
+    armed = False       # an interrupt while the last one is dealt with would be this script's end
+    signal.signal(signal.SIGINT, strike)
+    threading.Thread(target=disturb, daemon=True).start()
+    receipts, refused, interrupts, number = [], [], 0, 0
+    end = time.monotonic() + 2.5
+    while True:
+        try:
+            armed = True
+            while time.monotonic() < end:
+                number += 1
+                value = b"%d" % number
+                if number % 3:
+                    receipts.append((value, producer.send_async(value)))
+                else:
+                    try:
+                        producer.send(value)
+                    except (xl.LedgerIOError, xl.DuplicateSequenceError) as error:
+                        refused.append((value, error))
+            armed = False
+            break
+        except KeyboardInterrupt:
+            interrupts += 1
+    stop.set()
+    for attempt in range(3):        # what was interrupted last may still have its outcome to tell
+        try:
+            producer.flush()
+            producer.send(b"last")
+            break
+        except (xl.LedgerIOError, xl.DuplicateSequenceError):
+            pass
+    else:
+        raise SystemExit("the producer is stuck")
+    log = [m.value for m in topic.reader()]
+    assert log[-1] == b"last"
+    assert len(set(log)) == len(log), "written twice"
+    unknown = 0
+    for value, receipt in receipts:
+        assert receipt.done(), "silence"
+        error = receipt.exception(0)
+        if error is None:
+            assert log[receipt.result(0)] == value
+        elif isinstance(error, xl.DuplicateSequenceError) or error.maybe_written:
+            unknown += 1
+        else:
+            assert value not in log, "written in spite of its error"
+    producer.close()
+    engine.close()
+    with xl.open(sys.argv[1]) as engine:
+        assert engine.verify().ok
+    print(interrupts, number, unknown)
+"""
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_b9_interrupts_at_random_moments(path, seed) -> None:
+    """Ctrl-C, hundreds of times, wherever the sending thread happens to be. Every receipt ends
+    with an outcome that is true, nothing is written twice, and the producer can go on."""
+    interrupts, sent, _ = map(int, finish(INTERRUPTED, path, seed, timeout=60).split())
+    assert interrupts > 50
+    assert sent > 50

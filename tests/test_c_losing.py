@@ -1,0 +1,782 @@
+"""Rules C1 to C6: the ways in which a topic is lost, and what the loser and the others see."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from tests.children import child, line, tell
+from tests.processes import (
+    Failed,
+    State,
+    Worker,
+    close_producer,
+    forked,
+    hang,
+    open_producer,
+    producer_state,
+    send,
+    until,
+    values,
+    within,
+)
+
+SHARED, EXCLUSIVE = "shared", "exclusive"
+WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
+
+FENCED = xl.ProducerFencedError
+
+
+# ---- C1: graceful close ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("linger", [0.0, 60.0])
+def test_c1_closing_a_producer_sends_what_waits_and_then_gives_the_topic_back(
+    engine: xl.Engine, topic: xl.Topic, linger: float
+) -> None:
+    with xl.open(engine.path) as other:
+        waiter = other.topic("orders").producer_async(WAIT)
+        owner = waiter.result(timeout=10)
+        successor = topic.producer_async(WAIT)
+        fast = other.topic("elsewhere").producer(linger=linger)
+        fast.send_async(b"not this one's")
+        receipts = [owner.send_async(b"%d" % i) for i in range(500)]
+        owner.close()
+        assert [receipt.result(timeout=0) for receipt in receipts] == list(range(500))
+        assert successor.result(timeout=10).send(b"next") == 500
+    assert [message.epoch for message in topic.reader()] == [1] * 500 + [2]
+
+
+def test_c1_the_next_waiter_is_promoted_in_the_same_transaction(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """There is no moment at which the topic is free although somebody waits for it."""
+    with xl.open(engine.path) as other:
+        owner = topic.producer(EXCLUSIVE)
+        waiter = other.topic("orders").producer_async(WAIT, name="next")
+        before = engine.ledger.stats()["transactions"]
+        owner.close()
+        assert engine.ledger.stats()["transactions"] == before + 1
+        assert topic.owner is not None
+        assert (topic.owner.producer_name, topic.owner.epoch) == ("next", 2)
+        assert waiter.result(timeout=10).topic_epoch == 2
+
+
+def test_c1_closing_an_engine_gives_back_all_of_its_topics(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    names = [f"t{i}" for i in range(5)]
+    other = xl.open(engine.path)
+    mine = [other.topic(name).producer(EXCLUSIVE, linger=60) for name in names]
+    receipts = [producer.send_async(b"last words") for producer in mine]
+    owner = topic.producer(EXCLUSIVE)
+    queued = other.topic("orders").producer_async(WAIT)
+    waiters = [engine.topic(name).producer_async(WAIT) for name in names]
+    other.close()
+    assert [receipt.result(timeout=0) for receipt in receipts] == [0] * 5
+    assert [waiter.result(timeout=10).topic_epoch for waiter in waiters] == [2] * 5
+    with pytest.raises(xl.EngineClosedError):
+        queued.result(timeout=10)
+    assert (owner.state, topic.waiters) == ("open", [])
+
+
+def test_c1_an_exception_in_the_block_gives_the_topic_back(topic: xl.Topic) -> None:
+    def stumble(producer: xl.Producer) -> None:
+        with producer:
+            producer.send_async(b"before")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stumble(topic.producer(EXCLUSIVE))
+    assert topic.owner is None
+    assert values(topic) == [b"before"]
+
+
+# ---- C2: the death of a process ----------------------------------------------------------
+
+
+def test_c2_a_killed_owner_s_topic_goes_to_the_waiter(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """SIGKILL leaves the owner no time to say anything. The kernel tells the others."""
+    for epoch in range(1, 10, 2):
+        process = worker(keepalive=None)  # no silence, however long, would give it away
+        assert process.call(open_producer, EXCLUSIVE) == epoch
+        assert process.call(send, b"alive") == topic.next_offset - 1
+        waiter = topic.producer_async(WAIT)
+        process.kill()
+        successor = waiter.result(timeout=20)
+        assert successor.topic_epoch == epoch + 1
+        successor.send(b"successor")
+        successor.close()
+    assert [message.epoch for message in topic.reader()] == list(range(1, 11))
+
+
+LAST_WORDS = {
+    "leaves main": ("", 0),
+    "sys.exit": ("sys.exit(3)", 3),
+    "os._exit": ("os._exit(4)", 4),
+    "an exception": ("raise RuntimeError('no more')", 1),
+    "an exception in a thread that it waits for": (
+        "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); os._exit(5)",
+        5,
+    ),
+    "abort": ("faulthandler.disable(); os.abort()", -signal.SIGABRT),
+    "a crash": ("faulthandler.disable(); ctypes.string_at(8)", -signal.SIGSEGV),
+    "SIGTERM": ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    "exec": ("os.execv('/bin/true', ['true'])", 0),
+}
+
+
+@pytest.mark.parametrize(("words", "code"), LAST_WORDS.values(), ids=LAST_WORDS)
+def test_c2_however_a_process_ends_the_waiter_gets_its_topic(
+    topic: xl.Topic, words: str, code: int
+) -> None:
+    source = f"""
+        import ctypes, faulthandler, os, resource, signal, sys, threading
+        import exclusivelog as xl
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        engine = xl.open(sys.argv[1], keepalive=None)
+        producer = engine.topic("orders").producer("exclusive")
+        producer.send(b"alive")
+        print("ready", flush=True)
+        input()
+        sys.stderr = open(os.devnull, "w")
+        {words}
+    """
+    with child(source, topic._engine.path) as process:
+        assert line(process) == "ready"
+        waiter = topic.producer_async(WAIT)
+        tell(process)
+        assert waiter.result(timeout=20).topic_epoch == 2
+        assert process.wait(timeout=20) == code
+    assert values(topic) == [b"alive"]
+
+
+def test_c2_leaving_main_sends_what_still_waits(topic: xl.Topic) -> None:
+    source = """
+        import sys
+        import exclusivelog as xl
+        producer = xl.open(sys.argv[1]).topic("orders").producer(linger=60)
+        for i in range(100):
+            producer.send_async(b"%d" % i)
+        print("ready", flush=True)
+    """
+    with child(source, topic._engine.path) as process:
+        assert line(process) == "ready"
+        assert process.wait(timeout=20) == 0
+    assert values(topic) == [b"%d" % i for i in range(100)]
+
+
+def hold_and_await(state: State) -> None:
+    """Sessions of every kind on several topics."""
+    state.kept["sessions"] = [
+        state.engine.topic("owned").producer(EXCLUSIVE),
+        state.engine.topic("shared").producer(SHARED),
+        state.engine.topic("shared").producer(SHARED),
+        state.engine.topic("awaited").producer_async(WAIT),
+        state.topic.producer(EXCLUSIVE),
+    ]
+
+
+def test_c2_all_sessions_of_a_dead_engine_are_evicted(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    owner = engine.topic("awaited").producer(EXCLUSIVE)
+    process = worker(name="gone")
+    process.call(hold_and_await)
+    gone = next(info.id for info in engine.engines() if info.name == "gone")
+
+    def sessions() -> list[Any]:
+        with engine.ledger.read() as tables:
+            return tables.sessions_of(gone)
+
+    assert len(sessions()) == 5
+    waiter = topic.producer_async(WAIT)
+    process.kill()
+    assert waiter.result(timeout=20).topic_epoch == 2
+    until(lambda: sessions() == [])
+    for name, epoch in (("owned", 1), ("shared", 0)):
+        assert engine.topic(name).holders == []
+        assert engine.topic(name).epoch == epoch
+    assert owner.state == "open"
+    assert engine.topic("awaited").waiters == []
+    assert [info.name for info in engine.engines()] == ["test"]
+
+
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
+def test_c2_a_dead_owner_is_in_nobody_s_way(
+    topic: xl.Topic, worker: Callable[..., Worker], mode: str
+) -> None:
+    process = worker(keepalive=None)
+    process.call(open_producer, EXCLUSIVE)
+    process.kill()
+    assert topic.owner is None
+    producer = topic.producer(mode, timeout=10)
+    assert producer.topic_epoch == (1 if mode == SHARED else 2)
+
+
+def test_c2_the_thread_that_opened_an_engine_may_end(
+    path: str, engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """It is the process whose life counts, not the life of the thread that called open()."""
+    opened: list[xl.Engine] = []
+    thread = threading.Thread(target=lambda: opened.append(xl.open(path, keepalive=None)))
+    thread.start()
+    thread.join()
+    with opened[0] as other:
+        with ThreadPoolExecutor(1) as pool:
+            owner = pool.submit(other.topic("orders").producer, EXCLUSIVE).result(10)
+        with pytest.raises(xl.WaitTimeoutError):
+            topic.producer(WAIT, timeout=0.5)
+        assert owner.send(b"x") == 0
+
+
+def test_c2_the_process_that_promotes_may_die_too(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """Owner and waiters are killed almost at once, so that whoever notices a death may be dead
+    itself before it has passed the topic on. The last one alive gets it."""
+    for _ in range(3):
+        owner, *waiters = [worker(name=f"w{i}") for i in range(4)]
+        owner.call(open_producer, EXCLUSIVE)
+        for waiter in waiters:
+            waiter.start(open_producer, WAIT, priority=5)
+        until(lambda: len(topic.waiters) == 3)
+        last = topic.producer_async(WAIT)
+        for process in (owner, *waiters):
+            process.signal(signal.SIGKILL)
+        with last.result(timeout=20) as producer:
+            assert producer.topic_epoch == topic.epoch
+            assert topic.waiters == []
+
+
+# ---- C3: a process that hangs ------------------------------------------------------------
+
+
+def await_silence(topic: xl.Topic) -> None:
+    """Until nobody who has been heard of lately holds the topic."""
+    until(lambda: not topic.holders)
+
+
+RIVALS: dict[str, Callable[[xl.Topic], xl.Producer]] = {
+    "a waiter": lambda topic: topic.producer(WAIT, timeout=20),
+    "an exclusive request": lambda topic: await_silence(topic) or topic.producer(EXCLUSIVE),
+    "a fencing request": lambda topic: await_silence(topic) or topic.producer(FENCING),
+    "a shared request": lambda topic: await_silence(topic) or topic.producer(SHARED),
+    "a fencing request that does not wait": lambda topic: topic.producer(FENCING),
+}
+
+
+@pytest.mark.parametrize("rival", RIVALS.values(), ids=RIVALS)
+def test_c3_a_hung_owner_is_evicted_and_nothing_of_it_reaches_the_log_any_more(
+    topic: xl.Topic, worker: Callable[..., Worker], rival: Callable[[xl.Topic], xl.Producer]
+) -> None:
+    """The owner's process is stopped for longer than its keepalive. Somebody else takes the
+    topic and writes. Then the process goes on, and does not know that it was away."""
+    process = worker(name="hung", keepalive=1.0)
+    process.call(open_producer, EXCLUSIVE)
+    process.call(send, b"before")
+    hang(process)
+    producer = rival(topic)
+    assert producer.send(b"rival") == 1
+    process.signal(signal.SIGCONT)
+    with pytest.raises(Failed, match="ProducerFencedError"):
+        process.call(send, b"zombie")
+    with pytest.raises(Failed, match="ProducerFencedError"):
+        process.call(send, b"zombie again")
+    assert process.call(producer_state) == "fenced"
+    process.call(close_producer)
+    assert producer.state == "open"
+    assert producer.send(b"rival again") == 2
+    assert values(topic) == [b"before", b"rival", b"rival again"]
+    producer.close()
+    assert process.call(open_producer, EXCLUSIVE) == topic.epoch
+
+
+def test_c3_hung_shared_producers_are_evicted_by_a_waiter(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="hung", keepalive=1.0)
+    process.call(open_producer, SHARED)
+    here = topic.producer()
+    waiter = topic.producer_async(WAIT)
+    hang(process)
+    here.close()
+    producer = waiter.result(timeout=20)
+    process.signal(signal.SIGCONT)
+    with pytest.raises(Failed, match="ProducerFencedError"):
+        process.call(send, b"zombie")
+    producer.send(b"x")
+    assert values(topic) == [b"x"]
+
+
+def buffer(state: State, count: int) -> None:
+    """Queue messages that are to be committed in a while."""
+    assert state.producer is not None
+    state.kept["receipts"] = [state.producer.send_async(b"buffered") for _ in range(count)]
+
+
+def outcomes(state: State) -> set[str]:
+    """How they ended."""
+    return {type(receipt.exception(20)).__name__ for receipt in state.kept["receipts"]}
+
+
+def test_c3_what_a_hung_process_has_in_its_buffers_is_not_written_later(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The process hangs with messages that are due in a second. When it goes on they are
+    overdue, and its own thread would write them at once."""
+    process = worker(name="hung", keepalive=0.5)
+    process.call(open_producer, EXCLUSIVE, linger=1.0)
+    process.call(buffer, 50)
+    hang(process)
+    with topic.producer(WAIT, timeout=20) as producer:
+        time.sleep(0.6)
+        producer.send(b"rival")
+    process.signal(signal.SIGCONT)
+    assert process.call(outcomes) == {"ProducerFencedError"}
+    assert values(topic) == [b"rival"]
+
+
+def test_c3_a_short_stop_costs_nothing(topic: xl.Topic, worker: Callable[..., Worker]) -> None:
+    process = worker(keepalive=30)
+    process.call(open_producer, EXCLUSIVE)
+    hang(process)
+    with pytest.raises(xl.WaitTimeoutError):
+        topic.producer(WAIT, timeout=0.7)
+    with pytest.raises(FENCED):
+        topic.producer(EXCLUSIVE)
+    process.signal(signal.SIGCONT)
+    assert process.call(send, b"x") == 0
+
+
+def test_c3_keepalive_none_is_never_evicted_for_silence(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(keepalive=None)
+    process.call(open_producer, EXCLUSIVE)
+    hang(process)
+    waiter = topic.producer_async(WAIT)
+    with pytest.raises(TimeoutError):
+        waiter.result(timeout=1.0)
+    assert topic.owner is not None
+    process.kill()  # death is another matter
+    assert waiter.result(timeout=20).topic_epoch == 2
+
+
+def test_c3_a_long_stop_that_nobody_noticed_costs_nothing(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(keepalive=0.5)
+    process.call(open_producer, EXCLUSIVE)
+    hang(process)
+    await_silence(topic)
+    process.signal(signal.SIGCONT)
+    assert process.call(send, b"x") == 0
+    assert process.call(producer_state) == "open"
+    until(lambda: topic.owner is not None)
+
+
+def test_c3_a_hung_waiter_is_passed_over_and_told(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(name="hung", keepalive=0.5)
+    owner = topic.producer(EXCLUSIVE)
+    process.start(open_producer, WAIT, priority=9)
+    until(lambda: topic.waiters)
+    hang(process)
+    until(lambda: not topic.waiters)
+    waiter = topic.producer_async(WAIT)
+    owner.close()
+    assert waiter.result(timeout=10).topic_epoch == 2
+    process.signal(signal.SIGCONT)
+    with pytest.raises(Failed, match="ProducerFencedError"):
+        process.answer()
+    assert topic.waiters == []
+
+
+def test_c3_a_waiter_promoted_while_it_hangs_keeps_the_topic_or_passes_it_on(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The best waiter hangs, but not yet for so long that anybody could know. It is promoted,
+    and when its keepalive is over the next one gets the topic in its place."""
+    process = worker(name="hung", keepalive=1.0)
+    owner = topic.producer(EXCLUSIVE)
+    process.start(open_producer, WAIT, priority=9)
+    until(lambda: topic.waiters)
+    waiter = topic.producer_async(WAIT)
+    hang(process)
+    owner.close()
+    producer = waiter.result(timeout=20)
+    assert producer.send(b"x") == 0
+    process.signal(signal.SIGCONT)
+    with contextlib.suppress(Failed):  # it has lost it before it knew that it had it
+        process.answer()
+    with pytest.raises(Failed, match=r"ProducerFencedError|AssertionError"):
+        process.call(send, b"zombie")
+    assert producer.state == "open"
+    assert values(topic) == [b"x"]
+
+
+def test_c3_the_heart_beats_while_application_code_is_slow(path: str) -> None:
+    """A callback that somebody has put on the future of a waiting producer takes its time. It
+    must not look from outside as if the process hung: it would lose its topics."""
+    with xl.open(path, keepalive=0.5) as engine, xl.open(path) as other:
+        kept = engine.topic("kept").producer(EXCLUSIVE)
+        owner = engine.topic("orders").producer(EXCLUSIVE)
+        begun, over = threading.Event(), threading.Event()
+
+        def be_slow(future: Any) -> None:
+            begun.set()
+            over.wait(20)
+
+        engine.topic("orders").producer_async(WAIT).add_done_callback(be_slow)
+        owner.close()
+        assert begun.wait(10)
+        try:
+            with pytest.raises(xl.WaitTimeoutError):
+                other.topic("kept").producer(WAIT, timeout=1.5)
+            assert kept.state == "open"
+        finally:
+            over.set()
+
+
+# ---- C5: forks ---------------------------------------------------------------------------
+
+
+class Inherited:
+    """Everything that a child could try to use."""
+
+    def __init__(self, engine: xl.Engine) -> None:
+        self.engine = engine
+        self.topic = engine.topic("orders")
+        self.producer = self.topic.producer(EXCLUSIVE, linger=60)
+        self.future = self.topic.producer_async(WAIT)
+        self.producer.send(b"before")
+        self.reader = self.topic.reader()
+        self.receipt = engine.topic("late").producer(linger=60).send_async(b"late")
+
+
+USES: dict[str, Callable[[Inherited], Any]] = {
+    "engine.topic": lambda it: it.engine.topic("orders"),
+    "engine.topics": lambda it: it.engine.topics(),
+    "engine.delete_topic": lambda it: it.engine.delete_topic("orders"),
+    "engine.engines": lambda it: it.engine.engines(),
+    "engine.stats": lambda it: it.engine.stats(),
+    "engine.verify": lambda it: it.engine.verify(),
+    "engine.backup": lambda it: it.engine.backup("/nowhere"),
+    "topic.epoch": lambda it: it.topic.epoch,
+    "topic.next_offset": lambda it: it.topic.next_offset,
+    "topic.first_offset": lambda it: it.topic.first_offset,
+    "topic.owner": lambda it: it.topic.owner,
+    "topic.holders": lambda it: it.topic.holders,
+    "topic.waiters": lambda it: it.topic.waiters,
+    "topic.producer": lambda it: it.topic.producer(FENCING),
+    "topic.producer_async": lambda it: it.topic.producer_async(WAIT).result(5),
+    "topic.reader": lambda it: it.topic.reader(),
+    "producer.send": lambda it: it.producer.send(b"child"),
+    "producer.send_async": lambda it: it.producer.send_async(b"child").result(5),
+    "producer.send_many": lambda it: it.producer.send_many([b"child"]),
+    "producer.flush": lambda it: it.producer.flush(),
+    "producer.state": lambda it: it.producer.state,
+    "reader.read_next": lambda it: it.reader.read_next(timeout=0),
+    "reader.read_batch": lambda it: it.reader.read_batch(10),
+    "reader.has_message_available": lambda it: it.reader.has_message_available(),
+    "reader.seek": lambda it: it.reader.seek("latest"),
+    "reader, in a loop": lambda it: list(it.reader),
+    "future.result": lambda it: it.future.result(),
+    "future.exception": lambda it: _raise(it.future.exception()),
+    "receipt.result": lambda it: it.receipt.result(),
+}
+
+
+def _raise(error: BaseException | None) -> None:
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_c5_a_forked_child_gets_engine_closed_error(
+    engine: xl.Engine, use: Callable[[Inherited], Any]
+) -> None:
+    inherited = Inherited(engine)
+    with pytest.raises(Failed) as error:
+        forked(lambda: within(lambda: use(inherited), 3))
+    assert error.value.kind == "EngineClosedError", str(error.value)
+    assert inherited.producer.send(b"parent") == 1
+    assert inherited.producer.state == "open"
+    assert not inherited.future.done()
+
+
+def test_c5_a_child_s_closing_and_cancelling_harms_nothing_in_the_parent(
+    engine: xl.Engine,
+) -> None:
+    inherited = Inherited(engine)
+
+    def close_everything() -> None:
+        actions = (
+            inherited.future.cancel, inherited.reader.close, inherited.producer.close,
+            engine.close,
+        )  # fmt: skip
+        for action in actions:
+            with contextlib.suppress(xl.EngineClosedError):
+                within(action, 5)
+
+    waiters = inherited.topic.waiters
+    forked(close_everything)
+    assert inherited.producer.send(b"parent") == 1
+    assert not inherited.future.done()
+    assert inherited.topic.waiters == waiters
+    assert [message.value for message in inherited.reader] == [b"before", b"parent"]
+    inherited.producer.close()
+    assert inherited.future.result(timeout=10).send(b"promoted") == 2
+
+
+def test_c5_a_child_can_open_an_engine_of_its_own(engine: xl.Engine, topic: xl.Topic) -> None:
+    parent = topic.producer()
+
+    def child() -> tuple[int, list[bytes], int]:
+        with xl.open(engine.path, name="child") as own:
+            with own.topic("orders").producer() as producer:
+                offset = producer.send(b"child")
+            with pytest.raises(FENCED):
+                own.topic("orders").producer(EXCLUSIVE)  # the parent's is still there
+            return offset, values(own.topic("orders")), len(own.engines())
+
+    assert parent.send(b"parent") == 0
+    assert forked(child) == (1, [b"parent", b"child"], 2)
+    assert parent.send(b"parent again") == 2
+    assert [info.name for info in engine.engines()] == ["test"]
+
+
+def test_c5_a_child_that_outlives_the_parent_does_not_keep_its_topics(topic: xl.Topic) -> None:
+    """The owner forks a child and is killed. The child lives on with copies of everything that
+    the owner had open; the topic must go to the waiter all the same."""
+    source = """
+        import os, sys, time
+        import exclusivelog as xl
+        engine = xl.open(sys.argv[1], keepalive=None)
+        producer = engine.topic("orders").producer("exclusive")
+        pid = os.fork()
+        if pid == 0:
+            time.sleep(60)
+            os._exit(0)
+        print(pid, flush=True)
+        input()
+    """
+    with child(source, topic._engine.path) as process:
+        grandchild = int(line(process))
+        try:
+            waiter = topic.producer_async(WAIT)
+            process.kill()
+            assert waiter.result(timeout=20).topic_epoch == 2
+        finally:
+            os.kill(grandchild, signal.SIGKILL)
+
+
+def test_c5_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
+    """A forked child leaves main: whatever runs at exit runs there, too, with the parent's
+    objects in its hands, and must leave them alone."""
+    source = """
+        import os, sys
+        import exclusivelog as xl
+        engine = xl.open(sys.argv[1])
+        producer = engine.topic("orders").producer("exclusive", linger=60)
+        producer.send(b"before")
+        producer.send_async(b"buffered")
+        waiter = engine.topic("orders").producer_async("wait_for_exclusive")
+        if os.fork() == 0:
+            sys.exit(0)
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        print(producer.send(b"after"), producer.state, flush=True)
+        producer.close()
+        print(waiter.result(timeout=10).topic_epoch, flush=True)
+    """
+    with child(source, topic._engine.path) as process:
+        assert line(process) == "2 open"
+        assert line(process) == "2"
+        assert process.wait(timeout=20) == 0
+    assert values(topic) == [b"before", b"buffered", b"after"]
+
+
+def test_c5_forking_while_threads_send_harms_nobody(engine: xl.Engine, topic: xl.Topic) -> None:
+    """The process forks again and again while its threads are in the middle of sending. Every
+    child finds the inherited engine closed, opens one of its own, and writes with it."""
+    stop = threading.Event()
+    acknowledged: dict[int, bytes] = {}
+
+    def keep_sending(thread: int) -> None:
+        with topic.producer() as producer:
+            for number in itertools.count():
+                if stop.is_set():
+                    return
+                value = f"{thread}-{number}".encode()
+                if thread:
+                    acknowledged[producer.send(value)] = value
+                else:
+                    acknowledged[producer.send_async(value).result(20)] = value
+
+    def child(number: int) -> int:
+        with pytest.raises(xl.EngineClosedError):
+            inherited.send(b"no")
+        with xl.open(engine.path) as own, own.topic("orders").producer() as producer:
+            return producer.send(b"child-%d" % number)
+
+    inherited = topic.producer()
+    with ThreadPoolExecutor(3) as pool:
+        senders = [pool.submit(keep_sending, thread) for thread in range(3)]
+        try:
+            for number in range(30):
+                acknowledged[forked(lambda number=number: child(number))] = b"child-%d" % number
+        finally:
+            stop.set()
+        for sender in senders:
+            sender.result(timeout=20)
+    assert inherited.send(b"last") == len(acknowledged)
+    log = {message.offset: message.value for message in topic.reader()}
+    assert log == {**acknowledged, len(acknowledged): b"last"}
+    assert engine.verify().ok
+
+
+# ---- C6: watching one's own state --------------------------------------------------------
+
+
+def test_c6_the_state_is_known_without_sending(engine: xl.Engine, topic: xl.Topic) -> None:
+    for mode in (SHARED, EXCLUSIVE, WAIT, FENCING):
+        producer = topic.producer(mode)
+        assert producer.state == "open"
+        with xl.open(engine.path) as other, other.topic("orders").producer(FENCING):
+            assert producer.state == "fenced"
+        assert producer.state == "fenced"
+        producer.close()
+        assert producer.state == "closed"
+    assert topic.next_offset == 0
+
+
+def test_c6_the_state_is_known_in_another_process(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker()
+    process.call(open_producer, EXCLUSIVE)
+    with topic.producer(FENCING):
+        assert process.call(producer_state) == "fenced"
+
+
+def test_c6_the_state_of_a_producer_of_a_closed_engine_is_closed(path: str) -> None:
+    with xl.open(path) as engine:
+        open_one = engine.topic("orders").producer(EXCLUSIVE)
+        fenced = engine.topic("elsewhere").producer(EXCLUSIVE)
+        engine.topic("elsewhere").producer(FENCING)
+        assert fenced.state == "fenced"
+    assert within(lambda: open_one.state, 10) == "closed"
+    assert within(lambda: fenced.state, 10) in ("fenced", "closed")
+    within(open_one.close, 10)
+
+
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT])
+def test_c6_the_callback_is_called_once_with_the_producer_and_the_error(
+    engine: xl.Engine, topic: xl.Topic, mode: str
+) -> None:
+    calls: list[tuple[Any, Any, str]] = []
+
+    def on_fenced(producer: xl.Producer, error: xl.ProducerFencedError) -> None:
+        calls.append((producer, error, threading.current_thread().name))
+
+    producer = topic.producer(mode, on_fenced=on_fenced)
+    with xl.open(engine.path) as other:
+        other.topic("orders").producer(FENCING)
+        until(lambda: calls)
+        for _ in range(3):
+            with pytest.raises(FENCED) as error:
+                producer.send(b"x")
+            assert error.value is calls[0][1]
+        producer.close()
+        time.sleep(0.05)
+    assert len(calls) == 1
+    assert calls[0][0] is producer
+    assert calls[0][2] != threading.current_thread().name
+
+
+def test_c6_a_callback_may_do_whatever_it_likes(topic: xl.Topic) -> None:
+    """It closes its producer, queues up for the topic again, and waits for its turn, which
+    takes the very engine whose loss it is told of; or it fails."""
+    regained: list[xl.Producer] = []
+
+    def fail(producer: xl.Producer, error: Exception) -> None:
+        raise ZeroDivisionError
+
+    def queue_up_again(producer: xl.Producer, error: Exception) -> None:
+        producer.close()
+        regained.append(topic.producer(WAIT, timeout=20))
+
+    losers = [topic.producer(SHARED, on_fenced=call) for call in (fail, queue_up_again)]
+    rival = topic.producer(FENCING)
+    until(lambda: topic.waiters)
+    assert [loser.state for loser in losers] == ["fenced", "closed"]
+    rival.close()
+    until(lambda: regained)
+    assert regained[0].send(b"again") == 0
+
+
+def test_c6_closing_by_oneself_is_no_loss(topic: xl.Topic) -> None:
+    calls: list[Any] = []
+    for _ in range(3):
+        topic.producer(EXCLUSIVE, on_fenced=lambda *args: calls.append(args)).close()
+    with topic.producer(FENCING):
+        pass
+    time.sleep(0.05)
+    assert calls == []
+
+
+def open_and_watch(state: State, mode: str) -> None:
+    """Open a producer that notes when it is fenced."""
+    state.kept["calls"] = []
+    state.producer = state.topic.producer(
+        mode, on_fenced=lambda _, error: state.kept["calls"].append(type(error).__name__)
+    )
+
+
+def calls(state: State) -> list[str]:
+    """What was noted."""
+    return list(state.kept["calls"])
+
+
+def test_c6_a_process_that_hung_is_told_without_sending(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker(keepalive=0.5)
+    process.call(open_and_watch, EXCLUSIVE)
+    hang(process)
+    with topic.producer(WAIT, timeout=20):
+        process.signal(signal.SIGCONT)
+        until(lambda: process.call(calls) == ["ProducerFencedError"])
+
+
+def test_c6_an_owner_that_was_fenced_before_it_knew_of_its_grant_is_told(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """A waiter is promoted while its process is stopped for a moment, and fenced again before
+    the process goes on: both messages lie in its box together. It gets its producer, and must
+    be told that it has lost it, although it never sends."""
+    process = worker(keepalive=30)
+    owner = topic.producer(EXCLUSIVE)
+    process.start(open_and_watch, WAIT)
+    until(lambda: topic.waiters)
+    hang(process)
+    owner.close()
+    with topic.producer(FENCING):
+        process.signal(signal.SIGCONT)
+        process.answer()
+        until(lambda: process.call(calls) == ["ProducerFencedError"], timeout=10)

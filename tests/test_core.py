@@ -1,0 +1,696 @@
+"""The compiled core: the entry, the topic's row, the queue's heap, the words that processes
+share."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import hypothesis.strategies as st
+import msgpack
+import pytest
+from hypothesis import given, settings
+
+from exclusivelog import _core
+from tests.children import child, finish, line, script, tell
+from tests.entries import FOOTER, encode, examine, flipped, refooted, values
+from tests.processes import until
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+UINT64 = st.integers(0, 2**64 - 1)
+MAYBE_BYTES = st.none() | st.binary(max_size=40)
+
+# ---- entries -----------------------------------------------------------------------------
+
+properties = st.none() | st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3)
+rows = st.lists(
+    st.tuples(MAYBE_BYTES, MAYBE_BYTES, properties, st.none() | INT64, st.integers(1, 3)),
+    min_size=1,
+    max_size=40,
+)
+
+
+def everything() -> bytes:
+    """An entry with every section, of several messages."""
+    packed = msgpack.packb({"a": "b"})
+    return encode(
+        [
+            (b"first", b"k", packed, 1, 5),
+            (None, None, None, None, 9),
+            (b"", b"", None, -1, 10),
+            (b"\x00" * 9, b"key", packed, 0, 2**62),
+        ],
+        name="producteur-é".encode(),
+        base=1000,
+        time=1_700_000_000_000,
+    )
+
+
+@given(
+    rows=rows, name=st.text(max_size=30), base=st.integers(0, 2**62), epoch=UINT64,
+    session=UINT64, published=st.integers(-(2**53), 2**53), first=st.integers(-1, 2**60),
+)  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_an_entry_gives_back_what_went_in(
+    rows, name, base, epoch, session, published, first
+) -> None:
+    appender = _core.Appender(name.encode(), first, 1 << 20, 1 << 30)
+    expected, sequence = [], first
+    for value, key, props, event, step in rows:
+        sequence += step
+        packed = None if props is None else msgpack.packb(props)
+        appender.add(value, key, packed, event, sequence)
+        expected.append((value, key, props or {}, event, sequence))
+    (batch,) = appender.take()
+    ((last, data),) = batch.stamp(1, base, epoch, session, published)
+
+    entry = _core.Entry(data)
+
+    assert last == base + len(rows) - 1
+    assert (entry.base_offset, entry.count, entry.epoch, entry.session, entry.publish_time) == (
+        base, len(rows), epoch, session, published,
+    )  # fmt: skip
+    seen = [entry.message(i) for i in range(entry.count)]
+    assert [(m.value, m.key, m.properties, m.event_time, m.sequence_id) for m in seen] == expected
+    assert [m.offset for m in seen] == list(range(base, base + len(rows)))
+    assert {m.producer_name for m in seen} == {name}
+
+
+@given(items=st.lists(MAYBE_BYTES, min_size=1, max_size=60), most=st.integers(1, 20),
+       size=st.integers(1, 100))  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_a_large_batch_is_cut_into_entries_that_join_seamlessly(items, most, size) -> None:
+    appender = _core.Appender(b"p", 9, most, size)
+    appender.add_many(_core.strings(items), _core.strings(items), None, None, None)
+    (batch,) = appender.take()
+
+    entries = [(last, _core.Entry(data)) for last, data in batch.stamp(1, 100, 1, 1, 0)]
+
+    messages = [e.message(i) for _, e in entries for i in range(e.count)]
+    assert [m.value for m in messages] == items
+    assert [m.key for m in messages] == items
+    assert [m.offset for m in messages] == list(range(100, 100 + len(items)))
+    assert [m.sequence_id for m in messages] == list(range(10, 10 + len(items)))
+    for last, entry in entries:
+        assert last == entry.base_offset + entry.count - 1
+        assert entry.count <= most
+        assert entry.count == 1 or sum(len(entry.message(i).value or b"")
+                                       for i in range(entry.count)) <= size  # fmt: skip
+
+
+def test_g9_every_flipped_bit_of_an_entry_is_found() -> None:
+    for data in (everything(), values([b"x"]), values([b"abc" * 50, None, b""])):
+        for bit in range(8 * len(data)):
+            with pytest.raises(ValueError):
+                _core.Entry(flipped(data, bit))
+
+
+def test_g9_an_entry_that_is_cut_off_or_shifted_is_found() -> None:
+    data = everything()
+    for size in range(len(data)):
+        with pytest.raises(ValueError):
+            _core.Entry(data[:size])
+        with pytest.raises(ValueError):
+            _core.Entry(data[len(data) - size :])
+    for more in (b"\x00" * 8, data):
+        with pytest.raises(ValueError):
+            _core.Entry(more + data)
+        if more is not data:
+            with pytest.raises(ValueError):
+                _core.Entry(data + more)
+
+
+def test_the_checksum_is_the_crc32c_of_the_whole_entry() -> None:
+    data = everything()
+    assert refooted(data) == data
+    assert FOOTER.size == _core.FOOTER_BYTES
+
+
+def test_an_entry_asked_for_what_it_has_not_says_so() -> None:
+    entry = _core.Entry(values([b"a", b"b"]))
+    with pytest.raises(IndexError):
+        entry.message(2)
+    with pytest.raises(ValueError, match="name="):
+        entry.column("nothing")
+    with pytest.raises(ValueError, match="name="):
+        entry.numbers("event_time")
+    with pytest.raises((IndexError, ValueError)):
+        entry.numbers("offset", 3)
+
+
+# What is tried on hostile entries runs in a child: a crash of the interpreter would be the
+# worst answer of all. Each either raises ValueError or can be looked at from end to end.
+HOSTILE = """
+    import random, resource, sys
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    from exclusivelog import _core
+    from tests.entries import FOOTER, encode, examine, flipped, refooted, values
+    from tests.test_core import everything
+
+    counts = {True: 0, False: 0}
+
+    def attempt(data):
+        try:
+            examine(_core.Entry(bytes(data)))
+        except ValueError:
+            counts[False] += 1
+        else:
+            counts[True] += 1
+
+    SEED = int(sys.argv[1])
+    dice = random.Random(SEED)
+    samples = [everything(), values([b"x"]), values([b"abc" * 50, None, b""]), values([None] * 9)]
+"""
+
+
+def hostile(source: str, seed: int = 0) -> tuple[int, int]:
+    """(readable, refused) of the entries that `source` gives to `attempt`."""
+    output = finish(script(HOSTILE, source, "print(counts[True], counts[False])"), seed)
+    readable, refused = output.split()
+    return int(readable), int(refused)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_fuzz_arbitrary_bytes_are_refused(seed) -> None:
+    readable, refused = hostile(
+        """
+        for size in [*range(200), *range(200, 2000, 8)]:
+            for _ in range(20):
+                attempt(dice.randbytes(size))
+                attempt(bytes(size))
+        """,
+        seed,
+    )
+    assert readable == 0
+    assert refused == 17000
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_fuzz_mutated_entries_are_refused(seed) -> None:
+    readable, refused = hostile(
+        """
+        for _ in range(20000):
+            data = bytearray(dice.choice(samples))
+            for _ in range(dice.choice([1, 1, 2, 5, 20])):
+                data[dice.randrange(len(data))] ^= dice.randrange(1, 256)
+            attempt(data) if bytes(data) not in samples else None
+        """,
+        seed,
+    )
+    assert readable == 0
+    assert refused > 19000
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fuzz_mutated_entries_whose_checksum_holds_do_no_harm(seed) -> None:
+    _, refused = hostile(
+        """
+        for _ in range(15000):
+            data = bytearray(dice.choice(samples))
+            for _ in range(dice.choice([1, 1, 2, 5])):
+                at = dice.randrange(len(data) - 8)
+                data[at] = dice.choice([0, 1, 7, 8, 127, 128, 255, dice.randrange(256)])
+            if dice.random() < 0.2:
+                at = 8 * dice.randrange(len(data) // 8 - 6)
+                data[at:at] = dice.randbytes(8 * dice.randrange(4))
+            attempt(refooted(bytes(data), magic=0x01454C58))
+        """,
+        seed,
+    )
+    assert refused > 1000
+
+
+def test_fuzz_hostile_footers_whose_checksum_holds_do_no_harm() -> None:
+    _, refused = hostile(
+        """
+        counts_tried = [0, 1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 2**16, 2**28, 2**29, 2**30 - 1,
+                        2**30, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1]
+        for data in samples:
+            for count in counts_tried:
+                for flags in range(64):
+                    for length in (0, 1, 8, 13, 255, 2**16 - 1):
+                        attempt(refooted(data, count=count, flags=flags, name_length=length))
+            for bit in range(16):
+                attempt(refooted(data, flags=1 << bit))
+            for offset in (2**64 - 1, 2**63, 2**64 - 4):
+                attempt(refooted(data, base_offset=offset, epoch=offset, session=offset))
+            for number in (-2**63, 2**63 - 1, -1):
+                attempt(refooted(data, base_sequence=number, publish_time=number))
+        """
+    )
+    assert refused > 30000
+
+
+def test_fuzz_hostile_offsets_whose_checksum_holds_do_no_harm() -> None:
+    hostile(
+        """
+        for data in samples:
+            for at in range(0, len(data) - FOOTER.size, 4):
+                for number in (0, 1, 7, 8, 9, 2**16, 2**31 - 1, 2**31, 2**32 - 8, 2**32 - 1):
+                    attempt(refooted(data[:at] + number.to_bytes(4, "little") + data[at + 4:]))
+        """
+    )
+
+
+def test_objects_that_only_the_library_makes_do_no_harm_when_others_make_them() -> None:
+    finish(
+        """
+        import exclusivelog as xl
+        from exclusivelog import _core
+
+        ASKED = {"done": (), "exception": (0,), "result": (0,), "__next__": (), "__len__": (),
+                 "__repr__": (), "stamp": (0, 0, 0, 0, 0)}
+
+        def look(thing):
+            for name in dir(thing):
+                try:
+                    part = getattr(thing, name)
+                    part(*ASKED.get(name, ())) if name in ASKED else None
+                except Exception:
+                    pass
+
+        for kind in (xl.Message, xl.Receipt, _core.Entry, _core.Scan, _core.SealedEntry,
+                     _core.Batch, _core.TopicRow, _core.Cursor, _core.Strings):
+            try:
+                thing = kind()
+            except TypeError:
+                continue
+            look(thing)
+        """
+    )
+
+
+def test_a_made_up_message_says_that_it_is_none() -> None:
+    with pytest.raises(TypeError):
+        _core.Message()
+    with pytest.raises(TypeError):
+        _core.Receipt()
+
+
+# ---- the topic's row ---------------------------------------------------------------------
+
+
+def make_row(**fields: object) -> _core.TopicRow:
+    row = _core.TopicRow()
+    row.name = "orders"
+    for name, value in fields.items():
+        setattr(row, name, value)
+    return row
+
+
+ROW_FIELDS = {
+    "id": UINT64, "epoch": UINT64, "first_offset": UINT64, "next_offset": UINT64,
+    "last_publish_time": INT64, "owner": UINT64, "shared": st.integers(0, 2**32 - 1),
+    "waiting": st.integers(0, 2**32 - 1), "flags": st.integers(0, 2**32 - 1),
+    "name": st.text(max_size=255),
+}  # fmt: skip
+
+
+@given(fields=st.fixed_dictionaries(ROW_FIELDS))
+@settings(deadline=None)
+def test_a_topic_row_gives_back_what_went_in(fields) -> None:
+    row = _core.TopicRow.unpack(make_row(**fields).pack())
+    assert {name: getattr(row, name) for name in fields} == fields
+
+
+def test_g9_every_flipped_bit_of_a_topic_row_is_found() -> None:
+    data = make_row(id=7, epoch=3, next_offset=10_000, owner=5, waiting=1, name="naïve").pack()
+    for bit in range(8 * len(data)):
+        with pytest.raises(ValueError):
+            _core.TopicRow.unpack(flipped(data, bit))
+    for size in range(len(data)):
+        with pytest.raises(ValueError):
+            _core.TopicRow.unpack(data[:size])
+
+
+def test_b2_a_topic_row_admits_its_owner_in_its_epoch_alone() -> None:
+    row = make_row(owner=5, epoch=9)
+    assert row.admits(5, 9)
+    assert not row.admits(5, 8)
+    assert not row.admits(4, 9)
+    assert not row.admits(9, 5)
+
+
+# ---- the heap of waiters -----------------------------------------------------------------
+
+places = st.tuples(
+    INT64 | st.integers(0, 3), UINT64 | st.integers(0, 3), UINT64 | st.integers(0, 3)
+)
+
+
+def d1(place: tuple[int, int, int]) -> tuple[int, int, int]:
+    return -place[0], place[1], place[2]
+
+
+@given(waiters=st.lists(places, max_size=200))
+@settings(deadline=None)
+def test_d1_the_heap_gives_waiters_in_order(waiters) -> None:
+    heap = _core.WaiterHeap()
+    for item, (priority, created, tie) in enumerate(waiters):
+        heap.push(priority, created, tie, item)
+    popped = [waiters[heap.pop()] for _ in range(len(heap))]
+    assert popped == sorted(waiters, key=d1)
+    with pytest.raises(IndexError):
+        heap.pop()
+
+
+@given(steps=st.lists(st.none() | places, max_size=200))
+@settings(deadline=None)
+def test_d1_the_heap_keeps_order_while_waiters_come_and_go(steps) -> None:
+    heap, model, known = _core.WaiterHeap(), [], []
+    for step in steps:
+        if step is not None:
+            heap.push(*step, len(known))
+            known.append(step)
+            model.append(step)
+        elif model:
+            model.sort(key=d1)
+            assert known[heap.pop()] == model.pop(0)
+        assert len(heap) == len(model)
+
+
+def test_the_heap_refuses_numbers_that_it_cannot_hold() -> None:
+    heap = _core.WaiterHeap()
+    for place in [(2**63, 0, 0, 0), (0, -1, 0, 0), (0, 2**64, 0, 0), (0, 0, 0, -1)]:
+        with pytest.raises(OverflowError):
+            heap.push(*place)
+    assert len(heap) == 0
+
+
+# ---- words that processes share ----------------------------------------------------------
+
+
+@pytest.fixture
+def words() -> _core.SharedWords:
+    return _core.SharedWords(bytearray(64))
+
+
+def test_words_are_read_and_changed(words) -> None:
+    words.store(4, 7)
+    assert words.load(4) == 7
+    assert words.add(4, 3) == 10
+    assert words.add(4, -11) == 2**32 - 1
+    assert words.add(4, 1) == 0
+    assert words.mark(4, 0x80000001) == 0x80000001
+    assert words.mark(4, 2) == 0x80000003
+    assert not words.swap(4, 1, 5)
+    assert words.swap(4, 0x80000003, 5)
+    assert words.load(4) == 5
+    words.store64(8, 2**64 - 1)
+    assert words.load64(8) == 2**64 - 1
+    assert (words.load(8), words.load(0), words.load(16)) == (2**32 - 1, 0, 0)
+
+
+@pytest.mark.parametrize("offset", [-4, 1, 2, 62, 64, 68, 2**40])
+def test_words_outside_their_mapping_are_refused(words, offset) -> None:
+    calls = [
+        lambda: words.load(offset), lambda: words.store(offset, 1), lambda: words.add(offset, 1),
+        lambda: words.swap(offset, 0, 1), lambda: words.mark(offset, 1),
+        lambda: words.wake(offset), lambda: words.wait(offset, 0, 0),
+        lambda: words.watch(offset, 0, 0), lambda: words.wait_any([offset], [0], 0),
+        lambda: words.load64(offset), lambda: words.store64(offset, 1),
+        lambda: _core.Hold(words, offset, 8), lambda: _core.Hold(words, 0, offset),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(IndexError):
+            call()
+    for wide in (words.load64, lambda at: words.store64(at, 1)):
+        with pytest.raises(IndexError):
+            wide(60)
+        with pytest.raises(IndexError):
+            wide(4)
+
+
+def test_words_need_a_writable_buffer() -> None:
+    with pytest.raises(BufferError):
+        _core.SharedWords(bytes(64))
+
+
+def seconds(call) -> float:
+    before = time.monotonic()
+    call()
+    return time.monotonic() - before
+
+
+def test_a_wait_ends_at_once_when_the_word_has_changed_already(words) -> None:
+    assert seconds(lambda: words.wait(0, 1, 10**10)) < 1
+    assert seconds(lambda: words.wait_any([0, 4], [0, 1], 10**10)) < 1
+    assert words.watch(0, 1, 10**10)
+
+
+def test_a_wait_ends_after_its_time(words) -> None:
+    assert 0.1 <= seconds(lambda: words.wait(0, 0, 10**8)) < 2
+    assert 0.09 <= seconds(lambda: words.wait_any([0, 4], [0, 0], 10**8)) < 2
+    assert 0.1 <= seconds(lambda: words.watch(0, 0, 10**8)) < 2
+    assert not words.watch(0, 0, 10**6)
+
+
+def test_a_wait_does_not_keep_other_threads_from_running(words) -> None:
+    def change() -> None:
+        time.sleep(0.05)
+        words.store(8, 1)
+        words.wake(8)
+
+    for wait in (
+        lambda: words.wait(8, 0, 10**10),
+        lambda: words.wait_any([0, 8], [0, 0], 10**10),
+        lambda: words.watch(8, 0, 10**10),
+    ):
+        words.store(8, 0)
+        thread = threading.Thread(target=change)
+        thread.start()
+        assert seconds(wait) < 5
+        thread.join(10)
+
+
+def test_wake_counts_those_it_wakes(words) -> None:
+    assert words.wake(0) == 0
+    threads = [threading.Thread(target=words.wait, args=(0, 0, 10**10)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    woken = 0
+
+    def all_woken() -> bool:
+        nonlocal woken
+        woken += words.wake(0, 1)
+        return woken == 3
+
+    until(all_woken)
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_now_is_the_monotonic_clock() -> None:
+    before, now, after = time.monotonic_ns(), _core.now(), time.monotonic_ns()
+    assert before <= now <= after
+
+
+# The same words in several processes: a file that each maps.
+MAPPED = """
+    import mmap, os, signal, sys, time
+    from exclusivelog import _core
+    fd = os.open(sys.argv[1], os.O_RDWR)
+    words = _core.SharedWords(mmap.mmap(fd, 4096))
+"""
+
+
+@pytest.fixture
+def shared(tmp_path) -> Iterator[tuple[Path, _core.SharedWords]]:
+    path = tmp_path / "words"
+    path.write_bytes(bytes(4096))
+    with path.open("r+b") as file:
+        yield path, _core.SharedWords(mmap.mmap(file.fileno(), 4096))
+
+
+@pytest.mark.parametrize(
+    "wait",
+    ["words.wait(8, 0, 20 * 10**9)", "words.wait_any([0, 4, 8], [0, 0, 0], 20 * 10**9)"],
+)
+def test_a_wake_reaches_another_process(shared, wait) -> None:
+    path, words = shared
+    told = f"""
+        print("waiting", flush=True)
+        before = time.monotonic()
+        {wait}
+        print(words.load(8), time.monotonic() - before, flush=True)
+    """
+    with child(script(MAPPED, told), path) as process:
+        line(process)
+        time.sleep(0.2)
+        words.store(8, 5)
+        words.wake(8)
+        value, waited = line(process).split()
+    assert value == "5"
+    assert float(waited) < 5
+
+
+HOLD = """
+    hold = _core.Hold(words, 0, 8)
+    print("held", hold.tid, flush=True)
+"""
+
+
+def died(words: _core.SharedWords) -> bool:
+    return bool(words.load(0) & _core.OWNER_DIED)
+
+
+def freed(words: _core.SharedWords) -> bool:
+    """Marked by the kernel, or given back in an orderly end of the interpreter."""
+    return not words.load(0) & _core.HELD_BY
+
+
+def test_c2_a_held_word_is_marked_when_its_process_is_killed(shared) -> None:
+    path, words = shared
+    with child(script(MAPPED, HOLD, "input()"), path) as process:
+        _, tid = line(process).split()
+        assert words.load(0) & _core.HELD_BY == int(tid)
+        assert not died(words)
+        process.send_signal(signal.SIGKILL)
+        until(lambda: died(words), timeout=5)
+        process.wait(10)
+    assert words.load(0) & _core.HELD_BY == 0
+
+
+def test_c2_the_death_wakes_who_sleeps_on_the_word(shared) -> None:
+    path, words = shared
+    with child(script(MAPPED, HOLD, "input()"), path) as process:
+        line(process)
+        sleeping = words.mark(0, _core.SLEEPERS)
+        threading.Timer(0.1, process.send_signal, [signal.SIGKILL]).start()
+        took = seconds(lambda: words.wait_any([4, 0], [0, sleeping], 20 * 10**9))
+        assert took < 5
+        assert died(words)
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["os._exit(1)", "raise SystemExit", "os.abort()", "os.execv('/bin/sleep', ['sleep', '60'])"],
+)
+def test_c2_a_held_word_is_freed_however_its_process_ends(shared, end) -> None:
+    path, words = shared
+    quiet = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))"
+    source = script(MAPPED, quiet, HOLD, "input()", end)
+    with child(source, path, stderr=subprocess.DEVNULL) as process:
+        line(process)
+        assert not freed(words)
+        tell(process)
+        until(lambda: freed(words), timeout=5)
+        if "exec" in end:
+            assert process.poll() is None  # what runs in its place holds nothing
+
+
+def test_c2_a_held_word_is_not_inherited_by_fork(shared) -> None:
+    path, words = shared
+    fork = """
+        if os.fork() == 0:
+            hold.forget()
+            print("child", flush=True)
+            time.sleep(60)
+            os._exit(0)
+        input()
+    """
+    with child(script(MAPPED, HOLD, fork), path, start_new_session=True) as process:
+        try:
+            assert {line(process).split()[0], line(process).split()[0]} == {"held", "child"}
+            process.send_signal(signal.SIGKILL)
+            until(lambda: died(words), timeout=5)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_held_word_outlives_the_thread_that_asked_for_it(words) -> None:
+    held = []
+    thread = threading.Thread(target=lambda: held.append(_core.Hold(words, 0, 8)))
+    thread.start()
+    thread.join(10)
+    assert words.load(0) == held[0].tid
+    held[0].release()
+    assert words.load(0) == 0
+
+
+def test_a_held_word_is_refused_to_others_until_it_is_released(words) -> None:
+    hold = _core.Hold(words, 0, 8)
+    assert hold.tid == words.load(0) != 0
+    with pytest.raises(OSError):
+        _core.Hold(words, 0, 16)
+    waiter = threading.Thread(target=words.wait, args=(0, hold.tid, 20 * 10**9))
+    waiter.start()
+    time.sleep(0.05)
+    hold.release()
+    waiter.join(10)
+    assert not waiter.is_alive()  # releasing wakes who watches
+    assert words.load(0) == 0
+    assert hold.tid == 0
+    hold.release()  # a second time does nothing
+    again = _core.Hold(words, 0, 8)
+    assert words.load(0) == again.tid
+    again.release()
+
+
+def test_a_word_marked_by_a_death_is_not_held_again_unseen(words) -> None:
+    words.store(0, _core.OWNER_DIED)
+    with pytest.raises(OSError):
+        _core.Hold(words, 0, 8)
+    assert words.load(0) == _core.OWNER_DIED
+
+
+def test_many_words_can_be_held_at_once() -> None:
+    words = _core.SharedWords(bytearray(16 * 64))
+    holds = [_core.Hold(words, 16 * i, 16 * i + 8) for i in range(64)]
+    assert len({hold.tid for hold in holds}) == 64
+    assert all(words.load(16 * i) == hold.tid for i, hold in enumerate(holds))
+    for hold in holds:
+        hold.release()
+    assert not any(words.load(16 * i) for i in range(64))
+
+
+# ---- the gate ----------------------------------------------------------------------------
+
+
+def test_a_gate_counts_who_is_inside() -> None:
+    gate = _core.Gate()
+    gate.enter()
+    gate.enter()
+    assert gate.inside == 2
+    gate.leave()
+    gate.leave()
+    assert gate.inside == 0
+    assert gate.close(0)
+
+
+def test_a_gate_closes_once_nobody_is_inside() -> None:
+    gate = _core.Gate()
+    gate.enter()
+    assert not gate.close(0.05)  # still somebody there, but shut
+    threading.Timer(0.1, gate.leave).start()
+    assert gate.close(10)
+    assert gate.inside == 0
+
+
+def test_a_shut_gate_keeps_others_waiting_until_it_opens() -> None:
+    gate = _core.Gate()
+    assert gate.close(1)
+    thread = threading.Thread(target=gate.enter)
+    thread.start()
+    time.sleep(0.1)
+    assert gate.inside == 0
+    gate.open()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert gate.inside == 1
+
+
+def test_examine_sees_what_is_there() -> None:
+    offset, epoch, value, key, properties, event, published, sequence, name = examine(
+        _core.Entry(everything())
+    )[0]
+    assert (offset, epoch, value, key) == (1000, 3, b"first", b"k")
+    assert (properties, event, published) == ({"a": "b"}, 1, 1_700_000_000_000)
+    assert (sequence, name) == (5, "producteur-é")

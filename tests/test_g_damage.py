@@ -1,0 +1,444 @@
+"""Damage: it is found and named, stepped over, and never returned as data (rule G9)."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.tables import PAIR, U64
+from tests.children import finish
+from tests.entries import flipped, refooted
+from tests.processes import Worker, close_producer, open_producer, send, until, within
+from tests.test_g_readers import PUBLISHED, blocked, fill, moment, publish, rest
+
+# ---- entries ---------------------------------------------------------------------------
+
+
+class Damage:
+    """Writes into a ledger's tables what no program should."""
+
+    def __init__(self, engine: xl.Engine, topic: xl.Topic) -> None:
+        self.engine, self.id = engine, topic.id
+
+    def entries(self) -> list[tuple[int, bytes]]:
+        with self.engine.ledger.read() as tables:
+            return list(tables.entries(self.id, 0))
+
+    def put(self, last: int, data: bytes, table: str = "entries", key: bytes | None = None) -> None:
+        with self.engine.ledger.write() as tables:
+            key = PAIR.pack(self.id, last) if key is None else key
+            tables._txn.put(key, data, db=tables._db[table])
+
+    def restore(self, entries: list[tuple[int, bytes]]) -> None:
+        with self.engine.ledger.write() as tables:
+            for last, data in entries:
+                tables._txn.put(PAIR.pack(self.id, last), data, db=tables._db["entries"])
+
+    def remove(self, last: int) -> None:
+        with self.engine.ledger.write() as tables:
+            tables._txn.delete(PAIR.pack(self.id, last), db=tables._db["entries"])
+
+
+@pytest.fixture
+def damage(engine, topic) -> Damage:
+    """A topic of five entries, [0, 4), [4, 8) ... [16, 20)."""
+    fill(topic, 20)
+    return Damage(engine, topic)
+
+
+GARBAGE: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda data: b"",
+    "a few bytes": lambda data: b"garbage",
+    "zeros": lambda data: bytes(len(data)),
+    "noise": lambda data: random.Random(1).randbytes(len(data)),
+    "cut off in front": lambda data: data[8:],
+    "cut off behind": lambda data: data[:-8],
+    "twice": lambda data: data + data,
+    "a value's bit": lambda data: flipped(data, 8 * 30),
+    "an offset's bit": lambda data: flipped(data, 8 * 4),
+    "the base offset's bit": lambda data: flipped(data, 8 * (len(data) - 56)),
+    "the checksum's bit": lambda data: flipped(data, 8 * len(data) - 1),
+    "another format": lambda data: refooted(data, magic=0x02454C58),
+    "another base offset": lambda data: refooted(data, base_offset=0),
+    "a later base offset": lambda data: refooted(data, base_offset=400),
+    "more messages": lambda data: refooted(data, count=5),
+    "fewer messages": lambda data: refooted(data, count=3),
+    "an unknown section": lambda data: refooted(data, flags=64),
+}
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What the call gives, or the damage that it meets."""
+    try:
+        return call()
+    except xl.LedgerCorruptedError as error:
+        return error
+
+
+def caught(call: Callable[[], Any]) -> xl.LedgerCorruptedError:
+    with pytest.raises(xl.LedgerCorruptedError) as info:
+        call()
+    return info.value
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_g9_a_damaged_entry_is_named_and_stepped_over(engine, topic, damage, kind) -> None:
+    last, data = damage.entries()[2]
+    damage.put(last, GARBAGE[kind](data))
+    reader = topic.reader()
+    seen = [m.value for m in reader.read_batch(8)]
+    error = caught(lambda: reader.read_next(0))
+    assert (error.topic, error.offsets) == ("orders", range(8, 12))
+    assert "orders" in str(error)
+    assert "seek(12)" in str(error)
+    assert reader.position == 8
+    assert caught(lambda: reader.read_batch(100)).offsets == range(8, 12)
+    assert caught(lambda: list(reader)).offsets == range(8, 12)
+    assert caught(lambda: list(topic.reader(10))).offsets == range(8, 12)
+    reader.seek(error.offsets.stop)
+    assert seen + rest(reader) == [b"%d" % n for n in [*range(8), *range(12, 20)]]
+    (problem,) = engine.verify().problems
+    assert "orders" in problem
+    assert "8 to 11" in problem
+
+
+def test_g9_what_comes_before_the_damage_is_handed_out_first(topic, damage) -> None:
+    damage.put(11, b"garbage")
+    for read in (
+        lambda reader, seen: seen.extend(reader.read_batch(100)),
+        lambda reader, seen: [seen.append(message) for message in reader],
+        lambda reader, seen: [seen.append(message) for message in reader.follow(0)],
+    ):
+        reader, seen = topic.reader(), []
+        while reader.position < 8:
+            try:
+                read(reader, seen)
+            except xl.LedgerCorruptedError:
+                break
+        assert reader.position == 8
+        assert [m.offset for m in seen] == list(range(8))
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_g9_damage_is_named_wherever_it_is(topic, damage, index) -> None:
+    last, _ = damage.entries()[index]
+    damage.put(last, b"garbage")
+    error = caught(lambda: list(topic.reader(last)))
+    assert error.offsets == range(last - 3, last + 1)
+    assert rest(topic.reader(last + 1)) == [b"%d" % n for n in range(last + 1, 20)]
+
+
+def test_g9_two_damaged_entries_are_both_named(engine, topic, damage) -> None:
+    damage.put(7, b"garbage")
+    damage.put(11, b"garbage")
+    reader = topic.reader(4)
+    assert caught(lambda: list(reader)).offsets == range(4, 8)
+    reader.seek(8)
+    assert caught(lambda: list(reader)).offsets == range(8, 12)
+    assert len(engine.verify().problems) == 2
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_g9_a_missing_entry_is_named_and_stepped_over(engine, topic, damage, index) -> None:
+    last, _ = damage.entries()[index]
+    damage.remove(last)
+    gone = range(last - 3, last + 1)
+    reader = topic.reader()
+    seen = [m.value for m in reader.read_batch(gone.start)] if gone.start else []
+    error = caught(lambda: reader.read_next(0))
+    assert (error.topic, error.offsets) == ("orders", gone)
+    assert reader.position == gone.start
+    assert caught(lambda: topic.reader(gone.start + 1).read_next(0)).offsets.stop == gone.stop
+    assert caught(lambda: list(topic.reader(gone.start))).offsets == gone
+    reader.seek(error.offsets.stop)
+    assert seen + rest(reader) == [b"%d" % n for n in range(20) if n not in gone]
+    (problem,) = engine.verify().problems
+    assert f"{gone.start} to {gone.stop - 1}" in problem
+
+
+def test_g9_all_entries_missing(engine, topic, damage) -> None:
+    for last, _ in damage.entries():
+        damage.remove(last)
+    assert caught(lambda: list(topic.reader())).offsets == range(20)
+    assert len(engine.verify().problems) == 1
+    with topic.producer() as producer:
+        assert producer.send(b"20") == 20
+    assert rest(topic.reader(20)) == [b"20"]
+
+
+def test_g9_missing_messages_are_no_messages(topic, damage) -> None:
+    """A reader at the gap is not told that all is well, and that there is nothing more."""
+    damage.remove(19)
+    assert outcome(topic.reader(16).has_message_available) is not False
+
+
+def test_g9_two_entries_in_each_others_place_are_found(engine, topic, damage) -> None:
+    (first, one), (second, other) = damage.entries()[1:3]
+    damage.put(first, other)
+    damage.put(second, one)
+    reader = topic.reader(4)
+    assert caught(lambda: list(reader)).offsets == range(4, 8)
+    reader.seek(8)
+    assert caught(lambda: list(reader)).offsets == range(8, 12)
+    assert rest(topic.reader(12)) == [b"%d" % n for n in range(12, 20)]
+    assert len(engine.verify().problems) == 2
+
+
+def test_g9_an_entry_of_another_topic_is_found(engine, topic, damage) -> None:
+    """Both topics have an entry with these very offsets; only the place of one is wrong."""
+    other = engine.topic("other")
+    with other.producer(max_batch_messages=4) as producer:
+        producer.send_many([b"foreign"] * 20)
+    damage.put(7, Damage(engine, other).entries()[1][1])
+    reader = topic.reader(4)
+    assert caught(lambda: list(reader)).offsets == range(4, 8)
+    assert len(engine.verify().problems) == 1
+
+
+def test_g9_damage_in_one_topic_is_no_other_topics(engine, topic, damage) -> None:
+    other = engine.topic("other")
+    sent = fill(other, 8)
+    damage.put(11, b"garbage")
+    assert rest(other.reader()) == sent
+    with topic.producer() as producer:
+        assert producer.send(b"20") == 20
+    assert rest(topic.reader(12)) == [b"%d" % n for n in range(12, 21)]
+
+
+def test_g9_arrow_never_wraps_damage(topic, damage) -> None:
+    pytest.importorskip("pyarrow")
+    damage.put(11, b"garbage")
+    reader = topic.reader()
+    seen: list[bytes] = []
+    while not isinstance(batch := outcome(reader.read_arrow), xl.LedgerCorruptedError):
+        seen += batch.column("value").to_pylist()
+    assert batch.offsets == range(8, 12)
+    assert seen == [b"%d" % n for n in range(8)]
+    reader.seek(12)
+    assert reader.read_arrow().column("offset").to_pylist() == list(range(12, 20))
+
+
+@pytest.mark.parametrize("kind", ["garbage", "missing"])
+def test_g9_a_search_by_time_ends_in_spite_of_damage(engine, topic, monkeypatch, kind) -> None:
+    """Halving goes by the entries' own offsets; where they are gone or wrong it must neither
+    run for ever nor end up somewhere else without a word."""
+    publish(topic, monkeypatch)
+    broken = Damage(engine, topic)
+    for index, (last, _) in enumerate(broken.entries()):
+        if index in (0, 1, 2, 4, 7, 8):
+            broken.remove(last) if kind == "missing" else broken.put(last, b"garbage")
+    times = [ms for ms in PUBLISHED for _ in range(3)]
+    readable = {n for n in range(27) if n // 3 not in (0, 1, 2, 4, 7, 8)}
+    for ms in [0, 1000, 1001, 1500, 2000, 3000, 5000, 9000, 9001]:
+        expected = sum(published < ms for published in times)
+        found = outcome(lambda ms=ms: within(lambda: topic.reader(moment(ms)).position, 10))
+        if isinstance(found, xl.LedgerCorruptedError):
+            assert found.topic == "orders"
+            assert found.offsets
+        else:
+            between = set(range(min(found, expected), max(found, expected)))
+            assert not between & readable
+
+
+def step_over(topic: xl.Topic) -> tuple[dict[int, Any], set[int]]:
+    """(offset -> message parts, offsets named as damaged) of the whole topic."""
+    reader = topic.reader()
+    seen: dict[int, Any] = {}
+    lost: set[int] = set()
+
+    def read() -> None:
+        for message in reader:
+            seen[message.offset] = message.value, message.key, message.sequence_id
+
+    while (error := outcome(read)) is not None:
+        assert error.topic == topic.name
+        assert error.offsets.stop > reader.position
+        lost |= set(error.offsets)
+        reader.seek(error.offsets.stop)
+    return seen, lost
+
+
+def test_g9_nothing_wrong_is_ever_returned_and_nothing_right_is_lost(engine, topic) -> None:
+    """Entries are damaged, swapped and removed at random. Whoever reads, and steps over what
+    is named, gets every sound message as it was sent; what is named covers all the rest."""
+    dice = random.Random(9)
+    with topic.producer(max_batch_messages=5) as producer:
+        for number in range(30):
+            size = dice.choice([1, 3, 5, 12])
+            keys = [b"%d" % n for n in range(size)] if number % 2 else None
+            producer.send_many([dice.randbytes(dice.randrange(40)) for _ in range(size)], keys=keys)
+    truth, lost = step_over(topic)
+    assert not lost
+    broken = Damage(engine, topic)
+    sound = broken.entries()
+    for _ in range(100):
+        touched: set[int] = set()
+        for _ in range(dice.choice([1, 1, 2, 5])):
+            index, other = dice.sample(range(len(sound)), 2)
+            last, data = sound[index]
+            match dice.randrange(4):
+                case 0:
+                    broken.remove(last)
+                case 1:
+                    broken.put(last, flipped(data, dice.randrange(8 * len(data))))
+                case 2:
+                    broken.put(last, dice.choice(list(GARBAGE.values()))(data))
+                case 3:
+                    broken.put(last, sound[other][1])
+            start = sound[index - 1][0] + 1 if index else 0
+            touched |= set(range(start, last + 1))
+        seen, lost = step_over(topic)
+        assert seen.items() <= truth.items()
+        assert set(seen) | lost == set(truth)
+        assert lost <= touched
+        assert engine.verify().ok == (not lost)
+        broken.restore(sound)
+
+
+def test_g9_a_damaged_topic_row_is_found_and_the_others_stay(engine, topic, damage) -> None:
+    sent = fill(engine.topic("other"), 4)
+    with engine.ledger.read() as tables:
+        row = tables.topic(topic.id).pack()
+    damage.put(0, flipped(row, 300), table="topics", key=U64.pack(topic.id))
+    for call in (
+        lambda: topic.next_offset, lambda: topic.reader(), lambda: topic.producer(),
+        lambda: engine.topic("orders"),
+    ):  # fmt: skip
+        caught(call)
+    assert rest(engine.topic("other").reader()) == sent
+    report = engine.verify()
+    assert not report.ok
+    assert report.messages == 4
+
+
+# key -> value, each of a wrong form, in the tables that hold no messages
+STRANGE = [
+    ("names", lambda t: t.name.encode(), b"abc"),
+    ("topics", lambda t: U64.pack(t.id), b""),
+    ("producers", lambda t: U64.pack(t.id) + b"a", b"abc"),
+    ("holders", lambda t: PAIR.pack(t.id, 77), b"\xc1"),
+    ("holders", lambda t: PAIR.pack(t.id, 77), b"\x93\x01\x02\x03"),
+    ("queue", lambda t: PAIR.pack(t.id, 77) + bytes(20), b"\xc1"),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "data"), STRANGE)
+def test_g9_rows_of_a_wrong_form_are_damage_too(engine, topic, damage, table, key, data) -> None:
+    """Whatever fails over them fails as damage, not as a stray error of some decoder."""
+    damage.put(0, data, table=table, key=key(topic))
+    for call in (
+        lambda: engine.topic("orders").next_offset,
+        lambda: topic.owner, lambda: topic.waiters, lambda: topic.holders,
+        lambda: topic.producer("exclusive_with_fencing", name="a").close(),
+        lambda: engine.topics(), lambda: list(topic.reader()),
+    ):  # fmt: skip
+        outcome(call)
+
+
+@pytest.fixture
+def tail(worker: Callable[..., Worker]) -> Iterator[Worker]:
+    other = worker()
+    other.call(open_producer, "shared")
+    yield other
+    other.call(close_producer)
+
+
+def test_g9_a_reader_that_waits_meets_damage_too(topic, damage, tail) -> None:
+    reader, seen = topic.reader("latest"), []
+    thread = blocked(reader, seen)
+    damage.put(23, b"garbage")
+    tail.call(send, b"20")
+    thread.join(10)
+    until(lambda: seen)
+    assert isinstance(seen[0], xl.LedgerCorruptedError) or seen[0].value == b"20"
+
+
+# ---- the file itself -------------------------------------------------------------------
+
+FLIPS = """
+    import collections, os, random, signal, sys
+    source, work, seed, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    import exclusivelog as xl
+    sound = open(source + "/data.mdb", "rb").read()
+    truth = eval(open(source + "/truth").read())
+    dice = random.Random(seed)
+
+    def judge(path):
+        with xl.open(path, readonly=True) as engine:
+            for name, expected in truth.items():
+                reader = engine.topic(name, create=False).reader()
+                while True:
+                    try:
+                        for m in reader:
+                            if expected.get(m.offset) != m.value:
+                                os._exit(9)             # wrong data
+                        break
+                    except xl.LedgerCorruptedError as error:
+                        if error.offsets.stop <= reader.position:
+                            raise
+                        reader.seek(error.offsets.stop)
+
+    ends = collections.Counter()
+    for number in range(rounds):
+        path = f"{work}/{seed}-{number}"
+        os.mkdir(path)
+        changed = bytearray(sound)
+        for _ in range(dice.choice([1, 1, 4])):
+            at = dice.randrange(len(changed))
+            if number % 2:              # the head of a page, which is LMDB's own
+                at = at // 4096 * 4096 + at % 64
+            changed[at] ^= 1 << dice.randrange(8)
+        with open(path + "/data.mdb", "wb") as file:
+            file.write(changed)
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            signal.alarm(10)
+            try:
+                judge(path)
+            except (xl.ExclusiveLogError, MemoryError):
+                os._exit(1)
+            except BaseException as error:
+                os.write(1, f"{number}: {error!r}\\n".encode())
+                os._exit(2)
+            os._exit(0)
+        ends[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])] += 1
+    print(dict(ends))
+"""
+
+
+def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path) -> None:
+    """Any bit of data.mdb is turned: in entries, which our checksums guard, and in LMDB's own
+    pages, which nothing guards. A reader gets what was sent, or an error; nothing that was not
+    sent is ever handed out. (That a page of LMDB's can be broken so that LMDB itself crashes on
+    it is known; it must stay rare.)"""
+    path = tmp_path / "log"
+    truth: dict[str, dict[int, bytes]] = {}
+    dice = random.Random(6)
+    with xl.open(path) as engine:
+        for name in ("small", "large"):
+            topic = engine.topic(name)
+            with topic.producer() as producer:
+                for _ in range(15):
+                    size = dice.choice([1, 20]) if name == "small" else 2000
+                    producer.send_many([dice.randbytes(size) for _ in range(10)])
+            truth[name] = {m.offset: m.value for m in topic.reader()}
+    (path / "truth").write_text(repr(truth))
+    work = tmp_path / "work"
+    work.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        outputs = pool.map(lambda seed: finish(FLIPS, path, work, seed, 400), range(2))
+    ends = collections.Counter()
+    for output in outputs:
+        *strange, counts = output.splitlines()
+        assert strange == [], "errors that are none of the library's"
+        ends.update(eval(counts))
+    assert ends[9] == 0, "wrong data was returned"
+    assert ends[0] > 400
+    assert sum(count for code, count in ends.items() if code < 0) <= 0.01 * ends.total(), ends

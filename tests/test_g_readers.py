@@ -1,0 +1,599 @@
+"""Reading: where it starts, how it waits, and what it may see (rules G5, G6)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from tests.children import child, line, tell
+from tests.processes import State, open_producer, send
+
+UTC = dt.UTC
+
+
+def fill(topic: xl.Topic, count: int, batch: int = 4) -> list[bytes]:
+    """Messages numbered from 0, `batch` of them to an entry."""
+    sent = [b"%d" % number for number in range(count)]
+    with topic.producer(max_batch_messages=batch) as producer:
+        producer.send_many(sent)
+    return sent
+
+
+def offsets(reader: xl.Reader) -> list[int]:
+    return [message.offset for message in reader]
+
+
+def rest(reader: xl.Reader) -> list[bytes]:
+    return [message.value for message in reader]
+
+
+# ---- G5: where a reader starts -----------------------------------------------------------
+
+
+def test_g5_reading_begins_where_it_is_asked_to(topic) -> None:
+    sent = fill(topic, 10)
+    assert rest(topic.reader()) == sent
+    assert rest(topic.reader("earliest")) == sent
+    assert rest(topic.reader("latest")) == []
+    for start in range(15):
+        assert rest(topic.reader(start)) == sent[start:]
+        assert rest(topic.reader(start, inclusive=False)) == sent[start + 1 :]
+
+
+def test_g5_latest_sees_what_comes_from_now_on(topic) -> None:
+    fill(topic, 3)
+    reader = topic.reader("latest")
+    assert reader.position == 3
+    fill(topic, 2)
+    assert offsets(reader) == [3, 4]
+
+
+def test_g5_beyond_the_end_waits_for_that_offset(topic) -> None:
+    reader = topic.reader(5)
+    fill(topic, 5)
+    assert not reader.has_message_available()
+    with pytest.raises(xl.WaitTimeoutError):
+        reader.read_next(0)
+    fill(topic, 2, batch=2)
+    assert reader.has_message_available()
+    assert offsets(reader) == [5, 6]
+
+
+@pytest.mark.parametrize("start", ["newest", "", b"earliest", -1, 2**63, 1.0, True, None, []])
+def test_g5_a_wrong_start_is_refused_by_name(topic, start) -> None:
+    reader = topic.reader()
+    for call in (topic.reader, reader.seek):
+        with pytest.raises((ValueError, TypeError), match="start"):
+            call(start)
+    assert reader.position == 0
+
+
+def test_g5_the_largest_offset_is_a_start(topic) -> None:
+    reader = topic.reader(2**63 - 1)
+    assert not reader.has_message_available()
+    assert rest(reader) == []
+    reader.seek(2**63 - 1, inclusive=False)
+    assert rest(reader) == []
+
+
+PUBLISHED = [1000, 1000, 1001, 2000, 2000, 2000, 5000, 5000, 9000]  # ms, one entry each
+
+
+def publish(topic: xl.Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three messages to an entry, the entries published at these times."""
+    now = [0]
+    monkeypatch.setattr(time, "time_ns", lambda: now[0] * 1_000_000)
+    with topic.producer() as producer:
+        for now[0] in PUBLISHED:
+            producer.send_many([b"x"] * 3)
+
+
+def moment(ms: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=UTC) + dt.timedelta(milliseconds=ms)
+
+
+def test_g5_a_time_finds_the_first_message_published_then_or_later(topic, monkeypatch) -> None:
+    publish(topic, monkeypatch)
+    times = [ms for ms in PUBLISHED for _ in range(3)]
+    reader = topic.reader()
+    for ms in [-5, 0, 999, 1000, 1001, 1002, 1999, 2000, 2001, 5000, 8999, 9000, 9001, 10**12]:
+        from_here = sum(published < ms for published in times)
+        behind = sum(published <= ms for published in times)
+        for start in (moment(ms), moment(ms).replace(tzinfo=None)):
+            assert topic.reader(start).position == from_here
+            reader.seek(start)
+            assert reader.position == from_here
+            assert topic.reader(start, inclusive=False).position == behind
+        east = moment(ms).astimezone(dt.timezone(dt.timedelta(hours=-7)))
+        assert topic.reader(east).position == from_here
+
+
+def test_g5_a_time_in_an_empty_topic_is_its_end(topic) -> None:
+    assert topic.reader(moment(0)).position == 0
+    assert topic.reader(moment(10**12), inclusive=False).position == 0
+
+
+def test_g5_seeking_goes_anywhere(topic) -> None:
+    """A model walks a list; the reader, over entries of every size, does as it does."""
+    dice = random.Random(5)
+    sent: list[bytes] = []
+    with topic.producer(max_batch_messages=7) as producer:
+        while len(sent) < 300:
+            batch = [b"%d" % (len(sent) + i) for i in range(dice.choice([1, 2, 7, 30]))]
+            producer.send_many(batch)
+            sent += batch
+    reader, at = topic.reader(), 0
+    for _ in range(1000):
+        step = dice.randrange(6)
+        if step == 0:
+            at = dice.randrange(len(sent) + 1)
+            reader.seek(at)
+        elif step == 1:
+            at = dice.choice([0, len(sent)])
+            reader.seek("latest" if at else "earliest")
+        elif step == 2:
+            many = dice.randrange(1, 40)
+            assert [m.value for m in reader.read_batch(many)] == sent[at : at + many]
+            at = min(at + many, len(sent))
+        elif step == 3 and at < len(sent):
+            assert reader.read_next(0).value == sent[at]
+            at += 1
+        elif step == 4:
+            for message in reader:
+                assert message.value == sent[at]
+                at += 1
+                if dice.random() < 0.2:
+                    break
+        assert reader.position == at
+        assert reader.has_message_available() == (at < len(sent))
+
+
+# ---- G5: is there more? ------------------------------------------------------------------
+
+
+def test_g5_has_message_available_is_exact(engine, topic) -> None:
+    reader = topic.reader()
+    latest = topic.reader("latest")
+    far = topic.reader(2)
+
+    def available() -> tuple[bool, bool, bool]:
+        return tuple(r.has_message_available() for r in (reader, latest, far))
+
+    assert available() == (False, False, False)
+    producer = topic.producer("exclusive")  # an owner alone is no message
+    assert available() == (False, False, False)
+    producer.send_async(b"0", sequence_id=3)
+    producer.flush()
+    assert available() == (True, True, False)
+    with pytest.raises(xl.DuplicateSequenceError):  # nor is one that was refused
+        producer.send(b"again", sequence_id=3)
+    reader.read_next(0)
+    assert available() == (False, True, False)
+    producer.send(None)  # a tombstone is
+    producer.send(b"")
+    assert available() == (True, True, True)
+    assert len(reader.read_batch(1)) == 1
+    assert available() == (True, True, True)  # read ahead, but not handed out yet
+    reader.read_batch(10)
+    assert available() == (False, True, True)
+    reader.seek(2)
+    assert reader.has_message_available()
+    reader.seek(2, inclusive=False)
+    assert not reader.has_message_available()
+    with engine.topic("other").producer() as other:  # nor is another topic's
+        other.send(b"x")
+    assert not reader.has_message_available()
+    producer.close()
+    engine.delete_topic("orders")
+    again = engine.topic("orders")
+    assert not again.reader().has_message_available()
+
+
+def test_g5_has_message_available_within_an_entry(topic) -> None:
+    fill(topic, 8)
+    for start in range(10):
+        reader = topic.reader(start)
+        assert reader.has_message_available() == (start < 8)
+        assert len(list(reader)) == max(0, 8 - start)
+        assert not reader.has_message_available()
+
+
+def test_g5_has_message_available_knows_of_other_processes(worker, topic) -> None:
+    other = worker()
+    other.call(open_producer, "shared")
+    reader = topic.reader()
+    for _ in range(20):
+        assert not reader.has_message_available()
+        other.call(send, b"x")
+        assert reader.has_message_available()
+        reader.read_next(0)
+
+
+def test_g5_a_message_on_its_way_is_not_available(engine, topic) -> None:
+    """A commit is stopped between its last write and its durability: neither this process nor
+    its readers know of the message until the commit has ended."""
+    reader = topic.reader()
+    with topic.producer() as producer:
+        written, go_on = threading.Event(), threading.Event()
+        write = engine.ledger.write
+        engine.ledger.write = lambda: Stopped(write(), written, go_on)
+        try:
+            thread = threading.Thread(target=producer.send, args=(b"x",))
+            thread.start()
+            assert written.wait(10)
+            engine.ledger.write = write
+            assert not reader.has_message_available()
+            assert rest(reader) == []
+            assert topic.next_offset == 0
+        finally:
+            engine.ledger.write = write
+            go_on.set()
+            thread.join(10)
+        assert reader.has_message_available()
+
+
+class Stopped:
+    """A write transaction that waits, at its end, for the test."""
+
+    def __init__(self, transaction: Any, written: threading.Event, go_on: threading.Event) -> None:
+        self.transaction, self.written, self.go_on = transaction, written, go_on
+
+    def __enter__(self) -> Any:
+        return self.transaction.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        self.written.set()
+        self.go_on.wait(30)
+        return self.transaction.__exit__(*error)
+
+
+# ---- G5: waiting at the end --------------------------------------------------------------
+
+
+def timed_out(call: Callable[[], Any]) -> float:
+    before = time.monotonic()
+    with pytest.raises(xl.WaitTimeoutError) as caught:
+        call()
+    assert isinstance(caught.value, TimeoutError)
+    assert caught.value.retriable
+    return time.monotonic() - before
+
+
+@pytest.mark.parametrize(("timeout", "least"), [(0, 0), (0.0, 0), (0.2, 0.2), (1.3, 1.3)])
+def test_g5_read_next_waits_as_long_as_it_is_told(topic, timeout, least) -> None:
+    fill(topic, 1)
+    reader = topic.reader("latest")
+    assert least <= timed_out(lambda: reader.read_next(timeout)) < least + 0.7
+    assert reader.position == 1
+    fill(topic, 1)
+    assert reader.read_next(timeout).offset == 1
+
+
+@pytest.mark.parametrize("timeout", ["soon", [], b"1", -1])
+def test_g5_a_wrong_timeout_is_refused_by_name(topic, timeout) -> None:
+    reader = topic.reader()
+    with pytest.raises((TypeError, ValueError), match="timeout"):
+        reader.read_next(timeout)
+    with pytest.raises((TypeError, ValueError), match="timeout"):
+        next(reader.follow(timeout))
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "1", None])
+def test_g5_a_wrong_number_of_messages_is_refused_by_name(topic, wrong) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_messages"):
+        topic.reader().read_batch(wrong)
+
+
+def test_g5_a_blocked_reader_is_woken_by_another_process(worker, topic) -> None:
+    """The reader waits here, the writer is another process: no message waits for a look-up
+    that comes by now and then, the first one least of all."""
+    other = worker()
+    other.call(open_producer, "shared")
+    reader = topic.reader()
+    for number in range(10):
+        timer = threading.Timer(0.05, other.call, [send, b"%d" % number])
+        timer.start()
+        before = time.monotonic()
+        assert reader.read_next(10).value == b"%d" % number
+        assert time.monotonic() - before < 0.5
+        timer.join(10)
+
+
+def echo(state: State, rounds: int) -> None:
+    """Answer every message of "orders" with one in "answers"."""
+    producer = state.engine.topic("answers").producer()
+    reader = state.topic.reader()
+    for _ in range(rounds):
+        producer.send(reader.read_next(20).value)
+    producer.close()
+
+
+def test_g5_no_wake_up_is_lost_between_processes(worker, engine, topic) -> None:
+    """Two processes play ping-pong: each message is the only thing that can wake the other."""
+    rounds = 200
+    answers = engine.topic("answers")
+    other = worker()
+    other.start(echo, rounds)
+    reader = answers.reader()
+    slowest = 0.0
+    with topic.producer() as producer:
+        for number in range(rounds):
+            before = time.monotonic()
+            producer.send(b"%d" % number)
+            assert reader.read_next(20).value == b"%d" % number
+            slowest = max(slowest, time.monotonic() - before)
+            if number % 50 == 0:
+                time.sleep(0.01)  # long enough to fall asleep
+    other.answer()
+    assert slowest < 0.9  # what a sleeper looks up by itself is a second away
+
+
+def test_g5_every_blocked_reader_is_woken(topic) -> None:
+    readers = [topic.reader() for _ in range(16)]
+    seen: list[bytes] = []
+    threads = [
+        threading.Thread(target=lambda r=r: seen.append(r.read_next(20).value)) for r in readers
+    ]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    fill(topic, 1)
+    for thread in threads:
+        thread.join(10)
+    assert seen == [b"0"] * 16
+
+
+def test_g5_a_reader_waits_while_a_writer_dies(worker, topic) -> None:
+    reader = topic.reader()
+    other = worker()
+    other.call(open_producer, "exclusive")
+    other.call(send, b"0")
+    assert reader.read_next(5).value == b"0"
+    threading.Timer(0.1, other.kill).start()
+    timed_out(lambda: reader.read_next(0.4))
+    fill(topic, 1)
+    assert reader.read_next(5).offset == 1
+
+
+def wait_and_measure(state: State, seconds: float) -> tuple[float, int]:
+    """(CPU seconds, context switches) of this whole process while a reader waits."""
+    reader = state.topic.reader("latest")
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with pytest.raises(xl.WaitTimeoutError):
+        reader.read_next(seconds)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu, after.ru_nvcsw - before.ru_nvcsw
+
+
+def test_g5_waiting_costs_nothing(worker) -> None:
+    """A reader that polled every millisecond would switch 2000 times in these two seconds."""
+    cpu, switches = worker().call(wait_and_measure, 2.0)
+    assert cpu < 0.05
+    assert switches < 40
+
+
+def test_g5_a_hundred_waiting_readers_cost_next_to_nothing(worker) -> None:
+    cpu, switches = worker().call(hundred_readers)
+    assert cpu < 0.2
+    assert switches < 600
+
+
+def hundred_readers(state: State) -> tuple[float, int]:
+    readers = [state.engine.topic(f"t{i}").reader() for i in range(100)]
+    threads = [threading.Thread(target=timed_out, args=(lambda r=r: r.read_next(2.5),))
+               for r in readers]  # fmt: skip
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    time.sleep(1.5)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    for thread in threads:
+        thread.join(10)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return cpu, after.ru_nvcsw - before.ru_nvcsw
+
+
+# ---- G5: iterating, following, closing ---------------------------------------------------
+
+
+def test_g5_an_iteration_ends_at_the_end_as_it_was(topic) -> None:
+    fill(topic, 5)
+    reader = topic.reader()
+    seen = []
+    with topic.producer() as producer:
+        for message in reader:
+            seen.append(message.offset)
+            producer.send(b"more")
+    assert seen == [0, 1, 2, 3, 4]
+    assert offsets(reader) == [5, 6, 7, 8, 9]
+    assert offsets(reader) == []
+
+
+def test_g5_following_goes_on_at_the_end(topic) -> None:
+    sent = fill(topic, 3)
+    reader = topic.reader()
+    followed = reader.follow(timeout=10)
+    assert [next(followed).value for _ in range(3)] == sent
+    timer = threading.Timer(0.1, fill, [topic, 2])
+    timer.start()
+    assert [next(followed).offset for _ in range(2)] == [3, 4]
+    timer.join(10)
+    assert list(reader.follow(timeout=0)) == []
+    before = time.monotonic()
+    assert list(reader.follow(timeout=0.2)) == []
+    assert 0.2 <= time.monotonic() - before < 1
+
+
+def blocked(reader: xl.Reader, seen: list[Any]) -> threading.Thread:
+    """A thread that waits in `read_next`; what it ended with is added to `seen`."""
+
+    def run() -> None:
+        try:
+            seen.append(reader.read_next(20))
+        except BaseException as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    time.sleep(0.1)
+    return thread
+
+
+def test_g5_closing_wakes_a_blocked_reader(topic) -> None:
+    for _ in range(5):
+        reader, seen = topic.reader(), []
+        thread = blocked(reader, seen)
+        before = time.monotonic()
+        reader.close()
+        thread.join(10)
+        assert time.monotonic() - before < 0.5
+        assert [type(error) for error in seen] == [xl.EngineClosedError]
+
+
+def test_g5_closing_the_engine_wakes_its_blocked_readers(path) -> None:
+    engine = xl.open(path)
+    seen: list[Any] = []
+    threads = [blocked(engine.topic(f"t{i}").reader(), seen) for i in range(3)]
+    before = time.monotonic()
+    engine.close()
+    for thread in threads:
+        thread.join(10)
+    assert time.monotonic() - before < 0.9
+    assert [type(error) for error in seen] == [xl.EngineClosedError] * 3
+
+
+def read_on(topic: xl.Topic, seen: list[Any]) -> None:
+    """Read without a pause; what it ended with is added to `seen`."""
+    try:
+        while True:
+            list(topic.reader())
+            topic.next_offset
+    except BaseException as error:
+        seen.append(error)
+
+
+def test_g5_closing_the_engine_ends_every_reader_that_is_busy(path) -> None:
+    """Threads read without a pause while the engine is closed under them: each ends, at once,
+    with EngineClosedError and nothing else, wherever it was."""
+    for _ in range(25):
+        engine = xl.open(path)
+        topic = engine.topic("t")
+        fill(topic, 1, batch=1)
+        seen: list[Any] = []
+
+        threads = [
+            threading.Thread(target=read_on, args=(topic, seen), daemon=True) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.01)
+        engine.close()
+        for thread in threads:
+            thread.join(5)
+        assert not any(thread.is_alive() for thread in threads)
+        assert [type(error) for error in seen] == [xl.EngineClosedError] * 4
+
+
+def test_g5_a_closed_reader_reads_no_more(topic) -> None:
+    fill(topic, 5)
+    reader = topic.reader()
+    reader.read_batch(2)
+    with reader:
+        pass
+    reader.close()
+    calls = [
+        reader.has_message_available, lambda: reader.read_next(0), lambda: reader.read_batch(1),
+        lambda: list(reader), lambda: reader.seek(0), lambda: next(reader.follow(0)),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(xl.EngineClosedError):
+            call()
+
+
+def test_g5_a_reader_of_a_deleted_topic_says_so(engine, topic) -> None:
+    fill(topic, 3)
+    reader, seen = topic.reader("latest"), []
+    thread = blocked(reader, seen)
+    engine.delete_topic("orders")
+    thread.join(10)
+    assert [type(error) for error in seen] == [xl.TopicNotFoundError]
+    for call in (lambda: list(reader), lambda: reader.seek(0), lambda: reader.read_batch(1)):
+        with pytest.raises(xl.TopicNotFoundError):
+            call()
+
+
+def test_g5_a_read_only_engine_reads_and_is_woken(path, topic) -> None:
+    """In a process of its own, because one process has a ledger open in one way."""
+    source = """
+        import sys
+        import exclusivelog as xl
+        with xl.open(sys.argv[1], readonly=True) as engine:
+            reader = engine.topic("orders").reader()
+            print([m.value for m in reader], flush=True)
+            print(reader.read_next(20).value, flush=True)
+    """
+    fill(topic, 2)
+    with child(source, path) as process:
+        assert line(process) == "[b'0', b'1']"
+        time.sleep(0.1)
+        before = time.monotonic()
+        fill(topic, 1)
+        assert line(process) == "b'0'"
+        assert time.monotonic() - before < 0.5
+
+
+# ---- G6: only what is durable ------------------------------------------------------------
+
+SENDS_ONE = """
+    import sys, time
+    import exclusivelog as xl
+    with xl.open(sys.argv[1]) as engine, engine.topic("orders").producer() as producer:
+        print("ready", flush=True)
+        input()
+        print(time.monotonic(), flush=True)
+        producer.send(b"x")
+"""
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_g6_nothing_is_seen_before_it_is_flushed(path, topic, tmp_path) -> None:
+    """Every flush of the writer is held up for half a second. All that its commit writes is in
+    the files long before, yet the reader in this process sees the message only afterwards."""
+    reader = topic.reader()
+    with child(SENDS_ONE, path) as process:
+        line(process)
+        hold_up = "inject=fdatasync,fsync,msync:delay_enter=500000"
+        with traced(process.pid, hold_up, tmp_path / "trace"):
+            tell(process)
+            sent = float(line(process))
+            assert reader.read_next(20).value == b"x"
+            assert time.monotonic() - sent >= 0.5
+
+
+class traced:  # noqa: N801  reads as what it does
+    """The process and its threads under strace, while the block runs."""
+
+    def __init__(self, pid: int, injection: str, output: Any) -> None:
+        self.command = ["strace", "-f", "-p", str(pid), "-o", str(output), "-e", injection]
+
+    def __enter__(self) -> None:
+        import subprocess
+
+        self.strace = subprocess.Popen(self.command, stderr=subprocess.PIPE, text=True)
+        assert "attached" in self.strace.stderr.readline()
+
+    def __exit__(self, *error: object) -> None:
+        self.strace.terminate()
+        self.strace.wait(20)
+        self.strace.stderr.close()

@@ -1,0 +1,553 @@
+"""What the outside world does to a ledger that is in use: kills, full disks, failing devices,
+too many readers (rules H1, H2). Each gets a clear error of its own, nothing acknowledged is
+lost, and the engine works again once the cause is gone."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import os
+import random
+import re
+import shutil
+import subprocess
+import textwrap
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import ledger as ledger_module
+from tests.children import ROOT, child, command, finish, line, tell
+from tests.disks import OPENS, disk, leave, needs_strace
+from tests.processes import State, values, within
+
+# ---- H1: acknowledged is there -----------------------------------------------------------
+
+# Threads of one process send in every way, and say what has been acknowledged.
+ACKNOWLEDGES = """
+    import os, sys, threading
+    import exclusivelog as xl
+    producer = xl.open(sys.argv[1]).topic("t").producer("exclusive_with_fencing")
+
+    def tell(value):
+        os.write(1, value + b"\\n")
+
+    def run(name):
+        for n in range(10**6):
+            value = name + b" %d" % n
+            if n % 2:
+                producer.send_async(value).add_done_callback(
+                    lambda r, value=value: tell(value) if r.exception(0) is None else None)
+            else:
+                producer.send(value)
+                tell(value)
+
+    for i in range(3):
+        threading.Thread(target=run, args=(sys.argv[2].encode() + b" %d" % i,)).start()
+"""
+
+
+def test_h1_what_was_acknowledged_survives_a_kill(path) -> None:
+    """A process is killed in the middle of its sends, again and again; every message that it
+    knew to be in the log is in the log."""
+    dice, acknowledged = random.Random(1), set()
+    for number in range(10):
+        with child(ACKNOWLEDGES, path, number) as process:
+            acknowledged.add(line(process))
+            time.sleep(dice.random() * 0.05)
+            process.kill()
+            process.wait(30)
+            acknowledged |= set(process.stdout.read().split("\n")[:-1])
+    with xl.open(path) as engine:
+        log = {value.decode() for value in values(engine.topic("t"))}
+        assert engine.verify().ok
+    assert len(acknowledged) > 20
+    assert acknowledged <= log
+
+
+SENDS_AND_SAYS = """
+    import os, sys
+    import exclusivelog as xl
+    producer = xl.open(sys.argv[1]).topic("t").producer()
+    os.write(1, b"begin\\n")
+    for n in range(20):
+        producer.send(b"x" * 100) if n % 2 else producer.send_many([b"x"] * 1000)
+        os.write(1, b"acknowledged\\n")
+    os._exit(0)
+"""
+
+
+@needs_strace
+def test_h1_every_acknowledgement_stands_behind_a_flush(path, tmp_path) -> None:
+    """In the order of the system calls: whatever a commit writes is flushed, or written through
+    a descriptor that flushes by itself, before the sender is told."""
+    trace = tmp_path / "trace"
+    calls = "trace=openat,pwrite64,pwritev,write,writev,fdatasync,fsync,msync"
+    subprocess.run(
+        ["strace", "-f", "-o", trace, "-e", calls, *command(SENDS_AND_SAYS, path)],
+        check=True, timeout=60, cwd=ROOT, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    synced: set[str] = set()
+    flushes, dirty, acknowledged = 0, False, 0
+    for call in trace.read_text().splitlines():
+        if '"begin' in call:
+            flushes, dirty = 0, False
+        elif "acknowledged" in call:
+            assert flushes
+            assert not dirty
+            flushes, acknowledged = 0, acknowledged + 1
+        elif found := re.search(r"(fdatasync|fsync|msync)\(.* = 0", call):
+            flushes, dirty = flushes + 1, False
+        elif found := re.search(r"openat\(.*O_D?SYNC.* = (\d+)", call):
+            synced.add(found[1])
+        elif found := re.search(r"(?:pwrite64|pwritev|writev)\((\d+), ", call):
+            dirty |= found[1] not in synced
+    assert acknowledged == 20
+
+
+# ---- H2: the disk is full ----------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    with disk(tmp_path / "disk", 3) as where:
+        yield where
+
+
+def fill(producer: xl.Producer, size: int = 20_000) -> tuple[int, xl.ExclusiveLogError]:
+    """Send until it fails: how many were acknowledged, and the error."""
+    for count in range(10_000):
+        try:
+            producer.send(b"%06d" % count + bytes(size))
+        except xl.ExclusiveLogError as error:
+            return count, error
+    raise AssertionError("there is no end to it")
+
+
+def check_full(error: xl.ExclusiveLogError) -> None:
+    assert type(error) is xl.LedgerFullError
+    assert error.retriable
+    assert not error.maybe_written
+
+
+def numbers(topic: xl.Topic) -> list[int]:
+    return [int(value[:6]) for value in values(topic)]
+
+
+def test_h2_a_disk_that_fills_up_while_writing(small_disk) -> None:
+    """The disk is full in the middle of a stream of messages. The sender is told; what was
+    acknowledged can be read, by this engine and by the next; and once there is room, the same
+    producer goes on."""
+    path = small_disk / "log"
+    ballast = leave(small_disk, 2 << 20)
+    with xl.open(path) as engine:
+        topic = engine.topic("t")
+        producer = topic.producer("exclusive", name="p")
+        count, error = fill(producer)
+        check_full(error)
+        assert count > 10
+        for _ in range(3):
+            check_full(fill(producer)[1])
+        check_full(producer.send_async(bytes(1 << 20)).exception(10))
+        with pytest.raises(xl.LedgerFullError):
+            producer.send_many([bytes(100_000)] * 20)
+        acknowledged = topic.next_offset
+        assert acknowledged >= count
+        assert numbers(topic)[:count] == list(range(count))
+        assert engine.verify().ok
+        assert producer.state == "open"
+        ballast.unlink()
+        assert producer.send(b"000777") == acknowledged
+        producer.close()
+    with xl.open(path) as engine:
+        assert engine.verify().ok
+        assert numbers(engine.topic("t"))[-1] == 777
+        assert engine.topic("t").next_offset == acknowledged + 1
+
+
+def test_h2_closing_on_a_full_disk_ends_and_loses_nothing(small_disk) -> None:
+    path = small_disk / "log"
+    ballast = leave(small_disk, 3 << 19)
+    engine = xl.open(path)
+    producer = engine.topic("t").producer("exclusive")
+    count, _ = fill(producer)
+    receipts = [producer.send_async(bytes(50_000)) for _ in range(20)]
+    within(engine.close, 20)
+    assert all(receipt.done() for receipt in receipts)
+    sent = [r.result(0) for r in receipts if r.exception(0) is None]
+    ballast.unlink()
+    with xl.open(path) as engine:
+        topic = engine.topic("t")
+        assert topic.owner is None
+        assert topic.next_offset >= count + len(sent)
+        with topic.producer("exclusive") as producer:
+            assert producer.send(b"000777") == topic.next_offset - 1
+
+
+def test_h2_a_topic_is_given_back_once_there_is_room(small_disk) -> None:
+    """The owner closes on a full disk: it cannot even write that it has left. Its waiter gets
+    the topic as soon as there is room, not when the process ends."""
+    path = small_disk / "log"
+    ballast = leave(small_disk, 1 << 20)
+    with xl.open(path) as engine:
+        topic = engine.topic("t")
+        owner = topic.producer("exclusive")
+        waiter = topic.producer_async("wait_for_exclusive", timeout=30)
+        fill(owner)
+        fill(owner, 10)
+        with contextlib.suppress(xl.LedgerFullError):
+            owner.close()
+        assert owner.state == "closed"
+        ballast.unlink()
+        with waiter.result(20) as producer:
+            producer.send(b"000777")
+
+
+def test_h2_opening_a_new_ledger_on_a_full_disk(tmp_path) -> None:
+    """With every amount of room from none to enough. Files that are made with holes, and
+    mapped, would end the process with SIGBUS here."""
+    said = collections.Counter()
+    with disk(tmp_path / "disk", 3) as where:
+        for free in [0, 4096, 8192, 40_000, 594_000, 600_000, 640_000, 660_000, 670_000,
+                     690_000, 710_000, 730_000, 1 << 20, 3 << 19]:  # fmt: skip
+            ballast = leave(where, free)
+            said[finish(OPENS, where / "log").strip()] += 1
+            ballast.unlink()
+            with xl.open(where / "log") as engine, engine.topic("t").producer() as producer:
+                producer.send(b"y")
+                assert engine.verify().ok
+            shutil.rmtree(where / "log")
+    assert said["full"] > 3
+    assert said["opened"] > 0
+    assert said.total() == 14
+
+
+def make_topics(engine: xl.Engine) -> None:
+    for number in range(1000):
+        engine.topic(f"t{number}").producer().send(bytes(5000))
+
+
+def test_h2_opening_an_old_ledger_on_a_full_disk(small_disk) -> None:
+    """Everything that is there can be read; what needs room says that there is none."""
+    path = small_disk / "log"
+    with xl.open(path) as engine, engine.topic("t").producer() as producer:
+        producer.send_many([b"x"] * 1000)
+    ballast = leave(small_disk, 0)
+    with xl.open(path) as engine:
+        topic = engine.topic("t")
+        assert values(topic) == [b"x"] * 1000
+        with pytest.raises(xl.LedgerFullError):
+            make_topics(engine)
+        assert engine.verify().ok
+        ballast.unlink()
+        with topic.producer() as producer:
+            assert producer.send(b"y") == 1000
+    assert finish(OPENS, path) == "opened\n"
+
+
+def test_h2_opening_an_old_ledger_whose_lock_files_are_gone_on_a_full_disk(small_disk) -> None:
+    path = small_disk / "log"
+    assert finish(OPENS, path) == "opened\n"
+    ballast = leave(small_disk, 0)
+    for name in ("owners.lock", "lock.mdb"):
+        (path / name).unlink()
+        leave(small_disk, 0)
+        assert finish(OPENS, path) == "full\n"
+    ballast.unlink()
+    assert finish(OPENS, path) == "opened\n"
+
+
+LIMITED = """
+    import resource, sys
+    import exclusivelog as xl
+    from tests.test_h_faults import check_full, fill, numbers
+
+    with xl.open(sys.argv[1]) as engine:
+        topic = engine.topic("t")
+        producer = topic.producer("exclusive")
+        producer.send(b"000000")
+        used = engine.stats()["used_bytes"]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (used + 400_000, resource.RLIM_INFINITY))
+        count, error = fill(producer)
+        check_full(error)
+        assert 3 < count < 30, count
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        assert numbers(topic) == [0, *range(count)]
+        assert producer.send(b"000001") == count + 1
+        assert engine.verify().ok
+"""
+
+
+def test_h2_a_file_that_may_not_grow(path) -> None:
+    """RLIMIT_FSIZE, which a service manager may set."""
+    finish(LIMITED, path)
+    with xl.open(path) as engine:
+        assert engine.verify().ok
+
+
+def test_h2_a_backup_without_room(path, small_disk) -> None:
+    with xl.open(path) as engine, engine.topic("t").producer() as producer:
+        producer.send_many([bytes(100_000)] * 40)
+        with pytest.raises(xl.LedgerFullError):
+            engine.backup(small_disk / "copy")
+        shutil.rmtree(small_disk / "copy", ignore_errors=True)
+        with pytest.raises(xl.LedgerError):
+            engine.backup(path)  # not empty
+        engine.backup(small_disk.parent / "roomy")
+        producer.send(b"x")
+    with xl.open(small_disk.parent / "roomy") as engine:
+        assert engine.topic("t").next_offset == 40
+        assert engine.verify().ok
+
+
+# ---- H2: the map is full -----------------------------------------------------------------
+
+
+def test_h2_a_full_map(path) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        topic = engine.topic("t")
+        producer = topic.producer("exclusive")
+        count, error = fill(producer)
+        check_full(error)
+        assert "map_size" in str(error)
+        assert count > 10
+        assert numbers(topic) == list(range(count))
+        assert engine.verify().ok
+        assert producer.send(b"000777") == count  # a small one still fits
+    with xl.open(path, map_size=8 << 20) as engine:
+        assert fill(engine.topic("t").producer())[0] > 100
+
+
+def test_h2_a_full_map_has_room_again_when_a_topic_is_deleted(path) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        with engine.topic("old").producer() as producer:
+            producer.send_many([bytes(1000)] * 300)
+        producer = engine.topic("t").producer()
+        fill(producer)
+        engine.delete_topic("old")
+        assert fill(producer)[0] > 5
+        assert engine.verify().ok
+
+
+def send_large(state: State, count: int) -> None:
+    with state.topic.producer() as producer:
+        producer.send_many([bytes(100_000)] * count)
+
+
+def test_h2_a_map_that_another_process_made_larger(path, worker) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        topic = engine.topic("orders")
+        reader = topic.reader()
+        large = worker(map_size=64 << 20)
+        large.call(send_large, 100)
+        assert len(list(reader)) == 100
+        with topic.producer() as producer:
+            assert producer.send_many([bytes(100_000)] * 50) == range(100, 150)
+        large.call(send_large, 100)
+        assert engine.verify().messages == 250
+
+
+# ---- H2: errors of the device ------------------------------------------------------------
+
+FAILS = """
+    import os, sys
+    import exclusivelog as xl
+
+    def open_again():
+        global engine, producer
+        for attempt in range(20):
+            engine.close()
+            try:
+                engine = xl.open(sys.argv[1])
+                producer = engine.topic("t").producer("exclusive_with_fencing", name="p")
+                return
+            except (xl.LedgerIOError, xl.LedgerFullError):
+                pass
+        raise SystemExit("it cannot be opened any more")
+
+    engine = xl.open(sys.argv[1])
+    producer = engine.topic("t").producer("exclusive_with_fencing", name="p")
+    producer.send(b"0")
+    print("ready", flush=True)
+    input()
+    failed = []
+    for n in range(1, 9):
+        denied = False
+        for attempt in range(10):
+            try:
+                producer.send(b"%d" % n, sequence_id=n)
+                break
+            except xl.DuplicateSequenceError:
+                assert not denied, "it was in the log, and the error said that it could not be"
+                break
+            except xl.ExclusiveLogError as error:
+                failed.append(type(error).__name__)
+                denied |= not error.maybe_written
+                assert denied == isinstance(error, xl.LedgerFullError) or attempt
+                if isinstance(error, xl.LedgerIOError):
+                    try:
+                        producer.send(b"again", sequence_id=n)
+                    except xl.LedgerIOError:
+                        pass
+                    else:
+                        raise SystemExit("went on after a failed flush")
+                    open_again()
+    print(failed, flush=True)
+    input()
+    open_again()
+    print([m.value.decode() for m in engine.topic("t").reader()], engine.verify().ok)
+"""
+
+
+# strace counts the calls of each thread, and the main thread leads no commits.
+IN_A_THREAD = f"""
+import threading
+thread = threading.Thread(target=exec, args=({textwrap.dedent(FAILS)!r}, globals()))
+thread.start()
+thread.join()
+"""
+
+
+@needs_strace
+@pytest.mark.parametrize(
+    ("call", "error", "expected"),
+    [
+        ("fdatasync", "EIO", {"LedgerIOError"}),
+        ("pwrite64,pwritev,writev", "EIO", {"LedgerIOError"}),
+        ("fdatasync", "ENOSPC", {"LedgerFullError"}),
+        # LMDB gives up when it is its meta page that cannot be written.
+        ("pwrite64,pwritev,writev", "ENOSPC", {"LedgerFullError", "LedgerIOError"}),
+        ("pwrite64,pwritev,writev", "EDQUOT", {"LedgerFullError", "LedgerIOError"}),
+    ],
+    ids=["flush-EIO", "write-EIO", "flush-ENOSPC", "write-ENOSPC", "write-EDQUOT"],
+)
+@pytest.mark.parametrize("when", [1, 2, 3])
+def test_h2_a_write_or_flush_that_fails(path, call, error, expected, when) -> None:
+    """One call of a kind fails, and every so many later ones. The error says whether the
+    message can be in the log; sent again under its sequence id, by this engine or by the next,
+    it is there once."""
+    with child(IN_A_THREAD, path) as process:
+        line(process)
+        inject = f"inject={call}:error={error}:when={when}+{3 if call == 'fdatasync' else 11}"
+        strace = subprocess.Popen(
+            ["strace", "-f", "-p", str(process.pid), "-o", os.devnull, "-e", inject],
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert "attached" in strace.stderr.readline()
+            tell(process)
+            failed = eval(line(process))
+        finally:
+            strace.terminate()
+            strace.communicate(timeout=20)
+        tell(process)
+        assert line(process) == f"{[str(n) for n in range(9)]} True"
+    assert failed
+    assert set(failed) <= expected
+
+
+# ---- H2: too many readers ----------------------------------------------------------------
+
+
+def test_h2_more_readers_than_the_ledger_takes(path) -> None:
+    """Everybody reads at the same moment. Those for whom there is no room are told; as soon as
+    somebody has finished, all goes on."""
+    with xl.open(path, max_readers=6) as engine:
+        topic = engine.topic("t")
+        producer = topic.producer()
+        producer.send(b"x")
+        most = engine.stats()["max_readers"]
+        with contextlib.ExitStack() as reading:
+            with pytest.raises(xl.LedgerFullError, match="max_readers"):
+                deque(reading.enter_context(engine.ledger.read()) for _ in range(most + 1))
+            with pytest.raises(xl.LedgerFullError):
+                values(topic)
+            time.sleep(0.05)
+        assert values(topic) == [b"x"]
+        assert producer.send(b"y") == 1
+        assert engine.verify().ok
+
+
+READS_AND_STAYS = """
+    import contextlib, sys
+    import exclusivelog as xl
+    engine = xl.open(sys.argv[1])
+    with contextlib.ExitStack() as reading:
+        for _ in range(int(sys.argv[2])):
+            reading.enter_context(engine.ledger.read())
+        print("reading", flush=True)
+        input()
+"""
+
+
+def test_h2_readers_that_were_killed_make_room(path) -> None:
+    """A reader that is killed leaves its row in LMDB's table. Whoever finds the table full
+    clears it of the dead."""
+    with xl.open(path, max_readers=8) as engine:
+        topic = engine.topic("t")
+        with topic.producer() as producer:
+            producer.send(b"x")
+        for _ in range(3):
+            with child(READS_AND_STAYS, path, 4) as process:
+                assert line(process) == "reading"
+                assert values(topic) == [b"x"]
+                process.kill()
+                process.wait(20)
+        with contextlib.ExitStack() as reading:
+            for _ in range(4):
+                reading.enter_context(engine.ledger.read())
+            assert values(topic) == [b"x"]
+
+
+# ---- H2: errors tell what to do ----------------------------------------------------------
+
+
+def test_h2_every_error_of_the_system_has_an_answer() -> None:
+    answers = {
+        errno.ENOSPC: xl.LedgerFullError, errno.EDQUOT: xl.LedgerFullError,
+        errno.EFBIG: xl.LedgerFullError, errno.EACCES: xl.LedgerError,
+        errno.EROFS: xl.LedgerError, errno.EPERM: xl.LedgerError, errno.EIO: xl.LedgerIOError,
+        errno.ESTALE: xl.LedgerIOError,
+    }  # fmt: skip
+    for code, expected in answers.items():
+        with pytest.raises(xl.LedgerError) as caught, ledger_module._translated("/some/path"):
+            raise OSError(code, os.strerror(code))
+        assert type(caught.value) is expected
+        assert "/some/path" in str(caught.value)
+        assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_h2_a_failed_engine_says_so_until_it_is_opened_again(path) -> None:
+    engine = xl.open(path)
+    topic = engine.topic("t")
+    producer = topic.producer()
+    producer.send(b"x")
+    reader, seen = topic.reader("latest"), []
+
+    def wait() -> None:
+        try:
+            reader.read_next(20)
+        except xl.ExclusiveLogError as error:
+            seen.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    engine.ledger.fail(xl.LedgerIOError("the flush failed"))
+    for call in (
+        lambda: producer.send(b"y"), lambda: topic.next_offset, lambda: topic.producer(),
+        lambda: producer.send_async(b"y").result(5), lambda: list(topic.reader(0)),
+    ):  # fmt: skip
+        with pytest.raises(xl.LedgerIOError):
+            call()
+    within(engine.close, 20)
+    thread.join(5)
+    assert [type(error) for error in seen] in ([xl.LedgerIOError], [xl.EngineClosedError])
+    with xl.open(path) as engine:
+        assert values(engine.topic("t")) == [b"x"]
+        assert engine.topic("t").producer("exclusive").send(b"y") == 1
