@@ -57,9 +57,9 @@ def _arms(engine: xl.Engine, producers: Sequence[xl.Producer]) -> list[Arm]:
             producer.send(value)
 
     def send_async(_: Any) -> None:
-        for producer in itertools.islice(turn, PIPELINED):
-            producer.send_async(value)
-        engine.committer.flush()
+        receipts = [p.send_async(value) for p in itertools.islice(turn, PIPELINED)]
+        for receipt in receipts:
+            receipt.result()
 
     return [
         Arm(arm_name("send", len(producers)), send, SENDS, durability=POWER),

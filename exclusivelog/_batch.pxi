@@ -133,12 +133,12 @@ cdef class Batch:
         self.count += 1
 
     cdef _seal_messages(self, bytes name):
-        self.state = SEALED
         self.sealed = [_seal(
             ListStrings(self.values), 0, self.count,
             None if self.keys is None else ListStrings(self.keys),
             None if self.properties is None else ListStrings(self.properties),
             self.event_times, self.sequences, name)]
+        self.state = SEALED
         self.values = self.keys = self.properties = self.event_times = self.sequences = None
 
     def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
@@ -165,26 +165,8 @@ cdef class Batch:
             yield offset - 1, data
             del data
 
-    @property
-    def done(self):
-        return self.state >= DONE
-
-    def resolve(self, int64_t base_offset):
-        """The batch is in the log, and durable."""
-        if self.state >= DONE:
-            return
-        self.base_offset = base_offset
-        self._finish(DONE)
-
-    def fail(self, error not None):
-        """The batch is not in the log (unless `error.maybe_written`)."""
-        if self.state >= DONE:
-            return
-        self.error = error
-        self._finish(FAILED)
-
-    cdef _finish(self, int state):
-        self.state = state
+    cdef _finish(self):
+        """Tell everybody who waits. Other threads may run from here on."""
         self.sealed = None
         self.columns = None
         if self.event is not None:
@@ -476,60 +458,65 @@ cdef class Appender:
         A second call before `settle` gives the same ones and what has come since.
         """
         cdef Batch batch
-        if self.current is not None:
-            self._seal()
-        for batch in self.full:
+        self._gather()
+        for batch in self.inflight:
             if batch.state == OPEN:
                 batch._seal_messages(self.name)
-        self.inflight.extend(self.full)
-        self.full = []
         return self.inflight
 
-    def settle(self):
-        """Forget the batches taken whose outcome is known."""
+    cdef _gather(self):
+        cdef list rest = []  # made first: no other thread may add between the two lines below
+        if self.current is not None:
+            self._seal()
+        self.inflight.extend(self.full)
+        self.full = rest
+
+    def settle(self, list placed not None, object error=None, bint final=False, durable=None):
+        """Give batches their outcome: `placed`, (batch, base offset) pairs, are in the log and
+        durable; with an `error` everything else fails with it, unless it has come since.
+
+        - `final`: whatever is added later fails, too.
+        - `durable`: the last sequence id that the ledger knows, where that is in question.
+
+        Later messages must not overtake failed ones: what was queued behind them fails with
+        them, and counting goes on from the last message known to be in the log. All of it is
+        so before the first who waits is told.
+        """
         cdef Batch batch
+        cdef list told = []
         cdef list rest = []
+        if error is not None:
+            if final:
+                error = self.condemn(error)
+            self._gather()
+        for batch, base_offset in placed:
+            if batch.state < DONE:
+                batch.base_offset = base_offset
+                batch.state = DONE
+                self.durable_sequence = batch.last_sequence
         for batch in self.inflight:
+            if batch.state < DONE and error is not None:
+                batch.error = error
+                batch.state = FAILED
             if batch.state < DONE:
                 rest.append(batch)
-                continue
-            self.pending_bytes -= batch.nbytes
-            self.pending_messages -= batch.count
-            if batch.state == DONE:
-                self.durable_sequence = batch.last_sequence
+            else:
+                told.append(batch)
+                self.pending_bytes -= batch.nbytes
+                self.pending_messages -= batch.count
         self.inflight = rest
-
-    def count_on_from(self, int64_t sequence):
-        """The ledger says that this was the last sequence id; nothing may be waiting."""
-        self.durable_sequence = max(self.durable_sequence, sequence)
-        if self.pending_messages == 0:
+        if durable is not None:
+            self.durable_sequence = max(self.durable_sequence, durable)
+        if error is not None:
             self.last_sequence = self.durable_sequence
+        for batch in told:
+            batch._finish()
 
     def condemn(self, error not None):
         """Take no more messages; the error of the first call counts, and is returned."""
         if self.error is None:
             self.error = error
         return self.error
-
-    def fail(self, error not None, bint final=False):
-        """Fail everything that waits; with `final`, everything that will ever come, too.
-
-        Later messages must not overtake failed ones: what was queued behind them fails
-        with them, and counting goes on from the last message known to be in the log.
-        """
-        cdef Batch batch
-        if final:
-            error = self.condemn(error)
-        if self.current is not None:
-            self._seal()
-        waiting = self.inflight + self.full
-        self.inflight = waiting
-        self.full = []
-        for batch in waiting:
-            batch.fail(error)
-        self.settle()
-        if self.pending_messages == 0:
-            self.last_sequence = self.durable_sequence
 
 
 def all_bytes(list items not None):

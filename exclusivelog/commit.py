@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("exclusivelog")
 
+RETRY_SECONDS = 0.25  # after a commit that could not even begin
+
 
 class Committer:
     """Commits for all producers of one engine."""
@@ -39,20 +41,21 @@ class Committer:
     # ---- in the sender's thread ----------------------------------------------------------
 
     def commit(self, producer: Producer, receipt: _core.Receipt | None = None) -> None:
-        """Commit what waits, this producer's messages among it; returns when their outcome is
-        known. Nothing is done once `receipt` is settled."""
+        """Return when the outcome of `receipt` (None: of all that this producer has sent) is
+        known, having committed it together with everything else that waits."""
+        receipt = receipt or producer.appender.newest()
+        if receipt is None:
+            return
         if threading.current_thread() is threading.main_thread():
             # Ctrl-C strikes here, and may do so between a commit and the news of it: so the
             # main thread lets another one lead, and may be interrupted while it waits.
             self.schedule(producer, 0.0)
-            waiting = receipt or producer.appender.newest()
-            if waiting is not None:
-                waiting.exception()
+            receipt.exception()
             return
-        self._waiting[id(producer)] = producer
+        self._enqueue(producer)
         try:
             with self._turn:
-                if receipt is None or not receipt.done():
+                if not receipt.done():
                     self._lead()
         finally:
             _core.run_callbacks()
@@ -64,19 +67,6 @@ class Committer:
         with contextlib.suppress(WaitTimeoutError):
             receipt.exception(timeout)
 
-    def _lead(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        works = []
-        for producer in waiting.values():
-            producer.scheduled = False
-            if batches := producer.appender.take():
-                works.append(Work(producer.session, producer.appender, batches))
-        if works:
-            try:
-                append(self._ledger, works)
-            except ExclusiveLogError as error:
-                log.debug("a commit failed: %s", error)  # every receipt tells its owner
-
     def fail(self, producer: Producer, error: ExclusiveLogError) -> None:
         """Fail what this producer has waiting, and whatever it may ever send.
 
@@ -84,16 +74,46 @@ class Committer:
         that is not changed by what has become known meanwhile (rules B9, B10).
         """
         with self._turn:
-            producer.appender.fail(error, True)
+            producer.appender.settle([], error, True)
         _core.run_callbacks()
+
+    # ---- who leads -----------------------------------------------------------------------
+
+    def _enqueue(self, producer: Producer) -> None:
+        with self._wanted:
+            self._waiting[id(producer)] = producer
+
+    def _lead(self) -> None:
+        works = self._gather()
+        if works:
+            try:
+                append(self._ledger, works)
+            except Exception as error:  # every receipt tells its owner
+                expected = isinstance(error, ExclusiveLogError)
+                log.log(logging.DEBUG if expected else logging.ERROR, "a commit failed: %r", error)
+
+    def _gather(self) -> list[Work]:
+        with self._wanted:
+            waiting, self._waiting = self._waiting, {}
+        try:
+            works = []
+            for producer in waiting.values():
+                producer.scheduled = False  # before it is emptied: what comes later asks anew
+                if batches := producer.appender.take():
+                    works.append(Work(producer.session, producer.appender, batches))
+            return works
+        except BaseException:
+            for producer in waiting.values():
+                self.schedule(producer, RETRY_SECONDS)
+            raise
 
     # ---- in the background ---------------------------------------------------------------
 
     def schedule(self, producer: Producer, delay: float) -> None:
         """Commit this producer's messages within `delay` seconds."""
-        self._waiting[id(producer)] = producer
         due = time.monotonic() + delay
         with self._wanted:
+            self._waiting[id(producer)] = producer
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="exclusivelog-commit", daemon=True
@@ -126,13 +146,6 @@ class Committer:
                     self._due = None
                     return True
         return False
-
-    def flush(self) -> None:
-        """Commit everything that waits."""
-        try:
-            self._take_turn()
-        finally:
-            _core.run_callbacks()
 
     def stop(self) -> None:
         """End the thread in the background; what waits must have been committed before."""

@@ -470,7 +470,8 @@ class Engine:
             self._stop_guard()
             producers = list(self._producers.values())
             pending, self._pending = list(self._pending.values()), {}
-            self.committer.flush()
+            for producer in producers:
+                self.committer.commit(producer)
             self._release_all([p.session for p in producers] + list(self._abandoned))
             self._release_all([f.session for f in pending if f.session is not None])
         except ExclusiveLogError as error:

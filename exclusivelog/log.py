@@ -13,6 +13,7 @@ from exclusivelog.errors import (
     DuplicateSequenceError,
     ExclusiveLogError,
     LedgerCorruptedError,
+    LedgerError,
     LedgerFullError,
     LedgerIOError,
     TopicNotFoundError,
@@ -34,40 +35,41 @@ class Work:
     batches: Sequence[_core.Batch]
 
 
+Placed = list[tuple[_core.Batch, int]]
+
+
 def append(ledger: Ledger, works: Sequence[Work]) -> None:
     """Append all batches in one durable transaction, and tell each its outcome (rule B9).
 
     A producer that is refused does not keep the others' messages out.
     """
-    refused: dict[int, ExclusiveLogError] = {}
-    placed: list[tuple[_core.Batch, int]] = []
+    placed: list[Placed] = [[] for _ in works]
+    refused: list[ExclusiveLogError | None] = [None for _ in works]
     try:
         with ledger.write() as tables:
-            for work in works:
+            for index, work in enumerate(works):
                 try:
-                    placed += _append_one(tables, work)
+                    placed[index] = _append_one(tables, work)
                 except LedgerIOError:
                     raise
                 except ExclusiveLogError as error:
-                    refused[work.session.id] = error
+                    refused[index] = error
     except ExclusiveLogError as error:
         if isinstance(error, LedgerFullError) and len(works) > 1:
             _append_each(ledger, works)  # one large batch must not keep the small ones out
             return
-        _fail(works, error)
+        for work in works:
+            work.appender.settle([], error)
         raise
     except BaseException as error:
-        # An interrupt may come after the commit: nobody may be left without an answer.
-        _fail(works, LedgerIOError(f"{ledger.path}: the commit was interrupted by {error!r}"))
-        _count_on_from_the_ledger(ledger, works)
+        # It may have struck behind the commit: nobody may be left without a true answer.
+        for work, batches in zip(works, placed, strict=True):
+            _settle_by_the_ledger(ledger, work, batches, error)
         raise
-    for batch, base_offset in placed:
-        batch.resolve(base_offset)
-    for work in works:
-        work.appender.settle()
-        if (refusal := refused.get(work.session.id)) is not None:
-            final = not isinstance(refusal, DuplicateSequenceError)
-            work.appender.fail(refusal, final)
+    for work, batches, refusal in zip(works, placed, refused, strict=True):
+        final = refusal is not None and not isinstance(refusal, DuplicateSequenceError)
+        durable = refusal.last_sequence_id if isinstance(refusal, DuplicateSequenceError) else None
+        work.appender.settle(batches, refusal, final, durable)
 
 
 def _append_each(ledger: Ledger, works: Sequence[Work]) -> None:
@@ -76,29 +78,42 @@ def _append_each(ledger: Ledger, works: Sequence[Work]) -> None:
             append(ledger, [work])
 
 
-def _fail(works: Sequence[Work], error: ExclusiveLogError) -> None:
-    for work in works:
-        work.appender.fail(error)
+def _settle_by_the_ledger(ledger: Ledger, work: Work, placed: Placed, cause: BaseException) -> None:
+    """After an interrupted transaction: what is in the ledger is acknowledged, the rest failed."""
+    written: Placed = []
+    durable = None
+    error: LedgerError = LedgerError(
+        f"{ledger.path}: the commit was interrupted by {cause!r}; nothing was written"
+    )
+    try:
+        with ledger.read() as tables:
+            written = [place for place in placed if _is_written(tables, work.session, *place)]
+            durable, _ = tables.producer(work.session.topic, work.session.name)
+    except Exception as failure:
+        error = LedgerIOError(
+            f"{ledger.path}: the commit was interrupted by {cause!r}, and the ledger cannot say "
+            f"how far it came: {failure}"
+        )
+    work.appender.settle(written, error, False, durable)
 
 
-def _count_on_from_the_ledger(ledger: Ledger, works: Sequence[Work]) -> None:
-    """After an unknown outcome, the sequence ids in the ledger say what is in it (rule G2)."""
-    with ledger.read() as tables:
-        for work in works:
-            sequence, _ = tables.producer(work.session.topic, work.session.name)
-            work.appender.count_on_from(sequence)
+def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offset: int) -> bool:
+    for _, data in tables.entries(session.topic, base_offset):
+        entry = _core.Entry(data)
+        return (entry.session, entry.base_offset, entry.base_sequence) == (
+            session.id, base_offset, batch.base_sequence,
+        )  # fmt: skip
+    return False
 
 
-def _append_one(tables: Tables, work: Work) -> list[tuple[_core.Batch, int]]:
+def _append_one(tables: Tables, work: Work) -> Placed:
     session = work.session
     row = tables.topic(session.topic)
     check_may_write(tables, row, session)
     sequence, _ = tables.producer(session.topic, session.name)
     publish_time = max(row.last_publish_time, time.time_ns() // 1_000_000)
-    placed = []
+    placed: Placed = []
     for batch in work.batches:
-        if batch.done:
-            continue
         if batch.base_sequence <= sequence:
             raise DuplicateSequenceError(
                 f"topic {row.name!r}: producer {session.name!r} has sequence id {sequence} in the "

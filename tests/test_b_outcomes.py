@@ -50,26 +50,28 @@ class Failing:
 def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
     engine, topic, kind, after
 ) -> None:
-    """Ctrl-C strikes the thread that commits for three producers, before the transaction or
-    just after it. All three learn that the outcome is unknown; all three can go on; and a
-    message sent once more under its sequence id is in the log once."""
+    """An exception strikes the thread that commits for three producers, before the transaction
+    or just after it. All three learn what the ledger knows: it is in the log, or nothing of it
+    is; and all three can go on at once."""
     told: list[Any] = []
     mine, others = topic.producer(name="mine"), [topic.producer(linger=60) for _ in range(2)]
     waiting = [producer.send_async(b"theirs") for producer in others]
     for receipt in waiting:
         receipt.add_done_callback(lambda r: told.append(r.exception(0)))
-    with Failing(engine, kind("now"), after=after), pytest.raises((kind, xl.LedgerIOError)):
-        mine.send(b"mine")
+    waiting.append(mine.send_async(b"mine"))
+    with Failing(engine, kind("now"), after=after), contextlib.suppress(kind, xl.LedgerError):
+        mine.flush()
     errors = [receipt.exception(5) for receipt in waiting]
-    assert all(error is not None and error.maybe_written for error in errors)
+    if after:
+        assert errors == [None, None, None]
+        assert sorted(values(topic)) == [b"mine", b"theirs", b"theirs"]
+    else:
+        assert all(error is not None and not error.maybe_written for error in errors)
+        assert values(topic) == []
     until(lambda: len(told) == 2, timeout=5)
-    for producer, value in [(mine, b"mine"), *[(other, b"theirs") for other in others]]:
-        with contextlib.suppress(xl.DuplicateSequenceError):
-            producer.send(value, sequence_id=0)
-    assert sorted(values(topic)) == [b"mine", b"theirs", b"theirs"]
     for producer in (mine, *others):
         producer.send(b"next")
-    assert topic.next_offset == 6
+    assert topic.next_offset == (6 if after else 3)
 
 
 @pytest.mark.parametrize("after", [False, True])
@@ -78,15 +80,39 @@ def test_b9_a_failure_in_the_background_leaves_nobody_without_an_answer(
     engine, topic, kind, after
 ) -> None:
     """The same where nobody is there to see the exception: in the thread that commits for
-    `send_async`. It goes on for those who come later."""
+    `send_async`. It goes on for those who come later, from the moment the outcome is known."""
     with topic.producer(linger=0.1) as producer:
         with Failing(engine, kind("now"), after=after):
             receipt = producer.send_async(b"x")
             error = receipt.exception(5)
-            assert error is not None
-            assert error.maybe_written
+        if after:
+            assert error is None
+        else:
+            assert isinstance(error, xl.LedgerError)
+            assert not error.maybe_written
         assert producer.send_async(b"y").result(5) == (1 if after else 0)
         assert producer.send_async(b"z").result(5) == (2 if after else 1)
+        assert [m.sequence_id for m in topic.reader()] == list(range(topic.next_offset))
+
+
+def test_b9_the_outcome_is_unknown_only_where_the_ledger_cannot_tell(engine, topic) -> None:
+    """The commit is interrupted, and then the ledger cannot be read either."""
+    with topic.producer(linger=0.1) as producer:
+        read = engine.ledger.read
+
+        def unreadable() -> Any:
+            raise xl.LedgerIOError("the disk is gone")
+
+        with Failing(engine, MemoryError("now"), after=True):
+            receipt = producer.send_async(b"x")
+            engine.ledger.read = unreadable
+            error = receipt.exception(5)
+        engine.ledger.read = read
+        assert isinstance(error, xl.LedgerIOError)
+        assert error.maybe_written
+        with pytest.raises(xl.DuplicateSequenceError):
+            producer.send(b"x")
+        assert producer.send(b"y") == 1
 
 
 def test_b9_a_full_ledger_answers_everybody(path) -> None:
