@@ -30,6 +30,10 @@ cdef enum:
     FAILED = 3      # not in the log (or unknown, if error.maybe_written)
 
 
+cdef double LONGEST_WAIT = 1e9      # seconds
+# A signal may come just before the sleep, and must not wait for the end of it.
+cdef int64_t SLICE_NS = 500_000_000
+
 # Of a batch larger than this the rest is encoded only as it is written: the memory of one
 # entry then serves for the next, where fresh memory would cost more than the encoding.
 cdef size_t SEALED_AHEAD = 4 << 20
@@ -76,9 +80,9 @@ cdef class Batch:
     cdef readonly size_t nbytes
     cdef readonly int64_t base_offset
     cdef readonly object error
-    cdef int state
+    cdef uint32_t state     # who waits for the outcome sleeps on it
+    cdef int sleepers
     cdef int generation
-    cdef object event
     cdef list callbacks
 
     def __cinit__(self):
@@ -169,24 +173,32 @@ cdef class Batch:
         """Tell everybody who waits. Other threads may run from here on."""
         self.sealed = None
         self.columns = None
-        if self.event is not None:
-            self.event.set()
+        if self.sleepers:
+            xl_wake(&self.state, INT_MAX)
         _due_callbacks.extend(self.callbacks)
         self.callbacks = None
 
     def wait(self, timeout):
         """True when the outcome is known; waits for it up to `timeout` seconds (None: for ever)."""
-        if self.state < DONE:
+        cdef int64_t end = INT64_MAX
+        cdef int64_t left
+        cdef uint32_t seen
+        cdef uint32_t* word = &self.state
+        if timeout is not None:
+            end = xl_now() + <int64_t>(min(max(0.0, timeout), LONGEST_WAIT) * 1e9)
+        while self.state < DONE:
             if self.generation != _generation:
                 raise _inherited()
-            event = _threading.Event()
-            if self.event is None:
-                self.event = event
-            if self.state < DONE:
-                if timeout is not None:
-                    timeout = max(0.0, min(timeout, _threading.TIMEOUT_MAX))
-                self.event.wait(timeout)
-        return self.state >= DONE
+            left = min(end - xl_now(), SLICE_NS)
+            if left <= 0:
+                return False
+            seen = self.state
+            self.sleepers += 1
+            with nogil:
+                xl_wait(word, seen, left)
+            self.sleepers -= 1
+            PyErr_CheckSignals()
+        return True
 
 
 _due_callbacks = _deque()
@@ -333,10 +345,20 @@ cdef class Appender:
     cdef list full
     cdef list inflight
     cdef readonly object error
+    cdef readonly object session
+    cdef Agenda agenda
+    cdef Leash leash        # the producer is not gone as long as its messages wait
+    cdef int64_t linger
+    cdef bint listed
 
     def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
-                  size_t max_bytes):
+                  size_t max_bytes, object session=None, Agenda agenda=None, double linger=0.0,
+                  Leash leash=None):
         self.name = name
+        self.session = session
+        self.agenda = agenda
+        self.leash = leash
+        self.linger = <int64_t>(min(linger, LONGEST_WAIT) * 1e9)
         self.last_sequence = self.durable_sequence = last_sequence
         self.max_messages = max_messages
         self.max_bytes = max_bytes
@@ -344,8 +366,11 @@ cdef class Appender:
         self.inflight = []
 
     def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
-            object sequence=None):
-        """Queue one message. None if its sequence id is used up (rule G2)."""
+            object sequence=None, bint later=False):
+        """Queue one message. None if its sequence id is used up (rule G2).
+
+        With `later` it is put on the agenda, to be committed within `linger`.
+        """
         cdef int64_t number
         cdef size_t size = 0
         if value is not None:
@@ -370,6 +395,11 @@ cdef class Appender:
         self.pending_messages += 1
         if batch.count >= self.max_messages or batch.nbytes >= self.max_bytes:
             self._seal()
+        if later:
+            if PyList_GET_SIZE(self.full) > 0:  # linger need not hold it back
+                self.agenda.put_down(self, 0)
+            elif not self.listed:
+                self.agenda.put_down(self, self.linger)
         return _receipt(batch, batch.count - 1)
 
     cdef Batch _open_batch(self, size_t size, bint key, bint properties, bint event_time):
@@ -431,11 +461,6 @@ cdef class Appender:
         self.pending_bytes += batch.nbytes
         self.pending_messages += batch.count
         return _receipt(batch, 0)
-
-    @property
-    def batch_is_full(self):
-        """True when a batch is ready that `linger` need not hold back."""
-        return PyList_GET_SIZE(self.full) > 0
 
     def newest(self):
         """A receipt for the last message that waits; None if none does."""
@@ -517,6 +542,75 @@ cdef class Appender:
         if self.error is None:
             self.error = error
         return self.error
+
+
+@cython.final
+cdef class Agenda:
+    """Which appenders wait for a commit in the background, and when the next one is due."""
+
+    cdef list waiting
+    cdef int64_t due        # ns of the monotonic clock; INT64_MAX: nothing is
+    cdef bint stopped
+    cdef uint32_t changes   # the thread in the background sleeps on it
+    cdef int sleepers
+
+    def __cinit__(self):
+        self.waiting = []
+        self.due = INT64_MAX
+
+    def enlist(self, Appender appender not None):
+        """Let the next commit take this appender's messages along, whenever that is."""
+        if not appender.listed:
+            appender.listed = True
+            self.waiting.append(appender)
+
+    def put(self, Appender appender not None, double delay):
+        """Have this appender's messages committed within `delay` seconds."""
+        self.put_down(appender, <int64_t>(delay * 1e9))
+
+    cdef put_down(self, Appender appender, int64_t delay):
+        cdef int64_t due = xl_now() + delay
+        self.enlist(appender)
+        if due < self.due:
+            self.due = due
+            self._wake()
+
+    cdef _wake(self):
+        xl_add(&self.changes, 1)
+        if self.sleepers:
+            xl_wake(&self.changes, INT_MAX)
+
+    def take(self):
+        """All appenders that wait; the agenda is empty then."""
+        cdef list rest = []
+        cdef list waiting = self.waiting
+        cdef Appender appender
+        self.waiting = rest
+        for appender in waiting:
+            appender.listed = False
+        return waiting
+
+    def sleep(self):
+        """Sleep until a commit is due; False once the agenda was stopped."""
+        cdef int64_t left
+        cdef uint32_t seen
+        cdef uint32_t* word = &self.changes
+        while not self.stopped:
+            left = self.due - xl_now()
+            if left <= 0:
+                self.due = INT64_MAX
+                return True
+            seen = self.changes
+            self.sleepers += 1
+            with nogil:
+                xl_wait(word, seen, left)
+            self.sleepers -= 1
+        return False
+
+    def stop(self):
+        """End `sleep`, for good."""
+        self.stopped = True
+        self._wake()
 
 
 def all_bytes(list items not None):

@@ -1,7 +1,10 @@
 """Types of the compiled hot path; the docstrings are in the sources beside this file."""
 
+import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Self, final
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, final
 
 from exclusivelog.errors import ExclusiveLogError
 
@@ -158,8 +161,18 @@ class Receipt:
 @final
 class Appender:
     def __new__(
-        cls, name: bytes, last_sequence: int, max_messages: int, max_bytes: int
+        cls,
+        name: bytes,
+        last_sequence: int,
+        max_messages: int,
+        max_bytes: int,
+        session: Any = None,
+        agenda: Agenda | None = None,
+        linger: float = 0.0,
+        leash: Leash | None = None,
     ) -> Self: ...
+    @property
+    def session(self) -> Any: ...
     @property
     def name(self) -> bytes: ...
     @property
@@ -170,8 +183,6 @@ class Appender:
     def pending_messages(self) -> int: ...
     @property
     def error(self) -> ExclusiveLogError | None: ...
-    @property
-    def batch_is_full(self) -> bool: ...
     def add(
         self,
         value: bytes | None,
@@ -179,6 +190,7 @@ class Appender:
         properties: bytes | None = None,
         event_time: int | None = None,
         sequence: int | None = None,
+        later: bool = False,
     ) -> Receipt | None: ...
     def add_many(
         self,
@@ -198,6 +210,20 @@ class Appender:
         durable: int | None = None,
     ) -> None: ...
     def condemn(self, error: ExclusiveLogError) -> ExclusiveLogError: ...
+
+@final
+class Agenda:
+    def enlist(self, appender: Appender) -> None: ...
+    def put(self, appender: Appender, delay: float) -> None: ...
+    def take(self) -> list[Appender]: ...
+    def sleep(self) -> bool: ...
+    def stop(self) -> None: ...
+
+@final
+class Leash:
+    def __new__(cls, item: Any, left_behind: deque[Any], words: SharedWords, bell: int) -> Self: ...
+    def pull(self) -> None: ...
+    def let_go(self) -> None: ...
 
 @final
 class TopicRow:
@@ -251,3 +277,19 @@ class Gate:
     def end(self) -> None: ...
     def close(self, timeout: float) -> bool: ...
     def open(self) -> None: ...
+
+_Inside = TypeVar("_Inside")
+
+class Section(Generic[_Inside]):
+    def __new__(
+        cls, ledger: Any, lock: threading.Lock | None, gate: Gate, begin: Callable[[], Any]
+    ) -> Self: ...
+    @property
+    def ledger(self) -> Any: ...
+    def __enter__(self) -> _Inside: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...

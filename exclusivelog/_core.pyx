@@ -7,6 +7,7 @@
 | `_batch.pxi` | messages on their way into the log, and the receipts for them |
 | `_rows.pxi` | the row that every append compares, and the heap of waiters |
 | `_shared.pxi` | words shared by processes: futexes, and liveness freed by the kernel |
+| `_section.pxi` | transactions that an interrupt cannot leave half entered |
 
 Nothing here knows about files, tables or policy.
 """
@@ -16,6 +17,7 @@ from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport (
@@ -33,6 +35,7 @@ import msgpack as _msgpack
 from google_crc32c import value as _crc32c
 
 include "_entry.pxi"
+include "_shared.pxi"
+include "_section.pxi"
 include "_batch.pxi"
 include "_rows.pxi"
-include "_shared.pxi"

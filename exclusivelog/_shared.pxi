@@ -345,41 +345,41 @@ cdef class Hold:
         self.holder = NULL
 
 
-cdef class Gate:
-    """Counts who is inside, and can be shut. The GIL makes each step atomic."""
+@cython.final
+@cython.no_gc
+cdef class Leash:
+    """What an object leaves behind when it is dropped: `item` in a deque, and a bell rung.
 
-    cdef readonly Py_ssize_t inside
-    cdef bint shut
-    cdef bint ended
+    The last reference may go anywhere, even inside a transaction or at an interrupt, so all
+    of it happens in C. A forked child's copy does nothing.
+    """
 
-    def enter(self):
-        """Go in; waits while the gate is shut. False if it is shut for ever."""
-        while self.shut:
-            if self.ended:
-                return False
-            _time.sleep(0.0002)
-        self.inside += 1
-        return True
+    cdef object item
+    cdef object left_behind
+    cdef SharedWords words
+    cdef Py_ssize_t bell
+    cdef int generation
 
-    def leave(self):
-        """Go out."""
-        self.inside -= 1
+    def __cinit__(self, object item, object left_behind not None, SharedWords words not None,
+                  Py_ssize_t bell):
+        self.item = item
+        self.left_behind = left_behind
+        self.words = words
+        self.bell = bell
+        self.generation = _generation
 
-    def close(self, double timeout):
-        """Shut the gate and wait until nobody is inside; False if that took too long (the
-        gate is shut all the same)."""
-        cdef int64_t end = xl_now() + <int64_t>(timeout * 1e9)
-        self.shut = True
-        while self.inside:
-            if xl_now() > end:
-                return False
-            _time.sleep(0.0002)
-        return True
+    def __dealloc__(self):
+        if self.item is not None:
+            self.pull()
 
-    def end(self):
-        """The gate stays shut for ever."""
-        self.ended = True
+    def pull(self):
+        """Leave the item behind now."""
+        item, self.item = self.item, None
+        if item is not None and self.generation == _generation:
+            self.left_behind.append(item)
+            xl_add(self.words.word(self.bell), 1)
+            xl_wake(self.words.word(self.bell), INT_MAX)
 
-    def open(self):
-        """Let everybody in again."""
-        self.shut = False
+    def let_go(self):
+        """Leave nothing behind."""
+        self.item = None

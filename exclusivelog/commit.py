@@ -2,7 +2,7 @@
 
 `send` commits in its own thread: one thread leads, and those that arrive meanwhile find
 their messages in the leader's commit, or lead the next one. `send_async` leaves it to a
-thread in the background, which starts when first needed and sleeps when nothing waits.
+thread in the background, which sleeps when nothing waits.
 """
 
 from __future__ import annotations
@@ -10,16 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
-from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.errors import ExclusiveLogError, WaitTimeoutError
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import Work, append
-
-if TYPE_CHECKING:
-    from exclusivelog.producer import Producer
 
 log = logging.getLogger("exclusivelog")
 
@@ -30,29 +25,27 @@ class Committer:
     """Commits for all producers of one engine."""
 
     def __init__(self, ledger: Ledger) -> None:
+        self.agenda = _core.Agenda()
         self._ledger = ledger
         self._turn = threading.Lock()
-        self._waiting: dict[int, Producer] = {}
-        self._wanted = threading.Condition()
-        self._due: float | None = None
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stopped = False
 
     # ---- in the sender's thread ----------------------------------------------------------
 
-    def commit(self, producer: Producer, receipt: _core.Receipt | None = None) -> None:
-        """Return when the outcome of `receipt` (None: of all that this producer has sent) is
-        known, having committed it together with everything else that waits."""
-        receipt = receipt or producer.appender.newest()
+    def commit(self, appender: _core.Appender, receipt: _core.Receipt | None = None) -> None:
+        """Return when the outcome of `receipt` (None: of all that this appender has) is known,
+        having committed it together with everything else that waits."""
+        receipt = receipt or appender.newest()
         if receipt is None:
             return
         if threading.current_thread() is threading.main_thread():
             # Ctrl-C strikes here, and may do so between a commit and the news of it: so the
             # main thread lets another one lead, and may be interrupted while it waits.
-            self.schedule(producer, 0.0)
+            self.agenda.put(appender, 0.0)
             receipt.exception()
             return
-        self._enqueue(producer)
+        self.agenda.enlist(appender)
         try:
             with self._turn:
                 if not receipt.done():
@@ -60,28 +53,26 @@ class Committer:
         finally:
             _core.run_callbacks()
 
-    def commit_within(self, producer: Producer, receipt: _core.Receipt, timeout: float) -> None:
+    def commit_within(
+        self, appender: _core.Appender, receipt: _core.Receipt, timeout: float
+    ) -> None:
         """The same, for at most `timeout` seconds: in the background, because who leads cannot
         leave the ledger's queue."""
-        self.schedule(producer, 0.0)
+        self.agenda.put(appender, 0.0)
         with contextlib.suppress(WaitTimeoutError):
             receipt.exception(timeout)
 
-    def fail(self, producer: Producer, error: ExclusiveLogError) -> None:
-        """Fail what this producer has waiting, and whatever it may ever send.
+    def fail(self, appender: _core.Appender, error: ExclusiveLogError) -> None:
+        """Fail what this appender has waiting, and whatever it may ever get.
 
         In turn with the commits: what is being committed right now has its own outcome, and
         that is not changed by what has become known meanwhile (rules B9, B10).
         """
         with self._turn:
-            producer.appender.settle([], error, True)
+            appender.settle([], error, True)
         _core.run_callbacks()
 
     # ---- who leads -----------------------------------------------------------------------
-
-    def _enqueue(self, producer: Producer) -> None:
-        with self._wanted:
-            self._waiting[id(producer)] = producer
 
     def _lead(self) -> None:
         works = self._gather()
@@ -93,38 +84,29 @@ class Committer:
                 log.log(logging.DEBUG if expected else logging.ERROR, "a commit failed: %r", error)
 
     def _gather(self) -> list[Work]:
-        with self._wanted:
-            waiting, self._waiting = self._waiting, {}
+        waiting = self.agenda.take()
         try:
-            works = []
-            for producer in waiting.values():
-                producer.scheduled = False  # before it is emptied: what comes later asks anew
-                if batches := producer.appender.take():
-                    works.append(Work(producer.session, producer.appender, batches))
-            return works
+            return [Work(appender, batches) for appender in waiting if (batches := appender.take())]
         except BaseException:
-            for producer in waiting.values():
-                self.schedule(producer, RETRY_SECONDS)
+            for appender in waiting:
+                self.agenda.put(appender, RETRY_SECONDS)
             raise
 
     # ---- in the background ---------------------------------------------------------------
 
-    def schedule(self, producer: Producer, delay: float) -> None:
-        """Commit this producer's messages within `delay` seconds."""
-        due = time.monotonic() + delay
-        with self._wanted:
-            self._waiting[id(producer)] = producer
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="exclusivelog-commit", daemon=True
-                )
-                self._thread.start()
-            if self._due is None or due < self._due:
-                self._due = due
-                self._wanted.notify()
+    def start(self) -> None:
+        """Start the thread in the background, unless it runs."""
+        if self._thread is None:
+            with self._starting:
+                if self._thread is None:
+                    thread = threading.Thread(
+                        target=self._run, name="exclusivelog-commit", daemon=True
+                    )
+                    thread.start()
+                    self._thread = thread
 
     def _run(self) -> None:
-        while self._sleep_until_due():
+        while self.agenda.sleep():
             for step in (self._take_turn, _core.run_callbacks):
                 try:
                     step()
@@ -135,23 +117,9 @@ class Committer:
         with self._turn:
             self._lead()
 
-    def _sleep_until_due(self) -> bool:
-        with self._wanted:
-            while not self._stopped:
-                if self._due is None:
-                    self._wanted.wait()
-                elif (left := self._due - time.monotonic()) > 0:
-                    self._wanted.wait(left)
-                else:
-                    self._due = None
-                    return True
-        return False
-
     def stop(self) -> None:
         """End the thread in the background; what waits must have been committed before."""
-        with self._wanted:
-            self._stopped = True
-            self._wanted.notify()
-            thread = self._thread
+        self.agenda.stop()
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=60)

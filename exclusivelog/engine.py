@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import heapq
 import logging
 import os
@@ -39,6 +40,7 @@ from exclusivelog.types import EngineInfo, Report
 log = logging.getLogger("exclusivelog")
 
 LONGEST_BEAT_SECONDS = 5.0
+LONGEST_NAP_SECONDS = 5.0
 RELEASED_AT_ONCE = 1000
 SETTLING_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
@@ -63,11 +65,12 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
         if self.session is None or self.done():
             return self.cancelled()
         if not self._engine.withdraw(self.session):
-            # Whoever took it out of the queue is about to settle this future.
-            concurrent.futures.wait([self], SETTLING_SECONDS)
+            if self._engine.settles(self.session):  # another thread is about to
+                concurrent.futures.wait([self], SETTLING_SECONDS)
             return self.cancelled()
         cancelled = super().cancel()
-        self.set_running_or_notify_cancel()  # else concurrent.futures.wait does not see it
+        if cancelled:  # else concurrent.futures.wait does not see it
+            self.set_running_or_notify_cancel()
         return cancelled
 
     def result(self, timeout: float | None = None) -> Producer:
@@ -124,6 +127,8 @@ class Engine:
         self._orphans_wanted = False
         self._mailing = threading.Lock()
         self._mail_read = 0
+        self._settling: dict[int, ProducerFuture] = {}
+        self._ended = threading.Event()
         self._slot: Slot | None = None
         self._guard: threading.Thread | None = None
         self.id = "0" * 16
@@ -135,6 +140,11 @@ class Engine:
                 target=self._keep_watch, name=f"exclusivelog-{name}", daemon=True
             )
             self._guard.start()
+            if keepalive is not None:
+                threading.Thread(
+                    target=self._keep_beating, args=(self._slot, keepalive),
+                    name=f"exclusivelog-heart-{name}", daemon=True,
+                ).start()  # fmt: skip
         self.info = EngineInfo(self.id, name, os.getpid(), dict(properties), 0.0)
         _engines.add(self)
 
@@ -238,6 +248,10 @@ class Engine:
         self._read_mail()
         return False
 
+    def settles(self, session: Session) -> bool:
+        """Somebody has read this waiting session's mail, or will, and settles its future."""
+        return session.id in self._pending or session.id in self._settling
+
     def adopt(self, producer: Producer) -> None:
         """Mail about this producer's session goes to it."""
         self._producers[producer.session.id] = producer
@@ -250,11 +264,11 @@ class Engine:
         """Give one session back."""
         self.sessions.release([session], read=(self.id, self._mail_read))
 
-    def release_later(self, session: Session) -> None:
-        """Give an abandoned producer's session back, from a destructor: no lock, no waiting."""
-        if not (self.forked or self.closed):
-            self._abandoned.append(session)
-            self._ring_myself()
+    def leash(self, session: Session) -> _core.Leash:
+        """What gives a session back once its producer is dropped: the collector may run
+        anywhere, even inside a transaction, so the release is left to the guard."""
+        assert self._slot is not None
+        return _core.Leash(session, self._abandoned, self.ledger.lockfile.words, self._slot.bell)
 
     def call_later(self, function: Callable[[], object]) -> None:
         """Run application code where it can block nobody."""
@@ -271,7 +285,7 @@ class Engine:
         """Closing the engine wakes this reader."""
         self._readers.add(reader)
 
-    # ---- the guard: mail, deaths, timeouts, heartbeat ------------------------------------
+    # ---- the guard: mail, deaths, timeouts -----------------------------------------------
 
     def _ring_myself(self) -> None:
         if self._slot is not None:
@@ -284,7 +298,6 @@ class Engine:
             # What changes after these two are read ends the sleep below at once.
             seen, arrivals = slot.mail_count(), slot.arrivals()
             try:
-                slot.beat()
                 self._do_rounds()
             except ExclusiveLogError as error:
                 if self.closed:
@@ -300,20 +313,22 @@ class Engine:
             else:
                 slot.await_mail(seen, self._nap())
 
+    def _keep_beating(self, slot: Slot, keepalive: float) -> None:
+        # A thread of its own: the guard may have to wait for a ledger that somebody else has
+        # stopped, and is not hung for that (rule C3).
+        while not self._ended.wait(min(LONGEST_BEAT_SECONDS, keepalive / 4)):
+            slot.beat()
+
     def _release_orphans(self) -> None:
         """Give back what was granted to a call that was interrupted before it could return."""
         with self._mailing:
             self._orphans_wanted = False
-            known = self._producers.keys() | self._pending.keys()
+            known = self._producers.keys() | self._pending.keys() | self._settling.keys()
             with self.ledger.read() as tables:
                 sessions = tables.sessions_of(self.id)
             for session in sessions:
                 if session.id not in known:
                     self.release(session)
-
-    def _beat_on(self) -> None:
-        if self._slot is not None:
-            self._slot.beat()
 
     def _do_rounds(self) -> None:
         while self._abandoned:
@@ -328,12 +343,9 @@ class Engine:
                 log.info("engine %s is gone; taking its sessions away", engine)
                 for _ in self.sessions.evict(engine):
                     self._read_mail()
-                    self._beat_on()
 
     def _nap(self) -> float:
-        longest = LONGEST_BEAT_SECONDS
-        if self._keepalive is not None:
-            longest = min(longest, self._keepalive / 4)
+        longest = LONGEST_NAP_SECONDS
         if self._deadlines:
             left = self._deadlines[0][0] - time.monotonic()
             longest = min(longest, left if left > 0 else RETRY_SECONDS)
@@ -360,29 +372,39 @@ class Engine:
         if future is None or future.session is None:
             return []
         session = replace(future.session, epoch=epoch, since=since)
+        self._settling[session_id] = future
         return [lambda: self._hand_out(future, session, last_sequence)]
 
     def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
         producer = Producer(self, future.topic.name, session, last_sequence, future.options)
         self._settle(future, lambda: future.set_result(producer))
+        self._settling.pop(session.id, None)
 
     def _settle(self, future: ProducerFuture, settle: Callable[[], None]) -> None:
-        # Its callbacks are the application's: they must not stop the heart (rule C3).
+        def unless_settled() -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                settle()
+
+        # Its callbacks are the application's: they must not hold up the guard.
         if future.has_callbacks:
-            self.call_later(settle)
+            self.call_later(unless_settled)
         else:
-            settle()
+            unless_settled()
 
     def _fenced(self, session_id: int, text: str) -> list[Callable[[], None]]:
         future = self._pending.pop(session_id, None)
-        return [lambda: self._tell_fenced(session_id, future, text)]
+        if future is not None:
+            self._settling[session_id] = future
+        return [lambda: self._tell_fenced(session_id, text)]
 
-    def _tell_fenced(self, session_id: int, future: ProducerFuture | None, text: str) -> None:
+    def _tell_fenced(self, session_id: int, text: str) -> None:
         # Only now: the grant may have been in the same mail.
         producer = self._producers.get(session_id)
+        future = self._settling.get(session_id)
         if future is not None and future.session is not None:
             error = ProducerFencedError(text, holder=self.sessions.owner(future.session.topic))
-            self._settle(future, lambda: future.set_exception(error))
+            self._settle(future, functools.partial(future.set_exception, error))
+            self._settling.pop(session_id, None)
         elif producer is not None:
             holder = self.sessions.owner(producer.session.topic)
             producer.lose(ProducerFencedError(text, holder=holder))
@@ -401,7 +423,7 @@ class Engine:
             if cancelled and future is not None and future.session is not None:
                 self._pending.pop(future.session.id, None)
                 error = self.timed_out(future.session)
-                self._settle(future, lambda f=future, e=error: f.set_exception(e))  # type: ignore[misc]
+                self._settle(future, functools.partial(future.set_exception, error))
 
     def timed_out(self, session: Session) -> WaitTimeoutError:
         """What a producer's wait ends with: it says who is in the way (rule A5)."""
@@ -418,7 +440,7 @@ class Engine:
         if error.maybe_written:
             pending, self._pending = self._pending, {}
             for future in pending.values():
-                future.set_exception(error)
+                self._settle(future, functools.partial(future.set_exception, error))
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -471,7 +493,7 @@ class Engine:
             producers = list(self._producers.values())
             pending, self._pending = list(self._pending.values()), {}
             for producer in producers:
-                self.committer.commit(producer)
+                self.committer.commit(producer.appender)
             self._release_all([p.session for p in producers] + list(self._abandoned))
             self._release_all([f.session for f in pending if f.session is not None])
         except ExclusiveLogError as error:
@@ -480,6 +502,7 @@ class Engine:
             self._end(producers, pending)
 
     def _stop_guard(self) -> None:
+        self._ended.set()
         self._ring_myself()
         if self._guard is not None and self._guard is not threading.current_thread():
             self._guard.join(timeout=60)
@@ -495,10 +518,9 @@ class Engine:
             self._slot.leave()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
         for producer in producers or list(self._producers.values()):
-            self.committer.fail(producer, error)
+            self.committer.fail(producer.appender, error)
         for future in pending or list(self._pending.values()):
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                future.set_exception(error)
+            self._settle(future, functools.partial(future.set_exception, error))
         self.committer.stop()
         for reader in list(self._readers):
             self.ledger.lockfile.announce(reader.topic_id)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import re
@@ -24,9 +25,8 @@ import secrets
 import shutil
 import struct
 import threading
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 import lmdb
 import msgpack
@@ -75,6 +75,7 @@ class Ledger:
         self.users = 0
         self._failure: LedgerIOError | None = None
         self._writing = threading.Lock()
+        self._resizing = threading.Lock()
         self._quiet = False
         self._gate = _core.Gate()
         refuse_remote(path)
@@ -98,6 +99,9 @@ class Ledger:
             except BaseException:
                 self.lockfile.close()
                 raise
+        # C functions, as `_core.Section` wants them.
+        self._begin_read = functools.partial(self._env.begin)
+        self._begin_write = functools.partial(self._env.begin, write=True)
         try:
             self._db = self._open_tables()
         except BaseException:
@@ -197,8 +201,7 @@ class Ledger:
 
     # ---- transactions --------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def write(self) -> Iterator[Tables]:
+    def write(self) -> Transaction:
         """A write transaction: the critical section (rule B2).
 
         Durable when the block is left; undone when it is left by an exception. Nobody is
@@ -206,40 +209,29 @@ class Ledger:
         """
         if self.readonly:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
-        with self._writing, self._inside(), _translated(self.path, self):
-            with self._begin(write=True) as txn:
-                tables = Tables(txn, self._db, self.path)
-                yield tables
-        for topic in tables.announce:
-            self.lockfile.announce(topic)
-        for slot in tables.ring:
-            self.lockfile.ring(slot)
+        return Transaction(self, self._writing, self._gate, self._begin_write)
 
-    def read(self) -> Reading:
+    def read(self) -> Transaction:
         """A read transaction: one consistent moment. Keep it short, it pins pages."""
-        return Reading(self)
+        return Transaction(self, None, self._gate, self._begin_read)
 
-    def enter(self) -> lmdb.Transaction[bytes]:
-        """Begin a read transaction, for `Reading`."""
+    def tables(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """The tables in a transaction, unless this ledger has failed."""
         if self._failure is not None:
             raise self._failure
-        self._go_in()
-        try:
-            return self._begin(write=False)
-        except BaseException:
-            self._gate.leave()
-            raise
+        return Tables(txn, self._db, self.path)
 
-    def _go_in(self) -> None:
-        if not self._gate.enter():
-            raise EngineClosedError(f"the ledger {self.path} was closed meanwhile")
-
-    def leave(self, txn: lmdb.Transaction[bytes]) -> None:
-        """End a read transaction."""
-        try:
-            txn.abort()
-        finally:
-            self._gate.leave()
+    def recover(self, error: BaseException) -> None:
+        """Make a second try to begin a transaction worthwhile; raises if it cannot be."""
+        if isinstance(error, lmdb.MapResizedError):
+            self._adopt_map_size()
+        elif isinstance(error, lmdb.ReadersFullError):
+            self._env.reader_check()  # rows of dead processes
+        else:
+            raised = self.translated(error)
+            if raised is not None:
+                raise raised from error
+            raise error
 
     def translated(self, error: BaseException) -> LedgerError | None:
         """The library's own error for one of LMDB's or the system's; None for any other."""
@@ -259,32 +251,25 @@ class Ledger:
     def _inside(self) -> Iterator[None]:
         if self._failure is not None:
             raise self._failure
-        self._go_in()
+        if not self._gate.enter():
+            raise EngineClosedError(f"the ledger {self.path} was closed meanwhile")
         try:
             yield
         finally:
             self._gate.leave()
 
-    def _begin(self, write: bool) -> lmdb.Transaction[bytes]:
-        try:
-            return self._env.begin(write=write)
-        except lmdb.MapResizedError:
-            self._adopt_map_size()
-        except lmdb.ReadersFullError:
-            self._env.reader_check()  # rows of dead processes
-        return self._env.begin(write=write)
-
     def _adopt_map_size(self) -> None:
         # Another process has made the map larger than ours. LMDB moves it, which it can only
-        # do while this process has no transaction: we leave the gate and shut it.
-        self._gate.leave()
-        try:
-            if not self._gate.close(FORK_WAIT_SECONDS):
-                raise LedgerError(f"{self.path}: the map has grown, but a transaction stays open")
-            self._env.set_mapsize(0)
-        finally:
-            self._gate.open()
-            self._gate.enter()
+        # do while this process has no transaction.
+        with self._resizing:
+            try:
+                if not self._gate.close(FORK_WAIT_SECONDS):
+                    raise LedgerError(
+                        f"{self.path}: the map has grown, but a transaction stays open"
+                    )
+                self._env.set_mapsize(0)
+            finally:
+                self._gate.open()
 
     def fail(self, error: LedgerIOError) -> None:
         """Refuse everything from now on: after a failed flush nothing may pretend to be
@@ -335,34 +320,37 @@ class Ledger:
             self.lockfile.close()
 
 
-class Reading:
-    """A read transaction as a context manager; written out, because readers open many."""
+if TYPE_CHECKING:
+    _Section = _core.Section[Tables]
+else:
+    _Section = _core.Section
 
-    __slots__ = ("_ledger", "_txn")
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+class Transaction(_Section):
+    """A transaction on a ledger, as a context manager that gives its tables."""
 
-    def __enter__(self) -> Tables:
-        ledger = self._ledger
-        try:
-            self._txn = ledger.enter()
-        except (lmdb.Error, OSError) as error:
-            raised = ledger.translated(error)
-            if raised is None:
-                raise
+    __slots__ = ()
+
+    def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """What the block works with."""
+        tables: Tables = self.ledger.tables(txn)
+        return tables
+
+    def recover(self, error: BaseException) -> None:
+        """It could not begin."""
+        self.ledger.recover(error)
+
+    def failed(self, error: BaseException) -> None:
+        """The block, or the commit, has failed."""
+        raised = self.ledger.translated(error)
+        if raised is not None:
             raise raised from error
-        return Tables(self._txn, ledger._db, ledger.path)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._ledger.leave(self._txn)
-        if error is not None and (raised := self._ledger.translated(error)) is not None:
-            raise raised from error
+    def waken(self, tables: Tables) -> list[tuple[Callable[[int], None], tuple[int]]]:
+        """Whom to wake now that it is durable."""
+        lockfile: LockFile = self.ledger.lockfile
+        readers = [(lockfile.announce, (topic,)) for topic in tables.announce]
+        return readers + [(lockfile.ring, (slot,)) for slot in tables.ring]
 
 
 def _before_fork() -> None:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import mmap
 import os
 import secrets
@@ -124,6 +125,7 @@ class LockFile:
             self._lock_for_opening()
             try:
                 self._void_words_of_another_life()
+                self._remove_leftovers()
                 yield
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -154,6 +156,12 @@ class LockFile:
             self._map[SLOTS:SIZE] = bytes(SIZE - SLOTS)
             self._map[TOPICS:SLOTS] = bytes(SLOTS - TOPICS)
             self._map[DEVICE : BOOT + 16] = now
+
+    def _remove_leftovers(self) -> None:
+        # A creator that was killed leaves its unfinished file behind.
+        for leftover in glob.glob(glob.escape(self.path) + ".*"):
+            with contextlib.suppress(OSError):
+                os.unlink(leftover)
 
     # ---- slots ---------------------------------------------------------------------------
 
@@ -267,6 +275,7 @@ class Slot:
     ) -> None:
         self._file = lockfile
         self._at = SLOTS + index * SLOT_SIZE
+        self.bell = self._at + MAIL
         self.index = index
         self.engine = f"{secrets.randbits(63) | 1:016x}"
         words = lockfile.words
@@ -351,9 +360,11 @@ def _open_or_create(path: str, mode: int) -> int:
         os.posix_fallocate(fd, 0, SIZE)  # a full disk must fail here, not as SIGBUS later
         os.pwrite(fd, MAGIC.to_bytes(8, "little"), 0)
         os.fsync(fd)
-        with contextlib.suppress(FileExistsError):
+        # Gone: somebody else was first, and took this for the leftover of a dead creator.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
             os.link(temporary, path)
     finally:
         os.close(fd)
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
     return os.open(path, flags)

@@ -30,9 +30,14 @@ READ_BYTES = 1 << 20
 class Work:
     """What one producer wants committed."""
 
-    session: Session
     appender: _core.Appender
     batches: Sequence[_core.Batch]
+
+    @property
+    def session(self) -> Session:
+        """The producer's session, which must still be valid."""
+        session: Session = self.appender.session
+        return session
 
 
 Placed = list[tuple[_core.Batch, int]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -74,10 +73,10 @@ class Producer:
     ) -> None:
         self.topic = topic
         self.session = session
-        self.scheduled = False
+        self._leash = engine.leash(session)  # an abandoned producer must not stay an owner
         self.appender = _core.Appender(
-            session.name.encode(), last_sequence,
-            options.max_batch_messages, options.max_batch_bytes,
+            session.name.encode(), last_sequence, options.max_batch_messages,
+            options.max_batch_bytes, session, engine.committer.agenda, options.linger, self._leash,
         )  # fmt: skip
         self._engine = engine
         self._options = options
@@ -86,10 +85,7 @@ class Producer:
         self._lost: ExclusiveLogError | None = None
         self._closed = False
         self._closing = threading.Lock()
-        # An abandoned producer must not stay an owner. The collector may run anywhere, even
-        # inside a transaction, so the release itself is left to the engine's own thread.
-        self._finalizer = weakref.finalize(self, engine.release_later, session)
-        self._finalizer.atexit = False
+        engine.committer.start()
         engine.adopt(self)
 
     # ---- facts ---------------------------------------------------------------------------
@@ -150,7 +146,7 @@ class Producer:
             # One and the same error, whoever notices first (rule B4).
             error = self.appender.condemn(error)
             self._lost = error
-        self._engine.committer.fail(self, error)
+        self._engine.committer.fail(self.appender, error)
         if self._options.on_fenced is not None:
             self._engine.call_later(self._tell_fenced)
 
@@ -203,14 +199,9 @@ class Producer:
         >>> [receipt.result() for receipt in receipts]
         [0, 1, 2]
         """
-        receipt = self._add(value, key, properties, event_time, sequence_id)
-        if not self.scheduled:
-            self.scheduled = True
-            self._engine.committer.schedule(self, self._options.linger)
+        receipt = self._add(value, key, properties, event_time, sequence_id, later=True)
         if self.appender.pending_bytes >= self._max_pending:
-            self._engine.committer.commit(self)
-        elif self._options.linger and self.appender.batch_is_full:
-            self._engine.committer.schedule(self, 0.0)
+            self._engine.committer.commit(self.appender)
         return receipt
 
     def send_many(
@@ -262,8 +253,9 @@ class Producer:
         return range(first, first + count)
 
     def _add(
-        self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: int | None
-    ) -> _core.Receipt:
+        self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: int | None,
+        later: bool = False,
+    ) -> _core.Receipt:  # fmt: skip
         if self._lost is not None or self._closed or self._engine.closed:
             self._check()
         if self._dumps is not None and value is not None:
@@ -278,6 +270,7 @@ class Producer:
             None if properties is None else _encode_properties(properties),
             None if event_time is None else _encode_time(event_time),
             None if sequence_id is None else _encode_sequence(sequence_id),
+            later,
         )
         if receipt is None:
             raise self._duplicate(sequence_id)
@@ -300,9 +293,9 @@ class Producer:
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
         if timeout is None:
-            self._engine.committer.commit(self, receipt)
+            self._engine.committer.commit(self.appender, receipt)
         else:
-            self._engine.committer.commit_within(self, receipt, timeout)
+            self._engine.committer.commit_within(self.appender, receipt, timeout)
         if not receipt.done():
             raise WaitTimeoutError(
                 f"topic {self.topic!r}: no outcome within timeout={timeout} s; what was sent is "
@@ -362,18 +355,18 @@ class Producer:
                 self._closed = True
             if self._lost is None and not self._engine.closed:
                 failure = self._drain_and_release()
-            self._finalizer.detach()
+            self._leash.let_go()
         except BaseException:
             # Interrupted, or the disk is full: a closed producer must not stay an owner.
             if self._closed:
-                self._engine.release_later(self.session)
+                self._leash.pull()
             raise
         self._end(failure)
 
     def _end(self, failure: ExclusiveLogError | None) -> None:
         try:
             closed = EngineClosedError(f"producer {self.name!r} of {self.topic!r} was closed")
-            self._engine.committer.fail(self, closed)
+            self._engine.committer.fail(self.appender, closed)
         finally:
             self._engine.disown(self)
         if failure is not None:
@@ -383,7 +376,7 @@ class Producer:
         failure = None
         waiting = self.appender.newest()
         if waiting is not None:
-            self._engine.committer.commit(self, waiting)
+            self._engine.committer.commit(self.appender, waiting)
             error = waiting.exception()
             if isinstance(error, ExclusiveLogError):
                 failure = error

@@ -118,6 +118,7 @@ def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> No
     wanted = [
         "pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "conftest.py",
         "exclusivelog/_core.pyx", "exclusivelog/_entry.pxi", "exclusivelog/_shared.pxi",
+        "exclusivelog/_section.pxi",
         "exclusivelog/_core.pxd", "exclusivelog/_core.pyi", "exclusivelog/py.typed",
         "exclusivelog/engine.py", "tests/processes.py", "tests/test_package.py",
     ]  # fmt: skip

@@ -1,0 +1,150 @@
+# Transactions, entered and left as a whole. An interrupt (Ctrl-C) strikes between two
+# instructions of Python; here there are none between taking something and knowing of it,
+# so that whatever was taken is given back.
+
+cdef class Gate:
+    """Counts who is inside, and can be shut. The GIL makes each step atomic."""
+
+    cdef readonly Py_ssize_t inside
+    cdef bint shut
+    cdef bint ended
+
+    def enter(self):
+        """Go in; waits while the gate is shut. False if it is shut for ever."""
+        while self.shut:
+            if self.ended:
+                return False
+            _time.sleep(0.0002)
+        self.inside += 1
+        return True
+
+    def leave(self):
+        """Go out."""
+        self.inside -= 1
+
+    def close(self, double timeout):
+        """Shut the gate and wait until nobody is inside; False if that took too long (the
+        gate is shut all the same)."""
+        cdef int64_t end = xl_now() + <int64_t>(timeout * 1e9)
+        self.shut = True
+        while self.inside:
+            if xl_now() > end:
+                return False
+            _time.sleep(0.0002)
+        return True
+
+    def end(self):
+        """The gate stays shut for ever."""
+        self.ended = True
+
+    def open(self):
+        """Let everybody in again, unless it was shut for ever."""
+        self.shut = self.ended
+
+
+cdef class Section:
+    """One transaction as a context manager: the lock, the gate, and what `begin` returns.
+
+    `begin` must be a C function: it is called with the lock held. A subclass says by
+    `opened(txn)` what `as` gets, by `recover(error)` whether a second try is worthwhile (it
+    returns) or not (it raises), by `failed(error)` what the caller is told instead, and
+    by `waken(inside)` whom to wake after a commit: (function, arguments) pairs. Without a
+    lock it is a read transaction, and never committed.
+    """
+
+    cdef readonly object ledger
+    cdef object lock
+    cdef Gate gate
+    cdef object begin
+    cdef object txn
+    cdef object inside
+
+    def __cinit__(self, object ledger, object lock, Gate gate not None, object begin not None):
+        self.ledger = ledger
+        self.lock = lock
+        self.gate = gate
+        self.begin = begin
+
+    def __enter__(self):
+        try:
+            self._go_in()
+            return self.inside
+        except BaseException as error:
+            self.recover(error)
+        try:
+            self._go_in()
+            return self.inside
+        except BaseException as error:
+            self.failed(error)
+            raise
+
+    cdef _go_in(self):
+        if self.lock is not None:
+            self.lock.acquire()
+        try:
+            self._pass_the_gate()
+        except BaseException:
+            if self.lock is not None:
+                self.lock.release()
+            raise
+
+    cdef _pass_the_gate(self):
+        if not self.gate.enter():
+            raise _closed_meanwhile()
+        try:
+            self.txn = self.begin()
+            self.inside = self.opened(self.txn)
+        except BaseException:
+            txn, self.txn = self.txn, None
+            try:
+                if txn is not None:
+                    txn.abort()
+            finally:
+                self.gate.leave()
+            raise
+
+    def __exit__(self, kind, error, trace):
+        txn, self.txn = self.txn, None
+        inside, self.inside = self.inside, None
+        cdef bint committed = kind is None and self.lock is not None
+        try:
+            if committed:
+                txn.commit()
+            else:
+                txn.abort()
+        except BaseException as failure:
+            error = failure
+            committed = False
+        finally:
+            self.gate.leave()
+            if self.lock is not None:
+                self.lock.release()
+        if error is not None:
+            self.failed(error)
+            if kind is None:
+                raise error
+        if committed:
+            self._wake(inside)
+
+    cdef _wake(self, inside):
+        # An interrupt must cost nobody his wake-up: what it cut off is called once more.
+        interrupt = None
+        calls = None
+        try:
+            calls = self.waken(inside)
+        except BaseException as error:
+            interrupt = error
+            calls = self.waken(inside)
+        for function, arguments in calls:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                interrupt = error
+                function(*arguments)
+        if interrupt is not None:
+            raise interrupt
+
+
+def _closed_meanwhile():
+    from exclusivelog.errors import EngineClosedError
+    return EngineClosedError("the ledger was closed meanwhile")
