@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +12,11 @@ import pytest
 
 import exclusivelog as xl
 from tests.processes import Worker, workers
+
+
+def pytest_configure() -> None:
+    # A job in the background of a shell is deaf to Ctrl-C, and its children with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

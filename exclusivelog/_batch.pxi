@@ -580,6 +580,10 @@ cdef class Agenda:
         if self.sleepers:
             xl_wake(&self.changes, INT_MAX)
 
+    def look(self):
+        """All appenders that wait; they stay on the agenda."""
+        return list(self.waiting)
+
     def take(self):
         """All appenders that wait; the agenda is empty then."""
         cdef list rest = []

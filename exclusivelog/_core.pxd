@@ -4,7 +4,9 @@ from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
 cdef class Entry:
-    cdef readonly bytes data
+    cdef readonly object data
+    cdef readonly Py_ssize_t nbytes
+    cdef Py_buffer view
     cdef readonly uint64_t topic
     cdef readonly uint64_t base_offset
     cdef readonly uint64_t epoch

@@ -16,10 +16,15 @@ cimport cython
 from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport (
+    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+)
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
 from cpython.object cimport PyObject
+
+cdef extern from "Python.h":
+    Py_ssize_t PY_SSIZE_T_MAX
 from libc.stdint cimport (
     INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
@@ -32,7 +37,7 @@ import time as _time
 from collections import deque as _deque
 
 import msgpack as _msgpack
-from google_crc32c import value as _crc32c
+from google_crc32c import extend as _extend_crc32c, value as _crc32c
 
 include "_entry.pxi"
 include "_shared.pxi"

@@ -47,9 +47,10 @@ cdef class Section:
 
     `begin` must be a C function: it is called with the lock held. A subclass says by
     `opened(txn)` what `as` gets, by `recover(error)` whether a second try is worthwhile (it
-    returns) or not (it raises), by `failed(error)` what the caller is told instead, and
-    by `waken(inside)` whom to wake after a commit: (function, arguments) pairs. Without a
-    lock it is a read transaction, and never committed.
+    returns) or not (it raises), by `finish(inside)` what comes right before the commit, by
+    `failed(error)` what the caller is told instead, and by `waken(inside)` what is to be done
+    after a commit: (function, arguments) pairs. Without a lock it is a read transaction,
+    and never committed.
     """
 
     cdef readonly object ledger
@@ -109,12 +110,14 @@ cdef class Section:
         cdef bint committed = kind is None and self.lock is not None
         try:
             if committed:
+                self.finish(inside)
                 txn.commit()
             else:
                 txn.abort()
         except BaseException as failure:
             error = failure
             committed = False
+            txn.abort()
         finally:
             self.gate.leave()
             if self.lock is not None:

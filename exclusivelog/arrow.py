@@ -5,6 +5,7 @@ pyarrow is imported only where it is given or asked for.
 
 from __future__ import annotations
 
+import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
@@ -77,6 +78,7 @@ def record_batch(parts: Sequence[tuple[_core.Entry, int]], columns: Sequence[str
     return combined[0]
 
 
+@functools.cache
 def _types(pa: Any) -> dict[str, Any]:
     time = pa.timestamp("us", "UTC")
     return {
@@ -105,27 +107,49 @@ def _from_messages(pa: Any, messages: Sequence[_core.Message], columns: Sequence
 
 def _one_entry(pa: Any, entry: _core.Entry, start: int, columns: Sequence[str]) -> Any:
     buffer = pa.py_buffer(entry.data)
-    arrays = [_column(pa, entry, start, buffer, name) for name in columns]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+    types = _types(pa)
+    arrays = [_column(pa, entry, start, buffer, name, types[name]) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, names=columns)
 
 
-def _column(pa: Any, entry: _core.Entry, start: int, buffer: Any, name: str) -> Any:
+def _column(pa: Any, entry: _core.Entry, start: int, buffer: Any, name: str, kind: Any) -> Any:
     count = entry.count - start
-    kind = _types(pa)[name]
     if name == "producer":
-        return pa.repeat(pa.scalar(entry.producer_name, kind), count)
+        return _same(entry.producer_name, kind, count)
+    if name == "epoch":
+        return _same(entry.epoch, kind, count)
+    if name == "publish_time":
+        return _same(entry.publish_time * 1000, kind, count)
     if name == "properties":
         if not entry.has_properties:
-            return pa.nulls(count, kind)
+            return _same(None, kind, count)
         messages = (entry.message(index) for index in range(start, entry.count))
         return pa.array([list(m.properties.items()) or None for m in messages], kind)
-    if name not in ("value", "key", "event_time"):
+    if name in ("offset", "sequence_id"):
         numbers = pa.py_buffer(entry.numbers(name, start))
         return pa.Array.from_buffers(kind, count, [None, numbers])
     place = entry.column(name)
     if place is None:
-        return pa.nulls(count, kind)
+        return _same(None, kind, count)
     buffers = [None if at < 0 else buffer.slice(at) for at in place]
     if name == "event_time":  # stored in ms
         buffers = [buffers[0], pa.py_buffer(entry.numbers(name))]
     return pa.Array.from_buffers(kind, count, buffers, offset=start)
+
+
+# Arrays of one value, to be sliced: most entries have one producer, epoch and so on, and
+# the same as the entry before. (type, value) -> array
+_kept: dict[tuple[Any, Any], Any] = {}
+MOST_KEPT = 16
+
+
+def _same(value: Any, kind: Any, count: int) -> Any:
+    """`count` times the same value."""
+    pa = sys.modules["pyarrow"]
+    array = _kept.get((kind, value))
+    if array is None or len(array) < count:
+        array = pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
+        while len(_kept) >= MOST_KEPT:
+            _kept.pop(next(iter(_kept)), None)
+        _kept[kind, value] = array
+    return array.slice(0, count)

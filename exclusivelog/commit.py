@@ -62,6 +62,13 @@ class Committer:
         with contextlib.suppress(WaitTimeoutError):
             receipt.exception(timeout)
 
+    def drain(self) -> None:
+        """Commit everything that waits, also what nobody holds a producer for any more."""
+        for appender in self.agenda.look():
+            self.commit(appender)
+        with self._turn:
+            pass  # what somebody else has taken is committed, too
+
     def fail(self, appender: _core.Appender, error: ExclusiveLogError) -> None:
         """Fail what this appender has waiting, and whatever it may ever get.
 

@@ -338,6 +338,7 @@ class Engine:
             self._release_orphans()
         self._read_mail()
         self._end_waits()
+        self.ledger.segments.forget_removed()
         if self._pending:
             for engine in self.sessions.find_dead():
                 log.info("engine %s is gone; taking its sessions away", engine)
@@ -368,12 +369,19 @@ class Engine:
     def _granted(
         self, session_id: int, epoch: int, since: int, last_sequence: int
     ) -> list[Callable[[], None]]:
-        future = self._pending.pop(session_id, None)
+        future = self._take_pending(session_id)
         if future is None or future.session is None:
             return []
         session = replace(future.session, epoch=epoch, since=since)
-        self._settling[session_id] = future
         return [lambda: self._hand_out(future, session, last_sequence)]
+
+    def _take_pending(self, session_id: int) -> ProducerFuture | None:
+        # In one of the two at every moment: `cancel` must see that somebody settles it.
+        future = self._pending.get(session_id)
+        if future is not None:
+            self._settling[session_id] = future
+            self._pending.pop(session_id, None)
+        return future
 
     def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
         producer = Producer(self, future.topic.name, session, last_sequence, future.options)
@@ -392,9 +400,7 @@ class Engine:
             unless_settled()
 
     def _fenced(self, session_id: int, text: str) -> list[Callable[[], None]]:
-        future = self._pending.pop(session_id, None)
-        if future is not None:
-            self._settling[session_id] = future
+        self._take_pending(session_id)
         return [lambda: self._tell_fenced(session_id, text)]
 
     def _tell_fenced(self, session_id: int, text: str) -> None:
@@ -421,9 +427,10 @@ class Engine:
             )
             heapq.heappop(self._deadlines)
             if cancelled and future is not None and future.session is not None:
-                self._pending.pop(future.session.id, None)
+                self._take_pending(future.session.id)
                 error = self.timed_out(future.session)
                 self._settle(future, functools.partial(future.set_exception, error))
+                self._settling.pop(future.session.id, None)
 
     def timed_out(self, session: Session) -> WaitTimeoutError:
         """What a producer's wait ends with: it says who is in the way (rule A5)."""
@@ -492,8 +499,7 @@ class Engine:
             self._stop_guard()
             producers = list(self._producers.values())
             pending, self._pending = list(self._pending.values()), {}
-            for producer in producers:
-                self.committer.commit(producer.appender)
+            self.committer.drain()
             self._release_all([p.session for p in producers] + list(self._abandoned))
             self._release_all([f.session for f in pending if f.session is not None])
         except ExclusiveLogError as error:
@@ -573,7 +579,8 @@ def open(
     - `readonly`: read only; takes no slot, changes nothing.
     - `create`: False raises LedgerError where there is no ledger.
     - `mode`: of the directory, if it is made; the files get its read and write bits.
-    - `map_size`: how many bytes the ledger can grow to. Address space, not disk.
+    - `map_size`: how many bytes the tables can grow to, and the large entries beside them.
+      Address space, not disk.
     - `max_readers`: read transactions at the same time, in all processes together; the
       first opener decides.
 

@@ -5,6 +5,7 @@ A ledger is a directory:
 ```text
 data.mdb      the LMDB environment: every table (see tables.py)
 lock.mdb      LMDB's own lock file
+segments/     large entries, which the tables refer to (see segments.py)
 owners.lock   who lives, and whom to wake (see lockfile.py)
 ```
 
@@ -41,6 +42,7 @@ from exclusivelog.errors import (
     LedgerVersionError,
 )
 from exclusivelog.lockfile import LockFile
+from exclusivelog.segments import Segments, sync_directory
 from exclusivelog.tables import FORMAT, NAMES, Tables
 
 log = logging.getLogger("exclusivelog")
@@ -78,6 +80,7 @@ class Ledger:
         self._resizing = threading.Lock()
         self._quiet = False
         self._gate = _core.Gate()
+        self.segments = Segments(path, mode, map_size)
         refuse_remote(path)
         data = os.path.join(path, "data.mdb")
         if not os.access(path, os.R_OK | os.X_OK):
@@ -104,6 +107,9 @@ class Ledger:
         self._begin_write = functools.partial(self._env.begin, write=True)
         try:
             self._db = self._open_tables()
+            if not readonly:
+                with self.write() as tables:
+                    self.segments.sweep(tables.segments())
         except BaseException:
             self._env.close()
             self.lockfile.close()
@@ -148,6 +154,7 @@ class Ledger:
                     self._gate.close(FORK_WAIT_SECONDS)
                     self._gate.end()
                     self._env.close()
+                    self.segments.close()
                 self.lockfile.close()
 
     def _open_environment(self, mode: int, map_size: int, max_readers: int) -> lmdb.Environment:
@@ -219,7 +226,7 @@ class Ledger:
         """The tables in a transaction, unless this ledger has failed."""
         if self._failure is not None:
             raise self._failure
-        return Tables(txn, self._db, self.path)
+        return Tables(txn, self._db, self.path, self.segments)
 
     def recover(self, error: BaseException) -> None:
         """Make a second try to begin a transaction worthwhile; raises if it cannot be."""
@@ -285,9 +292,12 @@ class Ledger:
         with self._inside(), _translated(self.path, self):
             info = self._env.info()
             page = self._env.stat()["psize"]
+            with self._env.begin() as txn:
+                large = self.tables(txn).large_bytes()
             return {
                 "map_size": info["map_size"],
                 "used_bytes": (info["last_pgno"] + 1) * page,
+                "large_bytes": large,
                 "transactions": info["last_txnid"],
                 "max_readers": info["max_readers"],
                 "readers": info["num_readers"],
@@ -299,8 +309,29 @@ class Ledger:
             os.makedirs(path, exist_ok=True)
             if os.listdir(path):
                 raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
-            self._env.copy(path, compact=True)
-            _sync_directory(path)
+            with self.segments.held() as files:
+                self._env.copy(path, compact=True)
+                self._copy_segments(path, files)
+            sync_directory(path)
+
+    def _copy_segments(self, path: str, files: dict[int, int]) -> None:
+        # The copied tables say what belongs to them, and how much of it.
+        env = lmdb.open(path, max_dbs=len(NAMES), readonly=True, lock=False, create=False)
+        copy = Segments(path, os.stat(self.path).st_mode & 0o777, self.segments.limit)
+        try:
+            databases = {"segments": env.open_db(b"segments", create=False)}
+            with env.begin() as txn:
+                wanted = Tables(txn, databases, path, copy).segments()
+            for segment, (end, _) in wanted.items():
+                if segment not in files:
+                    raise LedgerError(
+                        f"segment {segment:016x} of {self.path} was begun while the backup ran; "
+                        f"empty {path} and try again"
+                    )
+                copy.take_copy(segment, end, files[segment])
+        finally:
+            copy.close()
+            env.close()
 
     # ---- fork ----------------------------------------------------------------------------
 
@@ -340,6 +371,10 @@ class Transaction(_Section):
         """It could not begin."""
         self.ledger.recover(error)
 
+    def finish(self, tables: Tables) -> None:
+        """What must be done before the commit."""
+        tables.finish()
+
     def failed(self, error: BaseException) -> None:
         """The block, or the commit, has failed."""
         raised = self.ledger.translated(error)
@@ -350,7 +385,8 @@ class Transaction(_Section):
         """Whom to wake now that it is durable."""
         lockfile: LockFile = self.ledger.lockfile
         readers = [(lockfile.announce, (topic,)) for topic in tables.announce]
-        return readers + [(lockfile.ring, (slot,)) for slot in tables.ring]
+        empty = [(self.ledger.segments.remove, (segment,)) for segment in tables.emptied]
+        return readers + [(lockfile.ring, (slot,)) for slot in tables.ring] + empty
 
 
 def _before_fork() -> None:
@@ -399,7 +435,7 @@ def _make_directory(path: str, mode: int) -> None:
                 os.makedirs(path, mode=mode, exist_ok=True)
             except FileExistsError:
                 raise LedgerError(f"{path} is a file; a ledger lives in a directory") from None
-            _sync_directory(os.path.dirname(path))
+            sync_directory(os.path.dirname(path))
 
 
 def _create_environment(path: str, mode: int) -> None:
@@ -421,19 +457,11 @@ def _create_environment(path: str, mode: int) -> None:
                 if name == "meta":
                     header = {"version": FORMAT, "uuid": secrets.token_hex(16)}
                     txn.put(b"format", msgpack.packb(header), db=database)
-        _sync_directory(temporary)
+        sync_directory(temporary)
         os.rename(os.path.join(temporary, "data.mdb"), os.path.join(path, "data.mdb"))
-        _sync_directory(path)
+        sync_directory(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _check_header(data: str) -> None:

@@ -55,8 +55,8 @@ def append(ledger: Ledger, works: Sequence[Work]) -> None:
             for index, work in enumerate(works):
                 try:
                     placed[index] = _append_one(tables, work)
-                except LedgerIOError:
-                    raise
+                except LedgerError:
+                    raise  # something may be half written
                 except ExclusiveLogError as error:
                     refused[index] = error
     except ExclusiveLogError as error:
@@ -104,7 +104,7 @@ def _settle_by_the_ledger(ledger: Ledger, work: Work, placed: Placed, cause: Bas
 
 def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offset: int) -> bool:
     for _, data in tables.entries(session.topic, base_offset):
-        entry = _core.Entry(data)
+        entry = _core.Entry(tables.load(data))
         return (entry.session, entry.base_offset, entry.base_sequence) == (
             session.id, base_offset, batch.base_sequence,
         )  # fmt: skip
@@ -171,7 +171,7 @@ def read_entries(
     expected = None
     for last, data in tables.entries(topic.id, offset):
         try:
-            entry = _core.Entry(data, loads)
+            entry = _core.Entry(tables.load(data), loads)
             _check_place(entry, topic, last, expected)
             if entry.base_offset > offset and not found:
                 raise _missing(topic, offset, entry.base_offset)
@@ -181,7 +181,7 @@ def read_entries(
             raise _damaged(tables, topic, last, error) from None
         expected = last + 1
         found.append(entry)
-        size += len(data)
+        size += entry.nbytes
         if size >= most_bytes:
             break
     if not found and offset < topic.next_offset:
@@ -245,7 +245,7 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
     for last, data in tables.entries(topic.id, topic.first_offset):
         entries += 1
         try:
-            entry = _core.Entry(data)
+            entry = _core.Entry(tables.load(data))
             _check_place(entry, topic, last, expected)
             if entry.epoch < epoch or entry.epoch > topic.epoch:
                 raise ValueError(f"its epoch {entry.epoch} follows epoch {epoch}")

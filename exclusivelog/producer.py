@@ -225,6 +225,8 @@ class Producer:
             check_seconds(timeout, "timeout", "seconds from 0 on, or None")
         values, keys, event_times = _unpack_record_batch(values, keys, event_times)
         column = arrow_column(values, "values") or _core.strings(self._encode_all(values))
+        if column.largest > MAX_MESSAGE_BYTES:
+            raise _too_large(column.largest)
         count = column.count
         key_column = None
         if keys is not None:
@@ -283,12 +285,9 @@ class Producer:
             raise TypeError(f"values takes an iterable of messages, not {type(values).__name__}")
         if self._dumps is not None:
             values = (None if value is None else self._dumps(value) for value in values)
-        items = values if isinstance(values, list) else list(values)
+        items = list(values)  # ours alone: it is encoded while other threads may run
         if not _core.all_bytes(items):
             items = [None if item is None else _to_bytes(item) for item in items]
-        largest = max((len(item) for item in items if item is not None), default=0)
-        if largest > MAX_MESSAGE_BYTES:
-            raise _too_large(largest)
         return items
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:

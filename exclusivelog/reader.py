@@ -13,6 +13,7 @@ from exclusivelog.arrow import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
+    LedgerCorruptedError,
     OffsetTrimmedError,
     TopicNotFoundError,
     WaitTimeoutError,
@@ -113,6 +114,12 @@ class Reader(_core.Cursor):
     def refill(self) -> list[_core.Entry]:
         """The next entries of the ledger; what the iteration calls when it has run dry."""
         self._check()
+        try:
+            return self._read_on()
+        except LedgerCorruptedError:
+            return self._read_on()  # unless it was just being removed, it is there again
+
+    def _read_on(self) -> list[_core.Entry]:
         with self._engine.ledger.read() as tables:
             row = self._row(tables)
             if self.position < row.first_offset:
@@ -175,8 +182,8 @@ class Reader(_core.Cursor):
     ) -> pa.RecordBatch | None:
         """The next messages as a pyarrow RecordBatch, without waiting; None at the end.
 
-        It ends at the first entry that reaches `max_bytes` (at most 512 MiB). Large entries
-        are wrapped where they lie, with no copy per message. `columns`: any of offset, epoch,
+        As many whole entries as `max_bytes` hold (at most 512 MiB), and at least one. Large
+        entries are wrapped where they lie, with no copy. `columns`: any of offset, epoch,
         key, value, publish_time, event_time, producer, sequence_id, properties (default:
         all). Needs the extra `[arrow]`.
         """
@@ -193,7 +200,7 @@ class Reader(_core.Cursor):
         size = 0
         while size < max_bytes:
             try:
-                part = self.take_entry()
+                part = self.take_entry(max_bytes - size) if parts else self.take_entry()
             except ExclusiveLogError:
                 if not parts:
                     raise
@@ -201,7 +208,7 @@ class Reader(_core.Cursor):
             if part is None:
                 break
             parts.append(part)
-            size += len(part[0].data)
+            size += part[0].nbytes
         return record_batch(parts, chosen) if parts else None
 
     def __iter__(self) -> Iterator[_core.Message]:

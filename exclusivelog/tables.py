@@ -2,10 +2,11 @@
 
 ```text
 table      key                                              value
-meta       b"format" | b"topic" | b"session" | b"mail"      msgpack | last id given (u64)
+meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id given (u64)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
-entries    topic id, last offset of the entry               entry (_core.Entry)
+entries    topic id, last offset of the entry               entry (_core.Entry), or where it is
+segments   segment id                                       bytes in use, bytes still live (u64)
 producers  topic id, producer name                          last sequence id, live session
 holders    topic id, session                                msgpack of access.Session
 queue      topic id, order of rule D1, session              msgpack of access.Session
@@ -30,14 +31,23 @@ import msgpack
 
 from exclusivelog._core import TopicRow
 from exclusivelog.access import Session
-from exclusivelog.errors import LedgerCorruptedError
+from exclusivelog.errors import LedgerCorruptedError, LedgerFullError
+from exclusivelog.segments import (
+    LARGE_ENTRY,
+    REFERENCE,
+    REFERENCE_MAGIC,
+    SEGMENT_BYTES,
+    Segments,
+    is_reference,
+    space,
+)
 
 if TYPE_CHECKING:
     import lmdb
 
 NAMES = (
     "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "mail",
-    "trash",
+    "trash", "segments",
 )  # fmt: skip
 FORMAT = 1
 
@@ -77,15 +87,22 @@ def queue_key(session: Session) -> bytes:
 class Tables:
     """Typed access within one transaction.
 
-    `ring` and `announce` gather whom to wake once the transaction is durable.
+    `ring` and `announce` gather whom to wake once the transaction is durable, `emptied` the
+    segments that can then be removed.
     """
 
-    def __init__(self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str) -> None:
+    def __init__(
+        self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str,
+        segments: Segments,
+    ) -> None:  # fmt: skip
         self._txn = txn
         self._db = databases
         self._path = path
+        self._segments = segments
+        self._grown: int | None = None
         self.ring: set[int] = set()
         self.announce: set[int] = set()
+        self.emptied: set[int] = set()
 
     def _decode(self, table: str, decode: Callable[[bytes], Row], data: bytes) -> Row:
         try:
@@ -138,14 +155,16 @@ class Tables:
     def put_entry(self, topic: int, last_offset: int, entry: bytes) -> None:
         """Append an entry behind all others of its topic."""
         key = PAIR.pack(topic, last_offset)
-        if not self._txn.put(key, entry, overwrite=False, db=self._db["entries"]):
+        row = entry if len(entry) < LARGE_ENTRY else self._put_large(entry)
+        if not self._txn.put(key, row, overwrite=False, db=self._db["entries"]):
             raise LedgerCorruptedError(
                 f"{self._path}: topic {topic} has an entry at offset {last_offset} already, "
                 "behind its own end"
             )
 
     def entries(self, topic: int, offset: int) -> Iterator[tuple[int, bytes]]:
-        """(last offset, bytes) of the entries from the one that holds `offset` on."""
+        """(last offset, row) of the entries from the one that holds `offset` on; `load` makes
+        an entry of a row."""
         cursor = self._txn.cursor(db=self._db["entries"])
         if not cursor.set_range(PAIR.pack(topic, offset)):
             return
@@ -154,6 +173,10 @@ class Tables:
             if owner != topic:
                 return
             yield last, data
+
+    def load(self, row: bytes) -> bytes | memoryview:
+        """The bytes of the entry that a row is, or refers to; ValueError if they are not there."""
+        return self._segments.load(row)
 
     def last_offset_before(self, topic: int, offset: int) -> int | None:
         """The last offset of the entry that ends before `offset`."""
@@ -171,9 +194,81 @@ class Tables:
         for table in ("entries", "producers"):
             cursor = self._txn.cursor(db=self._db[table])
             while count < most and cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                if table == "entries":
+                    self._free(cursor.value())
                 cursor.delete()
                 count += 1
         return count
+
+    # ---- segments ------------------------------------------------------------------------
+
+    def segments(self) -> dict[int, tuple[int, int]]:
+        """{segment: (bytes in use, bytes still live)}."""
+        return {
+            U64.unpack(key)[0]: self._decode("segments", PAIR.unpack, row)
+            for key, row in self._txn.cursor(db=self._db["segments"])
+        }
+
+    def large_bytes(self) -> int:
+        """How long all segments are together."""
+        return self._large()[0]
+
+    def _large(self) -> tuple[int, int]:
+        # The limit is the highest that anybody has opened the ledger with, as LMDB's own is.
+        data = self._txn.get(b"large", db=self._db["meta"])
+        total, limit = (0, 0) if data is None else self._decode("meta", PAIR.unpack, data)
+        return total, max(limit, self._segments.limit)
+
+    def _add_large_bytes(self, count: int) -> None:
+        total, limit = self._large()
+        if count > 0 and total + count > limit:
+            raise LedgerFullError(
+                f"{self._path}: large entries take {total} bytes of {limit}, another one does not "
+                "fit; open the ledger with a larger map_size, or trim it"
+            )
+        self._txn.put(b"large", PAIR.pack(total + count, limit), db=self._db["meta"])
+
+    def _put_large(self, entry: bytes) -> bytes:
+        segment, end, live = self._newest_segment()
+        stop = space(end) + len(entry)
+        self._add_large_bytes(stop - end)
+        position = self._segments.append(segment, end, entry)
+        row = PAIR.pack(stop, live + space(len(entry)))
+        self._txn.put(U64.pack(segment), row, db=self._db["segments"])
+        self._grown = segment
+        return REFERENCE.pack(REFERENCE_MAGIC, segment, position, len(entry))
+
+    def _newest_segment(self) -> tuple[int, int, int]:
+        cursor = self._txn.cursor(db=self._db["segments"])
+        if cursor.last():
+            end, live = self._decode("segments", PAIR.unpack, cursor.value())
+            if end < SEGMENT_BYTES:
+                return U64.unpack(cursor.key())[0], end, live
+        self.finish()  # it grows no more
+        return self.next_id(b"segment"), 0, 0
+
+    def _free(self, row: bytes) -> None:
+        if not is_reference(row):
+            return
+        _, segment, _, length = REFERENCE.unpack(row)
+        key = U64.pack(segment)
+        data = self._txn.get(key, db=self._db["segments"])
+        if data is None:
+            return
+        end, live = self._decode("segments", PAIR.unpack, data)
+        live -= space(length)
+        if live > 0:
+            self._txn.put(key, PAIR.pack(end, live), db=self._db["segments"])
+        else:
+            self._txn.delete(key, db=self._db["segments"])
+            self._add_large_bytes(-end)
+            self.emptied.add(segment)
+
+    def finish(self) -> None:
+        """What is in segments must be durable before the rows that refer to it."""
+        if self._grown is not None:
+            self._segments.sync(self._grown)
+            self._grown = None
 
     # ---- producers -----------------------------------------------------------------------
 

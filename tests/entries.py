@@ -57,7 +57,7 @@ def examine(entry: _core.Entry) -> list[tuple[Any, ...]]:
     for name in ("value", "key", "event_time"):
         place = entry.column(name)
         assert place is None or all(-1 <= at <= len(entry.data) for at in place)
-    for name in ("offset", "epoch", "publish_time", "sequence_id"):
+    for name in ("offset", "sequence_id"):
         assert len(entry.numbers(name)) == 8 * entry.count
     if entry.column("event_time") is not None:
         entry.numbers("event_time")

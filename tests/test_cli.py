@@ -8,12 +8,13 @@ off by `| head`, is no fault and says nothing.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -49,10 +50,16 @@ def refusal(*arguments: str) -> str:
     return line.removeprefix("exclusivelog: ")
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
+@contextlib.contextmanager
+def start(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The command at work; killed at the end, should it not have ended by itself."""
+    with subprocess.Popen(
         [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def fill(topic: xl.Topic, values: Sequence[bytes]) -> None:

@@ -327,12 +327,30 @@ def test_h2_a_full_map(path) -> None:
 def test_h2_a_full_map_has_room_again_when_a_topic_is_deleted(path) -> None:
     with xl.open(path, map_size=1 << 20) as engine:
         with engine.topic("old").producer() as producer:
-            producer.send_many([bytes(1000)] * 300)
+            for _ in range(3):
+                producer.send_many([bytes(1000)] * 100)
         producer = engine.topic("t").producer()
         fill(producer)
         engine.delete_topic("old")
         assert fill(producer)[0] > 5
         assert engine.verify().ok
+
+
+def test_h2_large_entries_are_limited_too_and_have_room_again(path) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        with engine.topic("old").producer() as producer:
+            for _ in range(3):
+                producer.send_many([bytes(1000)] * 300)
+        topic = engine.topic("t")
+        with topic.producer() as producer:
+            with pytest.raises(xl.LedgerFullError, match="map_size") as caught:
+                producer.send_many([bytes(1000)] * 300)
+            assert not caught.value.maybe_written
+            assert producer.send(b"small") == 0
+            engine.delete_topic("old")
+            assert len(producer.send_many([bytes(1000)] * 900)) == 900
+        assert engine.verify().ok
+        assert engine.stats()["large_bytes"] < 1 << 20
 
 
 def send_large(state: State, count: int) -> None:
