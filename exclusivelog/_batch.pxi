@@ -55,7 +55,13 @@ cdef class Columns:
         raise TypeError("Columns are made by an Appender")
 
     cdef Py_ssize_t cut(self, Py_ssize_t start):
-        return min(self.values.cut(start, self.max_bytes), start + self.max_messages)
+        cdef Py_ssize_t stop = min(self.values.cut(start, self.max_bytes),
+                                   start + self.max_messages)
+        if self.keys is not None:
+            stop = min(stop, self.keys.cut(start, self.max_bytes))
+        if self.properties is not None:
+            stop = min(stop, self.properties.cut(start, self.max_bytes))
+        return stop
 
     cdef SealedEntry seal(self, Py_ssize_t start, Py_ssize_t stop):
         return _seal(self.values, start, stop, self.keys, self.properties, self.event_times,
@@ -96,28 +102,39 @@ cdef class Batch:
     def __init__(self):
         raise TypeError("a Batch is made by an Appender")
 
-    cdef list _column(self, list column):
-        # Creating a list may run the garbage collector, and that other threads, which may
-        # add to this very batch: so fill up to what `count` is afterwards.
-        if column is None:
-            column = []
+    # Creating a list may run the garbage collector, and that other threads, which may do the
+    # same to this very batch. So a list is made first, and looked at everything afterwards.
+
+    cdef _make_columns(self, bint key, bint properties, bint event_time):
+        cdef list fresh
+        if key and self.keys is None:
+            fresh = []
+            if self.keys is None:
+                self.keys = self._filled(fresh)
+        if properties and self.properties is None:
+            fresh = []
+            if self.properties is None:
+                self.properties = self._filled(fresh)
+        if event_time and self.event_times is None:
+            fresh = []
+            if self.event_times is None:
+                self.event_times = self._filled(fresh)
+
+    cdef list _filled(self, list column):
         while PyList_GET_SIZE(column) < self.count:
             column.append(None)
         return column
 
-    cdef _make_columns(self, bint key, bint properties, bint event_time):
-        if key:
-            self.keys = self._column(self.keys)
-        if properties:
-            self.properties = self._column(self.properties)
-        if event_time:
-            self.event_times = self._column(self.event_times)
+    cdef bint _skips(self, int64_t sequence):
+        """Would this message's sequence id not follow from those before it?"""
+        return self.count and self.sequences is None and sequence != self.last_sequence + 1
 
     cdef _make_sequences(self):
-        cdef list column = []
-        while PyList_GET_SIZE(column) < self.count:
-            column.append(self.base_sequence + PyList_GET_SIZE(column))
-        self.sequences = column
+        cdef list fresh = []
+        if self.sequences is None:
+            while PyList_GET_SIZE(fresh) < self.count:
+                fresh.append(self.base_sequence + PyList_GET_SIZE(fresh))
+            self.sequences = fresh
 
     cdef _add(self, bytes value, bytes key, bytes properties, object event_time,
               int64_t sequence):
@@ -349,7 +366,8 @@ cdef class Appender:
     cdef Agenda agenda
     cdef Leash leash        # the producer is not gone as long as its messages wait
     cdef int64_t linger
-    cdef bint listed
+    cdef bint listed        # on the agenda
+    cdef bint timed         # ... and the agenda knows by when
 
     def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
                   size_t max_bytes, object session=None, Agenda agenda=None, double linger=0.0,
@@ -379,15 +397,19 @@ cdef class Appender:
             size += PyBytes_GET_SIZE(key)
         if properties is not None:
             size += PyBytes_GET_SIZE(properties)
-        cdef Batch batch = self._open_batch(
-            size, key is not None, properties is not None, event_time is not None)
-        if self.error is not None:
-            raise self.error
-        number = self.last_sequence + 1 if sequence is None else sequence
-        if number <= self.last_sequence:
-            return None
-        if batch.count and number != batch.last_sequence + 1 and batch.sequences is None:
+        cdef Batch batch
+        while True:
+            batch = self._open_batch(
+                size, key is not None, properties is not None, event_time is not None)
+            if self.error is not None:
+                raise self.error
+            number = self.last_sequence + 1 if sequence is None else sequence
+            if number <= self.last_sequence:
+                return None
+            if not batch._skips(number):
+                break
             batch._make_sequences()
+        # From here on no other thread comes between.
         batch._add(value, key, properties, event_time, number)
         batch.nbytes += size
         self.last_sequence = number
@@ -395,12 +417,17 @@ cdef class Appender:
         self.pending_messages += 1
         if batch.count >= self.max_messages or batch.nbytes >= self.max_bytes:
             self._seal()
-        if later:
-            if PyList_GET_SIZE(self.full) > 0:  # linger need not hold it back
-                self.agenda.put_down(self, 0)
-            elif not self.listed:
-                self.agenda.put_down(self, self.linger)
+        if self.agenda is not None:
+            self._put_on_the_agenda(later)
         return _receipt(batch, batch.count - 1)
+
+    cdef _put_on_the_agenda(self, bint later):
+        if not later:
+            self.agenda.enlist(self)
+        elif PyList_GET_SIZE(self.full) > 0:  # linger need not hold it back
+            self.agenda.put_down(self, 0)
+        elif not self.timed:
+            self.agenda.put_down(self, self.linger)
 
     cdef Batch _open_batch(self, size_t size, bint key, bint properties, bint event_time):
         cdef Batch batch, fresh
@@ -460,6 +487,8 @@ cdef class Appender:
         self.last_sequence = batch.last_sequence
         self.pending_bytes += batch.nbytes
         self.pending_messages += batch.count
+        if self.agenda is not None:
+            self.agenda.enlist(self)
         return _receipt(batch, 0)
 
     def newest(self):
@@ -475,7 +504,8 @@ cdef class Appender:
     cdef _seal(self):
         cdef Batch batch = self.current
         self.current = None
-        self.full.append(batch)
+        if batch.count:  # the only message of it may have been refused
+            self.full.append(batch)
 
     def take(self):
         """All batches that wait, encoded, in order. They count as pending until `settle`.
@@ -571,6 +601,7 @@ cdef class Agenda:
     cdef put_down(self, Appender appender, int64_t delay):
         cdef int64_t due = xl_now() + delay
         self.enlist(appender)
+        appender.timed = True
         if due < self.due:
             self.due = due
             self._wake()
@@ -591,7 +622,7 @@ cdef class Agenda:
         cdef Appender appender
         self.waiting = rest
         for appender in waiting:
-            appender.listed = False
+            appender.listed = appender.timed = False
         return waiting
 
     def sleep(self):

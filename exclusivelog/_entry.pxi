@@ -575,6 +575,23 @@ cdef class Entry:
         return out
 
 
+def ends_as(data, uint64_t topic, uint64_t last):
+    """Does this look like the topic's entry with that last offset? Reads the footer only."""
+    cdef const char* footer
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if view.len < FOOTER:
+            return False
+        footer = <const char*>view.buf + view.len - FOOTER
+        return ((<uint32_t*>(footer + F_MAGIC))[0] == MAGIC
+                and (<uint64_t*>(footer + F_TOPIC))[0] == topic
+                and (<uint64_t*>(footer + F_BASE_OFFSET))[0]
+                + (<uint32_t*>(footer + F_COUNT))[0] == last + 1)
+    finally:
+        PyBuffer_Release(&view)
+
+
 cdef inline Message _message(Entry entry, uint32_t index):
     cdef Message message = Message.__new__(Message)
     message.entry = entry

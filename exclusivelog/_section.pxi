@@ -47,7 +47,8 @@ cdef class Section:
 
     `begin` must be a C function: it is called with the lock held. A subclass says by
     `opened(txn)` what `as` gets, by `recover(error)` whether a second try is worthwhile (it
-    returns) or not (it raises), by `finish(inside)` what comes right before the commit, by
+    returns) or not (it raises), by `finish(inside)` what comes right before the commit and by
+    `undo(inside)` what comes instead of it, by
     `failed(error)` what the caller is told instead, and by `waken(inside)` what is to be done
     after a commit: (function, arguments) pairs. Without a lock it is a read transaction,
     and never committed.
@@ -107,27 +108,36 @@ cdef class Section:
     def __exit__(self, kind, error, trace):
         txn, self.txn = self.txn, None
         inside, self.inside = self.inside, None
-        cdef bint committed = kind is None and self.lock is not None
+        cdef bint writing = self.lock is not None
+        cdef bint tried = False
+        cdef bint committed = False
         try:
-            if committed:
+            if writing and kind is None:
                 self.finish(inside)
+                tried = True
                 txn.commit()
-            else:
-                txn.abort()
+                committed = True
         except BaseException as failure:
             error = failure
-            committed = False
-            txn.abort()
+        try:
+            if writing and not tried:  # else nobody knows what a failed commit has done
+                self.undo(inside)
         finally:
-            self.gate.leave()
-            if self.lock is not None:
-                self.lock.release()
+            self._give_back(txn)
         if error is not None:
             self.failed(error)
             if kind is None:
                 raise error
         if committed:
             self._wake(inside)
+
+    cdef _give_back(self, txn):
+        try:
+            txn.abort()  # it does nothing where that is over
+        finally:
+            self.gate.leave()
+            if self.lock is not None:
+                self.lock.release()
 
     cdef _wake(self, inside):
         # An interrupt must cost nobody his wake-up: what it cut off is called once more.

@@ -383,3 +383,47 @@ cdef class Leash:
     def let_go(self):
         """Leave nothing behind."""
         self.item = None
+
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void*, size_t, int, int, int, int64_t)
+    int munmap(void*, size_t)
+    int PROT_READ
+    int MAP_SHARED
+    void* MAP_FAILED
+
+
+@cython.final
+@cython.no_gc
+cdef class Mapping:
+    """`size` bytes of an open file, mapped for reading; also such as it does not have yet.
+
+    Python's own mmap keeps a file descriptor of its own, and takes only what the file has.
+    Whoever reads must ask for the file's size first: what is not there kills the process.
+    """
+
+    cdef void* memory
+    cdef Py_ssize_t size
+
+    def __cinit__(self, int fd, Py_ssize_t size):
+        if size <= 0:
+            raise ValueError(f"size={size}: it takes a number of bytes from 1 on")
+        self.memory = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)
+        if self.memory == MAP_FAILED:
+            self.memory = NULL
+            raise OSError(errno, _os.strerror(errno))
+        self.size = size
+
+    def __dealloc__(self):
+        if self.memory != NULL:
+            munmap(self.memory, self.size)
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.memory, self.size, 1, flags)
+
+    def view(self, Py_ssize_t start, Py_ssize_t stop):
+        """The bytes from `start` to `stop`; they keep the mapping."""
+        return memoryview(self)[start:stop]

@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections.abc import Sequence
+from typing import Any
 
 from exclusivelog import _core
-from exclusivelog.errors import ExclusiveLogError, WaitTimeoutError
+from exclusivelog.errors import ExclusiveLogError, LedgerError, WaitTimeoutError
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import Work, append
 
@@ -27,7 +29,7 @@ class Committer:
     def __init__(self, ledger: Ledger) -> None:
         self.agenda = _core.Agenda()
         self._ledger = ledger
-        self._turn = threading.Lock()
+        self._turn: Any = threading.RLock()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -37,15 +39,15 @@ class Committer:
         """Return when the outcome of `receipt` (None: of all that this appender has) is known,
         having committed it together with everything else that waits."""
         receipt = receipt or appender.newest()
-        if receipt is None:
+        if receipt is None or receipt.done():
             return
+        self.check_free()
         if threading.current_thread() is threading.main_thread():
             # Ctrl-C strikes here, and may do so between a commit and the news of it: so the
             # main thread lets another one lead, and may be interrupted while it waits.
             self.agenda.put(appender, 0.0)
             receipt.exception()
             return
-        self.agenda.enlist(appender)
         try:
             with self._turn:
                 if not receipt.done():
@@ -58,6 +60,7 @@ class Committer:
     ) -> None:
         """The same, for at most `timeout` seconds: in the background, because who leads cannot
         leave the ledger's queue."""
+        self.check_free()
         self.agenda.put(appender, 0.0)
         with contextlib.suppress(WaitTimeoutError):
             receipt.exception(timeout)
@@ -93,11 +96,33 @@ class Committer:
     def _gather(self) -> list[Work]:
         waiting = self.agenda.take()
         try:
-            return [Work(appender, batches) for appender in waiting if (batches := appender.take())]
+            return [
+                Work(appender, batches) for appender in waiting if (batches := self._take(appender))
+            ]
         except BaseException:
             for appender in waiting:
                 self.agenda.put(appender, RETRY_SECONDS)
             raise
+
+    def _take(self, appender: _core.Appender) -> Sequence[_core.Batch]:
+        try:
+            return appender.take()
+        except Exception as error:  # no memory to encode it, say: that is not the others' fault
+            appender.settle([], LedgerError(f"messages could not be encoded: {error!r}"))
+            return []
+
+    @property
+    def busy_here(self) -> bool:
+        """Is this thread inside a commit? A finalizer or a signal handler may find it so."""
+        return bool(self._turn._is_owned()) or self._ledger.busy_here
+
+    def check_free(self) -> None:
+        """LedgerError where this thread would wait for itself."""
+        if self.busy_here:
+            raise LedgerError(
+                f"{self._ledger.path}: called from a signal handler or a finalizer that struck "
+                "inside a transaction of this very thread; leave it to another thread, or to later"
+            )
 
     # ---- in the background ---------------------------------------------------------------
 

@@ -34,8 +34,15 @@ from exclusivelog.log import verify
 from exclusivelog.producer import Options, Producer, check_seconds, encode_properties
 from exclusivelog.reader import Reader
 from exclusivelog.sessions import FENCED, GRANTED, Sessions
-from exclusivelog.topic import Topic, check_name, create_topic, delete_topic, list_topics
-from exclusivelog.types import EngineInfo, Report
+from exclusivelog.topic import (
+    Topic,
+    check_name,
+    create_topic,
+    delete_topic,
+    empty_trash,
+    list_topics,
+)
+from exclusivelog.types import EngineInfo, OwnerInfo, Report
 
 log = logging.getLogger("exclusivelog")
 
@@ -57,6 +64,7 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
         self.topic = topic
         self.options = options
         self.session: Session | None = None
+        self.producer: Producer | None = None
         self._engine = engine
 
     def cancel(self) -> bool:
@@ -93,6 +101,13 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
         super().add_done_callback(function)
 
 
+def _hand_over(future: ProducerFuture) -> None:
+    # The future's result keeps the producer; the future itself must not, should nobody want it.
+    producer, future.producer = future.producer, None
+    if producer is not None:
+        future.set_result(producer)
+
+
 class Engine:
     """One open handle on a ledger directory. Made by `exclusivelog.open`; threads may share it.
 
@@ -118,35 +133,53 @@ class Engine:
         self.forked = False
         self._readonly = readonly
         self._keepalive = keepalive
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()
+        self._closed_for_good = False
         self._producers: weakref.WeakValueDictionary[int, Producer] = weakref.WeakValueDictionary()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._pending: dict[int, ProducerFuture] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._abandoned: deque[Session] = deque()
         self._orphans_wanted = False
-        self._mailing = threading.Lock()
+        self._mailing: Any = threading.RLock()
+        self._undelivered: deque[Callable[[], None]] = deque()
         self._mail_read = 0
         self._settling: dict[int, ProducerFuture] = {}
         self._ended = threading.Event()
         self._slot: Slot | None = None
         self._guard: threading.Thread | None = None
         self.id = "0" * 16
-        if not readonly:
-            with ledger.lockfile.opening():
-                self._slot = ledger.lockfile.join(name, properties, keepalive)
-            self.id = self._slot.engine
-            self._guard = threading.Thread(
-                target=self._keep_watch, name=f"exclusivelog-{name}", daemon=True
-            )
-            self._guard.start()
-            if keepalive is not None:
-                threading.Thread(
-                    target=self._keep_beating, args=(self._slot, keepalive),
-                    name=f"exclusivelog-heart-{name}", daemon=True,
-                ).start()  # fmt: skip
-        self.info = EngineInfo(self.id, name, os.getpid(), dict(properties), 0.0)
-        _engines.add(self)
+        self.info = EngineInfo("0" * 16, name, os.getpid(), dict(properties), 0.0)
+        try:
+            if not readonly:
+                self._join(properties)
+            _engines.add(self)
+        except BaseException:
+            self._leave_at_once()
+            raise
+
+    def _join(self, properties: Mapping[str, str]) -> None:
+        with self.ledger.lockfile.opening():
+            self._slot = self.ledger.lockfile.join(self.name, properties, self._keepalive)
+        self.id = self._slot.engine
+        self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
+        self._empty_trash()
+        self._guard = threading.Thread(
+            target=self._keep_watch, name=f"exclusivelog-{self.name}", daemon=True
+        )
+        self._guard.start()
+        if self._keepalive is not None:
+            threading.Thread(
+                target=self._keep_beating, args=(self._slot, self._keepalive),
+                name=f"exclusivelog-heart-{self.name}", daemon=True,
+            ).start()  # fmt: skip
+
+    def _leave_at_once(self) -> None:
+        self.closed = True
+        self._ended.set()
+        if self._slot is not None:
+            self._ring_myself()
+            self._slot.leave()
 
     # ---- state ---------------------------------------------------------------------------
 
@@ -159,6 +192,12 @@ class Engine:
             )
         if self.closed:
             raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+
+    @property
+    def busy_here(self) -> bool:
+        """Is this thread in the middle of something? Code that Python runs in between, a
+        signal handler or a finalizer, may find it so, and must not wait for it."""
+        return bool(self._mailing._is_owned()) or self.committer.busy_here
 
     # ---- topics --------------------------------------------------------------------------
 
@@ -313,6 +352,13 @@ class Engine:
             else:
                 slot.await_mail(seen, self._nap())
 
+    def _empty_trash(self) -> None:
+        # What a process left behind that died while it deleted a topic.
+        try:
+            empty_trash(self.ledger)
+        except ExclusiveLogError as error:
+            log.warning("engine %s: %s", self.name, error)
+
     def _keep_beating(self, slot: Slot, keepalive: float) -> None:
         # A thread of its own: the guard may have to wait for a ledger that somebody else has
         # stopped, and is not hung for that (rule C3).
@@ -321,9 +367,12 @@ class Engine:
 
     def _release_orphans(self) -> None:
         """Give back what was granted to a call that was interrupted before it could return."""
+        if not self._orphans_wanted:
+            return
         with self._mailing:
             self._orphans_wanted = False
-            known = self._producers.keys() | self._pending.keys() | self._settling.keys()
+            # In the order in which a session moves through them.
+            known = set(self._pending) | set(self._settling) | set(self._producers.keys())
             with self.ledger.read() as tables:
                 sessions = tables.sessions_of(self.id)
             for session in sessions:
@@ -331,14 +380,24 @@ class Engine:
                     self.release(session)
 
     def _do_rounds(self) -> None:
+        failure: ExclusiveLogError | None = None
+        for step in (
+            self._release_abandoned, self._release_orphans, self._read_mail, self._end_waits,
+            self.ledger.segments.forget_removed, self._bury_the_dead,
+        ):  # fmt: skip
+            try:
+                step()
+            except ExclusiveLogError as error:  # a full disk, say; the other steps may do
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def _release_abandoned(self) -> None:
         while self._abandoned:
             self.release(self._abandoned[0])  # if the ledger is full now, it stays for later
             self._abandoned.popleft()
-        if self._orphans_wanted:
-            self._release_orphans()
-        self._read_mail()
-        self._end_waits()
-        self.ledger.segments.forget_removed()
+
+    def _bury_the_dead(self) -> None:
         if self._pending:
             for engine in self.sessions.find_dead():
                 log.info("engine %s is gone; taking its sessions away", engine)
@@ -346,34 +405,44 @@ class Engine:
                     self._read_mail()
 
     def _nap(self) -> float:
-        longest = LONGEST_NAP_SECONDS
+        longest = RETRY_SECONDS if self._undelivered else LONGEST_NAP_SECONDS
         if self._deadlines:
             left = self._deadlines[0][0] - time.monotonic()
             longest = min(longest, left if left > 0 else RETRY_SECONDS)
         return longest
 
     def _read_mail(self) -> None:
-        deliveries: list[Callable[[], None]] = []
         with self._mailing:
             with self.ledger.read() as tables:
                 mail = tables.mail(self.id, self._mail_read)
             for number, (kind, session, *details) in mail:
                 self._mail_read = number
                 if kind == GRANTED:
-                    deliveries += self._granted(session, *details)
+                    self._granted(session, *details)
                 elif kind == FENCED:
-                    deliveries += self._fenced(session, *details)
-        for deliver in deliveries:
-            deliver()
+                    self._fenced(session, *details)
+        self._deliver()
 
-    def _granted(
-        self, session_id: int, epoch: int, since: int, last_sequence: int
-    ) -> list[Callable[[], None]]:
+    def _deliver(self) -> None:
+        """Tell the application. What cannot be told now, for want of memory or threads, is
+        told in one of the next rounds."""
+        while self._undelivered:
+            try:
+                delivery = self._undelivered.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                delivery()
+            except BaseException:
+                self._undelivered.appendleft(delivery)
+                raise
+
+    def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
         future = self._take_pending(session_id)
         if future is None or future.session is None:
-            return []
+            return
         session = replace(future.session, epoch=epoch, since=since)
-        return [lambda: self._hand_out(future, session, last_sequence)]
+        self._undelivered.append(lambda: self._hand_out(future, session, last_sequence))
 
     def _take_pending(self, session_id: int) -> ProducerFuture | None:
         # In one of the two at every moment: `cancel` must see that somebody settles it.
@@ -384,14 +453,19 @@ class Engine:
         return future
 
     def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
-        producer = Producer(self, future.topic.name, session, last_sequence, future.options)
-        self._settle(future, lambda: future.set_result(producer))
-        self._settling.pop(session.id, None)
+        if future.producer is None:  # else this is a second try
+            future.producer = Producer(
+                self, future.topic.name, session, last_sequence, future.options
+            )
+        self._settle(future, session.id, functools.partial(_hand_over, future))
 
-    def _settle(self, future: ProducerFuture, settle: Callable[[], None]) -> None:
+    def _settle(
+        self, future: ProducerFuture, session_id: int, settle: Callable[[], object]
+    ) -> None:
         def unless_settled() -> None:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 settle()
+            self._settling.pop(session_id, None)
 
         # Its callbacks are the application's: they must not hold up the guard.
         if future.has_callbacks:
@@ -399,42 +473,53 @@ class Engine:
         else:
             unless_settled()
 
-    def _fenced(self, session_id: int, text: str) -> list[Callable[[], None]]:
+    def _fenced(self, session_id: int, text: str) -> None:
         self._take_pending(session_id)
-        return [lambda: self._tell_fenced(session_id, text)]
+        self._undelivered.append(lambda: self._tell_fenced(session_id, text))
 
     def _tell_fenced(self, session_id: int, text: str) -> None:
         # Only now: the grant may have been in the same mail.
-        producer = self._producers.get(session_id)
         future = self._settling.get(session_id)
-        if future is not None and future.session is not None:
-            error = ProducerFencedError(text, holder=self.sessions.owner(future.session.topic))
-            self._settle(future, functools.partial(future.set_exception, error))
-            self._settling.pop(session_id, None)
-        elif producer is not None:
-            holder = self.sessions.owner(producer.session.topic)
+        if future is not None and future.session is not None and future.producer is None:
+            holder = self._owner_if_known(future.session.topic)
+            error = ProducerFencedError(text, holder=holder)
+            self._settle(future, session_id, functools.partial(future.set_exception, error))
+        producer = self._producers.get(session_id)
+        if producer is not None:
+            holder = self._owner_if_known(producer.session.topic)
             producer.lose(ProducerFencedError(text, holder=holder))
+
+    def _owner_if_known(self, topic: int) -> OwnerInfo | None:
+        with contextlib.suppress(ExclusiveLogError):
+            return self.sessions.owner(topic)
+        return None
 
     def _end_waits(self) -> None:
         now = time.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
             future = self._pending.get(self._deadlines[0][1])
             # If the ledger is full now, the next round tries again.
-            cancelled = (
+            if (
                 future is not None
                 and future.session is not None
                 and self.sessions.cancel(future.session)
-            )
-            heapq.heappop(self._deadlines)
-            if cancelled and future is not None and future.session is not None:
+            ):
                 self._take_pending(future.session.id)
-                error = self.timed_out(future.session)
-                self._settle(future, functools.partial(future.set_exception, error))
-                self._settling.pop(future.session.id, None)
+                self._undelivered.append(functools.partial(self._tell_timed_out, future))
+            heapq.heappop(self._deadlines)
+        self._deliver()
+
+    def _tell_timed_out(self, future: ProducerFuture) -> None:
+        assert future.session is not None
+        error = self.timed_out(future.session)
+        settle = functools.partial(future.set_exception, error)
+        self._settle(future, future.session.id, settle)
 
     def timed_out(self, session: Session) -> WaitTimeoutError:
         """What a producer's wait ends with: it says who is in the way (rule A5)."""
-        owner = next(iter(self.sessions.holders(session.topic)), None)
+        owner = None
+        with contextlib.suppress(ExclusiveLogError):
+            owner = next(iter(self.sessions.holders(session.topic)), None)
         by = "" if owner is None else (
             f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
             f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
@@ -446,8 +531,8 @@ class Engine:
     def _fail_pending_if_broken(self, error: ExclusiveLogError) -> None:
         if error.maybe_written:
             pending, self._pending = self._pending, {}
-            for future in pending.values():
-                self._settle(future, functools.partial(future.set_exception, error))
+            for session_id, future in pending.items():
+                self._settle(future, session_id, functools.partial(future.set_exception, error))
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -485,27 +570,35 @@ class Engine:
     # ---- close ---------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send what waits, give everything back, end the threads. Closing twice does nothing."""
-        if self.forked:
+        """Send what waits, give everything back, end the threads. Closing twice does nothing;
+        after an interrupt, the second call finishes what the first one began.
+
+        In a signal handler or a finalizer that struck inside a transaction of this very
+        thread, another thread closes the engine as soon as that is over."""
+        if self.forked or self._closed_for_good:
+            return
+        if self.busy_here:
+            threading.Thread(target=self.close, name="exclusivelog-close").start()
             return
         with self._closing:
-            if self.closed:
+            if self._closed_for_good:
                 return
-            with self._mailing:  # who asks for a producer right now is served before
-                self.closed = True
-        producers: list[Producer] = []
-        pending: list[ProducerFuture] = []
-        try:
-            self._stop_guard()
-            producers = list(self._producers.values())
-            pending, self._pending = list(self._pending.values()), {}
-            self.committer.drain()
-            self._release_all([p.session for p in producers] + list(self._abandoned))
-            self._release_all([f.session for f in pending if f.session is not None])
-        except ExclusiveLogError as error:
-            log.warning("engine %s: closing: %s", self.name, error)
-        finally:
-            self._end(producers, pending)
+            try:
+                with self._mailing:  # who asks for a producer right now is served before
+                    self.closed = True
+                self._finish_work()
+            except ExclusiveLogError as error:
+                log.warning("engine %s: closing: %s", self.name, error)
+            finally:
+                self._end()
+
+    def _finish_work(self) -> None:
+        self._stop_guard()
+        producers = list(self._producers.values())
+        waiting = [f.session for f in list(self._pending.values()) if f.session is not None]
+        self.committer.drain()
+        self._release_all([p.session for p in producers] + list(self._abandoned))
+        self._release_all(waiting)
 
     def _stop_guard(self) -> None:
         self._ended.set()
@@ -518,23 +611,27 @@ class Engine:
             chunk = sessions[start : start + RELEASED_AT_ONCE]
             self.sessions.release(chunk, read=(self.id, 2**64 - 1))
 
-    def _end(self, producers: list[Producer], pending: list[ProducerFuture]) -> None:
-        # The slot first: whatever else fails, nobody waits for an engine that is gone.
+    def _end(self) -> None:
+        # The slot first: whatever else fails, nobody waits for an engine that is gone. Every
+        # step may be taken twice, should an interrupt strike between them.
+        self._ended.set()
         if self._slot is not None:
             self._slot.leave()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
-        for producer in producers or list(self._producers.values()):
+        for producer in list(self._producers.values()):
             self.committer.fail(producer.appender, error)
-        for future in pending or list(self._pending.values()):
-            self._settle(future, functools.partial(future.set_exception, error))
+        for session_id, future in [*self._pending.items(), *self._settling.items()]:
+            self._settle(future, session_id, functools.partial(future.set_exception, error))
         self.committer.stop()
         for reader in list(self._readers):
             self.ledger.lockfile.announce(reader.topic_id)
-        self.ledger.close()
+        if not self._closed_for_good:
+            self._closed_for_good = True
+            self.ledger.close()
 
     def _forget(self) -> None:
         """In a forked child: everything is the parent's (rule C5)."""
-        self.forked = self.closed = True
+        self.forked = self.closed = self._closed_for_good = True
         if self._slot is not None:
             self._slot.forget()
 

@@ -54,6 +54,7 @@ LMDB_ENGINE = 0  # the 0.9 file format, whatever this machine's py-lmdb would ch
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; a write that was cut short leaves less
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 # Locks, shared mappings and flushes do not hold there what they hold on a local disk.
 REMOTE_FILE_SYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
@@ -76,7 +77,7 @@ class Ledger:
         self.readonly = readonly
         self.users = 0
         self._failure: LedgerIOError | None = None
-        self._writing = threading.Lock()
+        self._writing: Any = threading.RLock()  # it knows its thread
         self._resizing = threading.Lock()
         self._quiet = False
         self._gate = _core.Gate()
@@ -109,7 +110,8 @@ class Ledger:
             self._db = self._open_tables()
             if not readonly:
                 with self.write() as tables:
-                    self.segments.sweep(tables.segments())
+                    ends = {segment: end for segment, (end, _) in tables.segments().items()}
+                    self.segments.sweep(ends)
         except BaseException:
             self._env.close()
             self.lockfile.close()
@@ -216,7 +218,17 @@ class Ledger:
         """
         if self.readonly:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
+        if self.busy_here:
+            raise LedgerError(
+                f"{self.path}: this thread is inside a transaction already; a signal handler or a "
+                "finalizer must leave its change to another thread, or to later"
+            )
         return Transaction(self, self._writing, self._gate, self._begin_write)
+
+    @property
+    def busy_here(self) -> bool:
+        """Is this thread inside a write transaction?"""
+        return bool(self._writing._is_owned())
 
     def read(self) -> Transaction:
         """A read transaction: one consistent moment. Keep it short, it pins pages."""
@@ -323,12 +335,15 @@ class Ledger:
             with env.begin() as txn:
                 wanted = Tables(txn, databases, path, copy).segments()
             for segment, (end, _) in wanted.items():
-                if segment not in files:
-                    raise LedgerError(
-                        f"segment {segment:016x} of {self.path} was begun while the backup ran; "
-                        f"empty {path} and try again"
-                    )
-                copy.take_copy(segment, end, files[segment])
+                try:
+                    if segment not in files:  # begun since
+                        files[segment] = self.segments.open(segment)
+                    copy.take_copy(segment, end, files[segment])
+                except (ValueError, FileNotFoundError) as error:
+                    raise LedgerCorruptedError(
+                        f"segment {segment:016x} of {self.path} cannot be copied: {error}; "
+                        "verify() says what is damaged"
+                    ) from error
         finally:
             copy.close()
             env.close()
@@ -348,6 +363,7 @@ class Ledger:
         parent's. Where a transaction was running it must stay as it is, for ever."""
         if self._quiet:
             self._env.close()
+            self.segments.forget()
             self.lockfile.close()
 
 
@@ -374,6 +390,10 @@ class Transaction(_Section):
     def finish(self, tables: Tables) -> None:
         """What must be done before the commit."""
         tables.finish()
+
+    def undo(self, tables: Tables) -> None:
+        """What must be done where there is no commit."""
+        tables.undo()
 
     def failed(self, error: BaseException) -> None:
         """The block, or the commit, has failed."""
@@ -575,6 +595,11 @@ def _translate(path: str, error: Exception, code: int, readonly: bool) -> Ledger
         )
     if code in NO_ROOM or (code == errno.EIO and _ran_out_of_room(path)):
         return LedgerFullError(f"{path}: no room left ({error}); nothing was written")
+    if code in SHORT_OF:
+        return LedgerError(
+            f"{path}: the system is short of files or memory ({error}); nothing was written. "
+            "Try again, or raise the limit (ulimit -n, -v)"
+        )
     if code in NO_SUCH_PLACE:
         return LedgerError(f"{path} cannot be opened: {error}; a ledger lives in a directory")
     if code in (errno.EACCES, errno.EROFS, errno.EPERM) or isinstance(error, lmdb.ReadonlyError):

@@ -331,7 +331,9 @@ class Slot:
             words.wait(self._at + MAIL, seen, int(min(timeout, 0.02) * 1e9))
 
     def leave(self) -> None:
-        """Give the slot back."""
+        """Give the slot back. A second time does nothing: it may be somebody else's by then."""
+        if self._hold.tid == 0:
+            return
         self._file.words.store64(self._at + ENGINE, 0)
         self._hold.release()
 

@@ -266,10 +266,17 @@ def verify(ledger: Ledger) -> Iterable[tuple[int, int, list[str]]]:
     with ledger.read() as tables:
         topics = tables.topics()
     for _, topic in topics:
-        with ledger.read() as tables:
-            try:
-                row = tables.topic(topic)
-                if not row.flags & _core.DELETED:
-                    yield verify_topic(tables, row)
-            except LedgerCorruptedError as error:
-                yield 0, 0, [str(error)]
+        result = _verify_one(ledger, topic)
+        if result is not None and result[2]:
+            result = _verify_one(ledger, topic)  # it may have been deleted meanwhile
+        if result is not None:
+            yield result
+
+
+def _verify_one(ledger: Ledger, topic: int) -> tuple[int, int, list[str]] | None:
+    with ledger.read() as tables:
+        try:
+            row = tables.topic(topic)
+            return None if row.flags & _core.DELETED else verify_topic(tables, row)
+        except LedgerCorruptedError as error:
+            return 0, 0, [str(error)]

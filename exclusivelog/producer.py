@@ -33,6 +33,11 @@ log = logging.getLogger("exclusivelog")
 MAX_SEQUENCE_ID = 2**63 - 1
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_TIME = (2**63 - 1) // 1000  # ms whose microseconds, as Arrow has them, are 64 bits still
+MOST = {
+    "max_batch_messages": 10_000_000,
+    "max_batch_bytes": 1 << 30,
+    "max_pending_bytes": 2**63 - 1,
+}
 State = Literal["open", "fenced", "moved", "closed"]
 
 
@@ -48,10 +53,10 @@ class Options:
     on_fenced: Callable[[Producer, ProducerFencedError], object] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_messages", "max_batch_bytes", "max_pending_bytes"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: it takes a whole number from 1 on")
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"{name}={value!r}: it takes a whole number, 1 to {most}")
         check_seconds(self.linger, "linger", "seconds from 0 on")
         if self.on_fenced is not None and not callable(self.on_fenced):
             raise TypeError("on_fenced takes a function of (producer, error)")
@@ -84,7 +89,7 @@ class Producer:
         self._max_pending = options.max_pending_bytes
         self._lost: ExclusiveLogError | None = None
         self._closed = False
-        self._closing = threading.Lock()
+        self._closing = threading.RLock()
         engine.committer.start()
         engine.adopt(self)
 
@@ -226,7 +231,7 @@ class Producer:
         values, keys, event_times = _unpack_record_batch(values, keys, event_times)
         column = arrow_column(values, "values") or _core.strings(self._encode_all(values))
         if column.largest > MAX_MESSAGE_BYTES:
-            raise _too_large(column.largest)
+            raise _too_large("values", column.largest)
         count = column.count
         key_column = None
         if keys is not None:
@@ -265,7 +270,7 @@ class Producer:
         if type(value) is not bytes and value is not None:
             value = _to_bytes(value)
         if value is not None and len(value) > MAX_MESSAGE_BYTES:
-            raise _too_large(len(value))
+            raise _too_large("value", len(value))
         receipt = self.appender.add(
             value,
             None if key is None else _encode_key(key),
@@ -343,8 +348,14 @@ class Producer:
 
     def close(self) -> None:
         """Send what waits, then give the topic back: the next waiter is promoted in the same
-        transaction (rule C1). Closing twice, or a fenced producer, does nothing (rule B3)."""
+        transaction (rule C1). Closing twice, or a fenced producer, does nothing (rule B3).
+
+        In a signal handler or a finalizer that struck inside a transaction of this very
+        thread, another thread closes it as soon as that is over."""
         if self._engine.forked:
+            return
+        if self._engine.busy_here:
+            self._engine.call_later(self.close)
             return
         failure = None
         try:
@@ -425,8 +436,8 @@ def _encode_each(encode: Callable[[Any], Any], items: Iterable[Any], name: str) 
     return [encode(item) for item in items]
 
 
-def _too_large(size: int) -> ValueError:
-    return ValueError(f"value has {size} bytes; a message takes {MAX_MESSAGE_BYTES}")
+def _too_large(argument: str, size: int) -> ValueError:
+    return ValueError(f"{argument} has {size} bytes; a message takes {MAX_MESSAGE_BYTES}")
 
 
 def _check_length(name: str, length: int | None, count: int) -> None:
@@ -435,20 +446,26 @@ def _check_length(name: str, length: int | None, count: int) -> None:
 
 
 def _encode_key(key: Any) -> bytes | None:
-    if key is None or type(key) is bytes:
-        return key
+    if key is None:
+        return None
     if isinstance(key, str):
         try:
-            return key.encode("utf-8")
+            key = key.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ValueError(f"key={key!r} cannot be written as UTF-8") from error
-    if isinstance(key, (bytes, bytearray, memoryview)):
-        return bytes(key)
-    raise TypeError(f"key takes bytes, str or None, not {type(key).__name__}")
+    elif isinstance(key, (bytearray, memoryview)):
+        key = bytes(key)
+    elif not isinstance(key, bytes):
+        raise TypeError(f"key takes bytes, str or None, not {type(key).__name__}")
+    if len(key) > MAX_MESSAGE_BYTES:
+        raise _too_large("key", len(key))
+    return bytes(key)
 
 
 def _encode_properties(properties: Any) -> bytes | None:
     packed = None if properties is None else encode_properties(properties)
+    if packed is not None and len(packed) > MAX_MESSAGE_BYTES:
+        raise _too_large("properties", len(packed))
     return packed if properties else None
 
 

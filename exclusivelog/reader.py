@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.arrow import COLUMNS, import_pyarrow, record_batch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from exclusivelog.engine import Engine
+
+Found = TypeVar("Found")
 
 # A reader that found something within this time looks hard before it sleeps the next time.
 BUSY_SECONDS = 0.001
@@ -75,8 +77,18 @@ class Reader(_core.Cursor):
         0
         """
         self._check()
-        with self._engine.ledger.read() as tables:
-            self.move_to(self._find(tables, start, inclusive))
+        self.move_to(self._look_again(lambda tables: self._find(tables, start, inclusive)))
+
+    def _look_again(self, look: Callable[[Tables], Found]) -> Found:
+        """What `look` finds. What seems damaged may have been on its way out: then a second
+        look no longer meets it."""
+        ledger = self._engine.ledger
+        try:
+            with ledger.read() as tables:
+                return look(tables)
+        except LedgerCorruptedError:
+            with ledger.read() as tables:
+                return look(tables)
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = self._row(tables)
@@ -114,20 +126,16 @@ class Reader(_core.Cursor):
     def refill(self) -> list[_core.Entry]:
         """The next entries of the ledger; what the iteration calls when it has run dry."""
         self._check()
-        try:
-            return self._read_on()
-        except LedgerCorruptedError:
-            return self._read_on()  # unless it was just being removed, it is there again
+        return self._look_again(self._read_on)
 
-    def _read_on(self) -> list[_core.Entry]:
-        with self._engine.ledger.read() as tables:
-            row = self._row(tables)
-            if self.position < row.first_offset:
-                raise OffsetTrimmedError(
-                    f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
-                    'was trimmed. seek("earliest") goes on with what there is'
-                )
-            return read_entries(tables, row, self.position, self._loads)
+    def _read_on(self, tables: Tables) -> list[_core.Entry]:
+        row = self._row(tables)
+        if self.position < row.first_offset:
+            raise OffsetTrimmedError(
+                f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
+                'was trimmed. seek("earliest") goes on with what there is'
+            )
+        return read_entries(tables, row, self.position, self._loads)
 
     def read_next(self, timeout: float | None = None) -> _core.Message:
         """The next message; waits for it at the end of the topic.

@@ -8,18 +8,23 @@ Inside LMDB a large entry is copied into fresh pages, and copied out again by ea
 a segment it is written once and never changed: readers map the file and need no copy, not
 even when it has been removed meanwhile. A segment grows at its end only, inside the
 ledger's write transaction, and is flushed before that commits; how far it counts is a row of
-the ledger. So what a transaction wrote that never committed lies behind the end, and is
-overwritten by the next one. A segment goes when none of its entries is left.
+the ledger. So what a transaction wrote that never committed lies behind the end, and is cut
+off or overwritten. A segment goes when none of its entries is left.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
+import logging
 import os
+import re
 import struct
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
+
+from exclusivelog import _core
+
+log = logging.getLogger("exclusivelog")
 
 SEGMENT_BYTES = 256 << 20  # a segment this long takes no more
 LARGE_ENTRY = 128 << 10  # bytes, from which on an entry goes into a segment
@@ -28,8 +33,10 @@ ALIGNMENT = 64  # as Arrow likes it
 # back when it is asked for: a large load must not push everything else out of memory, nor
 # make a hypervisor look for more of it, which costs several times what the disk does.
 KEPT_IN_MEMORY = 64 << 20
+MAPPED_BEYOND = 64 << 20  # address space, not memory
 MOST_MAPPED = 64  # segments that a process keeps mapped, and their files open
 
+NAME = re.compile("[0-9a-f]{16}")
 REFERENCE = struct.Struct(">8sQQQ")
 REFERENCE_MAGIC = b"XLREF\0\0\1"
 
@@ -56,7 +63,8 @@ class Segments:
         self.limit = limit  # bytes that all of them may take together
         self._mode = mode
         self._mapping = threading.Lock()
-        self._mapped: dict[int, mmap.mmap] = {}
+        self._mapped: dict[int, tuple[int, _core.Mapping]] = {}  # (file descriptor, mapping)
+        self._growing = threading.Lock()
         self._newest: tuple[int, int] | None = None  # (segment, file descriptor)
 
     def _file(self, segment: int) -> str:
@@ -73,67 +81,89 @@ class Segments:
             return row
         _, segment, position, length = REFERENCE.unpack(row)
         stop = position + length
-        mapped = self._mapped.get(segment)
-        if mapped is None or len(mapped) < stop:
-            mapped = self._map(segment)
-        # A mapping does not shrink with its file: to touch what is cut off would be fatal.
-        if stop > min(len(mapped), mapped.size()):
-            raise ValueError(
-                f"{self._file(segment)} is cut off after {mapped.size()} bytes; {stop} are needed"
-            )
-        return memoryview(mapped)[position:stop]
-
-    def _map(self, segment: int) -> mmap.mmap:
         with self._mapping:
-            path = self._file(segment)
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                raise ValueError(f"{path} is missing") from None
-            try:
-                if os.fstat(fd).st_size == 0:
-                    raise ValueError(f"{path} is empty")
-                mapped = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
-            finally:
-                os.close(fd)
-            self._mapped.pop(segment, None)
-            self._mapped[segment] = mapped
-            while len(self._mapped) > MOST_MAPPED:
-                del self._mapped[next(iter(self._mapped))]
-            return mapped
+            fd, mapped = self._mapped.get(segment) or self._map(segment, stop)
+            if len(mapped) < stop:
+                fd, mapped = self._map(segment, stop)
+            size = os.fstat(fd).st_size
+        # To touch what a file is mapped for, but does not have, would be fatal.
+        if stop > min(size, len(mapped)):
+            raise ValueError(f"{self._file(segment)} has {size} bytes, {stop} are needed")
+        return mapped.view(position, stop)
+
+    def _map(self, segment: int, stop: int) -> tuple[int, _core.Mapping]:
+        path = self._file(segment)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise ValueError(f"{path} is missing") from None
+        try:
+            # Mapped once for all that it may grow to; more only for an entry of its own size.
+            room = max(SEGMENT_BYTES + MAPPED_BEYOND, min(stop, os.fstat(fd).st_size))
+            mapped = _core.Mapping(fd, room)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._forget(segment)
+        self._forget_removed()
+        while len(self._mapped) >= MOST_MAPPED:
+            self._forget(next(iter(self._mapped)))
+        self._mapped[segment] = fd, mapped
+        return fd, mapped
+
+    def _forget(self, segment: int) -> None:
+        if segment in self._mapped:
+            os.close(self._mapped.pop(segment)[0])
+
+    def _forget_removed(self) -> None:
+        for segment in list(self._mapped):
+            if not os.fstat(self._mapped[segment][0]).st_nlink:
+                self._forget(segment)
 
     # ---- write, inside the ledger's write transaction ------------------------------------
 
     def append(self, segment: int, end: int, entry: bytes) -> int:
         """Write an entry behind `end`; its position. Durable only after `sync`."""
-        fd = self._open_newest(segment)
         position, written, view = space(end), 0, memoryview(entry)
-        while written < len(view):
-            written += os.pwrite(fd, view[written:], position + written)
+        with self._growing:
+            fd = self._open_newest(segment)
+            while written < len(view):
+                written += os.pwrite(fd, view[written:], position + written)
         return position
 
     def sync(self, segment: int) -> None:
         """Make what was appended durable."""
-        fd = self._open_newest(segment)
-        os.fdatasync(fd)
-        old = os.fstat(fd).st_size - KEPT_IN_MEMORY
-        if old > 0:
-            os.posix_fadvise(fd, 0, old, os.POSIX_FADV_DONTNEED)
+        with self._growing:
+            fd = self._open_newest(segment)
+            os.fdatasync(fd)
+            old = os.fstat(fd).st_size - KEPT_IN_MEMORY
+            if old > 0:
+                os.posix_fadvise(fd, 0, old, os.POSIX_FADV_DONTNEED)
+
+    def cut(self, segment: int, end: int) -> None:
+        """Drop what was appended behind `end`: a full disk must not stay full of it."""
+        with self._growing:
+            fd = self._open_newest(segment)
+            if os.fstat(fd).st_size > end:
+                os.ftruncate(fd, end)
 
     def _open_newest(self, segment: int) -> int:
-        if self._newest is not None and self._newest[0] == segment:
-            return self._newest[1]
-        if not os.path.isdir(self.path):
-            os.mkdir(self.path, self._mode)
-            sync_directory(os.path.dirname(self.path))
+        if self._newest is not None:
+            known, fd = self._newest
+            # An id that was rolled back may be given anew, after another process has removed
+            # the file that we have open.
+            if known == segment and os.fstat(fd).st_nlink:
+                return fd
+            self._close_newest()
+        os.makedirs(self.path, self._mode, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         fd = os.open(self._file(segment), flags, self._mode & 0o666)
         try:
             sync_directory(self.path)
+            sync_directory(os.path.dirname(self.path))
         except BaseException:
             os.close(fd)
             raise
-        self._close_newest()
         self._newest = segment, fd
         return fd
 
@@ -146,28 +176,40 @@ class Segments:
 
     def remove(self, segment: int) -> None:
         """Remove a segment that nothing refers to any more. Who reads it can go on."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._file(segment))
-        self._mapped.pop(segment, None)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._file(segment))
+        except OSError as error:  # nobody needs it; the next one to open the ledger tries again
+            log.warning("%s cannot be removed: %s", self._file(segment), error)
+        self.forget_removed()
 
-    def sweep(self, known: Iterable[int]) -> None:
-        """Remove the files of segments that no transaction ever committed, or that were to be
-        removed when the process died. Inside a write transaction."""
-        wanted = {f"{segment:016x}" for segment in known}
+    def sweep(self, known: Mapping[int, int]) -> None:
+        """Remove what no transaction ever committed, or what was to be removed when a process
+        died. `known` is {segment: bytes in use}. Inside a write transaction."""
         for name in self._names():
-            if name not in wanted:
-                self.remove(int(name, 16))
+            segment = int(name, 16)
+            if segment not in known:
+                self.remove(segment)
+        if known:
+            newest = max(known)
+            if os.path.exists(self._file(newest)):
+                self.cut(newest, known[newest])
 
     def _names(self) -> list[str]:
         with contextlib.suppress(FileNotFoundError):
-            return [name for name in os.listdir(self.path) if len(name) == 16]
+            return [name for name in os.listdir(self.path) if NAME.fullmatch(name)]
         return []
 
     def forget_removed(self) -> None:
-        """Let go of segments that another process has removed: only then is their space free."""
-        for segment in list(self._mapped):
-            if not os.path.exists(self._file(segment)):
-                self._mapped.pop(segment, None)
+        """Let go of segments that were removed, here or elsewhere: then their space is free."""
+        with self._mapping:
+            self._forget_removed()
+        if self._growing.acquire(blocking=False):
+            try:
+                if self._newest is not None and not os.fstat(self._newest[1]).st_nlink:
+                    self._close_newest()
+            finally:
+                self._growing.release()
 
     # ---- copy ----------------------------------------------------------------------------
 
@@ -179,28 +221,41 @@ class Segments:
         try:
             for name in self._names():
                 with contextlib.suppress(FileNotFoundError):
-                    path = os.path.join(self.path, name)
-                    files[int(name, 16)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                    files[int(name, 16)] = self.open(int(name, 16))
             yield files
         finally:
             for fd in files.values():
                 os.close(fd)
 
+    def open(self, segment: int) -> int:
+        """A file descriptor of a segment; FileNotFoundError if it is not there."""
+        return os.open(self._file(segment), os.O_RDONLY | os.O_CLOEXEC)
+
     def take_copy(self, segment: int, end: int, source: int) -> None:
-        """Make `segment` the first `end` bytes of the open file `source`."""
-        target = self._open_newest(segment)
-        position = 0
-        while position < end:
-            copied = os.sendfile(target, source, position, min(end - position, 1 << 24))
-            if copied == 0:
-                raise ValueError(f"segment {segment:016x} is cut off after {position} bytes")
-            position += copied
-        os.fsync(target)
+        """Make `segment` the first `end` bytes of the open file `source`; ValueError if it is
+        shorter."""
+        with self._growing:
+            target = self._open_newest(segment)
+            position = 0
+            while position < end:
+                copied = os.sendfile(target, source, position, min(end - position, 1 << 24))
+                if copied == 0:
+                    raise ValueError(f"it is cut off after {position} bytes of {end}")
+                position += copied
+            os.fsync(target)
 
     def close(self) -> None:
         """Let go of all files. What readers hold stays mapped."""
-        self._close_newest()
-        self._mapped.clear()
+        with self._growing:
+            self._close_newest()
+        with self._mapping:
+            for segment in list(self._mapped):
+                self._forget(segment)
+
+    def forget(self) -> None:
+        """In a forked child: nobody is at work here, whoever held a lock is the parent's."""
+        self._growing, self._mapping = threading.Lock(), threading.Lock()
+        self.close()
 
 
 def sync_directory(path: str) -> None:

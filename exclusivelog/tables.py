@@ -6,7 +6,7 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
 entries    topic id, last offset of the entry               entry (_core.Entry), or where it is
-segments   segment id                                       bytes in use, bytes still live (u64)
+segments   segment id                                       bytes in use, entries that live (u64)
 producers  topic id, producer name                          last sequence id, live session
 holders    topic id, session                                msgpack of access.Session
 queue      topic id, order of rule D1, session              msgpack of access.Session
@@ -21,6 +21,8 @@ last offset: the entry that holds an offset is then the first at or after it.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
 import struct
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
+from exclusivelog import _core
 from exclusivelog._core import TopicRow
 from exclusivelog.access import Session
 from exclusivelog.errors import LedgerCorruptedError, LedgerFullError
@@ -44,6 +47,8 @@ from exclusivelog.segments import (
 
 if TYPE_CHECKING:
     import lmdb
+
+log = logging.getLogger("exclusivelog")
 
 NAMES = (
     "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "mail",
@@ -99,7 +104,7 @@ class Tables:
         self._db = databases
         self._path = path
         self._segments = segments
-        self._grown: int | None = None
+        self._grown: tuple[int, int] | None = None  # (segment, where it ended before)
         self.ring: set[int] = set()
         self.announce: set[int] = set()
         self.emptied: set[int] = set()
@@ -195,7 +200,7 @@ class Tables:
             cursor = self._txn.cursor(db=self._db[table])
             while count < most and cursor.set_range(prefix) and cursor.key().startswith(prefix):
                 if table == "entries":
-                    self._free(cursor.value())
+                    self._free(topic, PAIR.unpack(cursor.key())[1], cursor.value())
                 cursor.delete()
                 count += 1
         return count
@@ -203,7 +208,7 @@ class Tables:
     # ---- segments ------------------------------------------------------------------------
 
     def segments(self) -> dict[int, tuple[int, int]]:
-        """{segment: (bytes in use, bytes still live)}."""
+        """{segment: (bytes in use, entries that live)}."""
         return {
             U64.unpack(key)[0]: self._decode("segments", PAIR.unpack, row)
             for key, row in self._txn.cursor(db=self._db["segments"])
@@ -232,10 +237,10 @@ class Tables:
         segment, end, live = self._newest_segment()
         stop = space(end) + len(entry)
         self._add_large_bytes(stop - end)
+        if self._grown is None:
+            self._grown = segment, end
         position = self._segments.append(segment, end, entry)
-        row = PAIR.pack(stop, live + space(len(entry)))
-        self._txn.put(U64.pack(segment), row, db=self._db["segments"])
-        self._grown = segment
+        self._txn.put(U64.pack(segment), PAIR.pack(stop, live + 1), db=self._db["segments"])
         return REFERENCE.pack(REFERENCE_MAGIC, segment, position, len(entry))
 
     def _newest_segment(self) -> tuple[int, int, int]:
@@ -247,28 +252,44 @@ class Tables:
         self.finish()  # it grows no more
         return self.next_id(b"segment"), 0, 0
 
-    def _free(self, row: bytes) -> None:
-        if not is_reference(row):
+    def _free(self, topic: int, last: int, row: bytes) -> None:
+        if not self._refers_to_its_own(topic, last, row):
             return
-        _, segment, _, length = REFERENCE.unpack(row)
-        key = U64.pack(segment)
+        key = REFERENCE.unpack(row)[1].to_bytes(8, "big")
         data = self._txn.get(key, db=self._db["segments"])
         if data is None:
             return
         end, live = self._decode("segments", PAIR.unpack, data)
-        live -= space(length)
-        if live > 0:
-            self._txn.put(key, PAIR.pack(end, live), db=self._db["segments"])
+        if live > 1:
+            self._txn.put(key, PAIR.pack(end, live - 1), db=self._db["segments"])
         else:
             self._txn.delete(key, db=self._db["segments"])
             self._add_large_bytes(-end)
-            self.emptied.add(segment)
+            self.emptied.add(U64.unpack(key)[0])
+
+    def _refers_to_its_own(self, topic: int, last: int, row: bytes) -> bool:
+        # A damaged row must not cost another topic its segment: rather some space is lost.
+        if not is_reference(row):
+            return False
+        try:
+            if _core.ends_as(self.load(row), topic, last):
+                return True
+        except ValueError as error:
+            log.debug("%s: %s", self._path, error)
+        log.warning("%s: a damaged entry of topic %d leaves its space behind", self._path, topic)
+        return False
 
     def finish(self) -> None:
         """What is in segments must be durable before the rows that refer to it."""
         if self._grown is not None:
-            self._segments.sync(self._grown)
+            self._segments.sync(self._grown[0])
             self._grown = None
+
+    def undo(self) -> None:
+        """The transaction is given up."""
+        if self._grown is not None:
+            with contextlib.suppress(OSError):  # the next one overwrites it
+                self._segments.cut(*self._grown)
 
     # ---- producers -----------------------------------------------------------------------
 
