@@ -614,8 +614,10 @@ class Engine:
     def _end(self) -> None:
         # The slot first: whatever else fails, nobody waits for an engine that is gone. Every
         # step may be taken twice, should an interrupt strike between them.
+        self.closed = True
         self._ended.set()
-        if self._slot is not None:
+        if self._slot is not None and not self._closed_for_good:
+            self._ring_myself()
             self._slot.leave()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
         for producer in list(self._producers.values()):
