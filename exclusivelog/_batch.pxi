@@ -648,15 +648,6 @@ cdef class Agenda:
         self._wake()
 
 
-def all_bytes(list items not None):
-    """True if every item is bytes or None."""
-    cdef object item
-    for item in items:
-        if item is not None and not PyBytes_CheckExact(item):
-            return False
-    return True
-
-
 def strings(items):
     """A column for `Appender.add_many` from a list of bytes or None."""
     return ListStrings(items)

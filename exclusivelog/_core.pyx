@@ -37,7 +37,7 @@ import time as _time
 from collections import deque as _deque
 
 import msgpack as _msgpack
-from google_crc32c import extend as _extend_crc32c, value as _crc32c
+from google_crc32c import value as _crc32c
 
 include "_entry.pxi"
 include "_shared.pxi"

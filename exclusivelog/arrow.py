@@ -114,42 +114,44 @@ def _one_entry(pa: Any, entry: _core.Entry, start: int, columns: Sequence[str]) 
 
 def _column(pa: Any, entry: _core.Entry, start: int, buffer: Any, name: str, kind: Any) -> Any:
     count = entry.count - start
-    if name == "producer":
-        return _same(entry.producer_name, kind, count)
-    if name == "epoch":
-        return _same(entry.epoch, kind, count)
-    if name == "publish_time":
-        return _same(entry.publish_time * 1000, kind, count)
-    if name == "properties":
-        if not entry.has_properties:
-            return _same(None, kind, count)
-        messages = (entry.message(index) for index in range(start, entry.count))
-        return pa.array([list(m.properties.items()) or None for m in messages], kind)
     if name in ("offset", "sequence_id"):
         numbers = pa.py_buffer(entry.numbers(name, start))
         return pa.Array.from_buffers(kind, count, [None, numbers])
+    if name in ONE_VALUE:
+        return _same(name, ONE_VALUE[name](entry), kind, count)
+    if name == "properties":
+        if not entry.has_properties:
+            return _same(name, None, kind, count)
+        messages = (entry.message(index) for index in range(start, entry.count))
+        return pa.array([list(m.properties.items()) or None for m in messages], kind)
     place = entry.column(name)
     if place is None:
-        return _same(None, kind, count)
+        return _same(name, None, kind, count)
     buffers = [None if at < 0 else buffer.slice(at) for at in place]
     if name == "event_time":  # stored in ms
         buffers = [buffers[0], pa.py_buffer(entry.numbers(name))]
     return pa.Array.from_buffers(kind, count, buffers, offset=start)
 
 
+# What all messages of an entry have in common.
+ONE_VALUE: dict[str, Callable[[_core.Entry], Any]] = {
+    "producer": lambda entry: entry.producer_name,
+    "epoch": lambda entry: entry.epoch,
+    "publish_time": lambda entry: entry.publish_time * 1000,
+}
 # Arrays of one value, to be sliced: most entries have one producer, epoch and so on, and
-# the same as the entry before. (type, value) -> array
-_kept: dict[tuple[Any, Any], Any] = {}
+# the same as the entry before. (column, value) -> array
+_kept: dict[tuple[str, Any], Any] = {}
 MOST_KEPT = 16
 
 
-def _same(value: Any, kind: Any, count: int) -> Any:
-    """`count` times the same value."""
-    pa = sys.modules["pyarrow"]
-    array = _kept.get((kind, value))
+def _same(name: str, value: Any, kind: Any, count: int) -> Any:
+    """A column with `count` times the same value."""
+    array = _kept.get((name, value))
     if array is None or len(array) < count:
+        pa = sys.modules["pyarrow"]
         array = pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
         while len(_kept) >= MOST_KEPT:
             _kept.pop(next(iter(_kept)), None)
-        _kept[kind, value] = array
-    return array.slice(0, count)
+        _kept[name, value] = array
+    return array if len(array) == count else array.slice(0, count)

@@ -229,7 +229,7 @@ class Producer:
         if timeout is not None:
             check_seconds(timeout, "timeout", "seconds from 0 on, or None")
         values, keys, event_times = _unpack_record_batch(values, keys, event_times)
-        column = arrow_column(values, "values") or _core.strings(self._encode_all(values))
+        column = arrow_column(values, "values") or self._encode_all(values)
         if column.largest > MAX_MESSAGE_BYTES:
             raise _too_large("values", column.largest)
         count = column.count
@@ -283,7 +283,7 @@ class Producer:
             raise self._duplicate(sequence_id)
         return receipt
 
-    def _encode_all(self, values: Iterable[Any]) -> list[bytes | None]:
+    def _encode_all(self, values: Iterable[Any]) -> _core.Strings:
         if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(
             values, Iterable
         ):
@@ -291,9 +291,10 @@ class Producer:
         if self._dumps is not None:
             values = (None if value is None else self._dumps(value) for value in values)
         items = list(values)  # ours alone: it is encoded while other threads may run
-        if not _core.all_bytes(items):
-            items = [None if item is None else _to_bytes(item) for item in items]
-        return items
+        try:
+            return _core.strings(items)
+        except TypeError:  # not all are bytes, and some may be like them
+            return _core.strings([None if item is None else _to_bytes(item) for item in items])
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
         if timeout is None:

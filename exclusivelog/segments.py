@@ -129,6 +129,7 @@ class Segments:
             fd = self._open_newest(segment)
             while written < len(view):
                 written += os.pwrite(fd, view[written:], position + written)
+            _core.start_writing(fd, position, written)  # while the next one is encoded
         return position
 
     def sync(self, segment: int) -> None:
