@@ -20,7 +20,7 @@ _os.register_at_fork(after_in_child=_count_fork)
 def _inherited():
     from exclusivelog.errors import EngineClosedError
     return EngineClosedError(
-        "this was sent before fork(), by the parent; open an engine of your own in the child")
+        "this is the parent's, inherited through fork(); open an engine of your own in the child")
 
 
 cdef enum:
@@ -366,6 +366,7 @@ cdef class Appender:
     cdef Agenda agenda
     cdef Leash leash        # the producer is not gone as long as its messages wait
     cdef int64_t linger
+    cdef int generation
     cdef bint listed        # on the agenda
     cdef bint timed         # ... and the agenda knows by when
 
@@ -374,6 +375,7 @@ cdef class Appender:
                   Leash leash=None):
         self.name = name
         self.session = session
+        self.generation = _generation
         self.agenda = agenda
         self.leash = leash
         self.linger = <int64_t>(min(linger, LONGEST_WAIT) * 1e9)
@@ -403,6 +405,8 @@ cdef class Appender:
                 size, key is not None, properties is not None, event_time is not None)
             if self.error is not None:
                 raise self.error
+            if self.generation != _generation:
+                raise _inherited()
             number = self.last_sequence + 1 if sequence is None else sequence
             if number <= self.last_sequence:
                 return None

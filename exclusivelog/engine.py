@@ -596,6 +596,9 @@ class Engine:
         self._stop_guard()
         producers = list(self._producers.values())
         waiting = [f.session for f in list(self._pending.values()) if f.session is not None]
+        error = EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+        for producer in producers:
+            producer.appender.condemn(error)  # what is queued is still sent, and nothing more
         self.committer.drain()
         self._release_all([p.session for p in producers] + list(self._abandoned))
         self._release_all(waiting)
