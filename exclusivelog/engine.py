@@ -163,16 +163,16 @@ class Engine:
             self._slot = self.ledger.lockfile.join(self.name, properties, self._keepalive)
         self.id = self._slot.engine
         self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
-        self._empty_trash()
-        self._guard = threading.Thread(
-            target=self._keep_watch, name=f"exclusivelog-{self.name}", daemon=True
-        )
-        self._guard.start()
         if self._keepalive is not None:
             threading.Thread(
                 target=self._keep_beating, args=(self._slot, self._keepalive),
                 name=f"exclusivelog-heart-{self.name}", daemon=True,
             ).start()  # fmt: skip
+        self._empty_trash()
+        self._guard = threading.Thread(
+            target=self._keep_watch, name=f"exclusivelog-{self.name}", daemon=True
+        )
+        self._guard.start()
 
     def _leave_at_once(self) -> None:
         self.closed = True

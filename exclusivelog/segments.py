@@ -62,10 +62,11 @@ class Segments:
         self.path = os.path.join(ledger, "segments")
         self.limit = limit  # bytes that all of them may take together
         self._mode = mode
-        self._mapping = threading.Lock()
+        self._mapping = threading.RLock()  # a finalizer may read, too
         self._mapped: dict[int, tuple[int, _core.Mapping]] = {}  # (file descriptor, mapping)
         self._growing = threading.Lock()
         self._newest: tuple[int, int] | None = None  # (segment, file descriptor)
+        self._dropped = 0  # so much of the newest is left to the disk
 
     def _file(self, segment: int) -> str:
         return os.path.join(self.path, f"{segment:016x}")
@@ -138,8 +139,9 @@ class Segments:
             fd = self._open_newest(segment)
             os.fdatasync(fd)
             old = os.fstat(fd).st_size - KEPT_IN_MEMORY
-            if old > 0:
-                os.posix_fadvise(fd, 0, old, os.POSIX_FADV_DONTNEED)
+            if old > self._dropped:
+                os.posix_fadvise(fd, self._dropped, old - self._dropped, os.POSIX_FADV_DONTNEED)
+                self._dropped = old
 
     def cut(self, segment: int, end: int) -> None:
         """Drop what was appended behind `end`: a full disk must not stay full of it."""
@@ -165,7 +167,7 @@ class Segments:
         except BaseException:
             os.close(fd)
             raise
-        self._newest = segment, fd
+        self._newest, self._dropped = (segment, fd), 0
         return fd
 
     def _close_newest(self) -> None:
@@ -255,7 +257,7 @@ class Segments:
 
     def forget(self) -> None:
         """In a forked child: nobody is at work here, whoever held a lock is the parent's."""
-        self._growing, self._mapping = threading.Lock(), threading.Lock()
+        self._growing, self._mapping = threading.Lock(), threading.RLock()
         self.close()
 
 
