@@ -17,6 +17,7 @@ from exclusivelog._core import Message, Receipt
 from exclusivelog.engine import Engine, open
 from exclusivelog.errors import *  # noqa: F403
 from exclusivelog.errors import __all__ as _errors
+from exclusivelog.ownership import Claim
 from exclusivelog.producer import Producer
 from exclusivelog.reader import Reader
 from exclusivelog.topic import Topic
@@ -25,6 +26,7 @@ from exclusivelog.version import __version__
 
 __all__ = [
     "AccessMode",
+    "Claim",
     "Engine",
     "EngineInfo",
     "Message",

@@ -31,6 +31,7 @@ from exclusivelog.errors import (
 from exclusivelog.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
 from exclusivelog.lockfile import Slot
 from exclusivelog.log import verify
+from exclusivelog.ownership import Claim, Claims, own
 from exclusivelog.producer import Options, Producer, check_seconds, encode_properties
 from exclusivelog.reader import Reader
 from exclusivelog.sessions import FENCED, GRANTED, Sessions
@@ -129,6 +130,8 @@ class Engine:
         self.ledger = ledger
         self.sessions = Sessions(ledger)
         self.committer = Committer(ledger)
+        self._claims = Claims(ledger)
+        self._owned: weakref.WeakSet[Claim] = weakref.WeakSet()
         self.closed = False
         self.forked = False
         self._readonly = readonly
@@ -323,6 +326,38 @@ class Engine:
     def register_reader(self, reader: Reader) -> None:
         """Closing the engine wakes this reader."""
         self._readers.add(reader)
+
+    # ---- claims --------------------------------------------------------------------------
+
+    def own(
+        self, group: str, resources: Mapping[str, int | None], timeout: float | None = None
+    ) -> Claim:
+        """Claim resources of a group, any strings, for this engine: all of them or none
+        (rules F1-F5; Kafka's `own` call).
+
+        - `group`, names of resources: 1 to 240 bytes of UTF-8. Groups never conflict.
+        - `resources`: {name: generation}. None takes the generation after the last one (the
+          first is 1); a number below the last one is refused; 0 always wins, and begins anew.
+        - `timeout`: seconds to wait for an owner with a higher generation to go (None: no
+          waiting).
+
+        A live owner of any of them with an equal or lower generation loses all that it owns
+        by that claim. A claim ends with its process, or when that hangs for longer than
+        `keepalive`.
+
+        Raises OwnershipError, which names the owner, if one has a higher generation.
+
+        >>> first = engine.own("reports", {"march": None, "april": 7})
+        >>> second = engine.own("reports", {"april": 7})
+        >>> first.is_valid, second.generations
+        (False, {'april': 7})
+        """
+        self.check_open()
+        if self._slot is None:
+            raise LedgerError(f"{self.path} is open with readonly=True; it takes no claims")
+        claim = own(self, self._claims, self.info, self._slot.index, group, resources, timeout)
+        self._owned.add(claim)
+        return claim
 
     # ---- the guard: mail, deaths, timeouts -----------------------------------------------
 
@@ -602,6 +637,8 @@ class Engine:
         self.committer.drain()
         self._release_all([p.session for p in producers] + list(self._abandoned))
         self._release_all(waiting)
+        for claim in list(self._owned):
+            claim.end()
 
     def _stop_guard(self) -> None:
         self._ended.set()

@@ -32,7 +32,7 @@ True
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from exclusivelog.types import EngineInfo, OwnerInfo
@@ -64,7 +64,7 @@ __all__ = [
 class ExclusiveLogError(Exception):
     """The root of every error of this library."""
 
-    retriable: ClassVar[bool] = False
+    retriable: bool = False
     maybe_written: bool = False
     holder: OwnerInfo | None = None
 
@@ -108,7 +108,8 @@ class DuplicateSequenceError(ExclusiveLogError):
 
 
 class OwnershipError(ExclusiveLogError):
-    """A claim was refused: a live owner has a higher generation (rule F3)."""
+    """A claim was refused: a live owner has a higher generation, or the one asked for is over
+    (rules F2, F3). Retriable where there is an owner, who may go."""
 
 
 class OwnershipLostError(ExclusiveLogError):

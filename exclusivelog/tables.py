@@ -13,6 +13,8 @@ queue      topic id, order of rule D1, session              msgpack of access.Se
 engines    engine id, 0 holder | 1 waiter, session          slot (u16), key in holders or queue
 mail       engine id, number                                msgpack [kind, session, ...]
 trash      topic id of a deleted topic                      empty: its entries are still to go
+claims     group (with its length in front), resource       last generation, claimant or 0 (u64)
+claimants  claim session                                    msgpack of Claimant
 ```
 
 Numbers in keys are big-endian, so that LMDB's order is theirs. Entries are keyed by their
@@ -26,7 +28,7 @@ import logging
 import secrets
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
@@ -52,7 +54,7 @@ log = logging.getLogger("exclusivelog")
 
 NAMES = (
     "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "mail",
-    "trash", "segments",
+    "trash", "segments", "claims", "claimants",
 )  # fmt: skip
 FORMAT = 1
 
@@ -87,6 +89,29 @@ def queue_key(session: Session) -> bytes:
     return PLACE.pack(
         session.topic, HIGHEST_PRIORITY - session.priority, session.created, session.tie, session.id
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """One claim session (rules F1-F5). `since` is in ms since 1970."""
+
+    id: int
+    engine: str
+    slot: int
+    pid: int
+    engine_name: str
+    group: str
+    generations: dict[str, int]
+    since: int
+
+
+CLAIMANT_FIELDS = [field.name for field in fields(Claimant)]
+
+
+def claim_key(group: str, resource: str) -> bytes:
+    """No two pairs of names have the same one."""
+    prefix = group.encode()
+    return bytes([len(prefix)]) + prefix + resource.encode()
 
 
 class Tables:
@@ -453,3 +478,33 @@ class Tables:
     def empty(self, topic: int) -> None:
         """The deleted topic's entries are gone."""
         self._txn.delete(U64.pack(topic), db=self._db["trash"])
+
+    # ---- claims --------------------------------------------------------------------------
+
+    def claim(self, group: str, resource: str) -> tuple[int, int]:
+        """(last generation or 0, claimant or 0) of a resource."""
+        data = self._txn.get(claim_key(group, resource), db=self._db["claims"])
+        return (0, 0) if data is None else self._decode("claims", PAIR.unpack, data)
+
+    def put_claim(self, group: str, resource: str, generation: int, claimant: int) -> None:
+        """Write what `claim` reads."""
+        row = PAIR.pack(generation, claimant)
+        self._txn.put(claim_key(group, resource), row, db=self._db["claims"])
+
+    def claimant(self, claimant: int) -> Claimant | None:
+        """A claim session, if it was not severed or released."""
+        data = self._txn.get(U64.pack(claimant), db=self._db["claimants"])
+        return None if data is None else self._decode("claimants", _unpack_claimant, data)
+
+    def put_claimant(self, claimant: Claimant) -> None:
+        """Register a claim session."""
+        row = msgpack.packb([getattr(claimant, name) for name in CLAIMANT_FIELDS])
+        self._txn.put(U64.pack(claimant.id), row, db=self._db["claimants"])
+
+    def drop_claimant(self, claimant: int) -> None:
+        """Remove a claim session."""
+        self._txn.delete(U64.pack(claimant), db=self._db["claimants"])
+
+
+def _unpack_claimant(data: bytes) -> Claimant:
+    return Claimant(*msgpack.unpackb(data))
