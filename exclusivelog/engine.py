@@ -429,7 +429,11 @@ class Engine:
 
     def _release_abandoned(self) -> None:
         while self._abandoned:
-            self.release(self._abandoned[0])  # if the ledger is full now, it stays for later
+            try:
+                self.release(self._abandoned[0])
+            except ExclusiveLogError:  # a full disk, say: it stays for later, behind the others
+                self._abandoned.rotate(-1)
+                raise
             self._abandoned.popleft()
 
     def _bury_the_dead(self) -> None:
@@ -451,11 +455,11 @@ class Engine:
             with self.ledger.read() as tables:
                 mail = tables.mail(self.id, self._mail_read)
             for number, (kind, session, *details) in mail:
-                self._mail_read = number
                 if kind == GRANTED:
                     self._granted(session, *details)
                 elif kind == FENCED:
                     self._fenced(session, *details)
+                self._mail_read = number
         self._deliver()
 
     def _deliver(self) -> None:

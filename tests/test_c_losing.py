@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -428,6 +429,32 @@ def test_c3_a_waiter_promoted_while_it_hangs_keeps_the_topic_or_passes_it_on(
         process.call(send, b"zombie")
     assert producer.state == "open"
     assert values(topic) == [b"x"]
+
+
+def stop_inside_a_transaction(state: State) -> None:
+    with state.engine.ledger.write():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_c3_who_waits_for_a_stalled_ledger_does_not_hang(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    """A process is stopped in the middle of a transaction, and our engine, which has something
+    to give back, waits for it longer than its keepalive. It is not the one that hangs."""
+    with xl.open(path, keepalive=0.4) as engine:
+        topic = engine.topic("orders")
+        kept, dropped = engine.topic("kept").producer(EXCLUSIVE), topic.producer(EXCLUSIVE)
+        staller = worker(topic="other")
+        staller.start(stop_inside_a_transaction)
+        stat = Path(f"/proc/{staller.pid}/stat")
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        del dropped  # from here on the guard waits for the ledger
+        time.sleep(1.5)
+        assert engine.id in [info.id for info in engine.engines()]
+        staller.signal(signal.SIGCONT)
+        staller.answer()
+        until(lambda: topic.owner is None)
+        assert kept.send(b"x") == 0
 
 
 def test_c3_the_heart_beats_while_application_code_is_slow(path: str) -> None:
