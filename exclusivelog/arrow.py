@@ -118,15 +118,15 @@ def _column(pa: Any, entry: _core.Entry, start: int, buffer: Any, name: str, kin
         numbers = pa.py_buffer(entry.numbers(name, start))
         return pa.Array.from_buffers(kind, count, [None, numbers])
     if name in ONE_VALUE:
-        return _same(name, ONE_VALUE[name](entry), kind, count)
+        return _same(name, ONE_VALUE[name](entry), count)
     if name == "properties":
         if not entry.has_properties:
-            return _same(name, None, kind, count)
+            return _same(name, None, count)
         messages = (entry.message(index) for index in range(start, entry.count))
         return pa.array([list(m.properties.items()) or None for m in messages], kind)
     place = entry.column(name)
     if place is None:
-        return _same(name, None, kind, count)
+        return _same(name, None, count)
     buffers = [None if at < 0 else buffer.slice(at) for at in place]
     if name == "event_time":  # stored in ms
         buffers = [buffers[0], pa.py_buffer(entry.numbers(name))]
@@ -139,19 +139,17 @@ ONE_VALUE: dict[str, Callable[[_core.Entry], Any]] = {
     "epoch": lambda entry: entry.epoch,
     "publish_time": lambda entry: entry.publish_time * 1000,
 }
-# Arrays of one value, to be sliced: most entries have one producer, epoch and so on, and
-# the same as the entry before. (column, value) -> array
-_kept: dict[tuple[str, Any], Any] = {}
-MOST_KEPT = 16
 
 
-def _same(name: str, value: Any, kind: Any, count: int) -> Any:
+@functools.lru_cache(maxsize=16)
+def _repeated(name: str, value: Any, size: int) -> Any:
+    # Kept to be sliced: most entries have one producer, epoch and so on, and the same as the
+    # entry before.
+    pa = import_pyarrow()
+    kind = _types(pa)[name]
+    return pa.nulls(size, kind) if value is None else pa.repeat(pa.scalar(value, kind), size)
+
+
+def _same(name: str, value: Any, count: int) -> Any:
     """A column with `count` times the same value."""
-    array = _kept.get((name, value))
-    if array is None or len(array) < count:
-        pa = sys.modules["pyarrow"]
-        array = pa.nulls(count, kind) if value is None else pa.repeat(pa.scalar(value, kind), count)
-        while len(_kept) >= MOST_KEPT:
-            _kept.pop(next(iter(_kept)), None)
-        _kept[name, value] = array
-    return array if len(array) == count else array.slice(0, count)
+    return _repeated(name, value, 1 << (count - 1).bit_length()).slice(0, count)

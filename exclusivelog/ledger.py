@@ -114,6 +114,7 @@ class Ledger:
                     self.segments.sweep(ends)
         except BaseException:
             self._env.close()
+            self.segments.close()
             self.lockfile.close()
             raise
 

@@ -129,7 +129,7 @@ class Tables:
         self._db = databases
         self._path = path
         self._segments = segments
-        self._grown: tuple[int, int] | None = None  # (segment, where it ended before)
+        self._grown: dict[int, int] = {}  # {segment: where it ended before}
         self.ring: set[int] = set()
         self.announce: set[int] = set()
         self.emptied: set[int] = set()
@@ -262,8 +262,7 @@ class Tables:
         segment, end, live = self._newest_segment()
         stop = space(end) + len(entry)
         self._add_large_bytes(stop - end)
-        if self._grown is None:
-            self._grown = segment, end
+        self._grown.setdefault(segment, end)
         position = self._segments.append(segment, end, entry)
         self._txn.put(U64.pack(segment), PAIR.pack(stop, live + 1), db=self._db["segments"])
         return REFERENCE.pack(REFERENCE_MAGIC, segment, position, len(entry))
@@ -306,15 +305,14 @@ class Tables:
 
     def finish(self) -> None:
         """What is in segments must be durable before the rows that refer to it."""
-        if self._grown is not None:
-            self._segments.sync(self._grown[0])
-            self._grown = None
+        if self._grown:
+            self._segments.sync(max(self._grown))  # one that is full was synced before
 
     def undo(self) -> None:
         """The transaction is given up."""
-        if self._grown is not None:
+        for segment, end in self._grown.items():
             with contextlib.suppress(OSError):  # the next one overwrites it
-                self._segments.cut(*self._grown)
+                self._segments.cut(segment, end)
 
     # ---- producers -----------------------------------------------------------------------
 

@@ -347,6 +347,24 @@ def test_g3_an_aborted_large_entry_leaves_nothing_that_counts(engine, topic, pat
     assert sizes(engine) == ({}, 0)
 
 
+def test_h2_an_aborted_transaction_gives_back_every_segment_it_filled(
+    engine, topic, path, monkeypatch
+) -> None:
+    """A batch that runs out of room may have filled one segment and begun others."""
+    monkeypatch.setattr(tables, "SEGMENT_BYTES", 3 * LARGE)
+    send(engine, "t", LARGE)
+    (before,) = files(path).values()
+    with contextlib.suppress(KeyError), engine.ledger.write() as inside:
+        for number in range(8):
+            inside.put_entry(topic.id, number, some(number))
+        assert len(files(path)) == 3
+        raise KeyError
+    assert sum(files(path).values()) == before
+    send(engine, "t", *[LARGE] * 6)
+    assert engine.verify().ok
+    assert files(path) == known(engine)
+
+
 def test_g3_an_aborted_first_entry_and_another_process_that_opens(engine, topic, path) -> None:
     """The other one sweeps the file away, which belongs to nobody; the next batch gets the
     same segment's number, and must not go into the file that is gone."""
