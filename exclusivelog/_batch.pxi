@@ -38,6 +38,9 @@ cdef int64_t SLICE_NS = 500_000_000
 # entry then serves for the next, where fresh memory would cost more than the encoding.
 cdef size_t SEALED_AHEAD = 4 << 20
 
+# A batch with more bytes than this goes straight into the tables.
+cdef size_t LARGEST_FRAMES = 128 << 10
+
 
 @cython.final
 cdef class Columns:
@@ -85,6 +88,9 @@ cdef class Batch:
     cdef readonly Py_ssize_t count
     cdef readonly size_t nbytes
     cdef readonly int64_t base_offset
+    cdef readonly bint placed           # in the journal, flushed or not
+    cdef readonly uint64_t end          # ... and to be flushed up to here
+    cdef readonly uint64_t generation_placed
     cdef readonly object error
     cdef uint32_t state     # who waits for the outcome sleeps on it
     cdef int sleepers
@@ -161,6 +167,16 @@ cdef class Batch:
             self.event_times, self.sequences, name)]
         self.state = SEALED
         self.values = self.keys = self.properties = self.event_times = self.sequences = None
+
+    @property
+    def small(self):
+        """Does it go into the journal? The tables are the cheaper way for what is large."""
+        cdef size_t size = 0
+        if self.columns is not None or self.sealed is None:
+            return False
+        for sealed in self.sealed:
+            size += len(sealed)
+        return size <= LARGEST_FRAMES
 
     def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
               int64_t publish_time):
@@ -369,6 +385,17 @@ cdef class Appender:
     cdef int generation
     cdef bint listed        # on the agenda
     cdef bint timed         # ... and the agenda knows by when
+    cdef Journal journal
+    cdef SharedWords words
+    cdef Py_ssize_t topic_word
+    cdef uint64_t topic
+    cdef uint64_t epoch
+    cdef uint64_t session_id
+    cdef uint64_t version   # of the journal's words when the session was last looked up
+    cdef bint alone
+    cdef bint durable
+    cdef int sending        # threads that append right now, past the queue
+    cdef int queueing       # threads that wait for those: nobody else may pass them
 
     def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
                   size_t max_bytes, object session=None, Agenda agenda=None, double linger=0.0,
@@ -384,6 +411,117 @@ cdef class Appender:
         self.max_bytes = max_bytes
         self.full = []
         self.inflight = []
+
+    def connect(self, Journal journal not None, SharedWords words not None,
+                Py_ssize_t topic_word, uint64_t topic, uint64_t epoch, uint64_t session,
+                bint alone, bint durable):
+        """Append to this journal, and announce it by the word at `topic_word`. `alone`: no
+        other session writes to the topic; `durable`: sent is flushed."""
+        self.journal, self.words, self.topic_word = journal, words, topic_word
+        self.topic, self.epoch, self.session_id = topic, epoch, session
+        self.alone, self.durable = alone, durable
+        self.version = UINT64_MAX
+
+    def looked_up(self, uint64_t version, int64_t sequence):
+        """The session was valid when the journal had this version, and the tables had this
+        sequence id of it."""
+        self.version = version
+        self.durable_sequence = max(self.durable_sequence, sequence)
+
+    cdef bint _has_waiting(self):
+        return (self.queueing or self.current is not None or PyList_GET_SIZE(self.full) > 0
+                or PyList_GET_SIZE(self.inflight) > 0)
+
+    def send(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
+             object sequence=None):
+        """Append one message now; its offset, or a negative `Outcome` that says why not."""
+        cdef Piece piece
+        cdef SealedEntry sealed = _seal_one(value, key, properties, event_time, self.name)
+        sealed.describe(&piece)
+        return self._send(&piece, 1, 1, -1 if sequence is None else sequence)
+
+    def send_batch(self, Batch batch not None, object sequence=None):
+        """Append a batch now, which must be small; the first offset, or as `send`."""
+        return self._send_pieces(batch, -1 if sequence is None else sequence)
+
+    cdef _send_pieces(self, Batch batch, int64_t sequence):
+        cdef Piece* pieces = _pieces(batch)
+        try:
+            return self._send(pieces, PyList_GET_SIZE(batch.sealed), batch.count, sequence)
+        finally:
+            free(pieces)
+
+    cdef _send(self, Piece* pieces, Py_ssize_t n, Py_ssize_t count, int64_t sequence):
+        cdef Placing placing
+        cdef int outcome
+        if self.error is not None:
+            raise self.error
+        if self.generation != _generation:
+            raise _inherited()
+        if sequence >= 0 and count - 1 > INT64_MAX - sequence:
+            raise ValueError("sequence_id: the batch would run past 2**63 - 1")
+        if self.journal is None or self._has_waiting():
+            return -QUEUED
+        # From here on `sending` keeps other threads from queueing.
+        self.sending += 1
+        try:
+            self._describe(&placing, pieces, n, sequence)
+            outcome = self.journal.place(&placing)
+        finally:
+            self.sending -= 1
+        if outcome == DUPLICATE:  # a send whose outcome was unknown had come through
+            self.last_sequence = max(self.last_sequence, self.durable_sequence)
+        if outcome != PLACED:
+            return -outcome
+        self.durable_sequence = self.last_sequence
+        self._announce()
+        return placing.base_offset
+
+    cdef void _describe(self, Placing* placing, Piece* pieces, Py_ssize_t n, int64_t sequence):
+        memset(placing, 0, sizeof(Placing))
+        placing.topic, placing.epoch, placing.session = self.topic, self.epoch, self.session_id
+        placing.version, placing.alone = self.version, self.alone
+        placing.durable = placing.flushed = self.durable
+        placing.pieces, placing.count = pieces, n
+        placing.sequence, placing.last = sequence, &self.last_sequence
+        placing.logged = self.durable_sequence
+
+    cdef _announce(self):
+        cdef uint32_t* word = self.words.word(self.topic_word)
+        xl_add(word, 1)
+        if xl_load(word + 1):
+            xl_wake(word, INT_MAX)
+
+    def place(self, Batch batch not None):
+        """Append a small batch of the queue, to be flushed by whoever calls this; its
+        `Outcome`."""
+        cdef Placing placing
+        cdef int outcome
+        cdef int64_t last = self.durable_sequence
+        cdef Piece* pieces = _pieces(batch)
+        if self.journal is None:
+            raise TypeError("this appender has no journal")
+        try:
+            self._describe(&placing, pieces, PyList_GET_SIZE(batch.sealed), batch.base_sequence)
+            placing.last, placing.flushed = &last, False
+            outcome = self.journal.place(&placing)
+        finally:
+            free(pieces)
+        if outcome == PLACED:
+            self.durable_sequence = batch.last_sequence
+            batch.base_offset = placing.base_offset
+            batch.end, batch.generation_placed = placing.end, placing.generation
+            batch.placed = True
+        return outcome
+
+    @property
+    def flushes(self):
+        """Is what it sends flushed before it is acknowledged (rule H1)?"""
+        return self.durable
+
+    def announce(self):
+        """Wake the readers of the topic."""
+        self._announce()
 
     def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
             object sequence=None, bint later=False):
@@ -407,6 +545,9 @@ cdef class Appender:
                 raise self.error
             if self.generation != _generation:
                 raise _inherited()
+            if self.sending:
+                self._let_them_send()
+                continue
             number = self.last_sequence + 1 if sequence is None else sequence
             if number <= self.last_sequence:
                 return None
@@ -424,6 +565,12 @@ cdef class Appender:
         if self.agenda is not None:
             self._put_on_the_agenda(later)
         return _receipt(batch, batch.count - 1)
+
+    cdef _let_them_send(self):
+        # They are in the critical section, or about to be, and have no need of the GIL there.
+        with nogil:
+            usleep(20)
+        PyErr_CheckSignals()
 
     cdef _put_on_the_agenda(self, bint later):
         if not later:
@@ -448,12 +595,11 @@ cdef class Appender:
             if batch is self.current:
                 return batch
 
-    def add_many(self, Strings values not None, Strings keys, Strings properties, list event_times,
-                 object sequence):
-        """Queue a batch that is atomic however large it is. None as in `add`."""
+    def make_batch(self, Strings values not None, Strings keys, Strings properties,
+                   list event_times):
+        """Messages that enter the log together, however many they are."""
         cdef Py_ssize_t start = 0
         cdef Py_ssize_t stop
-        cdef int64_t number
         cdef SealedEntry sealed
         cdef Columns columns = Columns.__new__(Columns)
         cdef Batch batch = Batch.__new__(Batch)
@@ -463,6 +609,7 @@ cdef class Appender:
         batch.values = None
         batch.sealed = []
         batch.state = SEALED
+        batch.count = values.count
         while start < values.count and batch.nbytes < SEALED_AHEAD:
             stop = columns.cut(start)
             sealed = columns.seal(start, stop)
@@ -473,6 +620,20 @@ cdef class Appender:
         if start < values.count:
             batch.columns = columns
             batch.nbytes += values.size(start, values.count)
+        return batch
+
+    def add_batch(self, Batch batch not None, object sequence=None):
+        """Queue a batch from `make_batch`. None as in `add`."""
+        self.queueing += 1
+        try:
+            while self.sending:
+                self._let_them_send()
+            return self._add_batch(batch, sequence)
+        finally:
+            self.queueing -= 1
+
+    cdef _add_batch(self, Batch batch, object sequence):
+        cdef int64_t number
         # The sum of a large entry is taken without the GIL: only now, with the batch ready,
         # is it our turn for a number.
         if self.error is not None:
@@ -480,11 +641,10 @@ cdef class Appender:
         number = self.last_sequence + 1 if sequence is None else sequence
         if number <= self.last_sequence:
             return None
-        if values.count - 1 > INT64_MAX - number:
+        if batch.count - 1 > INT64_MAX - number:
             raise ValueError("sequence_id: the batch would run past 2**63 - 1")
-        batch.count = values.count
         batch.base_sequence = number
-        batch.last_sequence = number + values.count - 1
+        batch.last_sequence = number + batch.count - 1
         if self.current is not None:
             self._seal()
         self.full.append(batch)
@@ -652,11 +812,22 @@ cdef class Agenda:
         self._wake()
 
 
+cdef Piece* _pieces(Batch batch) except NULL:
+    cdef Py_ssize_t n = PyList_GET_SIZE(batch.sealed)
+    cdef Piece* pieces = <Piece*>malloc(max(1, n) * sizeof(Piece))
+    cdef Py_ssize_t i
+    if pieces == NULL:
+        raise MemoryError
+    for i in range(n):
+        (<SealedEntry>batch.sealed[i]).describe(&pieces[i])
+    return pieces
+
+
 def strings(items):
-    """A column for `Appender.add_many` from a list of bytes or None."""
+    """A column for `Appender.make_batch` from a list of bytes or None."""
     return ListStrings(items)
 
 
 def arrow_strings(valid, offsets, data, shift, count):
-    """A column for `Appender.add_many` from an Arrow binary array's buffers."""
+    """A column for `Appender.make_batch` from an Arrow binary array's buffers."""
     return ArrowStrings(valid, offsets, data, shift, count)

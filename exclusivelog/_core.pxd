@@ -29,9 +29,9 @@ cdef class Entry:
     cdef const int64_t* sequences
     cdef const uint32_t* property_offsets
     cdef const char* properties
+    cdef const uint32_t* times
     cdef const char* name
     cdef uint16_t name_length
-    cdef _lay_out(self, const char* footer)
 
 
 cdef class Message:

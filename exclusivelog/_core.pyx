@@ -6,6 +6,8 @@
 | `_entry.pxi` | the entry format: encode, stamp, decode, lazy messages, scanning |
 | `_batch.pxi` | messages on their way into the log, and the receipts for them |
 | `_rows.pxi` | the row that every append compares, and the heap of waiters |
+| `_pack.pxi` | many small entries into few large ones |
+| `_journal.pxi` | the critical section of an append, and the flush that all who wait share |
 | `_shared.pxi` | words shared by processes: futexes, and liveness freed by the kernel |
 | `_section.pxi` | transactions that an interrupt cannot leave half entered |
 
@@ -26,10 +28,10 @@ from cpython.object cimport PyObject
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
 from libc.stdint cimport (
-    INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
+    INT64_MAX, UINT32_MAX, UINT64_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
 )
-from libc.stdlib cimport free, malloc, realloc
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport calloc, free, malloc, qsort, realloc
+from libc.string cimport memcmp, memcpy, memset
 
 import os as _os
 import threading as _threading
@@ -39,8 +41,13 @@ from collections import deque as _deque
 import msgpack as _msgpack
 from google_crc32c import value as _crc32c
 
+cdef extern from "<unistd.h>" nogil:
+    int usleep(unsigned int)
+
 include "_entry.pxi"
 include "_shared.pxi"
+include "_pack.pxi"
+include "_journal.pxi"
 include "_section.pxi"
 include "_batch.pxi"
 include "_rows.pxi"

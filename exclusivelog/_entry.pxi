@@ -14,6 +14,7 @@
 #   sequence ids      8 * n                      SEQUENCES     (else base_sequence + i)
 #   property offsets  4 * (n + 1), from 0        PROPERTIES
 #   properties        property offsets[n]        PROPERTIES    (msgpack maps; empty = none)
+#   publish times     4 * n, ms after the first  TIMES         (else all the footer's)
 #   producer name     name_length, UTF-8         always
 #   footer            64                         always
 #
@@ -28,7 +29,7 @@ cdef enum:
     F_EPOCH = F_BASE_OFFSET + 8             # u64
     F_SESSION = F_EPOCH + 8                 # u64
     F_BASE_SEQUENCE = F_SESSION + 8         # i64
-    F_PUBLISH_TIME = F_BASE_SEQUENCE + 8    # i64, ms since 1970
+    F_PUBLISH_TIME = F_BASE_SEQUENCE + 8    # i64, ms since 1970, of the first message
     F_COUNT = F_PUBLISH_TIME + 8            # u32
     F_FLAGS = F_COUNT + 4                   # u16
     F_NAME_LENGTH = F_FLAGS + 2             # u16
@@ -42,7 +43,8 @@ cdef enum:
     EVENT_TIMES = 4
     SEQUENCES = 8
     PROPERTIES = 16
-    KNOWN_FLAGS = 31
+    TIMES = 32
+    KNOWN_FLAGS = 63
 
 cdef uint32_t MAGIC = 0x01454C58            # b"XLE\x01"
 
@@ -70,8 +72,7 @@ cdef void _fill_crc_table() noexcept:
 _fill_crc_table()
 
 
-cdef uint32_t _sum(const char* data, Py_ssize_t size) noexcept nogil:
-    cdef uint32_t crc = 0
+cdef uint32_t _table_sum(uint32_t crc, const char* data, Py_ssize_t size) noexcept nogil:
     cdef Py_ssize_t i
     for i in range(size):
         crc = (crc >> 8) ^ _crc_table[(crc ^ <uint8_t>data[i]) & 0xFF]
@@ -106,6 +107,18 @@ cdef _use_the_library_directly():
 _use_the_library_directly()
 
 
+cdef uint32_t _crc(const char* data, Py_ssize_t size) noexcept nogil:
+    if _extend == NULL:
+        return ~_table_sum(UINT32_MAX, data, size)
+    return _extend(0, <const uint8_t*>data, size)
+
+
+cdef uint32_t _sum(const char* data, Py_ssize_t size) noexcept nogil:
+    if _extend == NULL:
+        return _table_sum(0, data, size)
+    return ~_extend(UINT32_MAX, <const uint8_t*>data, size)
+
+
 # Of an entry in a mapped file the memory comes in while its predecessor is summed: the
 # processor's own prefetching ends where a page ends.
 cdef enum:
@@ -121,18 +134,26 @@ cdef extern from *:
     void xl_fetch(const char*, size_t) noexcept nogil
 
 
-cdef uint32_t _sum_all(bytes_or_view, const char* start, Py_ssize_t size) except? 0:
+cdef uint32_t _sum_large(const char* start, Py_ssize_t size) noexcept nogil:
     cdef uint32_t crc = 0
     cdef Py_ssize_t at = 0
     cdef Py_ssize_t piece
+    while at < size:
+        piece = min(PIECE, size - at)
+        xl_fetch(start + at + piece, min(PIECE, size - at - piece))
+        crc = _extend(crc, <const uint8_t*>start + at, piece)
+        at += piece
+    return crc
+
+
+cdef uint32_t _sum_all(bytes_or_view, const char* start, Py_ssize_t size) except? 0:
+    cdef uint32_t crc
     if _extend == NULL:
         return _crc32c(bytes(bytes_or_view))
+    if size < PIECE:
+        return _extend(0, <const uint8_t*>start, size)
     with nogil:
-        while at < size:
-            piece = min(PIECE, size - at)
-            xl_fetch(start + at + piece, min(PIECE, size - at - piece))
-            crc = _extend(crc, <const uint8_t*>start + at, piece)
-            at += piece
+        crc = _sum_large(start, size)
     return crc
 
 
@@ -333,22 +354,46 @@ cdef class SealedEntry:
 
     def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
               int64_t base_sequence, int64_t publish_time):
-        """The entry's bytes at this place. Called once: the buffer is filled in, not copied."""
-        cdef char* footer = (
-            PyBytes_AS_STRING(self.data) + PyBytes_GET_SIZE(self.data) - FOOTER)
-        (<uint64_t*>(footer + F_TOPIC))[0] = topic
-        (<uint64_t*>(footer + F_BASE_OFFSET))[0] = base_offset
-        (<uint64_t*>(footer + F_EPOCH))[0] = epoch
-        (<uint64_t*>(footer + F_SESSION))[0] = session
-        (<int64_t*>(footer + F_BASE_SEQUENCE))[0] = base_sequence
-        (<int64_t*>(footer + F_PUBLISH_TIME))[0] = publish_time
-        (<uint32_t*>(footer + F_COUNT))[0] = self.count
-        (<uint16_t*>(footer + F_FLAGS))[0] = self.flags
-        (<uint16_t*>(footer + F_NAME_LENGTH))[0] = self.name_length
-        (<uint32_t*>(footer + F_MAGIC))[0] = MAGIC
-        (<uint32_t*>(footer + F_CRC))[0] = 0
-        (<uint32_t*>(footer + F_CRC))[0] = self.blank_crc ^ _sum(footer, FOOTER)
+        """The entry's bytes at this place: the buffer is filled in, not copied."""
+        cdef Piece piece
+        self.describe(&piece)
+        _stamp(&piece, topic, base_offset, epoch, session, base_sequence, publish_time)
         return self.data
+
+    cdef void describe(self, Piece* piece):
+        piece.data = PyBytes_AS_STRING(self.data)
+        piece.size = PyBytes_GET_SIZE(self.data)
+        piece.count = self.count
+        piece.flags = self.flags
+        piece.name_length = self.name_length
+        piece.blank_crc = self.blank_crc
+
+
+# A sealed entry without its Python object, for code without the GIL.
+cdef struct Piece:
+    char* data
+    size_t size
+    uint32_t count
+    uint16_t flags
+    uint16_t name_length
+    uint32_t blank_crc
+
+
+cdef void _stamp(const Piece* piece, uint64_t topic, uint64_t base_offset, uint64_t epoch,
+                 uint64_t session, int64_t base_sequence, int64_t publish_time) noexcept nogil:
+    cdef char* footer = piece.data + piece.size - FOOTER
+    (<uint64_t*>(footer + F_TOPIC))[0] = topic
+    (<uint64_t*>(footer + F_BASE_OFFSET))[0] = base_offset
+    (<uint64_t*>(footer + F_EPOCH))[0] = epoch
+    (<uint64_t*>(footer + F_SESSION))[0] = session
+    (<int64_t*>(footer + F_BASE_SEQUENCE))[0] = base_sequence
+    (<int64_t*>(footer + F_PUBLISH_TIME))[0] = publish_time
+    (<uint32_t*>(footer + F_COUNT))[0] = piece.count
+    (<uint16_t*>(footer + F_FLAGS))[0] = piece.flags
+    (<uint16_t*>(footer + F_NAME_LENGTH))[0] = piece.name_length
+    (<uint32_t*>(footer + F_MAGIC))[0] = MAGIC
+    (<uint32_t*>(footer + F_CRC))[0] = 0
+    (<uint32_t*>(footer + F_CRC))[0] = piece.blank_crc ^ _sum(footer, FOOTER)
 
 
 cdef char* _put_strings(char* at, Strings column, Py_ssize_t start, Py_ssize_t stop,
@@ -440,31 +485,229 @@ cdef SealedEntry _seal(Strings values, Py_ssize_t start, Py_ssize_t stop, String
     return sealed
 
 
+cdef SealedEntry _seal_one(bytes value, bytes key, bytes properties, object event_time,
+                           bytes name):
+    """An entry of one message: what `send` makes, without the lists that a batch needs."""
+    cdef uint32_t value_size = 0 if value is None else PyBytes_GET_SIZE(value)
+    cdef uint32_t key_size = 0 if key is None else PyBytes_GET_SIZE(key)
+    cdef uint32_t property_size = 0 if properties is None else PyBytes_GET_SIZE(properties)
+    cdef uint32_t name_size = PyBytes_GET_SIZE(name)
+    cdef uint16_t flags = 0
+    cdef size_t total = 8 + _padded(value_size) + _padded(name_size) + FOOTER
+    cdef char* at
+    cdef SealedEntry sealed
+    if value is None:
+        flags |= VALUE_NULLS
+        total += 8
+    if key is not None:
+        flags |= KEYS
+        total += 16 + _padded(key_size)
+    if event_time is not None:
+        flags |= EVENT_TIMES
+        total += 16
+    if properties is not None:
+        flags |= PROPERTIES
+        total += 8 + _padded(property_size)
+    cdef bytes data = PyBytes_FromStringAndSize(NULL, total)
+    cdef char* start = PyBytes_AS_STRING(data)
+    memset(start, 0, total)
+    at = start
+    if value is None:
+        at += 8
+    (<uint32_t*>at)[1] = value_size
+    at += 8
+    if value_size:
+        memcpy(at, PyBytes_AS_STRING(value), value_size)
+        at += _padded(value_size)
+    if key is not None:
+        at[0] = 1
+        (<uint32_t*>(at + 8))[1] = key_size
+        memcpy(at + 16, PyBytes_AS_STRING(key), key_size)
+        at += 16 + _padded(key_size)
+    if event_time is not None:
+        at[0] = 1
+        (<int64_t*>(at + 8))[0] = event_time
+        at += 16
+    if properties is not None:
+        (<uint32_t*>at)[1] = property_size
+        memcpy(at + 8, PyBytes_AS_STRING(properties), property_size)
+        at += 8 + _padded(property_size)
+    memcpy(at, PyBytes_AS_STRING(name), name_size)
+
+    sealed = SealedEntry.__new__(SealedEntry)
+    sealed.data = data
+    sealed.count = 1
+    sealed.flags = flags
+    sealed.name_length = name_size
+    sealed.blank_crc = _crc(start, total) if total < PIECE else _sum_all(data, start, total)
+    return sealed
+
+
 # ---- decode ------------------------------------------------------------------------------
 
-cdef class _Layout:
-    """Walks the sections, and never past `end`."""
+# Where everything in an entry lies. Filled in without the GIL, and never past the entry.
+cdef struct Laid:
+    const char* start
+    size_t size
+    uint64_t topic
+    uint64_t base_offset
+    uint64_t epoch
+    uint64_t session
+    int64_t base_sequence
+    int64_t publish_time
+    uint32_t count
+    uint16_t flags
+    uint16_t name_length
+    const uint8_t* value_valid
+    const uint32_t* value_offsets
+    const char* values
+    const uint8_t* key_valid
+    const uint32_t* key_offsets
+    const char* keys
+    const uint8_t* event_valid
+    const int64_t* events
+    const int64_t* sequences
+    const uint32_t* property_offsets
+    const char* properties
+    const uint32_t* times
+    const char* name
 
-    cdef const char* at
-    cdef const char* end
 
-    cdef const char* take(self, size_t size) except NULL:
-        cdef const char* here = self.at
-        size = _padded(size)
-        if size > <size_t>(self.end - here):
-            raise ValueError("its sections are longer than the entry")
-        self.at = here + size
-        return here
+cdef enum:
+    WHOLE = 0
+    NO_ENTRY = 1
+    NO_FOOTER = 2
+    UNKNOWN_SECTIONS = 3
+    TOO_LONG = 4
+    NOT_RISING = 5
+    LEFT_OVER = 6
 
-    cdef const uint32_t* offsets(self, uint32_t count) except NULL:
-        cdef const uint32_t* offsets = <const uint32_t*>self.take(4 * (<size_t>count + 1))
-        cdef uint32_t i
-        cdef bint rising = offsets[0] == 0
-        for i in range(count):
-            rising &= offsets[i] <= offsets[i + 1]
-        if not rising:
-            raise ValueError("its offsets do not rise from 0")
-        return offsets
+_DAMAGE = {
+    NO_ENTRY: "its size is no entry's",
+    NO_FOOTER: "it does not end as an entry of format 1 does",
+    UNKNOWN_SECTIONS: "it has sections that this version does not know",
+    TOO_LONG: "its sections are longer than the entry",
+    NOT_RISING: "its offsets do not rise from 0",
+    LEFT_OVER: "it has bytes that belong to no section",
+}
+
+
+cdef struct Walk:
+    const char* at
+    const char* end
+    int damage
+
+
+cdef const char* _take(Walk* walk, size_t size) noexcept nogil:
+    cdef const char* here = walk.at
+    size = _padded(size)
+    if size > <size_t>(walk.end - here):
+        walk.damage = TOO_LONG
+        return NULL
+    walk.at = here + size
+    return here
+
+
+cdef const uint32_t* _take_offsets(Walk* walk, uint32_t count) noexcept nogil:
+    cdef const uint32_t* offsets = <const uint32_t*>_take(walk, 4 * (<size_t>count + 1))
+    cdef uint32_t i
+    cdef bint rising
+    if offsets == NULL:
+        return NULL
+    rising = offsets[0] == 0
+    for i in range(count):
+        rising &= offsets[i] <= offsets[i + 1]
+    if not rising:
+        walk.damage = NOT_RISING
+        return NULL
+    return offsets
+
+
+cdef int _read_footer(const char* start, size_t size, Laid* laid) noexcept nogil:
+    cdef const char* footer = start + size - FOOTER
+    memset(laid, 0, sizeof(Laid))
+    if size < FOOTER or size & 7:
+        return NO_ENTRY
+    laid.start = start
+    laid.size = size
+    laid.topic = (<uint64_t*>(footer + F_TOPIC))[0]
+    laid.base_offset = (<uint64_t*>(footer + F_BASE_OFFSET))[0]
+    laid.epoch = (<uint64_t*>(footer + F_EPOCH))[0]
+    laid.session = (<uint64_t*>(footer + F_SESSION))[0]
+    laid.base_sequence = (<int64_t*>(footer + F_BASE_SEQUENCE))[0]
+    laid.publish_time = (<int64_t*>(footer + F_PUBLISH_TIME))[0]
+    laid.count = (<uint32_t*>(footer + F_COUNT))[0]
+    laid.flags = (<uint16_t*>(footer + F_FLAGS))[0]
+    laid.name_length = (<uint16_t*>(footer + F_NAME_LENGTH))[0]
+    return WHOLE if (<uint32_t*>(footer + F_MAGIC))[0] == MAGIC else NO_FOOTER
+
+
+cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
+    """Find the sections of an entry whose checksum holds."""
+    cdef Walk walk
+    cdef int damage = _read_footer(start, size, laid)
+    cdef size_t n = laid.count
+    if damage != WHOLE:
+        return damage
+    if laid.flags & ~KNOWN_FLAGS:
+        return UNKNOWN_SECTIONS
+    walk.at, walk.end, walk.damage = start, start + size - FOOTER, WHOLE
+    if laid.flags & VALUE_NULLS:
+        laid.value_valid = <const uint8_t*>_take(&walk, (n + 7) // 8)
+        if walk.damage: return walk.damage
+    laid.value_offsets = _take_offsets(&walk, n)
+    if walk.damage: return walk.damage
+    laid.values = _take(&walk, laid.value_offsets[n])
+    if walk.damage: return walk.damage
+    if laid.flags & KEYS:
+        laid.key_valid = <const uint8_t*>_take(&walk, (n + 7) // 8)
+        if walk.damage: return walk.damage
+        laid.key_offsets = _take_offsets(&walk, n)
+        if walk.damage: return walk.damage
+        laid.keys = _take(&walk, laid.key_offsets[n])
+        if walk.damage: return walk.damage
+    if laid.flags & EVENT_TIMES:
+        laid.event_valid = <const uint8_t*>_take(&walk, (n + 7) // 8)
+        if walk.damage: return walk.damage
+        laid.events = <const int64_t*>_take(&walk, 8 * n)
+    if laid.flags & SEQUENCES:
+        laid.sequences = <const int64_t*>_take(&walk, 8 * n)
+    if walk.damage: return walk.damage
+    if laid.flags & PROPERTIES:
+        laid.property_offsets = _take_offsets(&walk, n)
+        if walk.damage: return walk.damage
+        laid.properties = _take(&walk, laid.property_offsets[n])
+    if laid.flags & TIMES:
+        laid.times = <const uint32_t*>_take(&walk, 4 * n)
+    laid.name = _take(&walk, laid.name_length)
+    if walk.damage: return walk.damage
+    return WHOLE if walk.at == walk.end else LEFT_OVER
+
+
+cdef _adopt(Entry entry, const Laid* laid):
+    entry.start = laid.start
+    entry.topic = laid.topic
+    entry.base_offset = laid.base_offset
+    entry.epoch = laid.epoch
+    entry.session = laid.session
+    entry.base_sequence = laid.base_sequence
+    entry.publish_time = laid.publish_time
+    entry.count = laid.count
+    entry.flags = laid.flags
+    entry.value_valid = laid.value_valid
+    entry.value_offsets = laid.value_offsets
+    entry.values = laid.values
+    entry.key_valid = laid.key_valid
+    entry.key_offsets = laid.key_offsets
+    entry.keys = laid.keys
+    entry.event_valid = laid.event_valid
+    entry.events = laid.events
+    entry.sequences = laid.sequences
+    entry.property_offsets = laid.property_offsets
+    entry.properties = laid.properties
+    entry.times = laid.times
+    entry.name = laid.name
+    entry.name_length = laid.name_length
 
 
 @cython.final
@@ -473,7 +716,8 @@ cdef class _Layout:
 cdef class Entry:
     """A decoded entry. Raises ValueError, saying what is wrong, on any damage.
 
-    `data` is bytes or a buffer like them, and is not copied. `loads` is applied to every value that is read (None: bytes as they are).
+    `data` is bytes or a buffer like them, and is not copied. `loads` is applied to every
+    value that is read (None: bytes as they are).
     """
 
     def __cinit__(self, object data not None, object loads=None):
@@ -481,56 +725,41 @@ cdef class Entry:
         cdef Py_ssize_t size = self.view.len
         cdef const char* start = <const char*>self.view.buf
         cdef const char* footer = start + size - FOOTER
-        if size < FOOTER or size & 7:
-            raise ValueError(f"{size} bytes are no entry")
-        if (<uint32_t*>(footer + F_MAGIC))[0] != MAGIC:
-            raise ValueError("it does not end as an entry of format 1 does")
+        cdef Laid laid
+        cdef int damage = _read_footer(start, size, &laid)
+        if damage != WHOLE:
+            raise ValueError(_DAMAGE[damage])
         if _sum_all(data, start, size) ^ _sum(footer + F_CRC, 4) != (<uint32_t*>(footer + F_CRC))[0]:
             raise ValueError("its checksum does not hold")
+        damage = _lay_out(start, size, &laid)
+        if damage != WHOLE:
+            raise ValueError(_DAMAGE[damage])
         self.data = data
         self.nbytes = size
         self.loads = loads
-        self.start = start
-        self.topic = (<uint64_t*>(footer + F_TOPIC))[0]
-        self.base_offset = (<uint64_t*>(footer + F_BASE_OFFSET))[0]
-        self.epoch = (<uint64_t*>(footer + F_EPOCH))[0]
-        self.session = (<uint64_t*>(footer + F_SESSION))[0]
-        self.base_sequence = (<int64_t*>(footer + F_BASE_SEQUENCE))[0]
-        self.publish_time = (<int64_t*>(footer + F_PUBLISH_TIME))[0]
-        self.count = (<uint32_t*>(footer + F_COUNT))[0]
-        self.flags = (<uint16_t*>(footer + F_FLAGS))[0]
-        self.name_length = (<uint16_t*>(footer + F_NAME_LENGTH))[0]
-        if self.flags & ~KNOWN_FLAGS:
-            raise ValueError("it has sections that this version does not know")
-        self._lay_out(footer)
+        _adopt(self, &laid)
 
     def __dealloc__(self):
         PyBuffer_Release(&self.view)
 
-    cdef _lay_out(self, const char* footer):
-        cdef _Layout layout = _Layout.__new__(_Layout)
-        cdef uint32_t n = self.count
-        layout.at = self.start
-        layout.end = footer
-        if self.flags & VALUE_NULLS:
-            self.value_valid = <const uint8_t*>layout.take((<size_t>n + 7) // 8)
-        self.value_offsets = layout.offsets(n)
-        self.values = layout.take(self.value_offsets[n])
-        if self.flags & KEYS:
-            self.key_valid = <const uint8_t*>layout.take((<size_t>n + 7) // 8)
-            self.key_offsets = layout.offsets(n)
-            self.keys = layout.take(self.key_offsets[n])
-        if self.flags & EVENT_TIMES:
-            self.event_valid = <const uint8_t*>layout.take((<size_t>n + 7) // 8)
-            self.events = <const int64_t*>layout.take(8 * <size_t>n)
-        if self.flags & SEQUENCES:
-            self.sequences = <const int64_t*>layout.take(8 * <size_t>n)
-        if self.flags & PROPERTIES:
-            self.property_offsets = layout.offsets(n)
-            self.properties = layout.take(self.property_offsets[n])
-        self.name = layout.take(self.name_length)
-        if layout.at != footer:
-            raise ValueError("it has bytes that belong to no section")
+    @property
+    def has_publish_times(self):
+        return self.times != NULL
+
+    @property
+    def last_publish_time(self):
+        if self.times == NULL or self.count == 0:
+            return self.publish_time
+        return self.publish_time + self.times[self.count - 1]
+
+    def first_published_at(self, int64_t time):
+        """The offset of the first message published at or after `time`, in ms; the offset
+        behind the last one if there is none."""
+        cdef uint32_t i = 0
+        while i < self.count and self.publish_time + (
+                self.times[i] if self.times != NULL else 0) < time:
+            i += 1
+        return self.base_offset + i
 
     @property
     def producer_name(self):
@@ -585,6 +814,11 @@ cdef class Entry:
             return out
         if name == "sequence_id":
             base = self.base_sequence + start
+        elif name == "publish_time":
+            for i in range(n):
+                numbers[i] = 1000 * (self.publish_time + (
+                    self.times[start + i] if self.times != NULL else 0))
+            return out
         elif name == "offset":
             base = self.base_offset + start
         else:
@@ -659,7 +893,9 @@ cdef class Message:
 
     @property
     def publish_time(self):
-        return self.entry.publish_time
+        if self.entry.times == NULL:
+            return self.entry.publish_time
+        return self.entry.publish_time + self.entry.times[self.index]
 
     @property
     def producer_name(self):

@@ -52,16 +52,26 @@ cdef class Section:
     `failed(error)` what the caller is told instead, and by `waken(inside)` what is to be done
     after a commit: (function, arguments) pairs. Without a lock it is a read transaction,
     and never committed.
+
+    With a journal, its frames are in the tables up to the position `inside.applied` once
+    this is committed. If it is `exclusive`, nobody appends from before `caught_up(inside)`
+    until all is over.
     """
 
     cdef readonly object ledger
     cdef object lock
     cdef Gate gate
     cdef object begin
+    cdef readonly Journal journal
+    cdef bint exclusive
+    cdef bint held
     cdef object txn
     cdef object inside
 
-    def __cinit__(self, object ledger, object lock, Gate gate not None, object begin not None):
+    def __cinit__(self, object ledger, object lock, Gate gate not None, object begin not None,
+                  Journal journal=None, bint exclusive=False):
+        self.journal = journal
+        self.exclusive = exclusive
         self.ledger = ledger
         self.lock = lock
         self.gate = gate
@@ -96,14 +106,24 @@ cdef class Section:
         try:
             self.txn = self.begin()
             self.inside = self.opened(self.txn)
+            if self.exclusive:
+                self.journal.lock()
+                self.held = True
+                self.caught_up(self.inside)
         except BaseException:
             txn, self.txn = self.txn, None
             try:
                 if txn is not None:
                     txn.abort()
             finally:
+                self._let_append()
                 self.gate.leave()
             raise
+
+    cdef _let_append(self):
+        if self.held:
+            self.held = False
+            self.journal.unlock()
 
     def __exit__(self, kind, error, trace):
         txn, self.txn = self.txn, None
@@ -115,7 +135,7 @@ cdef class Section:
             if writing and kind is None:
                 self.finish(inside)
                 tried = True
-                txn.commit()
+                self._commit(txn, inside)
                 committed = True
         except BaseException as failure:
             error = failure
@@ -131,10 +151,24 @@ cdef class Section:
         if committed:
             self._wake(inside)
 
+    cdef _commit(self, txn, inside):
+        cdef uint64_t position = 0
+        if self.journal is not None:
+            position = inside.applied
+        try:
+            txn.commit()
+        except BaseException:
+            if self.held:
+                self.journal.committed(0, True)  # nobody knows: all must look
+            raise
+        if self.journal is not None:
+            self.journal.committed(position, self.held)
+
     cdef _give_back(self, txn):
         try:
             txn.abort()  # it does nothing where that is over
         finally:
+            self._let_append()
             self.gate.leave()
             if self.lock is not None:
                 self.lock.release()

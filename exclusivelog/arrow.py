@@ -114,7 +114,7 @@ def _one_entry(pa: Any, entry: _core.Entry, start: int, columns: Sequence[str]) 
 
 def _column(pa: Any, entry: _core.Entry, start: int, buffer: Any, name: str, kind: Any) -> Any:
     count = entry.count - start
-    if name in ("offset", "sequence_id"):
+    if name in ("offset", "sequence_id") or (name == "publish_time" and entry.has_publish_times):
         numbers = pa.py_buffer(entry.numbers(name, start))
         return pa.Array.from_buffers(kind, count, [None, numbers])
     if name in ONE_VALUE:

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.access import Session
@@ -35,6 +35,7 @@ from exclusivelog.ownership import Claim, Claims, own
 from exclusivelog.producer import Options, Producer, check_seconds, encode_properties
 from exclusivelog.reader import Reader
 from exclusivelog.sessions import FENCED, GRANTED, Sessions
+from exclusivelog.tables import Tables
 from exclusivelog.topic import (
     Topic,
     check_name,
@@ -52,6 +53,8 @@ LONGEST_NAP_SECONDS = 5.0
 RELEASED_AT_ONCE = 1000
 SETTLING_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
+
+Found = TypeVar("Found")
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
@@ -123,7 +126,7 @@ class Engine:
 
     def __init__(
         self, ledger: Ledger, name: str, properties: Mapping[str, str], keepalive: float | None,
-        readonly: bool,
+        readonly: bool, unflushed: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.path = ledger.path
@@ -134,6 +137,7 @@ class Engine:
         self._owned: weakref.WeakSet[Claim] = weakref.WeakSet()
         self.closed = False
         self.forked = False
+        self.unflushed = unflushed  # acknowledged before it is flushed (rule H1)
         self._readonly = readonly
         self._keepalive = keepalive
         self._closing = threading.RLock()
@@ -231,10 +235,13 @@ class Engine:
         self.check_open()
         delete_topic(self.ledger, self.sessions, name)
 
-    def next_offset(self, topic: int) -> int:
-        """The offset that a topic's next message will have."""
-        with self.ledger.read() as tables:
-            return int(tables.topic(topic).next_offset)
+    def look(self, find: Callable[[Tables], Found]) -> Found:
+        """What `find` finds in all that this engine's readers may see (rule G6)."""
+        return self.ledger.look(find, self.unflushed)
+
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's row as it is now."""
+        return self.look(lambda tables: tables.latest(topic))
 
     # ---- producers -----------------------------------------------------------------------
 
@@ -594,7 +601,7 @@ class Engine:
         True
         """
         self.check_open()
-        results = list(verify(self.ledger))
+        results = list(verify(self.ledger, self.unflushed))
         problems = [problem for result in results for problem in result[2]]
         return Report(
             topics=len(results), entries=sum(result[0] for result in results),
@@ -714,9 +721,10 @@ def open(
     - `path`: a directory on a local disk. Network and FUSE file systems are refused.
     - `name`: for people, in errors and listings (default: `engine-` and the process id).
     - `properties`: a mapping of str to str for others to see, such as an address.
-    - `durability`: "power": what is acknowledged survives a power loss. "process": it
-      survives the death of the process, and a power loss may take the last moments (rule H1).
-      Today every commit is flushed, so that both survive either.
+    - `durability`: "power": what this engine acknowledges survives a power loss, at the price
+      of one flush that all who wait share. "process": it survives the death of any process; a
+      power loss may take about the last second, and never damages the log (rule H1). Readers
+      see what their own engine's durability promises (rule G6).
     - `keepalive`: seconds without a heartbeat after which others may take this engine's
       topics (rule C3); None: never.
     - `readonly`: read only; takes no slot, changes nothing.
@@ -752,8 +760,9 @@ def open(
     )  # fmt: skip
     try:
         return Engine(
-            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly
-        )
+            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
+            unflushed=durability == "process",
+        )  # fmt: skip
     except BaseException:
         ledger.close()
         raise

@@ -5,6 +5,7 @@ A ledger is a directory:
 ```text
 data.mdb      the LMDB environment: every table (see tables.py)
 lock.mdb      LMDB's own lock file
+journal       what was appended last, on its way into the tables (see journal.py)
 segments/     large entries, which the tables refer to (see segments.py)
 owners.lock   who lives, and whom to wake (see lockfile.py)
 ```
@@ -26,8 +27,9 @@ import secrets
 import shutil
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
 import msgpack
@@ -41,6 +43,7 @@ from exclusivelog.errors import (
     LedgerIOError,
     LedgerVersionError,
 )
+from exclusivelog.journal import inode, open_journal
 from exclusivelog.lockfile import LockFile
 from exclusivelog.segments import Segments, sync_directory
 from exclusivelog.tables import FORMAT, NAMES, Tables
@@ -61,6 +64,14 @@ REMOTE_FILE_SYSTEMS = {
     "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
 }  # fmt: skip
 FORK_WAIT_SECONDS = 5.0
+CHECKPOINT_SECONDS = 1.0  # the longest that an append waits for its checkpoint
+RETRY_SECONDS = 0.25  # after a checkpoint that failed
+# A change of ownership keeps everybody from appending while it takes the journal over. What
+# is more than this is taken over before, while others go on.
+TAKEN_OVER_AT_ONCE = 256 << 10
+MOST_LOOKS = 100
+
+Found = TypeVar("Found")
 
 # An LMDB environment may be open once in a process: engines on one directory share it.
 _open_ledgers: dict[tuple[int, int], Ledger] = {}
@@ -81,6 +92,10 @@ class Ledger:
         self._resizing = threading.Lock()
         self._quiet = False
         self._gate = _core.Gate()
+        self._starting = threading.Lock()
+        self._checkpointer: threading.Thread | None = None
+        self.closed = False
+        self._ending = threading.Event()
         self.segments = Segments(path, mode, map_size)
         refuse_remote(path)
         data = os.path.join(path, "data.mdb")
@@ -100,18 +115,26 @@ class Ledger:
                         _create_environment(path, mode)
                     _check_header(data)
                     self._env = self._open_environment(mode, map_size, max_readers)
+                    try:
+                        self._db = self._open_tables()
+                        self.journal = self._open_journal(mode)
+                    except BaseException:
+                        self._env.close()
+                        raise
             except BaseException:
+                self.segments.close()
                 self.lockfile.close()
                 raise
         # C functions, as `_core.Section` wants them.
         self._begin_read = functools.partial(self._env.begin)
         self._begin_write = functools.partial(self._env.begin, write=True)
         try:
-            self._db = self._open_tables()
             if not readonly:
                 with self.write() as tables:
                     ends = {segment: end for segment, (end, _) in tables.segments().items()}
                     self.segments.sweep(ends)
+                if self.journal is not None and self.journal.backlog:
+                    self.start_checkpoints()  # whoever appended that may be dead
         except BaseException:
             self._env.close()
             self.segments.close()
@@ -153,11 +176,14 @@ class Ledger:
                 for identity, ledger in list(_open_ledgers.items()):
                     if ledger is self:
                         del _open_ledgers[identity]
+                self._end_checkpoints()
                 with self._writing:
                     self._gate.close(FORK_WAIT_SECONDS)
                     self._gate.end()
                     self._env.close()
                     self.segments.close()
+                    if self.journal is not None:
+                        self.journal.close()
                 self.lockfile.close()
 
     def _open_environment(self, mode: int, map_size: int, max_readers: int) -> lmdb.Environment:
@@ -209,14 +235,143 @@ class Ledger:
         with self._env.begin(write=True) as txn:
             return {name: open_db(name.encode(), txn=txn, create=False) for name in NAMES}
 
+    # ---- the journal ---------------------------------------------------------------------
+
+    def _open_journal(self, mode: int) -> _core.Journal | None:
+        if self.readonly and not inode(self.path):
+            return None  # there never was one: nobody has opened this ledger to write
+        journal = open_journal(self.path, self.lockfile, mode & 0o666, self.readonly)
+        if not self.readonly:
+            self._recover(journal)
+        return journal
+
+    def _recover(self, journal: _core.Journal) -> None:
+        """Take over what a journal has that nobody has used since the machine was started, or
+        whose flush has failed."""
+        file = inode(self.path)
+        if journal.ready and journal.inode != file:
+            self._check_nobody_lives()
+        elif journal.ready and not journal.failed:
+            return
+        fresh = not journal.ready or journal.inode != file
+        with self._env.begin(write=True) as txn:
+            tables = Tables(txn, self._db, self.path, self.segments, journal)
+            # What was acknowledged for certain counts even if something before it is damaged.
+            known = journal.known_end(tables.applied, tables.generation)
+            if fresh:
+                journal.start(file)
+            journal.lock()
+            try:
+                end = journal.live_end(tables.applied, tables.generation)
+                if known > end:
+                    log.error("%s/journal is damaged at position %d", self.path, end)
+                tables.apply(max(end, known) if fresh else journal.tail)
+                tables.begin_generation(secrets.randbits(63) | 1, 0 if fresh else tables.applied)
+                tables.finish()
+                txn.commit()
+                journal.begin(tables.generation, tables.applied)
+            except BaseException:
+                tables.undo()
+                raise
+            finally:
+                journal.unlock()
+
+    def _check_nobody_lives(self) -> None:
+        engines = self.lockfile.engines()
+        if engines:
+            raise LedgerError(
+                f"{self.path}/journal was replaced while engine {engines[0].name!r} (pid "
+                f"{engines[0].pid}) uses it; close every engine on the ledger, then open it"
+            )
+        log.error("%s/journal was replaced: what was in the old one is lost", self.path)
+
+    def checkpoint(self) -> None:
+        """Move what the journal has into the tables. Appends go on meanwhile."""
+        if self.journal is not None and self.journal.backlog:
+            with self._transaction(exclusive=False):
+                pass
+
+    def flush(self) -> None:
+        """Make durable what the journal has, whoever wrote it."""
+        journal = self.journal
+        if journal is not None and journal.synced < journal.tail:
+            journal.flush_all()
+            self.check()
+
+    def start_checkpoints(self) -> None:
+        """Start the thread that makes checkpoints, unless it runs."""
+        if self._checkpointer is None:
+            with self._starting:
+                if self._checkpointer is None:
+                    thread = threading.Thread(
+                        target=self._keep_checkpointing, name="exclusivelog-checkpoint", daemon=True
+                    )
+                    thread.start()
+                    self._checkpointer = thread
+
+    def _keep_checkpointing(self) -> None:
+        journal = self.journal
+        assert journal is not None
+        due = 0.0
+        while True:
+            seen = journal.expect()  # before `closed`: what is said from here on ends the wait
+            if self.closed:
+                return
+            backlog = journal.backlog
+            if not backlog:
+                journal.await_due(seen, -1.0)
+                due = time.monotonic() + CHECKPOINT_SECONDS
+                continue
+            left = due - time.monotonic()
+            if backlog < journal.capacity // 2 and left > 0:
+                journal.await_due(seen, left)
+                continue
+            due = time.monotonic() + CHECKPOINT_SECONDS
+            try:
+                self.checkpoint()
+            except LedgerError as error:  # a full disk, say: appends go on while there is room
+                if self._failure is not None:
+                    return
+                log.warning("%s", error)
+                self._ending.wait(RETRY_SECONDS)
+            except Exception:
+                log.exception("%s: a checkpoint failed", self.path)
+                self._ending.wait(RETRY_SECONDS)
+
+    def _end_checkpoints(self) -> None:
+        self.closed = True
+        self._ending.set()
+        if self.journal is None or self.readonly:
+            return
+        self.journal.ask()
+        if self._checkpointer is not None:
+            self._checkpointer.join(timeout=60)
+        if self._failure is None:
+            try:
+                self.checkpoint()
+            except LedgerError as error:
+                log.warning("%s: the journal keeps what it has: %s", self.path, error)
+
     # ---- transactions --------------------------------------------------------------------
 
     def write(self) -> Transaction:
-        """A write transaction: the critical section (rule B2).
+        """A write transaction that nobody appends beside (rule B2).
 
         Durable when the block is left; undone when it is left by an exception. Nobody is
         woken before it is durable. No user code, no waiting inside.
+
+        The tables may lack what the journal has: it suits changes of who may write, which
+        must be possible even where there is no room to take the journal over.
         """
+        return self._transaction(exclusive=True, applied=False)
+
+    def write_all(self) -> Transaction:
+        """The same, with all that the journal has in the tables."""
+        if self.journal is not None and self.journal.backlog > TAKEN_OVER_AT_ONCE:
+            self.checkpoint()
+        return self._transaction(exclusive=True)
+
+    def _transaction(self, *, exclusive: bool, applied: bool = True) -> Transaction:
         if self.readonly:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
         if self.busy_here:
@@ -224,7 +379,8 @@ class Ledger:
                 f"{self.path}: this thread is inside a transaction already; a signal handler or a "
                 "finalizer must leave its change to another thread, or to later"
             )
-        return Transaction(self, self._writing, self._gate, self._begin_write)
+        kind = Transaction if applied else Change
+        return kind(self, self._writing, self._gate, self._begin_write, self.journal, exclusive)
 
     @property
     def busy_here(self) -> bool:
@@ -232,14 +388,48 @@ class Ledger:
         return bool(self._writing._is_owned())
 
     def read(self) -> Transaction:
-        """A read transaction: one consistent moment. Keep it short, it pins pages."""
+        """A read transaction on the tables alone: one consistent moment. Keep it short, it pins
+        pages."""
         return Transaction(self, None, self._gate, self._begin_read)
+
+    def look(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
+        """What `find` finds in tables and journal. `unflushed`: also among messages that a power
+        cut could still take away (rule G6). `find` may be called more than once."""
+        for _ in range(MOST_LOOKS):
+            # Before the tables: what they lack is then in the journal, without a gap.
+            visible = self._visible(unflushed)
+            try:
+                with self.read() as tables:
+                    tables.see(visible)
+                    return find(tables)
+            except _core.Outrun:
+                continue
+        raise LedgerError(f"{self.path}: the journal outran {MOST_LOOKS} looks at it; try again")
+
+    def _visible(self, unflushed: bool) -> int | None:
+        if self.journal is None:
+            return 0
+        if not self.journal.ready:
+            return None
+        return self.journal.tail if unflushed else self.journal.synced
 
     def tables(self, txn: lmdb.Transaction[bytes]) -> Tables:
         """The tables in a transaction, unless this ledger has failed."""
+        self.check()
+        return Tables(txn, self._db, self.path, self.segments, self.journal)
+
+    def check(self) -> None:
+        """Raise what this ledger has failed with, here or in another process."""
+        if self._failure is None and self.journal is not None and self.journal.failed:
+            self.fail(
+                LedgerIOError(
+                    f"{self.path}: a write or flush failed ({os.strerror(self.journal.failed)}), "
+                    "and nothing may pretend to be durable; close every engine on it and open it "
+                    "again"
+                )
+            )
         if self._failure is not None:
             raise self._failure
-        return Tables(txn, self._db, self.path, self.segments)
 
     def recover(self, error: BaseException) -> None:
         """Make a second try to begin a transaction worthwhile; raises if it cannot be."""
@@ -296,6 +486,8 @@ class Ledger:
         durable. Closing and opening again starts from what is."""
         if self._failure is None:
             self._failure = error
+            if self.journal is not None and not self.readonly:
+                self.journal.fail(errno.EIO)
             log.error("%s", error)
 
     # ---- facts ---------------------------------------------------------------------------
@@ -310,6 +502,7 @@ class Ledger:
             return {
                 "map_size": info["map_size"],
                 "used_bytes": (info["last_pgno"] + 1) * page,
+                "journal_bytes": 0 if self.journal is None else self.journal.backlog,
                 "large_bytes": large,
                 "transactions": info["last_txnid"],
                 "max_readers": info["max_readers"],
@@ -322,19 +515,40 @@ class Ledger:
             os.makedirs(path, exist_ok=True)
             if os.listdir(path):
                 raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
-            with self.segments.held() as files:
-                self._env.copy(path, compact=True)
-                self._copy_segments(path, files)
+            for _ in range(MOST_LOOKS):
+                with self.segments.held() as files:
+                    self._env.copy(path, compact=True)
+                    applied = self._copy_segments(path, files)
+                if self._copy_journal(path, applied):
+                    break
+                shutil.rmtree(path)  # the tables were copied too long before the journal
+                os.makedirs(path)
             sync_directory(path)
 
-    def _copy_segments(self, path: str, files: dict[int, int]) -> None:
+    def _copy_journal(self, path: str, applied: int) -> bool:
+        # Whoever opens the copy recovers from it what its tables do not have yet.
+        if self.journal is None:
+            return True
+        copy = os.path.join(path, "journal")
+        shutil.copyfile(os.path.join(self.path, "journal"), copy)
+        fd = os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        return not self.journal.ready or self.journal.tail - applied < self.journal.capacity // 2
+
+    def _copy_segments(self, path: str, files: dict[int, int]) -> int:
         # The copied tables say what belongs to them, and how much of it.
         env = lmdb.open(path, max_dbs=len(NAMES), readonly=True, lock=False, create=False)
         copy = Segments(path, os.stat(self.path).st_mode & 0o777, self.segments.limit)
         try:
-            databases = {"segments": env.open_db(b"segments", create=False)}
+            databases = {
+                name: env.open_db(name.encode(), create=False) for name in ("segments", "meta")
+            }
             with env.begin() as txn:
-                wanted = Tables(txn, databases, path, copy).segments()
+                tables = Tables(txn, databases, path, copy, self.journal)
+                wanted, applied = tables.segments(), tables.applied
             for segment, (end, _) in wanted.items():
                 try:
                     if segment not in files:  # begun since
@@ -345,6 +559,7 @@ class Ledger:
                         f"segment {segment:016x} of {self.path} cannot be copied: {error}; "
                         "verify() says what is damaged"
                     ) from error
+            return applied
         finally:
             copy.close()
             env.close()
@@ -382,7 +597,20 @@ class Transaction(_Section):
     def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
         """What the block works with."""
         tables: Tables = self.ledger.tables(txn)
+        self._take_over(tables)
         return tables
+
+    def caught_up(self, tables: Tables) -> None:
+        """Nobody appends from now on: take over what has come meanwhile."""
+        self._take_over(tables)
+
+    def _take_over(self, tables: Tables) -> None:
+        try:
+            if self.journal is not None:
+                tables.apply(self.journal.tail)
+        except BaseException:
+            tables.undo()
+            raise
 
     def recover(self, error: BaseException) -> None:
         """It could not begin."""
@@ -408,6 +636,23 @@ class Transaction(_Section):
         readers = [(lockfile.announce, (topic,)) for topic in tables.announce]
         empty = [(self.ledger.segments.remove, (segment,)) for segment in tables.emptied]
         return readers + [(lockfile.ring, (slot,)) for slot in tables.ring] + empty
+
+
+class Change(Transaction):
+    """A transaction that leaves the journal where it is, but flushes it: whoever becomes owner
+    must see what the former owners have written, also if they died before their own flush."""
+
+    __slots__ = ()
+
+    def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """What the block works with."""
+        tables: Tables = self.ledger.tables(txn)
+        self.ledger.flush()  # most of it while others go on appending
+        return tables
+
+    def caught_up(self, tables: Tables) -> None:
+        """Nobody appends from now on: flush what has come meanwhile."""
+        self.ledger.flush()
 
 
 def _before_fork() -> None:

@@ -8,6 +8,7 @@ offset   size        what
 8        8 + 8       device and inode of this file: a copy knows that it is one
 24       16          the boot it was last used in: words of an earlier boot are void
 40       4           counts the engines that have come: waiting engines watch it
+1024     256         the journal's words: its mutexes and positions (see _journal.pxi)
 4096     1024 x 64   topics, hashed: u32 counter of commits, u32 sleeping readers
 69632    512 x 1024  slots, one per open engine:
            0   4     liveness: 0 free, else the holder's thread id; the kernel sets
@@ -52,6 +53,8 @@ from exclusivelog.types import EngineInfo
 
 MAGIC = int.from_bytes(b"XLLOCK\x00\x01", "little")
 DEVICE, INODE, BOOT, ARRIVALS = 8, 16, 24, 40
+JOURNAL_WORDS = 1024
+JOURNAL_READY = JOURNAL_WORDS + _core.JOURNAL_READY
 TOPICS, TOPIC_COUNT, TOPIC_SIZE = 4096, 1024, 64
 SLOTS, SLOT_COUNT, SLOT_SIZE = TOPICS + TOPIC_COUNT * TOPIC_SIZE, 512, 1024
 ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, MAIL, INFO_SIZE, INFO = (
@@ -155,6 +158,7 @@ class LockFile:
         if here != now:
             self._map[SLOTS:SIZE] = bytes(SIZE - SLOTS)
             self._map[TOPICS:SLOTS] = bytes(SLOTS - TOPICS)
+            self.words.store(JOURNAL_READY, 0)
             self._map[DEVICE : BOOT + 16] = now
 
     def _remove_leftovers(self) -> None:

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from exclusivelog import _core
+from exclusivelog._core import Outcome
 from exclusivelog.access import Session
 from exclusivelog.errors import (
     DuplicateSequenceError,
+    EngineClosedError,
     ExclusiveLogError,
     LedgerCorruptedError,
     LedgerError,
@@ -44,14 +46,148 @@ Placed = list[tuple[_core.Batch, int]]
 
 
 def append(ledger: Ledger, works: Sequence[Work]) -> None:
-    """Append all batches in one durable transaction, and tell each its outcome (rule B9).
+    """Append all batches, durably, and tell each its outcome (rule B9).
 
-    A producer that is refused does not keep the others' messages out.
+    Small ones go into the journal, large ones straight into the tables. A producer that is
+    refused does not keep the others' messages out.
     """
+    small: list[Work] = []
+    large: list[Work] = []
+    for work in works:
+        fits = all(batch.small for batch in work.batches)
+        (small if fits else large).append(work)
+    try:
+        if small:
+            _append_to_journal(ledger, small)
+    finally:
+        if large:
+            append_to_tables(ledger, large)
+
+
+def _append_to_journal(ledger: Ledger, works: Sequence[Work]) -> None:
+    """One flush for all of them."""
+    errors: list[ExclusiveLogError | None] = [None for _ in works]
+    try:
+        for index, work in enumerate(works):
+            try:
+                _place(ledger, work)
+            except ExclusiveLogError as error:
+                errors[index] = error
+    finally:
+        # Whatever has struck, what is in the journal by now is flushed and acknowledged.
+        for work, refused in zip(works, errors, strict=True):
+            _flush_and_settle(ledger, work, refused)
+
+
+def _place(ledger: Ledger, work: Work) -> None:
+    for batch in work.batches:
+        outcome = work.appender.place(batch)
+        while outcome in REPAIRABLE:
+            repair(ledger, work.appender, outcome)
+            outcome = work.appender.place(batch)
+        if outcome != Outcome.PLACED:
+            raise refusal(ledger, work.appender, outcome, batch.base_sequence)
+
+
+def _flush_and_settle(ledger: Ledger, work: Work, error: ExclusiveLogError | None) -> None:
+    appender = work.appender
+    placed = [batch for batch in work.batches if batch.placed]
+    if len(placed) < len(work.batches) and error is None:
+        error = LedgerError(f"{ledger.path}: the append was interrupted; nothing was written")
+    if placed and appender.flushes and ledger.journal is not None:
+        last = placed[-1]
+        outcome = ledger.journal.flush_to(last.end, last.generation_placed)
+        if outcome != Outcome.PLACED:
+            placed, error = [], refusal(ledger, appender, outcome)
+    if placed:
+        appender.announce()
+    passing = (DuplicateSequenceError, LedgerError)
+    durable = error.last_sequence_id if isinstance(error, DuplicateSequenceError) else None
+    final = error is not None and not isinstance(error, passing)
+    appender.settle([(batch, batch.base_offset) for batch in placed], error, final, durable)
+
+
+# ---- what keeps an append out of the journal ---------------------------------------------
+
+REPAIRABLE = (Outcome.STALE, Outcome.FULL)
+
+
+def repair(ledger: Ledger, appender: _core.Appender, outcome: int) -> None:
+    """Make a second try worthwhile; raises if it cannot be."""
+    if outcome == Outcome.STALE:
+        look_up(ledger, appender)
+    else:
+        ledger.checkpoint()
+
+
+def look_up(ledger: Ledger, appender: _core.Appender) -> None:
+    """Find out whether this session may still write, and what its next message follows."""
+    session, journal = appender.session, ledger.journal
+    assert journal is not None
+    ledger.check()
+    while True:
+        version = journal.version  # before the tables: what changes later is seen by it
+        with ledger.read() as tables:
+            row = tables.topic(session.topic)
+            check_may_write(tables, row, session)
+            sequence, _ = tables.producer(session.topic, session.name)
+            generation, applied = tables.generation, tables.applied
+        if journal.learn(
+            session.topic, row.next_offset, row.last_publish_time, applied, generation, version
+        ):
+            appender.looked_up(version, sequence)
+            return
+
+
+def refusal(
+    ledger: Ledger, appender: _core.Appender, outcome: int, sequence: int | None = None
+) -> ExclusiveLogError:
+    """The error for an append that did not succeed."""
+    if outcome == Outcome.DUPLICATE:
+        return duplicate(ledger, appender, sequence)
+    if outcome == Outcome.NO_ROOM:
+        return LedgerFullError(f"{ledger.path}/journal: no room left; nothing was written")
+    if outcome == Outcome.HELD_HERE:
+        return LedgerError(
+            f"{ledger.path}: called from a signal handler or a finalizer that struck inside a "
+            "transaction of this very thread; leave it to another thread, or to later"
+        )
+    try:
+        ledger.check()
+    except LedgerIOError as error:
+        return error
+    if outcome == Outcome.CLOSED:
+        return EngineClosedError(f"the ledger {ledger.path} was closed meanwhile")
+    return LedgerIOError(
+        f"{ledger.path}/journal was recovered by another process while this waited for its "
+        "flush; sequence ids settle what is in the log"
+    )
+
+
+def duplicate(
+    ledger: Ledger, appender: _core.Appender, sequence: int | None
+) -> DuplicateSequenceError:
+    """This producer has sent that sequence id already."""
+    last = appender.last_sequence
+    with ledger.read() as tables:
+        topic = tables.topic(appender.session.topic).name
+    return DuplicateSequenceError(
+        f"topic {topic!r}: producer {appender.session.name!r} has sent sequence id {last} "
+        f"already; {sequence} was not appended again",
+        sequence_id=last if sequence is None else sequence,
+        last_sequence_id=last,
+    )
+
+
+# ---- large batches -----------------------------------------------------------------------
+
+
+def append_to_tables(ledger: Ledger, works: Sequence[Work]) -> None:
+    """Append all batches in one transaction of the tables."""
     placed: list[Placed] = [[] for _ in works]
     refused: list[ExclusiveLogError | None] = [None for _ in works]
     try:
-        with ledger.write() as tables:
+        with ledger.write_all() as tables:
             for index, work in enumerate(works):
                 try:
                     placed[index] = _append_one(tables, work)
@@ -71,16 +207,18 @@ def append(ledger: Ledger, works: Sequence[Work]) -> None:
         for work, batches in zip(works, placed, strict=True):
             _settle_by_the_ledger(ledger, work, batches, error)
         raise
-    for work, batches, refusal in zip(works, placed, refused, strict=True):
-        final = refusal is not None and not isinstance(refusal, DuplicateSequenceError)
-        durable = refusal.last_sequence_id if isinstance(refusal, DuplicateSequenceError) else None
-        work.appender.settle(batches, refusal, final, durable)
+    for work, batches, error_of_one in zip(works, placed, refused, strict=True):
+        durable = None
+        if isinstance(error_of_one, DuplicateSequenceError):
+            durable = error_of_one.last_sequence_id
+        final = error_of_one is not None and durable is None
+        work.appender.settle(batches, error_of_one, final, durable)
 
 
 def _append_each(ledger: Ledger, works: Sequence[Work]) -> None:
     for work in works:
         with contextlib.suppress(ExclusiveLogError):  # its receipts tell
-            append(ledger, [work])
+            append_to_tables(ledger, [work])
 
 
 def _settle_by_the_ledger(ledger: Ledger, work: Work, placed: Placed, cause: BaseException) -> None:
@@ -105,9 +243,10 @@ def _settle_by_the_ledger(ledger: Ledger, work: Work, placed: Placed, cause: Bas
 def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offset: int) -> bool:
     for _, data in tables.entries(session.topic, base_offset):
         entry = _core.Entry(tables.load(data))
-        return (entry.session, entry.base_offset, entry.base_sequence) == (
-            session.id, base_offset, batch.base_sequence,
-        )  # fmt: skip
+        if entry.session != session.id or entry.base_offset > base_offset:
+            return False
+        message = entry.message(base_offset - entry.base_offset)
+        return bool(message.sequence_id == batch.base_sequence)
     return False
 
 
@@ -160,19 +299,20 @@ def check_may_write(tables: Tables, row: _core.TopicRow, session: Session) -> No
 
 def read_entries(
     tables: Tables, topic: _core.TopicRow, offset: int, loads: Callable[[bytes], object] | None,
-    most_bytes: int = READ_BYTES,
+    most_bytes: int = READ_BYTES, since: int = 0,
 ) -> list[_core.Entry]:  # fmt: skip
-    """Entries from the one that holds `offset` on, about `most_bytes` of them.
+    """Entries from the one that holds `offset` on, about `most_bytes` of them. `since` as in
+    `Tables.entries`.
 
     Raises LedgerCorruptedError for a damaged entry, once it is the first (rule G9).
     """
     found: list[_core.Entry] = []
     size = 0
     expected = None
-    for last, data in tables.entries(topic.id, offset):
+    for last, data in tables.entries(topic.id, offset, since):
         try:
             entry = _core.Entry(tables.load(data), loads)
-            _check_place(entry, topic, last, expected)
+            check_place(entry, topic.id, last, expected)
             if entry.base_offset > offset and not found:
                 raise _missing(topic, offset, entry.base_offset)
         except ValueError as error:
@@ -189,10 +329,9 @@ def read_entries(
     return found
 
 
-def _check_place(
-    entry: _core.Entry, topic: _core.TopicRow, last: int, expected: int | None
-) -> None:
-    if entry.topic != topic.id:
+def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None) -> None:
+    """ValueError unless the entry stands where it says, right behind what came before."""
+    if entry.topic != topic:
         raise ValueError("it is another topic's")
     if entry.base_offset + entry.count != last + 1:
         raise ValueError("it stands at an offset that is not its own")
@@ -230,8 +369,10 @@ def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
     while low < high:
         middle = (low + high) // 2
         entry = read_entries(tables, topic, middle, None, most_bytes=1)[0]
-        if entry.publish_time < time_ms:
+        if entry.last_publish_time < time_ms:
             low = entry.base_offset + entry.count
+        elif entry.publish_time < time_ms:
+            return int(entry.first_published_at(time_ms))
         else:
             high = entry.base_offset
     return low
@@ -246,12 +387,12 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
         entries += 1
         try:
             entry = _core.Entry(tables.load(data))
-            _check_place(entry, topic, last, expected)
+            check_place(entry, topic.id, last, expected)
             if entry.epoch < epoch or entry.epoch > topic.epoch:
                 raise ValueError(f"its epoch {entry.epoch} follows epoch {epoch}")
             if entry.publish_time < published:
                 raise ValueError("it was published before its predecessor")
-            epoch, published = entry.epoch, entry.publish_time
+            epoch, published = entry.epoch, entry.last_publish_time
             messages += entry.count
         except ValueError as error:
             problems.append(str(_damaged(tables, topic, last, error)))
@@ -261,22 +402,24 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
     return entries, messages, problems
 
 
-def verify(ledger: Ledger) -> Iterable[tuple[int, int, list[str]]]:
+def verify(ledger: Ledger, unflushed: bool = False) -> Iterable[tuple[int, int, list[str]]]:
     """`verify_topic` for every topic, each at one moment."""
     with ledger.read() as tables:
         topics = tables.topics()
     for _, topic in topics:
-        result = _verify_one(ledger, topic)
+        result = _verify_one(ledger, topic, unflushed)
         if result is not None and result[2]:
-            result = _verify_one(ledger, topic)  # it may have been deleted meanwhile
+            result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
         if result is not None:
             yield result
 
 
-def _verify_one(ledger: Ledger, topic: int) -> tuple[int, int, list[str]] | None:
-    with ledger.read() as tables:
-        try:
-            row = tables.topic(topic)
-            return None if row.flags & _core.DELETED else verify_topic(tables, row)
-        except LedgerCorruptedError as error:
-            return 0, 0, [str(error)]
+def _verify_one(ledger: Ledger, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:
+    def look(tables: Tables) -> tuple[int, int, list[str]] | None:
+        row = tables.latest(topic)
+        return None if row.flags & _core.DELETED else verify_topic(tables, row)
+
+    try:
+        return ledger.look(look, unflushed)
+    except LedgerCorruptedError as error:
+        return 0, 0, [str(error)]

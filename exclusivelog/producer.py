@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgpack
 
 from exclusivelog import _core
+from exclusivelog._core import Outcome
 from exclusivelog.access import Session
 from exclusivelog.arrow import arrow_column
 from exclusivelog.errors import (
-    DuplicateSequenceError,
     EngineClosedError,
     ExclusiveLogError,
     ProducerFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.log import check_may_write
+from exclusivelog.log import REPAIRABLE, check_may_write, duplicate, refusal, repair
 from exclusivelog.types import AccessMode
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("exclusivelog")
 
 MAX_SEQUENCE_ID = 2**63 - 1
+SENT_AT_ONCE = 64 << 10  # bytes; what is larger goes the way of large batches
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_TIME = (2**63 - 1) // 1000  # ms whose microseconds, as Arrow has them, are 64 bits still
 MOST = {
@@ -83,6 +84,12 @@ class Producer:
             session.name.encode(), last_sequence, options.max_batch_messages,
             options.max_batch_bytes, session, engine.committer.agenda, options.linger, self._leash,
         )  # fmt: skip
+        assert engine.ledger.journal is not None
+        self.appender.connect(
+            engine.ledger.journal, engine.ledger.lockfile.words,
+            engine.ledger.lockfile.topic_word(session.topic), session.topic, session.epoch,
+            session.id, session.exclusive, not engine.unflushed,
+        )  # fmt: skip
         self._engine = engine
         self._options = options
         self._dumps = options.dumps
@@ -90,6 +97,7 @@ class Producer:
         self._lost: ExclusiveLogError | None = None
         self._closed = False
         self._closing = threading.RLock()
+        engine.ledger.start_checkpoints()
         engine.committer.start()
         engine.adopt(self)
 
@@ -183,10 +191,43 @@ class Producer:
         >>> producer.send(b"hello", key="greeting", properties={"lang": "en"})
         0
         """
+        if (
+            type(value) is bytes and key is None and properties is None and event_time is None
+            and sequence_id is None and self._dumps is None and timeout is None
+            and len(value) < SENT_AT_ONCE
+        ):  # fmt: skip
+            # The most frequent call by far. What is closed or lost, the appender knows, too.
+            offset = self.appender.send(value)
+            if offset >= 0:
+                return offset
         if timeout is not None:
             check_seconds(timeout, "timeout", "seconds from 0 on, or None")
-        receipt = self._add(value, key, properties, event_time, sequence_id)
+        message = self._encode(value, key, properties, event_time, sequence_id)
+        if timeout is None and sum(map(_size, message[:3])) < SENT_AT_ONCE:
+            sent = self._send_now(lambda: self.appender.send(*message), message[4])
+            if sent is not None:
+                return sent
+        receipt = self.appender.add(*message)
+        if receipt is None:
+            raise duplicate(self._engine.ledger, self.appender, sequence_id)
         return self._outcome(receipt, timeout)
+
+    def _send_now(self, send: Callable[[], int], sequence: int | None) -> int | None:
+        """Append past the queue; None if there is one, and this must stand behind it."""
+        ledger = self._engine.ledger
+        try:
+            outcome = send()
+            while -outcome in REPAIRABLE:
+                repair(ledger, self.appender, -outcome)
+                outcome = send()
+        except ProducerFencedError as error:
+            self.lose(error)
+            raise
+        if outcome >= 0:
+            return outcome
+        if -outcome == Outcome.QUEUED:
+            return None
+        raise refusal(ledger, self.appender, -outcome, sequence)
 
     def send_async(
         self, value: Any, *, key: bytes | str | None = None,
@@ -211,10 +252,11 @@ class Producer:
         ):  # fmt: skip
             # The most frequent call by far. What is closed or lost, the appender knows, too.
             receipt = appender.add(value, None, None, None, None, True)
-            if receipt is None:
-                raise self._duplicate(None)
         else:
-            receipt = self._add(value, key, properties, event_time, sequence_id, later=True)
+            message = self._encode(value, key, properties, event_time, sequence_id)
+            receipt = appender.add(*message, True)
+        if receipt is None:
+            raise duplicate(self._engine.ledger, appender, sequence_id)
         if appender.pending_bytes >= self._max_pending:
             self._engine.committer.commit(appender)
         return receipt
@@ -258,21 +300,25 @@ class Producer:
         _check_length("event_times", None if times is None else len(times), count)
         self._check()
         if count == 0:
-            next_offset = self._engine.next_offset(self.session.topic)
+            next_offset = self._engine.latest(self.session.topic).next_offset
             return range(next_offset, next_offset)
-        receipt = self.appender.add_many(
-            column, key_column, None if packed is None else _core.strings(packed), times,
-            _encode_sequence(sequence_id),
-        )  # fmt: skip
+        batch = self.appender.make_batch(
+            column, key_column, None if packed is None else _core.strings(packed), times
+        )
+        sequence = None if sequence_id is None else _encode_sequence(sequence_id)
+        if timeout is None and batch.small:
+            sent = self._send_now(lambda: self.appender.send_batch(batch, sequence), sequence)
+            if sent is not None:
+                return range(sent, sent + count)
+        receipt = self.appender.add_batch(batch, sequence)
         if receipt is None:
-            raise self._duplicate(sequence_id)
+            raise duplicate(self._engine.ledger, self.appender, sequence_id)
         first = self._outcome(receipt, timeout)
         return range(first, first + count)
 
-    def _add(
-        self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: int | None,
-        later: bool = False,
-    ) -> _core.Receipt:  # fmt: skip
+    def _encode(
+        self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
+    ) -> tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]:
         if self._lost is not None or self._closed or self._engine.closed:
             self._check()
         if self._dumps is not None and value is not None:
@@ -281,17 +327,13 @@ class Producer:
             value = _to_bytes(value)
         if value is not None and len(value) > MAX_MESSAGE_BYTES:
             raise _too_large("value", len(value))
-        receipt = self.appender.add(
+        return (
             value,
             None if key is None else _encode_key(key),
             None if properties is None else _encode_properties(properties),
             None if event_time is None else _encode_time(event_time),
             None if sequence_id is None else _encode_sequence(sequence_id),
-            later,
         )
-        if receipt is None:
-            raise self._duplicate(sequence_id)
-        return receipt
 
     def _encode_all(self, values: Iterable[Any]) -> _core.Strings:
         if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(
@@ -321,15 +363,6 @@ class Producer:
         except ProducerFencedError as error:
             self.lose(error)
             raise
-
-    def _duplicate(self, sequence_id: int | None) -> DuplicateSequenceError:
-        last = self.appender.last_sequence
-        return DuplicateSequenceError(
-            f"topic {self.topic!r}: producer {self.name!r} has sent sequence id {last} already; "
-            f"{sequence_id} was not appended again",
-            sequence_id=last if sequence_id is None else sequence_id,
-            last_sequence_id=last,
-        )
 
     def _check(self) -> None:
         self._engine.check_open()
@@ -434,6 +467,10 @@ def check_seconds(value: object, argument: str, takes: str) -> None:
         raise TypeError(f"{argument}={value!r}: it takes {takes}")
     if not value >= 0:
         raise ValueError(f"{argument}={value!r}: it takes {takes}")
+
+
+def _size(part: bytes | None) -> int:
+    return 0 if part is None else len(part)
 
 
 def _to_bytes(value: Any) -> bytes:

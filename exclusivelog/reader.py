@@ -18,7 +18,8 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     WaitTimeoutError,
 )
-from exclusivelog.log import offset_at_time, read_entries
+from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
+from exclusivelog.log import READ_BYTES, check_place, offset_at_time, read_entries
 from exclusivelog.producer import check_seconds, to_ms
 from exclusivelog.serde import pick_loads
 from exclusivelog.tables import Tables
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-# A reader that found something within this time looks hard before it sleeps the next time.
-BUSY_SECONDS = 0.001
+# A reader that had to wait no longer than this looks hard before it sleeps the next time: for
+# what comes less often, that would cost the writer more than it gains.
+BUSY_SECONDS = 80e-6
+LEAST_AHEAD = 64 << 10  # bytes that are read at once by who goes on
 # One more entry of at most 1 GiB, and the offsets of an Arrow array still are 32 bits.
 MOST_ARROW_BYTES = 512 << 20
 
@@ -62,6 +65,11 @@ class Reader(_core.Cursor):
         self._loads = pick_loads(deserializer)
         self._closed = False
         self._busy_until = 0.0
+        self._scanned = 0, 0  # (generation, position): how far the journal lies behind us
+        self._read_to = 0
+        self._version = 0  # of the journal when the tables were looked into,
+        self._looked = 0.0  # and when that was
+        self._ahead = 1
         self._word = engine.ledger.lockfile.topic_word(topic)
         self.seek(start, inclusive=inclusive)
         engine.register_reader(self)
@@ -82,16 +90,13 @@ class Reader(_core.Cursor):
     def _look_again(self, look: Callable[[Tables], Found]) -> Found:
         """What `look` finds. What seems damaged may have been on its way out: then a second
         look no longer meets it."""
-        ledger = self._engine.ledger
         try:
-            with ledger.read() as tables:
-                return look(tables)
+            return self._engine.look(look)
         except LedgerCorruptedError:
-            with ledger.read() as tables:
-                return look(tables)
+            return self._engine.look(look)
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
-        row = self._row(tables)
+        row = self._existing(tables.latest(self.topic_id))
         if start == "earliest":
             return row.first_offset
         if start == "latest":
@@ -104,11 +109,15 @@ class Reader(_core.Cursor):
             f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
         )
 
-    def _row(self, tables: Tables) -> _core.TopicRow:
-        row = tables.topic(self.topic_id)
+    def _existing(self, row: _core.TopicRow) -> _core.TopicRow:
         if row.flags & _core.DELETED:
             raise TopicNotFoundError(f"topic {row.name!r} was deleted")
         return row
+
+    def _since(self, tables: Tables) -> int:
+        # What lies before it in the journal is behind us.
+        generation, position = self._scanned
+        return position if generation == tables.generation else 0
 
     def has_message_available(self) -> bool:
         """True if there is a message at or behind the position. Exact: no message in flight
@@ -118,24 +127,84 @@ class Reader(_core.Cursor):
         False
         """
         self._check()
-        with self._engine.ledger.read() as tables:
-            return self._row(tables).next_offset > self.position
+        return self._end() > self.position
+
+    def _end(self) -> int:
+        def look(tables: Tables) -> int:
+            row = tables.latest(self.topic_id, self._since(tables))
+            return self._existing(row).next_offset
+
+        return max(self._engine.look(look), self._read_to)
 
     # ---- read ----------------------------------------------------------------------------
 
     def refill(self) -> list[_core.Entry]:
         """The next entries of the ledger; what the iteration calls when it has run dry."""
         self._check()
-        return self._look_again(self._read_on)
+        found = self._read_on_in_journal()
+        if found is not None:
+            return found
+        journal = self._engine.ledger.journal
+        version = 0 if journal is None else journal.version
+        found = self._look_again(self._read_on)
+        self._version, self._looked = version, time.monotonic()
+        return found
+
+    def _read_on_in_journal(self) -> list[_core.Entry] | None:
+        """What follows in the journal. Who is at the end of it already, and knows that nothing has
+        gone straight into the tables since, need not look there. None: look there."""
+        ledger, (generation, since) = self._engine.ledger, self._scanned
+        journal = ledger.journal
+        if journal is None or not generation or not journal.ready or journal.failed:
+            return None
+        if journal.version != self._version:
+            return None
+        visible = journal.tail if self._engine.unflushed else journal.synced
+        found: list[_core.Entry] = []
+        expected = self.position
+        if since >= visible:
+            # A process that died between its commit and the news of it leaves no trace here.
+            recently = time.monotonic() - self._looked < READER_LOOK_UP_SECONDS / 2
+            return found if recently else None
+        try:
+            frames = journal.collect(
+                self.topic_id, self.position, since, visible, generation, self._ahead
+            )
+            for last, data, position in frames:
+                entry = _core.Entry(data, self._loads)
+                check_place(entry, self.topic_id, last, expected)
+                found.append(entry)
+                expected = self._read_to = last + 1
+                self._scanned = generation, position
+        except (ValueError, _core.Outrun):
+            return found or None  # the tables have it, or name the damage
+        if not found:
+            self._scanned = generation, visible
+        return found
 
     def _read_on(self, tables: Tables) -> list[_core.Entry]:
-        row = self._row(tables)
+        row = self._existing(tables.topic(self.topic_id))
         if self.position < row.first_offset:
             raise OffsetTrimmedError(
                 f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
                 'was trimmed. seek("earliest") goes on with what there is'
             )
-        return read_entries(tables, row, self.position, self._loads)
+        since = self._since(tables)
+        found = read_entries(
+            tables, row, self.position, self._loads, most_bytes=self._ahead, since=since
+        )
+        self._ahead = min(READ_BYTES, max(LEAST_AHEAD, 8 * self._ahead))
+        if found:
+            self._read_to = found[-1].base_offset + found[-1].count
+        if tables.scanned and max(self.position, self._read_to) >= row.next_offset:
+            self._scanned = tables.generation, tables.scanned
+        return found
+
+    def move_to(self, position: int) -> None:
+        """Go on at this offset; forgets what was read ahead."""
+        self._scanned, self._read_to = (0, 0), 0
+        self._ahead = 1  # one entry: whoever seeks may want one message
+        super().move_to(position)
 
     def read_next(self, timeout: float | None = None) -> _core.Message:
         """The next message; waits for it at the end of the topic.
@@ -222,9 +291,7 @@ class Reader(_core.Cursor):
     def __iter__(self) -> Iterator[_core.Message]:
         """The messages up to the end as it is now."""
         self._check()
-        with self._engine.ledger.read() as tables:
-            end = self._row(tables).next_offset
-        return self.scan(end)
+        return self.scan(self._end())
 
     def follow(self, timeout: float | None = None) -> Iterator[_core.Message]:
         """The messages, for ever: at the end it waits. Ends when nothing has come for

@@ -162,7 +162,7 @@ class Sessions:
         priority: int, claim: int | None, created: int, properties: dict[str, str],
     ) -> Registration:  # fmt: skip
         """Register a producer, or queue it; everything or nothing (rules A1-A6, B5, B6)."""
-        with self._ledger.write() as tables:
+        with self._ledger.write_all() as tables:  # with the last sequence id of every name
             row = _usable(tables, topic)
             self._bury_the_dead(tables, row, mode)
             session = Session(

@@ -3,6 +3,7 @@
 ```text
 table      key                                              value
 meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id given (u64)
+           b"journal"                                       generation, position applied (u64)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
 entries    topic id, last offset of the entry               entry (_core.Entry), or where it is
@@ -57,6 +58,11 @@ NAMES = (
     "trash", "segments", "claims", "claimants",
 )  # fmt: skip
 FORMAT = 1
+# LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
+PACKED_ENTRY = 16 * 4096 - 16
+SMALL_ENTRY = 16 << 10  # is filled up, however little there is to add
+LARGE_PACKED_ENTRY = 1 << 20
+COLLECTED_BYTES = 256 << 10  # that are copied out of the journal at once
 
 U64 = struct.Struct(">Q")
 PAIR = struct.Struct(">QQ")
@@ -118,13 +124,16 @@ class Tables:
     """Typed access within one transaction.
 
     `ring` and `announce` gather whom to wake once the transaction is durable, `emptied` the
-    segments that can then be removed.
+    segments that can then be removed. `visible` is the position up to which the journal is to
+    be read, too; `applied` the one up to which it is in the tables.
     """
 
     def __init__(
         self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str,
-        segments: Segments,
+        segments: Segments, journal: _core.Journal | None = None,
     ) -> None:  # fmt: skip
+        self._journal = journal
+        self.visible = 0
         self._txn = txn
         self._db = databases
         self._path = path
@@ -133,6 +142,8 @@ class Tables:
         self.ring: set[int] = set()
         self.announce: set[int] = set()
         self.emptied: set[int] = set()
+        self.scanned = 0
+        self.generation, self.applied = self._applied()
 
     def _decode(self, table: str, decode: Callable[[bytes], Row], data: bytes) -> Row:
         try:
@@ -150,6 +161,86 @@ class Tables:
         number = 1 if data is None else U64.unpack(data)[0] + 1
         self._txn.put(counter, U64.pack(number), db=self._db["meta"])
         return number
+
+    # ---- journal -------------------------------------------------------------------------
+
+    def _applied(self) -> tuple[int, int]:
+        if self._journal is None:
+            return 0, 0
+        data = self._txn.get(b"journal", db=self._db["meta"])
+        return (0, 0) if data is None else self._decode("meta", PAIR.unpack, data)
+
+    def see(self, visible: int | None) -> None:
+        """Read the journal, too, up to this position (None: as far as it goes)."""
+        if visible is None and self._journal is not None:
+            visible = self._journal.live_end(self.applied, self.generation)
+        self.visible = visible or 0
+
+    def begin_generation(self, generation: int, position: int) -> None:
+        """The journal goes on with a new generation: all that it had is here."""
+        self.generation, self.applied = generation, position
+        self._txn.put(b"journal", PAIR.pack(generation, position), db=self._db["meta"])
+
+    def apply(self, stop: int) -> None:
+        """Take over what the journal has before the position `stop`."""
+        assert self._journal is not None
+        if stop <= self.applied:
+            return
+        with self._journal.gather(self.applied, stop, self.generation) as bundles:
+            for bundle in bundles:
+                self._apply_to(bundle)
+        self.applied = stop
+        self._txn.put(b"journal", PAIR.pack(self.generation, stop), db=self._db["meta"])
+
+    def _apply_to(self, bundle: _core.Bundle) -> None:
+        row = self.topic(bundle.topic)
+        if row.flags & _core.DELETED:
+            return
+        if bundle.base_offset != row.next_offset:
+            log.error(
+                "%s: the journal goes on at offset %d of topic %r, which ends at %d",
+                self._path, bundle.base_offset, row.name, row.next_offset,
+            )  # fmt: skip
+        before = self._entry_to_fill(row, bundle)
+        most = PACKED_ENTRY if bundle.nbytes < LARGE_ENTRY else LARGE_PACKED_ENTRY
+        for last, entry in bundle.pack(before, most):
+            self.put_entry(row.id, last, entry)
+        for packed_name, sequence in bundle.producers().items():
+            name = packed_name.decode()
+            last, session = self.producer(row.id, name)
+            self.put_producer(row.id, name, max(last, sequence), session)
+        row.next_offset = bundle.next_offset
+        row.last_publish_time = max(row.last_publish_time, bundle.publish_time)
+        self.put_topic(row)
+        self.announce.add(row.id)
+
+    def _entry_to_fill(self, row: TopicRow, bundle: _core.Bundle) -> _core.Entry | None:
+        """The topic's last entry, taken out, if it is so small that more should go into it."""
+        if row.next_offset == row.first_offset:
+            return None
+        key = PAIR.pack(row.id, row.next_offset - 1)
+        data = self._txn.get(key, db=self._db["entries"])
+        if data is None or is_reference(data) or len(data) >= PACKED_ENTRY:
+            return None
+        if len(data) > max(SMALL_ENTRY, 4 * bundle.nbytes):
+            return None  # not worth writing again
+        try:
+            entry = _core.Entry(data)
+        except ValueError:
+            return None  # it stays where it is, to be named
+        self._txn.delete(key, db=self._db["entries"])
+        return entry
+
+    def latest(self, topic: int, since: int = 0) -> TopicRow:
+        """The topic's row as it is with what the journal has behind the position `since`."""
+        row = self.topic(topic)
+        start = max(self.applied, since)
+        if self._journal is not None and start < self.visible:
+            end = self._journal.end_of(topic, start, self.visible, self.generation)
+            if end is not None:
+                row.next_offset = max(row.next_offset, end[0])
+                row.last_publish_time = max(row.last_publish_time, end[1])
+        return row
 
     # ---- topics --------------------------------------------------------------------------
 
@@ -192,17 +283,34 @@ class Tables:
                 "behind its own end"
             )
 
-    def entries(self, topic: int, offset: int) -> Iterator[tuple[int, bytes]]:
-        """(last offset, row) of the entries from the one that holds `offset` on; `load` makes
-        an entry of a row."""
+    def entries(self, topic: int, offset: int, since: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(last offset, row) of the entries from the one that holds `offset` on, those in the
+        journal last; `load` makes an entry of a row.
+
+        What the journal has of it before the position `since` is passed over; `scanned` then
+        says how far it was read.
+        """
         cursor = self._txn.cursor(db=self._db["entries"])
-        if not cursor.set_range(PAIR.pack(topic, offset)):
-            return
-        for key, data in cursor:
-            owner, last = PAIR.unpack(key)
-            if owner != topic:
-                return
-            yield last, data
+        if cursor.set_range(PAIR.pack(topic, offset)):
+            for key, data in cursor:
+                owner, last = PAIR.unpack(key)
+                if owner != topic:
+                    break
+                yield last, data
+                offset = last + 1
+        yield from self._frames(topic, offset, max(self.applied, since))
+
+    def _frames(self, topic: int, offset: int, start: int) -> Iterator[tuple[int, bytes]]:
+        self.scanned = start
+        while self._journal is not None and self.scanned < self.visible:
+            found = self._journal.collect(
+                topic, offset, self.scanned, self.visible, self.generation, COLLECTED_BYTES
+            )
+            for last, entry, position in found:
+                yield last, entry
+                self.scanned = position  # only now has it been taken
+            if not found:
+                self.scanned = self.visible
 
     def load(self, row: bytes) -> bytes | memoryview:
         """The bytes of the entry that a row is, or refers to; ValueError if they are not there."""
@@ -210,6 +318,9 @@ class Tables:
 
     def last_offset_before(self, topic: int, offset: int) -> int | None:
         """The last offset of the entry that ends before `offset`."""
+        frames = [last for last, _ in self._frames(topic, 0, self.applied) if last < offset]
+        if frames:
+            return frames[-1]
         cursor = self._txn.cursor(db=self._db["entries"])
         found = cursor.set_range(PAIR.pack(topic, offset))
         if not (cursor.prev() if found else cursor.last()):

@@ -77,7 +77,8 @@ class Topic:
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        return self._row().next_offset
+        self._engine.check_open()
+        return checked(self._engine.latest(self.id)).next_offset
 
     @property
     def owner(self) -> OwnerInfo | None:
@@ -128,7 +129,8 @@ class Topic:
         - `properties`: a mapping of str to str for others to see in `topic.owner`.
         - `linger`: seconds that `send_async` may hold a message back to commit it with
           others. 0: not on purpose.
-        - `max_batch_messages`, `max_batch_bytes`: an entry of the log holds no more.
+        - `max_batch_messages`, `max_batch_bytes`: no more is encoded as one entry. Checkpoints
+          pack small entries into larger ones.
         - `max_pending_bytes`: `send_async` commits by itself when this much waits.
         - `serializer`: bytes, str, json, msgpack, a Serde or a function (rule G1).
         - `on_fenced`: called with (producer, error), in a thread of its own, when the topic
@@ -268,7 +270,11 @@ def check_name(name: object, argument: str) -> str:
 
 def existing(tables: Tables, topic: int) -> _core.TopicRow:
     """The topic's row, or TopicNotFoundError if it was deleted."""
-    row = tables.topic(topic)
+    return checked(tables.topic(topic))
+
+
+def checked(row: _core.TopicRow) -> _core.TopicRow:
+    """The row, or TopicNotFoundError if its topic was deleted."""
     if row.flags & _core.DELETED:
         raise TopicNotFoundError(f"topic {row.name!r} was deleted")
     return row

@@ -1,0 +1,87 @@
+"""The journal's file: made whole, opened, found wanting.
+
+```text
+0        8     magic, b"XLJFILE" and the version
+8        8     capacity in bytes, little-endian
+4096     ...   the ring of frames (see _journal.pxi)
+```
+
+A durable append costs one flush of a file whose blocks exist already; a transaction of the
+tables costs two, and rewrites pages. So small appends go into this file first, and a
+checkpoint moves them into the tables, many at a time. What is where is said by one row of
+the tables: (generation, position) up to which the frames have been applied. It is written
+in the transaction that applies them, so that a frame counts either there or here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import secrets
+
+from exclusivelog import _core
+from exclusivelog.errors import LedgerVersionError
+from exclusivelog.lockfile import JOURNAL_WORDS, LockFile
+from exclusivelog.segments import sync_directory
+
+MAGIC = b"XLJFILE\x01"
+CAPACITY = 8 << 20
+HEADER = _core.JOURNAL_HEADER_BYTES
+
+
+def open_journal(ledger: str, lockfile: LockFile, mode: int, readonly: bool) -> _core.Journal:
+    """The journal of a ledger, made if there is none. Call it while the lock file is locked
+    for opening."""
+    path = os.path.join(ledger, "journal")
+    if not os.path.exists(path) and not readonly:
+        _create(path, mode)
+    fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
+    try:
+        capacity = _check(path, fd)
+        return _core.Journal(lockfile.words, JOURNAL_WORDS, fd, capacity, readonly)
+    finally:
+        os.close(fd)
+
+
+def inode(ledger: str) -> int:
+    """Of the journal's file; 0 if there is none."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(os.path.join(ledger, "journal")).st_ino
+    return 0
+
+
+def _create(path: str, mode: int) -> None:
+    # Whole under another name, then renamed: whoever sees it sees all of it. Its blocks are
+    # written, not only reserved, so that no flush has to change the file's own description.
+    for leftover in glob.glob(glob.escape(path) + ".*"):
+        os.unlink(leftover)
+    temporary = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
+    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        os.posix_fallocate(fd, 0, HEADER + CAPACITY)  # a full disk shows here
+        zeros = bytes(1 << 20)
+        for at in range(0, HEADER + CAPACITY, len(zeros)):
+            os.pwrite(fd, zeros[: HEADER + CAPACITY - at], at)
+        os.pwrite(fd, MAGIC + CAPACITY.to_bytes(8, "little"), 0)
+        os.fsync(fd)
+        os.rename(temporary, path)
+        sync_directory(os.path.dirname(path))
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _check(path: str, fd: int) -> int:
+    header = os.pread(fd, 16, 0)
+    size = os.fstat(fd).st_size
+    capacity = int.from_bytes(header[8:], "little")
+    if not header.startswith(MAGIC) or size != HEADER + capacity or capacity % 4096:
+        raise LedgerVersionError(
+            f"{path} is no journal of this version ({size} bytes); acknowledged messages may be "
+            "in it: open it with the version that made it, or restore a backup"
+        )
+    return capacity
