@@ -16,6 +16,7 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/python -m pytest -q --benchmark-disable --durations=10
+	$(BIN)/python -m pytest -q --benchmark-disable --durability=process tests
 	$(BIN)/python -m pytest -q --benchmark-disable bench
 
 lint: $(READY)

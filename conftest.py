@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,18 +12,34 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
+import tests
 from tests.processes import Worker, workers
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    durability = config.getoption("--durability")
+    if durability != "power":  # for the programs that tests start, and theirs
+        startup = str(Path(tests.__file__).parent / "startup")
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = f"{startup}{os.pathsep}{before}" if before else startup
+        os.environ[tests.DURABILITY] = durability
+        tests.choose_durability()
     # A job in the background of a shell is deaf to Ctrl-C, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
+        "--durability", choices=("power", "process"), default="power",
+        help="what engines promise where a test does not say it",
+    )  # fmt: skip
+    parser.addoption(
         "--torture-seconds", type=float, default=20.0, help="how long test_torture.py goes on"
     )
+    parser.addoption(
+        "--every-crash", action="store_true",
+        help="test_h_crashes.py takes every system call and every disk, not a sample",
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -146,8 +146,8 @@ def test_b2_there_is_no_instant_between_the_check_and_the_write(
     topic: xl.Topic, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The owner is checked and found valid, and before it has written, a rival in another
-    process takes the topic. The take-over must not happen until the write is done: else an
-    old message would come to stand behind the rival's first."""
+    process takes the topic. In the tables the take-over must not happen until the write is
+    done: else an old message would come to stand behind the rival's first."""
     rival = worker(name="rival")
     overtaken = []
 
@@ -159,17 +159,42 @@ def test_b2_there_is_no_instant_between_the_check_and_the_write(
     check = log.check_may_write
     owner = topic.producer(EXCLUSIVE)
     monkeypatch.setattr(log, "check_may_write", check_then_dawdle)
-    assert owner.send(b"old") == 0
+    assert owner.send(LARGE) == 0
     assert overtaken == [False]
     assert rival.answer() == 2
     monkeypatch.undo()
     assert rival.call(send, b"new") == 1
     with pytest.raises(FENCED):
         owner.send(b"too late")
-    assert [(m.epoch, m.value) for m in topic.reader()] == [(1, b"old"), (2, b"new")]
+    assert [(m.epoch, m.value) for m in topic.reader()] == [(1, LARGE), (2, b"new")]
+
+
+def test_b2_a_take_over_between_look_up_and_append_is_noticed(
+    topic: xl.Topic, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the journal the owner is looked up beforehand, and what is compared in the critical
+    section is whether anything has changed since. A rival that comes in between is noticed."""
+    rival = worker(name="rival")
+    looked_up = []
+
+    def look_up_then_dawdle(*args: Any) -> None:
+        look_up(*args)
+        looked_up.append(rival.call(open_producer, FENCING))
+        monkeypatch.undo()
+
+    look_up = log.look_up
+    owner = topic.producer(EXCLUSIVE)
+    monkeypatch.setattr(log, "look_up", look_up_then_dawdle)
+    with pytest.raises(FENCED):
+        owner.send(b"old")
+    assert looked_up == [2]
+    assert rival.call(send, b"new") == 0
+    assert [(m.epoch, m.value) for m in topic.reader()] == [(2, b"new")]
 
 
 # ---- B3: stale sessions ------------------------------------------------------------------
+
+LARGE = bytes(200_000)  # too much for the journal
 
 STALE_CALLS: dict[str, Callable[[xl.Producer], Any]] = {
     "send": lambda producer: producer.send(b"stale"),

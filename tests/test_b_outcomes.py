@@ -12,78 +12,101 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import log
 from tests.children import finish
 from tests.processes import open_producer, until, values, within
 from tests.test_sending import run_threads
 
+LARGE = bytes(200_000)  # too much for the journal
+
 
 class Failing:
-    """Makes the ledger's next write transactions end with an error of the test's choice, before
-    anything is written or after everything is durable."""
+    """Makes the next appends end with an error of the test's choice, before anything is written
+    or after it is: small ones in the journal, or large ones in the tables."""
 
-    def __init__(self, engine: xl.Engine, error: BaseException, *, after: bool, times: int = 1):
-        self.ledger, self.write = engine.ledger, engine.ledger.write
-        self.error, self.after, self.times = error, after, times
+    def __init__(self, engine: xl.Engine, error: BaseException, *, after: bool, large: bool):
+        self.owner, self.name = (engine.ledger, "write_all") if large else (log, "_place")
+        self.append = getattr(self.owner, self.name)
+        self.error, self.after, self.large, self.times = error, after, large, 1
 
     @contextlib.contextmanager
-    def fail(self) -> Iterator[Any]:
-        if self.times == 0:
-            with self.write() as tables:
-                yield tables
-            return
-        self.times -= 1
-        if not self.after:
+    def write_all(self) -> Iterator[Any]:
+        if self.fails() and not self.after:
             raise self.error
-        with self.write() as tables:
+        with self.append() as tables:
             yield tables
-        raise self.error
+        if self.times < 1:
+            self.times = 1 << 30
+            raise self.error
+
+    def place(self, *args: Any) -> None:
+        fails = self.fails()
+        if fails and not self.after:
+            raise self.error
+        self.append(*args)
+        if fails:
+            raise self.error
+
+    def fails(self) -> bool:
+        self.times -= 1
+        return self.times == 0
 
     def __enter__(self) -> None:
-        self.ledger.write = self.fail
+        setattr(self.owner, self.name, self.write_all if self.large else self.place)
 
     def __exit__(self, *error: object) -> None:
-        self.ledger.write = self.write
+        setattr(self.owner, self.name, self.append)
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError, RuntimeError])
 def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
-    engine, topic, kind, after
+    engine, topic, kind, after, large
 ) -> None:
     """An exception strikes the thread that commits for three producers, before the transaction
     or just after it. All three learn what the ledger knows: it is in the log, or nothing of it
     is; and all three can go on at once."""
     told: list[Any] = []
+    size = LARGE if large else b""
     mine, others = topic.producer(name="mine"), [topic.producer(linger=60) for _ in range(2)]
-    waiting = [producer.send_async(b"theirs") for producer in others]
+    waiting = [producer.send_async(b"theirs" + size) for producer in others]
     for receipt in waiting:
         receipt.add_done_callback(lambda r: told.append(r.exception(0)))
-    waiting.append(mine.send_async(b"mine"))
-    with Failing(engine, kind("now"), after=after), contextlib.suppress(kind, xl.LedgerError):
+    waiting.append(mine.send_async(b"mine" + size))
+    with (
+        Failing(engine, kind("now"), after=after, large=large),
+        contextlib.suppress(kind, xl.LedgerError),
+    ):
         mine.flush()
     errors = [receipt.exception(5) for receipt in waiting]
-    if after:
-        assert errors == [None, None, None]
-        assert sorted(values(topic)) == [b"mine", b"theirs", b"theirs"]
+    written = sorted(value.rstrip(b"\0") for value in values(topic))
+    acknowledged = [error is None for error in errors]
+    if after and large:
+        assert acknowledged == [True, True, True]
+    elif after:  # the first one's was written when it struck
+        assert acknowledged.count(True) == 1
     else:
-        assert all(error is not None and not error.maybe_written for error in errors)
-        assert values(topic) == []
+        assert acknowledged == [False, False, False]
+    assert len(written) == acknowledged.count(True)
+    assert all(error is None or not error.maybe_written for error in errors)
     until(lambda: len(told) == 2, timeout=5)
     for producer in (mine, *others):
         producer.send(b"next")
-    assert topic.next_offset == (6 if after else 3)
+    assert topic.next_offset == 3 + len(written)
 
 
+@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("kind", [MemoryError, RuntimeError, SystemExit])
 def test_b9_a_failure_in_the_background_leaves_nobody_without_an_answer(
-    engine, topic, kind, after
+    engine, topic, kind, after, large
 ) -> None:
     """The same where nobody is there to see the exception: in the thread that commits for
     `send_async`. It goes on for those who come later, from the moment the outcome is known."""
     with topic.producer(linger=0.1) as producer:
-        with Failing(engine, kind("now"), after=after):
-            receipt = producer.send_async(b"x")
+        with Failing(engine, kind("now"), after=after, large=large):
+            receipt = producer.send_async(LARGE if large else b"x")
             error = receipt.exception(5)
         if after:
             assert error is None
@@ -103,8 +126,8 @@ def test_b9_the_outcome_is_unknown_only_where_the_ledger_cannot_tell(engine, top
         def unreadable() -> Any:
             raise xl.LedgerIOError("the disk is gone")
 
-        with Failing(engine, MemoryError("now"), after=True):
-            receipt = producer.send_async(b"x")
+        with Failing(engine, MemoryError("now"), after=True, large=True):
+            receipt = producer.send_async(LARGE)
             engine.ledger.read = unreadable
             error = receipt.exception(5)
         engine.ledger.read = read
@@ -122,8 +145,8 @@ def test_b9_a_full_ledger_answers_everybody(path) -> None:
         receipts: list[tuple[bytes, xl.Receipt]] = []
 
         def fill(number: int) -> None:
-            for n in range(100):
-                value = b"%d %d " % (number, n) + bytes(10_000)
+            for n in range(500):
+                value = b"%d %d " % (number, n) + bytes(20_000)
                 receipts.append((value, producers[number].send_async(value)))
                 time.sleep(0.0005)
 

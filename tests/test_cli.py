@@ -112,6 +112,7 @@ def test_info_tells_what_the_ledger_uses_and_who_has_it_open(engine, path) -> No
 
 def test_who_looks_takes_no_slot_and_changes_nothing(engine, path) -> None:
     fill(engine.topic("orders"), [b"a"])
+    engine.ledger.checkpoint()
     before = engine.stats()["transactions"]
     for command in ("info", "owners", "verify"):
         lines(command, path)
@@ -121,7 +122,7 @@ def test_who_looks_takes_no_slot_and_changes_nothing(engine, path) -> None:
 def test_verify_names_the_damage_and_fails(engine, path) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     assert lines("verify", path) == [["1 topics, 1 entries, 2 messages: sound"]]
-    with engine.ledger.write() as tables:
+    with engine.ledger.write_all() as tables:
         ((last, data),) = tables.entries(engine.topic("orders").id, 0)
         tables._txn.put(
             PAIR.pack(engine.topic("orders").id, last), b"?" + data[1:], db=tables._db["entries"]

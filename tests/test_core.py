@@ -3,6 +3,7 @@ share."""
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import signal
@@ -52,6 +53,17 @@ def everything() -> bytes:
     )
 
 
+def timed(data: bytes, times: list[int]) -> bytes:
+    """The entry with a section of publish times, in ms after the first, as packing makes it."""
+    name_length, count = (FOOTER.unpack(data[-FOOTER.size :])[i] for i in (8, 6))
+    assert len(times) == count
+    section = b"".join(ms.to_bytes(4, "little") for ms in times)
+    section += bytes(-len(section) % 8)
+    at = len(data) - FOOTER.size - (name_length + 7) // 8 * 8
+    flags = FOOTER.unpack(data[-FOOTER.size :])[7]
+    return refooted(data[:at] + section + data[at:], flags=flags | 32)
+
+
 @given(
     rows=rows, name=st.text(max_size=30), base=st.integers(0, 2**62), epoch=UINT64,
     session=UINT64, published=st.integers(-(2**53), 2**53), first=st.integers(-1, 2**60),
@@ -82,12 +94,36 @@ def test_an_entry_gives_back_what_went_in(
     assert {m.producer_name for m in seen} == {name}
 
 
+@given(
+    gaps=st.lists(st.integers(0, 3) | st.integers(0, 2**26), min_size=1, max_size=30),
+    published=st.integers(-(2**53), 2**53), name=st.binary(max_size=9).map(bytes.hex),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_g4_an_entry_keeps_the_publish_time_of_each_message(gaps, published, name) -> None:
+    times = list(itertools.accumulate([0, *gaps[1:]]))
+    plain = encode([(b"%d" % n, None, None, None, None) for n in times], name.encode(),
+                   base=50, time=published)  # fmt: skip
+    entry = _core.Entry(timed(plain, times))
+    expected = [published + ms for ms in times]
+    messages = [entry.message(i) for i in range(entry.count)]
+    assert [m.publish_time for m in messages] == expected
+    assert [(m.value, m.producer_name) for m in messages] == [(b"%d" % n, name) for n in times]
+    assert entry.has_publish_times
+    assert (entry.publish_time, entry.last_publish_time) == (expected[0], expected[-1])
+    for moment in {at + shift for at in expected for shift in (-1, 0, 1)}:
+        found = 50 + sum(at < moment for at in expected)
+        assert entry.first_published_at(moment) == found
+    assert not _core.Entry(plain).has_publish_times
+    assert _core.Entry(plain).last_publish_time == published
+
+
 @given(items=st.lists(MAYBE_BYTES, min_size=1, max_size=60), most=st.integers(1, 20),
        size=st.integers(1, 100))  # fmt: skip
 @settings(max_examples=100, deadline=None)
 def test_a_large_batch_is_cut_into_entries_that_join_seamlessly(items, most, size) -> None:
     appender = _core.Appender(b"p", 9, most, size)
-    appender.add_many(_core.strings(items), _core.strings(items), None, None, None)
+    made = appender.make_batch(_core.strings(items), _core.strings(items), None, None)
+    assert appender.add_batch(made) is not None
     (batch,) = appender.take()
 
     entries = [(last, _core.Entry(data)) for last, data in batch.stamp(1, 100, 1, 1, 0)]
@@ -105,14 +141,15 @@ def test_a_large_batch_is_cut_into_entries_that_join_seamlessly(items, most, siz
 
 
 def test_g9_every_flipped_bit_of_an_entry_is_found() -> None:
-    for data in (everything(), values([b"x"]), values([b"abc" * 50, None, b""])):
+    whole = everything()
+    for data in (whole, timed(whole, [0, 1, 1, 9]), values([b"x"]), values([b"abc" * 50, None])):
         for bit in range(8 * len(data)):
             with pytest.raises(ValueError):
                 _core.Entry(flipped(data, bit))
 
 
 def test_g9_an_entry_that_is_cut_off_or_shifted_is_found() -> None:
-    data = everything()
+    data = timed(everything(), [0, 1, 1, 9])
     for size in range(len(data)):
         with pytest.raises(ValueError):
             _core.Entry(data[:size])
@@ -151,7 +188,7 @@ HOSTILE = """
     resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
     from exclusivelog import _core
     from tests.entries import FOOTER, encode, examine, flipped, refooted, values
-    from tests.test_core import everything
+    from tests.test_core import everything, timed
 
     counts = {True: 0, False: 0}
 
@@ -165,7 +202,8 @@ HOSTILE = """
 
     SEED = int(sys.argv[1])
     dice = random.Random(SEED)
-    samples = [everything(), values([b"x"]), values([b"abc" * 50, None, b""]), values([None] * 9)]
+    samples = [everything(), values([b"x"]), values([b"abc" * 50, None, b""]), values([None] * 9),
+               timed(everything(), [0, 1, 1, 9])]
 """
 
 

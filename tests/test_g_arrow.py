@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import exclusivelog as xl
 from exclusivelog import _core
 from tests.children import finish
 from tests.entries import encode
+from tests.journals import never_pack, no_checkpoints
 
 pa = pytest.importorskip("pyarrow")
 
@@ -218,10 +220,20 @@ def facts(message: xl.Message) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-@pytest.fixture
-def mixed(topic) -> xl.Topic:
+@pytest.fixture(params=["entries", "packed", "frames"])
+def mixed(request, monkeypatch, engine, topic) -> Iterator[xl.Topic]:
     """Entries of every shape: with and without keys, nulls, times, properties, gaps in their
-    sequence ids; of two producers and epochs; small, large, and of one message each."""
+    sequence ids; of two producers and epochs; small, large, and of one message each. As they
+    were sent, in the tables; packed into few there; or still in the journal."""
+    if request.param != "packed":
+        never_pack(monkeypatch)
+    with no_checkpoints(engine) if request.param == "frames" else contextlib.nullcontext():
+        send_mixed(topic)
+        engine.ledger.checkpoint()
+        yield topic
+
+
+def send_mixed(topic: xl.Topic) -> None:
     dice = random.Random(7)
 
     def some(make: Callable[[], Any], count: int) -> list[Any]:
@@ -241,7 +253,6 @@ def mixed(topic) -> xl.Topic:
                 )  # fmt: skip
             for number in range(20):
                 producer.send_async(b"x", sequence_id=producer.last_sequence_id + 1 + number % 3)
-    return topic
 
 
 def test_g5_arrow_says_what_the_messages_say(mixed) -> None:
@@ -294,11 +305,12 @@ def test_g5_arrow_gives_the_columns_that_are_asked_for(mixed, chosen) -> None:
     assert batch.equals(everything.select(list(chosen)))
 
 
-def test_g5_arrow_columns_have_one_type_whatever_the_entries_hold(mixed) -> None:
+def test_g5_arrow_columns_have_one_type_whatever_the_entries_hold(request, engine, mixed) -> None:
     reader, schemas = mixed.reader(), []
     while (batch := reader.read_arrow(max_bytes=1)) is not None:
         schemas.append(batch.schema)
-    assert len(schemas) > 60
+    assert len(schemas) == engine.verify().entries
+    assert (len(schemas) > 60) == (request.node.callspec.params["mixed"] != "packed")
     assert all(schema.equals(schemas[0]) for schema in schemas)
     assert {field.name: str(field.type) for field in schemas[0]} == {
         "offset": "int64", "epoch": "int64", "key": "binary", "value": "binary",

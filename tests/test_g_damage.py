@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core
 from exclusivelog.tables import PAIR, U64
 from tests.children import finish
 from tests.entries import flipped, refooted
-from tests.processes import Worker, close_producer, open_producer, send, until, within
-from tests.test_g_readers import PUBLISHED, blocked, fill, moment, publish, rest
+from tests.journals import MORE, Frame, checkpoint, flip, frames, never_pack, no_checkpoints
+from tests.processes import State, Worker, close_producer, open_producer, send, until, within
+from tests.test_g_readers import ASKED, PUBLISHED, blocked, fill, moment, publish, rest
 
 # ---- entries ---------------------------------------------------------------------------
 
@@ -46,9 +49,11 @@ class Damage:
 
 
 @pytest.fixture
-def damage(engine, topic) -> Damage:
-    """A topic of five entries, [0, 4), [4, 8) ... [16, 20)."""
+def damage(engine, topic, monkeypatch) -> Damage:
+    """A topic of five entries in the tables, [0, 4), [4, 8) ... [16, 20)."""
+    never_pack(monkeypatch)
     fill(topic, 20)
+    engine.ledger.checkpoint()
     return Damage(engine, topic)
 
 
@@ -195,6 +200,7 @@ def test_g9_an_entry_of_another_topic_is_found(engine, topic, damage) -> None:
     other = engine.topic("other")
     with other.producer(max_batch_messages=4) as producer:
         producer.send_many([b"foreign"] * 20)
+    engine.ledger.checkpoint()
     damage.put(7, Damage(engine, other).entries()[1][1])
     reader = topic.reader(4)
     assert caught(lambda: list(reader)).offsets == range(4, 8)
@@ -228,14 +234,16 @@ def test_g9_arrow_never_wraps_damage(topic, damage) -> None:
 def test_g9_a_search_by_time_ends_in_spite_of_damage(engine, topic, monkeypatch, kind) -> None:
     """Halving goes by the entries' own offsets; where they are gone or wrong it must neither
     run for ever nor end up somewhere else without a word."""
-    publish(topic, monkeypatch)
+    never_pack(monkeypatch)
+    publish(topic)
+    engine.ledger.checkpoint()
     broken = Damage(engine, topic)
     for index, (last, _) in enumerate(broken.entries()):
         if index in (0, 1, 2, 4, 7, 8):
             broken.remove(last) if kind == "missing" else broken.put(last, b"garbage")
     times = [ms for ms in PUBLISHED for _ in range(3)]
     readable = {n for n in range(27) if n // 3 not in (0, 1, 2, 4, 7, 8)}
-    for ms in [0, 1000, 1001, 1500, 2000, 3000, 5000, 9000, 9001]:
+    for ms in ASKED:
         expected = sum(published < ms for published in times)
         found = outcome(lambda ms=ms: within(lambda: topic.reader(moment(ms)).position, 10))
         if isinstance(found, xl.LedgerCorruptedError):
@@ -258,15 +266,18 @@ def step_over(topic: xl.Topic) -> tuple[dict[int, Any], set[int]]:
 
     while (error := outcome(read)) is not None:
         assert error.topic == topic.name
-        assert error.offsets.stop > reader.position
+        assert reader.position < error.offsets.stop < 10_000
         lost |= set(error.offsets)
         reader.seek(error.offsets.stop)
     return seen, lost
 
 
-def test_g9_nothing_wrong_is_ever_returned_and_nothing_right_is_lost(engine, topic) -> None:
+def test_g9_nothing_wrong_is_ever_returned_and_nothing_right_is_lost(
+    engine, topic, monkeypatch
+) -> None:
     """Entries are damaged, swapped and removed at random. Whoever reads, and steps over what
     is named, gets every sound message as it was sent; what is named covers all the rest."""
+    never_pack(monkeypatch)
     dice = random.Random(9)
     with topic.producer(max_batch_messages=5) as producer:
         for number in range(30):
@@ -275,8 +286,10 @@ def test_g9_nothing_wrong_is_ever_returned_and_nothing_right_is_lost(engine, top
             producer.send_many([dice.randbytes(dice.randrange(40)) for _ in range(size)], keys=keys)
     truth, lost = step_over(topic)
     assert not lost
+    engine.ledger.checkpoint()
     broken = Damage(engine, topic)
     sound = broken.entries()
+    assert len(sound) > 30
     for _ in range(100):
         touched: set[int] = set()
         for _ in range(dice.choice([1, 1, 2, 5])):
@@ -357,6 +370,242 @@ def test_g9_a_reader_that_waits_meets_damage_too(topic, damage, tail) -> None:
     thread.join(10)
     until(lambda: seen)
     assert isinstance(seen[0], xl.LedgerCorruptedError) or seen[0].value == b"20"
+
+
+# ---- the journal -----------------------------------------------------------------------
+# What was sent last stands in frames of the file `journal`: a header of 56 bytes, and an entry
+# that ends in a footer of 64. Where the header is damaged and the entry is not, nothing is lost.
+
+SECTIONS = {"an offset": 4, "a value": 25}  # bytes behind the entry's beginning
+FOOTERS = {  # bytes before the entry's end
+    "topic": 64, "base offset": 56, "base offset, by far": 51, "epoch": 48, "session": 40,
+    "base sequence": 32, "publish time": 24, "publish time, by far": 19, "count": 16,
+    "count, by far": 14, "flags": 12, "name length": 10, "magic": 8, "checksum": 4,
+}  # fmt: skip
+HEADERS = {  # bytes behind the frame's beginning
+    "magic": 0, "size": 4, "flags and size": 7, "position": 8, "generation": 16, "topic": 24,
+    "base offset": 32, "version": 40, "count": 48, "checksum": 52,
+}  # fmt: skip
+
+
+def in_entry(name: str) -> Callable[[Frame], int]:
+    if name in SECTIONS:
+        return lambda frame: frame.entry_at + SECTIONS[name]
+    return lambda frame: frame.entry_at + len(frame.entry) - FOOTERS[name]
+
+
+class Sent:
+    """Five frames of "orders", [0, 4), [4, 8) ... [16, 20), and between them those of "other"."""
+
+    def __init__(self, engine: xl.Engine) -> None:
+        self.orders, self.other = engine.topic("orders"), engine.topic("other")
+        with self.orders.producer() as producer, self.other.producer() as beside:
+            for number in range(0, 20, 4):
+                producer.send_many([b"%d" % n for n in range(number, number + 4)])
+                beside.send(b"beside %d" % number)
+        found = [_core.Entry(frame.entry).topic for frame in frames(engine)]
+        assert found == [self.orders.id, self.other.id] * 5
+        self.frames = frames(engine)[::2]
+        assert [frame.offsets.start for frame in self.frames] == [0, 4, 8, 12, 16]
+
+
+def check_damaged(engine: xl.Engine, gone: range, more: int = 0) -> None:
+    """All of "orders" but `gone` is there, and `gone` is named, to readers of every kind."""
+    topic, other = engine.topic("orders"), engine.topic("other")
+    assert topic.next_offset == 20 + more
+    seen, lost = step_over(topic)
+    assert {offset: value for offset, (value, *_) in seen.items()} == {
+        n: b"%d" % n for n in range(20 + more) if n not in gone
+    }
+    assert lost == set(gone)
+    assert rest(other.reader()) == [b"beside %d" % n for n in range(0, 20, 4)]
+    if not gone:
+        assert engine.verify().ok
+        return
+    error = caught(lambda: list(topic.reader(gone.start)))
+    assert (error.topic, error.offsets) == ("orders", gone)
+    assert caught(lambda: topic.reader(gone.start).read_next(0)).offsets == gone
+    assert rest(topic.reader(gone.stop)) == [b"%d" % n for n in range(gone.stop, 20 + more)]
+    (problem,) = engine.verify().problems
+    assert "orders" in problem
+    assert f"{gone.start} to {gone.stop - 1}" in problem
+
+
+def check_for_good(engine: xl.Engine, gone: range) -> None:
+    """Before the checkpoint and after it, and with what is sent then."""
+    check_damaged(engine, gone)
+    checkpoint(engine)
+    assert frames(engine) == []
+    check_damaged(engine, gone)
+    with engine.topic("orders").producer("exclusive") as producer:
+        assert producer.send(b"20") == 20
+        check_damaged(engine, gone, more=1)
+        checkpoint(engine)
+        check_damaged(engine, gone, more=1)
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+@pytest.mark.parametrize("name", [*SECTIONS, *FOOTERS])
+def test_g9_a_damaged_entry_of_the_journal_is_named_and_stepped_over(engine, name, index) -> None:
+    """While the engine lives, and nothing of it is in the tables. Whatever the damaged entry
+    says of itself, its neighbours are where they are."""
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        frame = sent.frames[index]
+        flip(engine.path, in_entry(name)(frame))
+        check_for_good(engine, frame.offsets)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("name", HEADERS)
+def test_g9_a_damaged_frame_header_hides_nothing(engine, name, index) -> None:
+    """Neither the frames behind it nor its own entry, which says itself what it is."""
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        frame = sent.frames[index]
+        flip(engine.path, frame.at + HEADERS[name])
+        check_for_good(engine, range(0))
+
+
+@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("name", HEADERS)
+def test_g9_a_damaged_frame_does_not_hide_the_frames_behind_it(engine, name, index) -> None:
+    """Nobody can tell any more whose it was; but what is missing is named."""
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        frame = sent.frames[index]
+        flip(engine.path, frame.at + HEADERS[name])
+        flip(engine.path, frame.entry_at + SECTIONS["a value"])
+        check_for_good(engine, frame.offsets)
+
+
+@pytest.mark.parametrize("place", ["header", "entry"])
+def test_g9_damage_of_what_was_sent_last_gives_its_offsets_to_nobody(engine, place) -> None:
+    """There is nothing behind it that tells of a gap. Yet the messages were acknowledged: readers
+    are not told that all is well, and nobody else's messages get their offsets."""
+    with no_checkpoints(engine):
+        topic = engine.topic("orders")
+        with topic.producer() as producer:
+            producer.send_many([b"%d" % n for n in range(4)])
+            producer.send_many([b"%d" % n for n in range(4, 8)])
+        frame = frames(engine)[-1]
+        flip(engine.path, frame.at if place == "header" else frame.entry_at + 25)
+        assert outcome(topic.reader(4).has_message_available) is not False
+        seen, lost = step_over(topic)
+        assert set(seen) | lost == set(range(8))
+        for _ in range(2):
+            with topic.producer("exclusive") as producer:
+                assert producer.send(b"new") >= 8
+            checkpoint(engine)
+        seen, lost = step_over(topic)
+        assert set(range(8)) <= set(seen) | lost
+        assert {n: seen[n][0] for n in seen if n < 8} == {
+            n: b"%d" % n for n in range(8) if n not in lost
+        }
+
+
+def test_g9_damage_within_one_atomic_append_costs_only_the_entry_it_is_in(engine, topic) -> None:
+    with no_checkpoints(engine):
+        fill(topic, 20)
+        found = frames(engine)
+        assert [frame.flags for frame in found] == [MORE, MORE, MORE, MORE, 0]
+        flip(engine.path, found[1].entry_at + 25)
+        for at in (found[3].at, found[3].entry_at + 25):
+            flip(engine.path, at)
+        for _ in range(2):
+            seen, lost = step_over(topic)
+            assert lost == {*range(4, 8), *range(12, 16)}
+            assert sorted(seen) == [n for n in range(20) if n not in lost]
+            assert len(engine.verify().problems) == 2
+            checkpoint(engine)
+
+
+def test_g9_arrow_never_wraps_damage_of_the_journal(engine) -> None:
+    pytest.importorskip("pyarrow")
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        flip(engine.path, sent.frames[2].entry_at + 25)
+        for _ in range(2):
+            reader = sent.orders.reader()
+            seen: list[bytes] = []
+            while not isinstance(batch := outcome(reader.read_arrow), xl.LedgerCorruptedError):
+                seen += batch.column("value").to_pylist()
+            assert batch.offsets == range(8, 12)
+            assert seen == [b"%d" % n for n in range(8)]
+            reader.seek(12)
+            assert reader.read_arrow().column("offset").to_pylist() == list(range(12, 20))
+            checkpoint(engine)
+
+
+SPOTS: dict[str, Callable[[Frame], int]] = {
+    "a value": in_entry("a value"), "base offset": in_entry("base offset"),
+    "header": lambda frame: frame.at,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spot", SPOTS)
+def test_g9_damage_in_a_copied_journal_is_named_and_stepped_over(path, tmp_path, spot) -> None:
+    """The directory is copied while nothing of it is in the tables, the copy is damaged, and
+    opened: the journal is recovered, as after a power cut. What was flushed is known to have
+    been there; of what was not, nobody can tell damage from a frame that never arrived."""
+    copy = tmp_path / "copy"
+    with xl.open(path, durability="power") as engine, no_checkpoints(engine):
+        sent = Sent(engine)
+        shutil.copytree(path, copy)
+    frame = sent.frames[2]
+    flip(copy, SPOTS[spot](frame))
+    for _ in range(2):
+        with xl.open(copy) as other:
+            check_damaged(other, range(0) if spot == "header" else frame.offsets)
+    with xl.open(path) as engine:
+        assert engine.verify().ok
+
+
+def send_and_stay(state: State) -> list[Frame]:
+    state.kept["unpacked"] = no_checkpoints(state.engine)
+    state.kept["unpacked"].__enter__()
+    return Sent(state.engine).frames
+
+
+@pytest.mark.parametrize("spot", SPOTS)
+def test_g9_damage_behind_a_dead_process_is_named_and_stepped_over(path, worker, spot) -> None:
+    """It was killed with everything still in the journal; then the damage; then somebody opens
+    the ledger."""
+    other = worker()
+    frame = other.call(send_and_stay)[2]
+    other.kill()
+    flip(path, SPOTS[spot](frame))
+    with xl.open(path) as engine, no_checkpoints(engine):
+        check_for_good(engine, range(0) if spot == "header" else frame.offsets)
+
+
+def test_g9_nothing_wrong_comes_out_of_a_journal_with_flipped_bits(engine) -> None:
+    """Bits of headers and entries are turned at random, and turned back. What is read is what
+    was sent; what is not is named, as long as something behind it was left."""
+    dice = random.Random(12)
+    with no_checkpoints(engine):
+        topic = engine.topic("orders")
+        with topic.producer() as producer:
+            for _ in range(30):
+                size = dice.choice([1, 3, 12])
+                producer.send_many([dice.randbytes(dice.randrange(40)) for _ in range(size)])
+        truth, _ = step_over(topic)
+        found = frames(engine)
+        for _ in range(300):
+            hit = [dice.choice(found[:-1]) for _ in range(dice.choice([1, 1, 3]))]
+            flips = [
+                (frame.at + dice.randrange(32 + len(frame.entry)), 1 << dice.randrange(8))
+                for frame in hit
+            ]
+            for at, mask in flips:
+                flip(engine.path, at, mask)
+            seen, lost = step_over(topic)
+            assert seen.items() <= truth.items()
+            assert set(seen) | lost == set(truth)
+            assert lost <= {n for frame in hit for n in frame.offsets}
+            for at, mask in flips:
+                flip(engine.path, at, mask)
+        assert step_over(topic) == (truth, set())
 
 
 # ---- the file itself -------------------------------------------------------------------

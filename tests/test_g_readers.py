@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import log
 from tests.children import child, line, tell
+from tests.journals import never_pack, no_checkpoints, published_last_at
 from tests.processes import State, open_producer, send
 
 UTC = dt.UTC
@@ -86,27 +88,47 @@ def test_g5_the_largest_offset_is_a_start(topic) -> None:
     assert rest(reader) == []
 
 
-PUBLISHED = [1000, 1000, 1001, 2000, 2000, 2000, 5000, 5000, 9000]  # ms, one entry each
+# ms, one frame each. They are still to come: no clock of this machine interferes.
+PUBLISHED = [4_102_444_800_000 + ms for ms in (0, 0, 1, 1000, 1000, 1000, 4000, 4000, 8000)]
+ASKED = [-5, 0, 1000, *[PUBLISHED[0] + ms for ms in (
+    -1, 0, 1, 2, 999, 1000, 1001, 4000, 7999, 8000, 8001)], PUBLISHED[0] * 10]  # fmt: skip
 
 
-def publish(topic: xl.Topic, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three messages to an entry, the entries published at these times."""
-    now = [0]
-    monkeypatch.setattr(time, "time_ns", lambda: now[0] * 1_000_000)
+def publish(topic: xl.Topic) -> None:
+    """Three messages to a frame, the frames published at these times."""
     with topic.producer() as producer:
-        for now[0] in PUBLISHED:
+        for ms in PUBLISHED:
+            published_last_at(topic, ms)
             producer.send_many([b"x"] * 3)
+    assert [m.publish_time for m in topic.reader()] == [ms for ms in PUBLISHED for _ in range(3)]
 
 
 def moment(ms: int) -> dt.datetime:
     return dt.datetime(1970, 1, 1, tzinfo=UTC) + dt.timedelta(milliseconds=ms)
 
 
-def test_g5_a_time_finds_the_first_message_published_then_or_later(topic, monkeypatch) -> None:
-    publish(topic, monkeypatch)
+@pytest.mark.parametrize(("where", "entries"), [("frames", 9), ("entries", 9), ("packed", 1)])
+def test_g5_a_time_finds_the_first_message_published_then_or_later(
+    engine, topic, monkeypatch, where, entries
+) -> None:
+    """In the journal, in entries of the tables, and within an entry into which all of it was
+    packed."""
+    if where == "entries":
+        never_pack(monkeypatch)
+    with no_checkpoints(engine):
+        publish(topic)
+        if where == "frames":
+            check_times(topic)
+            assert engine.verify().entries == entries
+    engine.ledger.checkpoint()
+    check_times(topic)
+    assert where == "frames" or engine.verify().entries == entries
+
+
+def check_times(topic: xl.Topic) -> None:
     times = [ms for ms in PUBLISHED for _ in range(3)]
     reader = topic.reader()
-    for ms in [-5, 0, 999, 1000, 1001, 1002, 1999, 2000, 2001, 5000, 8999, 9000, 9001, 10**12]:
+    for ms in ASKED:
         from_here = sum(published < ms for published in times)
         behind = sum(published <= ms for published in times)
         for start in (moment(ms), moment(ms).replace(tzinfo=None)):
@@ -219,41 +241,68 @@ def test_g5_has_message_available_knows_of_other_processes(worker, topic) -> Non
         reader.read_next(0)
 
 
-def test_g5_a_message_on_its_way_is_not_available(engine, topic) -> None:
+def send_small(producer: xl.Producer) -> None:
+    producer.send_async(b"x")
+    producer.flush()
+
+
+def send_large(producer: xl.Producer) -> None:
+    producer.send(bytes(1 << 18))
+
+
+def stop_before_the_flush(monkeypatch, engine, stop) -> None:
+    """A commit stops when its frame is in the journal."""
+    go_on = log._flush_and_settle
+    monkeypatch.setattr(log, "_flush_and_settle", lambda *args: (stop(), go_on(*args)))
+
+
+def stop_before_the_commit(monkeypatch, engine, stop) -> None:
+    """A commit stops when its entry is in the tables."""
+    begin = engine.ledger.write_all
+    monkeypatch.setattr(engine.ledger, "write_all", lambda: Stopped(begin(), stop))
+
+
+@pytest.mark.parametrize(
+    ("send_one", "stop_it"),
+    [(send_small, stop_before_the_flush), (send_large, stop_before_the_commit)],
+    ids=["journal", "tables"],
+)
+def test_g5_a_message_on_its_way_is_not_available(path, monkeypatch, send_one, stop_it) -> None:
     """A commit is stopped between its last write and its durability: neither this process nor
     its readers know of the message until the commit has ended."""
-    reader = topic.reader()
-    with topic.producer() as producer:
+    with xl.open(path, durability="power") as engine, no_checkpoints(engine):
+        topic = engine.topic("orders")
+        reader = topic.reader()
+        producer = topic.producer(linger=60)
         written, go_on = threading.Event(), threading.Event()
-        write = engine.ledger.write
-        engine.ledger.write = lambda: Stopped(write(), written, go_on)
+        stop_it(monkeypatch, engine, lambda: (written.set(), go_on.wait(30)))
+        thread = threading.Thread(target=send_one, args=(producer,))
+        thread.start()
         try:
-            thread = threading.Thread(target=producer.send, args=(b"x",))
-            thread.start()
             assert written.wait(10)
-            engine.ledger.write = write
             assert not reader.has_message_available()
             assert rest(reader) == []
             assert topic.next_offset == 0
+            assert rest(topic.reader()) == []
         finally:
-            engine.ledger.write = write
             go_on.set()
             thread.join(10)
         assert reader.has_message_available()
+        assert topic.next_offset == 1
+        assert len(rest(reader)) == 1
 
 
 class Stopped:
     """A write transaction that waits, at its end, for the test."""
 
-    def __init__(self, transaction: Any, written: threading.Event, go_on: threading.Event) -> None:
-        self.transaction, self.written, self.go_on = transaction, written, go_on
+    def __init__(self, transaction: Any, stop: Callable[[], Any]) -> None:
+        self.transaction, self.stop = transaction, stop
 
     def __enter__(self) -> Any:
         return self.transaction.__enter__()
 
     def __exit__(self, *error: Any) -> Any:
-        self.written.set()
-        self.go_on.wait(30)
+        self.stop()
         return self.transaction.__exit__(*error)
 
 
@@ -575,7 +624,8 @@ def test_g5_a_read_only_engine_reads_and_is_woken(path, topic) -> None:
 SENDS_ONE = """
     import sys, time
     import exclusivelog as xl
-    with xl.open(sys.argv[1]) as engine, engine.topic("orders").producer() as producer:
+    with xl.open(sys.argv[1], durability="power") as engine:
+        producer = engine.topic("orders").producer()
         print("ready", flush=True)
         input()
         print(time.monotonic(), flush=True)
@@ -584,11 +634,11 @@ SENDS_ONE = """
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-def test_g6_nothing_is_seen_before_it_is_flushed(path, topic, tmp_path) -> None:
+def test_g6_nothing_is_seen_before_it_is_flushed(path, tmp_path) -> None:
     """Every flush of the writer is held up for half a second. All that its commit writes is in
     the files long before, yet the reader in this process sees the message only afterwards."""
-    reader = topic.reader()
-    with child(SENDS_ONE, path) as process:
+    with xl.open(path, durability="power") as engine, child(SENDS_ONE, path) as process:
+        reader = engine.topic("orders").reader()
         line(process)
         hold_up = "inject=fdatasync,fsync,msync:delay_enter=500000"
         with traced(process.pid, hold_up, tmp_path / "trace"):

@@ -136,7 +136,7 @@ def test_h2_several_processes_make_the_same_ledger(tmp_path) -> None:
                 assert engine.verify().ok
             assert sent == {b"%d" % process.pid: 5 for process in processes}
             assert sorted(file.name for file in path.iterdir()) == [
-                "data.mdb", "lock.mdb", "owners.lock",
+                "data.mdb", "journal", "lock.mdb", "owners.lock",
             ]  # fmt: skip
 
 

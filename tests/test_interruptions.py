@@ -89,9 +89,12 @@ def test_a_call_from_inside_a_transaction_says_so(engine, topic) -> None:
             with pytest.raises(xl.LedgerError, match="signal handler"):
                 producer.send(b"x")
             with pytest.raises(xl.LedgerError, match="signal handler"):
+                producer.send(bytes(200_000))
+            with pytest.raises(xl.LedgerError, match="signal handler"):
                 topic.producer()
         producer.flush()
-        assert values(topic) == [b"x"]
+        assert values(topic) == [bytes(200_000)]  # it was queued before it was refused
+        assert producer.send(b"x") == 1
 
 
 INTERRUPTED_CLOSE = """

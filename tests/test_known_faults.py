@@ -321,7 +321,7 @@ def interrupted_after_commit() -> Iterator[None]:
             raise pending.pop()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "write", write)
+        patch.setattr(Ledger, "write_all", write)
         yield
 
 

@@ -445,7 +445,7 @@ def test_h2_a_call_on_a_segment_that_fails(path, call, when, error) -> None:
 
 
 def test_h2_a_disk_full_of_large_entries(tmp_path) -> None:
-    with disk(tmp_path / "disk", 6) as where, xl.open(where / "log") as engine:
+    with disk(tmp_path / "disk", 15) as where, xl.open(where / "log") as engine:
         ballast = leave(where, 3 << 20)
         producer = engine.topic("t").producer("exclusive")
         count, error = fill(producer, LARGE)
@@ -463,7 +463,7 @@ def test_h2_a_disk_full_of_large_entries(tmp_path) -> None:
 
 def test_h2_a_large_batch_without_room_keeps_no_small_message_out(tmp_path) -> None:
     """Half of it was written when the room ran out: that half must not keep the room."""
-    with disk(tmp_path / "disk", 4) as where, xl.open(where / "log") as engine:
+    with disk(tmp_path / "disk", 13) as where, xl.open(where / "log") as engine:
         with engine.topic("t").producer(max_batch_bytes=1 << 26) as producer:
             producer.send(b"small")
             with pytest.raises(xl.LedgerFullError):

@@ -16,8 +16,11 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.tables import Tables
 from tests.children import finish
-from tests.processes import until, values, within
+from tests.journals import appends, flushes, frames, no_checkpoints
+from tests.processes import State, until, values, within
 
 
 def run_threads(count: int, function: Callable[[int], Any], timeout: float = 60) -> None:
@@ -40,10 +43,6 @@ def run_threads(count: int, function: Callable[[int], Any], timeout: float = 60)
         thread.join(max(0.0, deadline - time.monotonic()))
     assert not any(thread.is_alive() for thread in threads)
     assert failures == []
-
-
-def transactions(engine: xl.Engine) -> int:
-    return engine.stats()["transactions"]
 
 
 @contextlib.contextmanager
@@ -345,11 +344,12 @@ def test_an_outcome_that_comes_after_the_loop_is_closed_harms_nobody(topic, capl
 
 
 def test_messages_sent_within_linger_share_one_commit(engine, topic) -> None:
-    with topic.producer(linger=0.3) as producer:
-        before = transactions(engine)
+    with topic.producer(linger=0.3) as producer, no_checkpoints(engine):
+        before = engine.ledger.journal.tail
         receipts = [producer.send_async(b"x") for _ in range(1000)]
         assert receipts[-1].result(10) == 999
-        assert transactions(engine) - before == 1
+        (frame,) = frames(engine, before)
+        assert frame.offsets == range(1000)
     assert engine.verify().entries == 1
 
 
@@ -371,11 +371,11 @@ def test_without_linger_messages_go_at_once(topic) -> None:
 
 def test_send_takes_along_what_lingers(engine, topic) -> None:
     with topic.producer(linger=60) as producer:
-        before = transactions(engine)
+        before = engine.ledger.journal.tail
         receipts = [producer.send_async(b"%d" % n) for n in range(10)]
         assert producer.send(b"10") == 10
         assert [r.result(0) for r in receipts] == list(range(10))
-        assert transactions(engine) - before == 1
+        assert appends(engine, before) == 1
         producer.send_async(b"11")
         assert producer.send_many([b"12", b"13"]) == range(12, 14)
     assert values(topic) == [b"%d" % n for n in range(14)]
@@ -391,11 +391,12 @@ def test_a_full_batch_does_not_linger(topic) -> None:
 
 
 def entry_sizes(engine: xl.Engine, topic: xl.Topic) -> list[list[int]]:
-    """The sizes of the values in each entry."""
-    from exclusivelog import _core
+    """The sizes of the values in each entry, as it was sent."""
 
-    with engine.ledger.read() as tables:
-        entries = [_core.Entry(data) for _, data in tables.entries(topic.id, 0)]
+    def look(tables: Tables) -> list[_core.Entry]:
+        return [_core.Entry(tables.load(data)) for _, data in tables.entries(topic.id, 0)]
+
+    entries = engine.ledger.look(look, unflushed=True)
     return [[len(e.message(i).value or b"") for i in range(e.count)] for e in entries]
 
 
@@ -411,9 +412,10 @@ SEND_ALL = {"send_async": send_each, "send_many": lambda producer, m: producer.s
 @pytest.mark.parametrize("how", SEND_ALL)
 @pytest.mark.parametrize("most", [1, 7, 100])
 def test_an_entry_holds_no_more_messages_than_it_may(engine, topic, how, most) -> None:
-    with topic.producer(linger=60, max_batch_messages=most) as producer:
-        SEND_ALL[how](producer, [b"x"] * 100)
-    assert max(map(len, entry_sizes(engine, topic))) == most
+    with no_checkpoints(engine):
+        with topic.producer(linger=60, max_batch_messages=most) as producer:
+            SEND_ALL[how](producer, [b"x"] * 100)
+        assert max(map(len, entry_sizes(engine, topic))) == most
 
 
 @pytest.mark.parametrize("how", SEND_ALL)
@@ -421,10 +423,11 @@ def test_an_entry_holds_no_more_bytes_than_it_may(engine, topic, how) -> None:
     """Unless it is a single message, which cannot be divided."""
     dice = random.Random(4)
     messages = [bytes(dice.choice([0, 1, 60, 300, 600, 999, 1000, 2500])) for _ in range(300)]
-    with topic.producer(linger=60, max_batch_bytes=1000) as producer:
-        SEND_ALL[how](producer, messages)
-    assert values(topic) == messages
-    sizes = entry_sizes(engine, topic)
+    with no_checkpoints(engine):
+        with topic.producer(linger=60, max_batch_bytes=1000) as producer:
+            SEND_ALL[how](producer, messages)
+        assert values(topic) == messages
+        sizes = entry_sizes(engine, topic)
     assert max(sum(entry) for entry in sizes if len(entry) > 1) <= 1000
 
 
@@ -602,32 +605,46 @@ def test_a_time_limit_holds_when_nobody_else_commits(engine, topic) -> None:
 # ---- group commit ------------------------------------------------------------------------
 
 
-def test_threads_that_send_together_share_commits(engine, topic) -> None:
+@pytest.fixture
+def flushing(path: str) -> Iterator[xl.Engine]:
+    """An engine that flushes whatever the tests' usual durability is."""
+    with xl.open(path, durability="power") as engine, no_checkpoints(engine):
+        yield engine
+
+
+def test_threads_that_send_together_share_flushes(flushing) -> None:
+    topic = flushing.topic("orders")
     producers = [topic.producer() for _ in range(8)]
-    before = transactions(engine)
+    before = flushes(flushing)
     run_threads(8, lambda n: [producers[n].send(b"%d" % i) for i in range(50)])
-    spent = transactions(engine) - before
+    spent = flushes(flushing) - before
     assert topic.next_offset == 400
-    assert spent < 400
+    assert 0 < spent < 400
     for producer in producers:
         mine = [m.value for m in topic.reader() if m.producer_name == producer.name]
         assert mine == [b"%d" % i for i in range(50)]
 
 
-def test_everything_that_waits_goes_in_one_commit(engine) -> None:
-    """While the ledger is busy, producers of several topics gather: one commit takes them all."""
-    producers = [engine.topic(f"t{n % 3}").producer() for n in range(9)]
-    before = transactions(engine)
-    with ledger_busy(engine):
-        threads = [threading.Thread(target=p.send, args=(b"x",)) for p in producers]
+def test_everything_that_waits_goes_with_one_flush(flushing) -> None:
+    """While the ledger is busy, producers of several topics gather: one flush takes them all."""
+    producers = [flushing.topic(f"t{n % 3}").producer(linger=60) for n in range(9)]
+
+    def run(producer: xl.Producer) -> None:
+        producer.send_async(b"x")
+        producer.flush()
+
+    before = flushes(flushing)
+    with ledger_busy(flushing):
+        threads = [threading.Thread(target=run, args=(p,)) for p in producers]
         for thread in threads:
             thread.start()
         time.sleep(0.3)
     for thread in threads:
         thread.join(10)
-    # the first one leads alone, and was already gone with its own message
-    assert transactions(engine) - before <= 3
-    assert [engine.topic(f"t{n}").next_offset for n in range(3)] == [3, 3, 3]
+    # The first one leads alone, and was already gone with its own message; and what kept the
+    # ledger busy counts, too.
+    assert 0 < flushes(flushing) - before <= 3
+    assert [flushing.topic(f"t{n}").next_offset for n in range(3)] == [3, 3, 3]
 
 
 def test_a_fenced_producer_in_the_group_does_not_disturb_the_others(path, engine, topic) -> None:
@@ -662,3 +679,26 @@ def test_a_duplicate_in_the_group_does_not_disturb_the_others(engine, topic, mon
     assert isinstance(first.exception(5), xl.DuplicateSequenceError)
     assert values(topic) == [b"b"]
     assert a.send(b"a", sequence_id=6) == 1
+
+
+# ---- in either durability ----------------------------------------------------------------
+
+
+def promises_less(state: State) -> bool:
+    return state.engine.unflushed
+
+
+def test_h1_workers_and_scripts_promise_what_the_tests_do(request, path, engine, worker) -> None:
+    """`pytest --durability=process` runs all of this suite in that durability, in whatever
+    process; and what a test says itself counts more."""
+    expected = request.config.getoption("--durability") == "process"
+    source = """
+        import sys
+        import exclusivelog as xl
+        print(xl.open(sys.argv[1]).unflushed, xl.open(sys.argv[1], durability="power").unflushed)
+    """
+    assert engine.unflushed == expected
+    assert worker().call(promises_less) == expected
+    assert finish(source, path) == f"{expected} False\n"
+    with xl.open(path, durability="power") as strict:
+        assert not strict.unflushed

@@ -1,0 +1,220 @@
+"""What the journal must not do to those who share it (rules B10, D8, G6, H1)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import _core, log
+from exclusivelog.log import repair
+from tests.disks import needs_strace
+from tests.journals import no_checkpoints
+from tests.processes import State, open_producer, send, until, values
+
+
+def append_unflushed(state: State) -> int:
+    """What is in the journal when its sender dies before the flush."""
+    appender = state.producer.appender
+    batch = appender.make_batch(_core.strings([b"unflushed"]), None, None, None)
+    while (outcome := appender.place(batch)) != _core.Outcome.PLACED:
+        repair(state.engine.ledger, appender, outcome)
+    return batch.base_offset
+
+
+def test_d8_a_successor_sees_what_its_predecessor_died_over(path, worker) -> None:
+    """The owner has appended, and dies before the flush. Readers do not see the message, since
+    a power cut could still take it. The next owner does: else it would write it once more."""
+    owner = worker(durability="power")
+    assert owner.call(open_producer, "exclusive") == 1
+    assert owner.call(send, b"flushed") == 0
+    with xl.open(path, durability="power") as engine, no_checkpoints(engine):
+        topic = engine.topic("orders")
+        waiting = topic.producer_async("wait_for_exclusive")
+        assert owner.call(append_unflushed) == 1
+        assert values(topic) == [b"flushed"]
+        owner.kill()
+        with waiting.result(20) as successor:
+            assert values(topic) == [b"flushed", b"unflushed"]
+            assert successor.send(b"next") == 2
+    with xl.open(path) as engine:
+        assert values(engine.topic("orders")) == [b"flushed", b"unflushed", b"next"]
+
+
+def test_g6_a_reader_sees_no_message_before_its_flush(path) -> None:
+    with (
+        xl.open(path, durability="power") as careful,
+        xl.open(path, durability="process") as quick,
+        no_checkpoints(careful),
+    ):
+        with quick.topic("t").producer() as producer:
+            assert producer.send(b"x") == 0
+            assert values(quick.topic("t")) == [b"x"]
+            assert values(careful.topic("t")) == []
+            assert not careful.topic("t").reader().has_message_available()
+            with careful.topic("other").producer() as other:
+                other.send(b"flushed")  # and all before it
+            assert values(careful.topic("t")) == [b"x"]
+
+
+def test_g6_what_nobody_flushes_is_there_after_a_checkpoint(path, worker) -> None:
+    """A reader in another process, opened with `power`, waits for what is sent in `process`."""
+    quick = worker(durability="process", topic="t")
+    with xl.open(path, durability="power") as engine:
+        reader = engine.topic("t").reader()
+        quick.call(open_producer, "shared")
+        quick.call(send, b"x")
+        assert reader.read_next(10).value == b"x"
+
+
+@needs_strace
+def test_h1_nobody_waits_for_a_flush_whose_leader_is_stopped(path, worker) -> None:
+    """A process is held up in its flush, for 15 s: those who would have shared it make one of
+    their own."""
+    slow = worker(durability="power", topic="slow")
+    slow.call(open_producer, "shared")
+    strace = subprocess.Popen(
+        ["strace", "-f", "-p", str(slow.pid), "-o", os.devnull, "-P", str(Path(path) / "journal"),
+         "-e", "inject=fdatasync:delay_exit=15000000"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        while "attached" not in (said := strace.stderr.readline()):
+            assert said, "strace has ended"
+        with xl.open(path, durability="power") as engine:
+            producer = engine.topic("quick").producer()
+            slow.start(send, b"slow")
+            time.sleep(0.3)
+            before = time.monotonic()
+            for number in range(20):
+                assert producer.send(b"quick") == number
+            producer.close()
+            assert time.monotonic() - before < 5
+            assert not slow.answered()
+    finally:
+        strace.kill()
+        strace.communicate(timeout=20)
+
+
+# ---- found by attack ---------------------------------------------------------------------
+
+
+def test_b9_facts_of_yesterday_are_not_learned(path, monkeypatch) -> None:
+    """A thread has looked up what its message follows, and is held up. Meanwhile a large batch
+    goes straight into the tables, and another producer has learned of it. What the first thread
+    knows must not come over that: the next small message would get an offset a second time."""
+    with xl.open(path) as engine:
+        topic = engine.topic("t")
+        quick, held = topic.producer(name="quick"), topic.producer(name="held")
+        quick.send(b"0")
+        reached, gate = threading.Event(), [threading.Event(), threading.Event()]
+        check = log.check_may_write
+
+        def check_then_wait(*args: object) -> None:
+            check(*args)
+            if threading.current_thread().name == "held" and gate:
+                reached.set()
+                assert gate.pop(0).wait(20)
+
+        monkeypatch.setattr(log, "check_may_write", check_then_wait)
+        first, second = gate
+        thread = threading.Thread(target=lambda: held.send(b"held"), name="held")
+        thread.start()
+        assert reached.wait(10)
+        assert quick.send_many([bytes(60_000)] * 3) == range(1, 4)
+        with pytest.raises(xl.DuplicateSequenceError):
+            quick.send(b"again", sequence_id=0)  # learns where the topic ends
+        reached.clear()
+        first.set()
+        assert reached.wait(10)
+        assert quick.send(b"after") == 4
+        second.set()
+        thread.join(10)
+        assert engine.verify().messages == 6
+        assert engine.verify().ok
+
+
+def fill_ring(producer: xl.Producer, journal: _core.Journal, up_to: int) -> None:
+    while up_to - journal.tail > 70_000:
+        producer.send(bytes(60_000))
+    producer.send(bytes(up_to - journal.tail - 700))
+    while up_to - journal.tail > 450:
+        producer.send(b"x")
+
+
+def test_h2_a_refused_append_costs_nobody_what_he_has_not_seen_yet(path, worker) -> None:
+    """There is no room for the second half of a batch. Its first half has been written over frames
+    that are in the tables by now, and that another process has yet to catch up with."""
+    other = worker(durability="process", topic="t")
+    other.call(open_producer, "shared")
+    assert other.call(send, b"0") == 0
+    with xl.open(path, durability="power") as engine:
+        topic, journal = engine.topic("t"), engine.ledger.journal
+        with (
+            topic.producer() as producer,
+            engine.topic("u").producer(max_batch_messages=1) as filling,
+        ):
+            filling.send(b"x")
+            producer.send_many([])
+            assert other.call(send, b"1") == 1
+            seen = journal.tail
+            assert producer.send(b"2") == 2
+            fill_ring(filling, journal, seen + journal.capacity)
+            engine.ledger.checkpoint()
+            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+            limit = _core.JOURNAL_HEADER_BYTES + seen % journal.capacity + 2500
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+            try:
+                with pytest.raises(xl.LedgerFullError):
+                    filling.send_many([bytes(2000), bytes(5000)])
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert other.call(send, b"3") == 3
+            engine.ledger.checkpoint()
+            assert engine.verify().ok
+            assert values(topic) == [b"0", b"1", b"2", b"3"]
+
+
+def test_a_large_batch_is_not_kept_waiting_by_small_ones(path) -> None:
+    """Threads send one message after the other by the producer that has a large batch to send."""
+    with xl.open(path, durability="process") as engine, engine.topic("t").producer() as producer:
+        ended = threading.Event()
+
+        def send_on() -> None:
+            while not ended.is_set():
+                producer.send(b"x")
+
+        threads = [threading.Thread(target=send_on) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        try:
+            before = time.monotonic()
+            for _ in range(5):
+                producer.send_many([bytes(70_000)] * 3)
+            assert time.monotonic() - before < 10
+        finally:
+            ended.set()
+            for thread in threads:
+                thread.join(20)
+        assert engine.verify().ok
+
+
+def test_h1_somebody_makes_the_checkpoint_of_a_dead_process(path, worker) -> None:
+    """It found the journal empty, and so it was its turn. It dies; another one goes on sending,
+    and what it sends is in the tables, safe from a power cut, a second or two later."""
+    first, second = (worker(durability="process", topic="t") for _ in range(2))
+    for process in (first, second):
+        process.call(open_producer, "shared")
+    with xl.open(path) as engine:
+        engine.ledger.checkpoint()
+        first.call(send, b"0")
+        first.kill()
+        second.call(send, b"1")
+        until(lambda: engine.ledger.journal.backlog == 0, timeout=10)
+        assert values(engine.topic("t")) == [b"0", b"1"]
