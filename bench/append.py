@@ -17,10 +17,11 @@ from bench.measure import (
     Settings,
     Stores,
     Target,
+    in_thread,
     latencies,
     take_turns,
 )
-from bench.peers import Appenders, Lmdb, RawFile
+from bench.peers import Appenders, Lmdb, PersistQueue, RawFile, Rocks, Sqlite
 
 SIZE = 100
 PER_TRANSACTION = 1_000
@@ -36,24 +37,36 @@ def messages(count: int, size: int = SIZE) -> list[bytes]:
 # ---- P1: one durable send ----------------------------------------------------------------
 
 
+# What a send must not exceed, in times of the peer's.
+P1_RATIOS = {RawFile: 1.3, Lmdb: 1.0, Sqlite: 1.0, Rocks: 1.0, PersistQueue: 1.0}
+
+
 def p1(settings: Settings) -> Figure:
     """Durable send of one message, by one thread, against everything that can do that."""
     figure = Figure("P1", "durable send of 100 B, one thread: p50")
     calls, value = 100, messages(1)[0]
     with Stores(settings) as stores:
         producer = stores.engine().topic("orders").producer("exclusive")
-        peers = stores.enter_context(Appenders(stores))
-        ours = _one_by_one("exclusivelog send", POWER, partial(producer.send, value), calls)
-        theirs = [
-            _one_by_one(peer.name, peer.durability, partial(peer.append, value), calls, rival=True)
-            for peer in peers
-        ]
+        send = partial(producer.send, value)
+        peers = [*stores.enter_context(Appenders(stores))]
+        arms = [
+            _one_by_one("exclusivelog send", POWER, send, calls),
+            Arm("send, not in the main thread", lambda _: in_thread(lambda: latencies(send, calls)),
+                calls, "s", durability=POWER),
+            *(_one_by_one(peer.name, peer.durability, partial(peer.append, value), calls,
+                          rival=True) for peer in peers),
+        ]  # fmt: skip
         # SQLite's log grows, at a price, until its first checkpoint, 1,000 pages on.
-        results = take_turns([ours, *theirs], settings.rounds_or(10), warm_ups=15)
+        results = take_turns(arms, settings.rounds_or(10), warm_ups=15)
     figure.series = list(results.values())
-    for peer in figure.series[1:]:
-        figure.compare(f"send, against {peer.name}", figure.series[0], peer)
-    figure.notes.append("no target is judged yet: every commit is an LMDB transaction today")
+    ours, elsewhere = figure.series[:2]
+    for peer in peers:
+        most = P1_RATIOS.get(type(peer))
+        figure.compare(f"send, against {peer.name}", ours, results[peer.name],
+                       None if most is None else Target(most_ratio=most))  # fmt: skip
+    figure.compare("send, not in the main thread", elsewhere, results[peers[0].name])
+    for share in (0.95, 0.99):
+        figure.compare_at(share, f"send, p{100 * share:g}", ours, results[peers[0].name])
     return figure
 
 

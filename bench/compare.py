@@ -13,7 +13,22 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from bench import append, machine, plots, report, scan, tail, takeover, topics, waiters
+from bench import (
+    append,
+    busy,
+    growth,
+    machine,
+    plots,
+    report,
+    scan,
+    sharing,
+    space,
+    tail,
+    takeover,
+    topics,
+    unflushed,
+    waiters,
+)
 from bench.measure import Figure, Settings, limited, prepare_directory
 
 RESULTS = Path(__file__).parent / "results"
@@ -21,13 +36,18 @@ LIMIT_SECONDS, LIMIT_SECONDS_IN_FULL = 900, 3600
 
 FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P1": append.p1,
+    "P2": unflushed.p2,
     "P3": append.p3,
     "P4": append.p4,
+    "P5": sharing.p5,
     "P6": scan.p6,
     "P7": tail.p7,
     "P8": takeover.p8,
     "P10": waiters.p10,
     "P11": topics.p11,
+    "P12": growth.p12,
+    "P13": space.p13,
+    "P15": busy.p15,
 }
 
 
@@ -37,7 +57,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="of each figure; default: its own number")
     parser.add_argument("--dir", type=Path, default=RESULTS, help="a directory on the disk to use")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results go")
-    parser.add_argument("--full", action="store_true", help="set up one by one, 100,000 waiters")
+    parser.add_argument(
+        "--full", action="store_true",
+        help="set up one by one; 100,000 waiters; 100,000,000 messages (10 GB)",
+    )  # fmt: skip
     given = parser.parse_args()
     for name in given.figures:
         if name not in FIGURES:

@@ -15,8 +15,10 @@ import signal
 import statistics
 import tempfile
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ import exclusivelog as xl
 from exclusivelog.ledger import file_system
 
 POWER = "survives power loss"
+PROCESS = "survives the process's death"
+KEPT_SAMPLES = 2_000  # of a series that would be too long to keep
 PREFIX = "exclusivelog-bench-"
 FILLING = bytes(1 << 20)
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
@@ -52,6 +56,15 @@ class Series:
         """The sample that `share` of all samples do not exceed."""
         ordered = sorted(self.samples)
         return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    def thinned(self, most: int = KEPT_SAMPLES) -> Series:
+        """The same distribution in few samples, the smallest and the largest among them; what
+        is rarer than one in `most` gets lost between them, but for the largest."""
+        if len(self.samples) <= most:
+            return self
+        ordered = sorted(self.samples)
+        step = (len(ordered) - 1) / (most - 1)
+        return replace(self, samples=[ordered[round(i * step)] for i in range(most)])
 
 
 @dataclass(frozen=True)
@@ -122,6 +135,17 @@ class Figure:
             Row(
                 what, ours.median, ours.unit, peer.median if peer else None,
                 peer.name if peer else "", target, peer.rival if peer else False,
+            )
+        )  # fmt: skip
+
+    def compare_at(
+        self, share: float, what: str, ours: Series, peer: Series, target: Target | None = None
+    ) -> None:
+        """A row of two percentiles: what `share` of the samples do not exceed."""
+        self.rows.append(
+            Row(
+                what, ours.percentile(share), ours.unit, peer.percentile(share), peer.name,
+                target, peer.rival,
             )
         )  # fmt: skip
 
@@ -207,6 +231,30 @@ def latencies(call: Callable[[], object], count: int) -> list[float]:
         call()
         samples.append(time.perf_counter() - start)
     return samples
+
+
+def consecutive(call: Callable[[], object], most: int, seconds: float) -> list[float]:
+    """How long each of up to `most` calls took, in seconds, within about this time.
+
+    One call's end is the next one's beginning, so that no pause is missed.
+    """
+    clock = time.perf_counter
+    samples = array("d", bytes(8 * most))  # which does not grow under the clock
+    before = clock()
+    deadline, number = before + seconds, 0
+    while number < most and before < deadline:
+        call()
+        after = clock()
+        samples[number] = after - before
+        before = after
+        number += 1
+    return samples[:number].tolist()
+
+
+def in_thread(work: Callable[[], Any], patience: float = 60.0) -> Any:
+    """`work()` in a thread that is not the main one, which Python's signal handlers strike."""
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(work).result(patience)
 
 
 @contextlib.contextmanager

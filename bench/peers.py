@@ -1,28 +1,34 @@
 """The peers: other ways to keep 100-byte messages on this disk.
 
-Each appends one message per call and says what that survives; those that are not synced by
-default are told to be. Their modules are imported when they are opened.
+Each appends one message per call and says what that survives. Those that are not synced by
+default are told to be, and are asked whether they are; where a flush is not wanted, all are
+told to leave it. Their modules are imported when they are opened.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol, Self
 
 import lmdb
 
-from bench.measure import POWER, Stores
+from bench.measure import POWER, PROCESS, Stores
 
 KEY = struct.Struct(">Q")
 MAP_SIZE = 1 << 38
+WRITER_SHIFT = 48  # writers at the same time have their number in the key's highest bytes
 Item = tuple[bytes, bytes]
+Synchronous = Literal["NORMAL", "FULL"]
+LEVELS = {"NORMAL": 1, "FULL": 2}  # as SQLite numbers them
+SURVIVES = {"NORMAL": PROCESS, "FULL": POWER}
 
 
 class Peer(Protocol):
-    """Appends messages, durably."""
+    """Appends messages."""
 
     name: str
     durability: str
@@ -35,12 +41,14 @@ class RawFile:
     """A file written full of zeros before, so that a flush changes no metadata: the floor.
 
     `size=0`: a file that grows, whose flushes change metadata and whose pages are new.
+    `flush=False`: what the call into the kernel alone takes.
     """
 
-    name = "pwrite + fdatasync"
-    durability = POWER + ", keeps no order of writers, no checksum, no index"
-
-    def __init__(self, path: str, size: int = 64 << 20) -> None:
+    def __init__(self, path: str, size: int = 64 << 20, flush: bool = True) -> None:
+        self.name = "pwrite + fdatasync" if flush else "pwrite"
+        survived = POWER if flush else PROCESS
+        self.durability = f"{survived}, keeps no order of writers, no checksum, no index"
+        self._flush = flush
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size = size
         self._at = 0
@@ -53,28 +61,39 @@ class RawFile:
             self._at = 0
         os.pwrite(self._fd, value, self._at)
         self._at += len(value)
-        os.fdatasync(self._fd)
+        if self._flush:
+            os.fdatasync(self._fd)
 
     def close(self) -> None:
         os.close(self._fd)
 
 
 class Lmdb:
-    """One key per message, 8 bytes big-endian, as an LMDB user would."""
+    """One key per message, 8 bytes big-endian, as an LMDB user would.
 
-    name = "py-lmdb"
-    durability = POWER
+    `writemap=True`: written through the mapping, its fastest way while nothing is flushed.
+    """
 
-    def __init__(self, path: str, sync: bool = True) -> None:
-        if not sync:
-            self.durability = "not flushed; a power loss may destroy it"
-        self.env = lmdb.open(path, map_size=MAP_SIZE, lib_version=0, sync=sync)
+    def __init__(self, path: str, sync: bool = True, writemap: bool = False) -> None:
+        self.name = "py-lmdb" + ", sync=False" * (not sync) + ", writemap=True" * writemap
+        self.durability = POWER if sync else "not flushed; a power loss may destroy it"
+        self.env = lmdb.open(path, map_size=MAP_SIZE, lib_version=0, sync=sync, writemap=writemap)
         self.count = 0
 
     def append(self, value: bytes) -> None:
         with self.env.begin(write=True) as txn:
             txn.put(KEY.pack(self.count), value, append=True)
         self.count += 1
+
+    def writer(self, number: int) -> Callable[[bytes], None]:
+        """`append` for one of several that write at the same time, under keys of its own."""
+        keys = itertools.count(number << WRITER_SHIFT)
+
+        def append(value: bytes) -> None:
+            with self.env.begin(write=True) as txn:
+                txn.put(KEY.pack(next(keys)), value)
+
+        return append
 
     def items(self, values: Sequence[bytes]) -> list[Item]:
         """What comes next, as `put_many` takes it."""
@@ -93,9 +112,9 @@ class Lmdb:
 class Sqlite:
     """A table with a row per message, in WAL mode."""
 
-    def __init__(self, path: str, synchronous: str = "FULL") -> None:
+    def __init__(self, path: str, synchronous: Synchronous = "FULL") -> None:
         self.name = f"sqlite3 WAL {synchronous}"
-        self.durability = POWER if synchronous == "FULL" else "survives the process's death"
+        self.durability = SURVIVES[synchronous]
         self.db = sqlite3.connect(path, isolation_level=None)
         self.db.execute("PRAGMA journal_mode=WAL")
         self.db.execute(f"PRAGMA synchronous={synchronous}")
@@ -114,17 +133,16 @@ class Sqlite:
 
 
 class Rocks:
-    """RocksDB, its own log synced at each put."""
+    """RocksDB, its own log synced at each put, or only written."""
 
-    name = "rocksdict, sync"
-    durability = POWER
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, sync: bool = True) -> None:
         from rocksdict import Options, Rdict, WriteOptions
 
+        self.name = "rocksdict, sync" if sync else "rocksdict, no sync"
+        self.durability = POWER if sync else PROCESS
         self._db = Rdict(path, Options(raw_mode=True))
         options = WriteOptions()
-        options.sync = True
+        options.sync = sync
         self._db.set_write_options(options)
         self._count = 0
 
@@ -137,16 +155,16 @@ class Rocks:
 
 
 class PersistQueue:
-    """persist-queue's SQLite queue; its file queue flushes only once per chunk."""
+    """persist-queue's SQLite queue, which is in WAL mode; its file queue flushes only once per
+    chunk."""
 
-    name = "persist-queue (SQLite, auto_commit)"
-    durability = POWER
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, synchronous: Synchronous = "FULL") -> None:
         import persistqueue
 
+        self.name = f"persist-queue (SQLite, auto_commit), {synchronous}"
+        self.durability = SURVIVES[synchronous]
         self._queue = persistqueue.FIFOSQLiteQueue(path, auto_commit=True, multithreading=True)
-        require_full(self._queue._putter)
+        set_level(self._queue._putter, synchronous)
 
     def append(self, value: bytes) -> None:
         self._queue.put(value)
@@ -156,17 +174,15 @@ class PersistQueue:
 
 
 class LiteQueue:
-    """litequeue, raised from its NORMAL to synchronous=FULL."""
+    """litequeue; NORMAL is its own choice."""
 
-    name = "litequeue, FULL"
-    durability = POWER
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, synchronous: Synchronous = "FULL") -> None:
         from litequeue import LiteQueue as Queue
 
+        self.name = f"litequeue, {synchronous}"
+        self.durability = SURVIVES[synchronous]
         self._queue = Queue(path)
-        self._queue.conn.execute("PRAGMA synchronous=FULL")
-        require_full(self._queue.conn)
+        set_level(self._queue.conn, synchronous)
 
     def append(self, value: bytes) -> None:
         self._queue.put(value)  # it says str, SQLite takes either
@@ -176,17 +192,17 @@ class LiteQueue:
 
 
 class Deque:
-    """diskcache.Deque, raised from its NORMAL to synchronous=FULL."""
+    """diskcache.Deque; NORMAL is its own choice."""
 
-    name = "diskcache.Deque, FULL"
-    durability = POWER
-
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, synchronous: Synchronous = "FULL") -> None:
         from diskcache import Cache
         from diskcache import Deque as Queue
 
-        self._cache = Cache(path, eviction_policy="none", sqlite_synchronous=2)
-        require_full(self._cache._con)
+        self.name = f"diskcache.Deque, {synchronous}"
+        self.durability = SURVIVES[synchronous]
+        level = LEVELS[synchronous]
+        self._cache = Cache(path, eviction_policy="none", sqlite_synchronous=level)
+        require_level(self._cache._con, level)
         self._queue = Queue.fromcache(self._cache)
 
     def append(self, value: bytes) -> None:
@@ -196,26 +212,39 @@ class Deque:
         self._cache.close()
 
 
-def require_full(connection: Any) -> None:
-    """A peer that is called durable must be."""
+def set_level(connection: Any, synchronous: Synchronous) -> None:
+    connection.execute(f"PRAGMA synchronous={synchronous}")
+    require_level(connection, LEVELS[synchronous])
+
+
+def require_level(connection: Any, expected: int) -> None:
+    """A peer that is called durable must be, and one that is not must not pay for it."""
     (level,) = connection.execute("PRAGMA synchronous").fetchone()
-    if level < 2:
-        raise RuntimeError(f"synchronous={level}: this peer does not survive a power loss")
+    if level != expected:
+        raise RuntimeError(f"this peer has synchronous={level}, and should have {expected}")
 
 
 class Appenders:
-    """All peers that append one durable message per call, on one disk."""
+    """All peers that append one message per call, on one disk.
 
-    def __init__(self, stores: Stores) -> None:
+    `durable`: each call survives a power loss; else it survives the process's death, but for
+    py-lmdb, which survives that too, but not a power loss.
+    """
+
+    def __init__(self, stores: Stores, durable: bool = True) -> None:
+        synchronous: Synchronous = "FULL" if durable else "NORMAL"
+        path = stores.path
         self._peers: list[Peer] = [
-            RawFile(stores.path("raw")),
-            Lmdb(stores.path("lmdb")),
-            Sqlite(stores.path("sqlite.db")),
-            Rocks(stores.path("rocks")),
-            PersistQueue(stores.path("persist")),
-            LiteQueue(stores.path("litequeue.db")),
-            Deque(stores.path("deque")),
+            RawFile(path("raw"), flush=durable),
+            Lmdb(path("lmdb"), sync=durable),
+            Sqlite(path("sqlite.db"), synchronous),
+            Rocks(path("rocks"), sync=durable),
+            PersistQueue(path("persist"), synchronous),
+            LiteQueue(path("litequeue.db"), synchronous),
+            Deque(path("deque"), synchronous),
         ]
+        if not durable:
+            self._peers.append(Lmdb(path("writemap"), sync=False, writemap=True))
 
     def __iter__(self) -> Iterator[Peer]:
         return iter(self._peers)

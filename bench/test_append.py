@@ -1,7 +1,8 @@
-"""Append: into memory, one durable message, and a thousand of them."""
+"""Append: into memory, one message that survives the process or a power loss, and a thousand."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import exclusivelog as xl
 from bench.append import pipeline
+from bench.measure import Stores
 from bench.peers import Lmdb, RawFile, Sqlite
 from exclusivelog import _core
 
@@ -64,9 +66,10 @@ def test_seal_many(benchmark: BenchmarkFixture, values: list[bytes]) -> None:
     column = _core.strings([*values])
 
     def setup() -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (make_appender(), column, None, None, None, None), {}
+        return (make_appender(), column, None, None, None), {}
 
-    assert benchmark.pedantic(_core.Appender.add_many, setup=setup, **BATCH) is not None
+    batch = benchmark.pedantic(_core.Appender.make_batch, setup=setup, **BATCH)
+    assert batch.count == len(values)
 
 
 @pytest.mark.benchmark(group="1,000 messages into an entry")
@@ -107,6 +110,37 @@ def test_lmdb_commit(benchmark: BenchmarkFixture, lmdb: Lmdb, values: list[bytes
 @pytest.mark.benchmark(group="one durable message")
 def test_sqlite_full(benchmark: BenchmarkFixture, sqlite: Sqlite, values: list[bytes]) -> None:
     benchmark(sqlite.append, values[0])
+
+
+# ---- surviving the process ---------------------------------------------------------------
+
+
+@pytest.mark.benchmark(group="one message that survives the process")
+def test_send_unflushed(benchmark: BenchmarkFixture, stores: Stores, values: list[bytes]) -> None:
+    engine = stores.engine("process", durability="process")
+    with engine.topic("orders").producer("exclusive") as producer:
+        assert benchmark(producer.send, values[0]) >= 0
+
+
+@pytest.mark.benchmark(group="one message that survives the process")
+def test_pwrite(benchmark: BenchmarkFixture, stores: Stores, values: list[bytes]) -> None:
+    with closing(RawFile(stores.path("unflushed"), 8 << 20, flush=False)) as raw:
+        benchmark(raw.append, values[0])
+
+
+@pytest.mark.benchmark(group="one message that survives the process")
+def test_lmdb_unsynced(benchmark: BenchmarkFixture, stores: Stores, values: list[bytes]) -> None:
+    with closing(Lmdb(stores.path("unsynced"), sync=False)) as lmdb:
+        benchmark(lmdb.append, values[0])
+
+
+@pytest.mark.benchmark(group="one message that survives the process")
+def test_sqlite_normal(benchmark: BenchmarkFixture, stores: Stores, values: list[bytes]) -> None:
+    with closing(Sqlite(stores.path("normal.db"), "NORMAL")) as sqlite:
+        benchmark(sqlite.append, values[0])
+
+
+# ---- a thousand durable ones -------------------------------------------------------------
 
 
 @pytest.mark.benchmark(group="1,000 durable messages")
