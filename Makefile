@@ -1,5 +1,6 @@
 # make demo   the main job on real data        make test   everything that must hold
 # make bench  the comparison with the peers    make lint   style and types only
+# make proof [SIZE=small|medium|full] [PARTS="torture fuzz ..."]   the promises as figures
 # Each creates the environment that it needs, in .venv, from pyproject.toml alone.
 
 PYTHON ?= python3
@@ -8,16 +9,26 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxi exclusivelog/*.pxd)
 
-.PHONY: demo test lint bench torture clean
+# Spark draws the demo's report, where there is a Java to run it.
+JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
+
+.PHONY: demo test lint bench torture proof clean
 .DELETE_ON_ERROR:
 
 demo: $(READY)
-	$(BIN)/exclusivelog demo
+	$(BIN)/exclusivelog demo $(shell $(JAVA) && echo --report demo-report.html)
+
+# Two at a time: many tests wait, for a deadline or a flush. Those of a group stay together.
+PYTEST := $(BIN)/python -m pytest -q --benchmark-disable -n 2 --dist=loadgroup
+# Durability makes no difference to these: once is enough.
+ONCE := access_model c_clocks c_hangs cli core demo e_crashes examples f_claims h_creation \
+    losing_data package proof state_examples \
+    spark_crashes spark_pipelines spark_read spark_write
 
 test: lint
-	$(BIN)/python -m pytest -q --benchmark-disable --durations=10
-	$(BIN)/python -m pytest -q --benchmark-disable --durability=process tests
-	$(BIN)/python -m pytest -q --benchmark-disable bench
+	$(PYTEST) --durations=10
+	$(PYTEST) --durability=process tests $(ONCE:%=--ignore=tests/test_%.py)
+	$(PYTEST) bench
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -28,6 +39,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m bench.compare
+
+# What a run finds is added to build/proof.json.
+proof: $(READY)
+	$(BIN)/python -m proof --size=$(or $(SIZE),small) $(PARTS)
 
 torture: $(READY)
 	$(BIN)/python -m pytest -q tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import itertools
 import os
@@ -64,7 +65,7 @@ def _examples(request: pytest.FixtureRequest) -> None:
     if not isinstance(request.node, pytest.DoctestItem):
         return
     names = request.getfixturevalue("doctest_namespace")
-    names.update(xl=xl, dt=dt, count=itertools.count())
+    names.update(xl=xl, dt=dt, count=itertools.count(), asyncio=asyncio)
     source = "".join(example.source for example in request.node.dtest.examples)
     if any(word in source for word in ("engine", "topic", "producer", "reader", "path")):
         names["path"] = request.getfixturevalue("path")

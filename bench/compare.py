@@ -17,17 +17,21 @@ from bench import (
     append,
     busy,
     growth,
+    handover,
     machine,
     plots,
     report,
     scan,
     sharing,
     space,
+    sparks,
+    state,
     tail,
     takeover,
     topics,
     unflushed,
     waiters,
+    zombies,
 )
 from bench.measure import Figure, Settings, limited, prepare_directory
 
@@ -43,11 +47,15 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P6": scan.p6,
     "P7": tail.p7,
     "P8": takeover.p8,
+    "P9": handover.p9,
     "P10": waiters.p10,
     "P11": topics.p11,
     "P12": growth.p12,
     "P13": space.p13,
+    "P14": state.p14,
     "P15": busy.p15,
+    "P16": sparks.p16,
+    "P17": zombies.p17,
 }
 
 

@@ -39,7 +39,7 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 @dataclass(frozen=True)
 class Series:
     """What one arm measured. `rival`: it is not ours. `cpu`: CPU seconds per piece of work, where
-    that was counted."""
+    that was counted. `drawn`: it is in the plots, not only in the raw numbers."""
 
     name: str
     unit: str
@@ -47,6 +47,7 @@ class Series:
     durability: str = ""
     rival: bool = False
     cpu: float | None = None
+    drawn: bool = True
 
     @property
     def median(self) -> float:

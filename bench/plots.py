@@ -22,10 +22,11 @@ def draw(figure: Figure, results: Path) -> list[Path]:
     import matplotlib
 
     matplotlib.use("Agg")
-    units = {series.unit for series in figure.series if series.unit}
+    drawn = [series for series in figure.series if series.unit and series.drawn]
+    units = {series.unit for series in drawn}
     paths = []
     for unit in sorted(units):
-        series = [one for one in figure.series if one.unit == unit]
+        series = [one for one in drawn if one.unit == unit]
         suffix = "" if len(units) == 1 else "-" + LABELS[unit].replace(" ", "-")
         path = results / f"{figure.id}{suffix}.png"
         many = unit == "s" and all(len(one.samples) >= DISTRIBUTION for one in series)
@@ -46,7 +47,8 @@ def _bars(figure: Figure, series: list[Series], unit: str, path: Path) -> None:
         )
     axes.set_yticks(range(len(series)), [one.name for one in reversed(series)], fontsize=8)
     axes.set_xlabel(f"{LABELS[unit]}: median, smallest and largest of the rounds")
-    axes.margins(x=0.15)
+    shown = [value for one in series for value in (*one.samples, one.median) if value > 0] or [1.0]
+    axes.set_xlim(min(shown) / 2, max(shown) * 3)  # room for the labels, also where all are equal
     save(path)
 
 

@@ -92,6 +92,27 @@ def test_hand_over(benchmark: BenchmarkFixture, topic: xl.Topic) -> None:
 
 
 @pytest.mark.benchmark(group="hand-over, durable")
+def test_unload(benchmark: BenchmarkFixture, topic: xl.Topic, engine: xl.Engine) -> None:
+    """The same to an engine that was named, from `engine.unload` on."""
+    with xl.open(engine.path, name="other") as other:
+        engines, owners = [other, engine], [topic.producer("exclusive")]
+
+        def queue_up() -> tuple[tuple[Any, ...], dict[str, Any]]:
+            for former in owners[:-1]:
+                former.close()
+            to, source = engines
+            engines.reverse()
+            return (source, to, to.topic("orders").producer_async("wait_for_exclusive")), {}
+
+        def hand_over(source: xl.Engine, to: xl.Engine, successor: Any) -> None:
+            source.unload("orders", to=to.id)
+            owners.append(successor.result(timeout=10))
+
+        benchmark.pedantic(hand_over, setup=queue_up, rounds=300, warmup_rounds=5)
+        assert owners[-1].topic_epoch == topic.epoch == len(owners)
+
+
+@pytest.mark.benchmark(group="hand-over, durable")
 def test_lmdb_row(benchmark: BenchmarkFixture, lmdb: Lmdb) -> None:
     """One durable row, which wakes nobody: the floor of a hand-over in LMDB."""
 

@@ -14,7 +14,6 @@ from bench.measure import POWER, Arm, Figure, Settings, Stores, Target, take_tur
 from exclusivelog import _core
 from exclusivelog.access import Session
 from exclusivelog.producer import Options, Producer
-from exclusivelog.topic import _new_row
 
 COUNTS = (1, 1_000, 100_000)
 SENDS = 1_000
@@ -95,7 +94,7 @@ def make_topics(engine: xl.Engine, names: Sequence[str]) -> None:
         with engine.ledger.write() as tables:
             for name in part:
                 if tables.topic_id(name) is None:
-                    _new_row(tables, name)
+                    tables.new_topic(name)
 
 
 def _register_owners(engine: xl.Engine, names: Sequence[str]) -> list[xl.Producer]:

@@ -17,11 +17,14 @@ from exclusivelog._core import Message, Receipt
 from exclusivelog.engine import Engine, open
 from exclusivelog.errors import *  # noqa: F403
 from exclusivelog.errors import __all__ as _errors
+from exclusivelog.events import Event
 from exclusivelog.ownership import Claim
 from exclusivelog.producer import Producer
 from exclusivelog.reader import Reader
+from exclusivelog.state import SharedMap, SharedState
 from exclusivelog.topic import Topic
-from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, Report, WaiterInfo
+from exclusivelog.transaction import Transaction
+from exclusivelog.types import AccessMode, EngineInfo, Move, OwnerInfo, Report, WaiterInfo
 from exclusivelog.version import __version__
 
 __all__ = [
@@ -29,13 +32,18 @@ __all__ = [
     "Claim",
     "Engine",
     "EngineInfo",
+    "Event",
     "Message",
+    "Move",
     "OwnerInfo",
     "Producer",
     "Reader",
     "Receipt",
     "Report",
+    "SharedMap",
+    "SharedState",
     "Topic",
+    "Transaction",
     "WaiterInfo",
     "__version__",
     "open",

@@ -2,25 +2,13 @@
 # batch is written whole or not at all, and has one outcome, which its receipts share: to
 # resolve a million messages is to set one field.
 
-# Counts the forks above this process: who waits for a batch of an earlier one waits for a
-# thread that is the parent's.
-cdef int _generation = 0
-
-
-def _count_fork():
-    global _generation, _calling_back
-    _generation += 1
+def _forget_callbacks():
+    global _calling_back
     _calling_back = _threading.Lock()   # the parent's may be held by a thread of the parent's
     _due_callbacks.clear()
 
 
-_os.register_at_fork(after_in_child=_count_fork)
-
-
-def _inherited():
-    from exclusivelog.errors import EngineClosedError
-    return EngineClosedError(
-        "this is the parent's, inherited through fork(); open an engine of your own in the child")
+_os.register_at_fork(after_in_child=_forget_callbacks)
 
 
 cdef enum:
@@ -378,6 +366,7 @@ cdef class Appender:
     cdef list full
     cdef list inflight
     cdef readonly object error
+    cdef bint paused        # `error` is for now only
     cdef readonly object session
     cdef Agenda agenda
     cdef Leash leash        # the producer is not gone as long as its messages wait
@@ -731,11 +720,34 @@ cdef class Appender:
         for batch in told:
             batch._finish()
 
+    def await_sends(self):
+        """Wait for those who append right now, past the queue."""
+        while self.sending:
+            self._let_them_send()
+
+    def advance(self, int64_t sequence):
+        """The log has messages up to this sequence id that did not come from here."""
+        self.durable_sequence = max(self.durable_sequence, sequence)
+        self.last_sequence = max(self.last_sequence, sequence)
+
     def condemn(self, error not None):
         """Take no more messages; the error of the first call counts, and is returned."""
+        if self.error is None or self.paused:
+            self.error = error
+            self.paused = False
+        return self.error
+
+    def pause(self, error not None):
+        """Take no more messages for now; what is queued is still sent."""
         if self.error is None:
             self.error = error
-        return self.error
+            self.paused = True
+
+    def resume(self):
+        """Take messages again, unless it was condemned meanwhile."""
+        if self.paused:
+            self.error = None
+            self.paused = False
 
 
 @cython.final

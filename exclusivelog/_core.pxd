@@ -9,6 +9,7 @@ cdef class Entry:
     cdef Py_buffer view
     cdef readonly uint64_t topic
     cdef readonly uint64_t base_offset
+    cdef readonly uint64_t end              # the offset behind the last message
     cdef readonly uint64_t epoch
     cdef readonly uint64_t session
     cdef readonly int64_t base_sequence
@@ -30,6 +31,7 @@ cdef class Entry:
     cdef const uint32_t* property_offsets
     cdef const char* properties
     cdef const uint32_t* times
+    cdef const uint32_t* gaps
     cdef const char* name
     cdef uint16_t name_length
 
@@ -57,5 +59,8 @@ cdef class TopicRow:
     cdef public uint64_t owner
     cdef public uint32_t shared
     cdef public uint32_t waiting
+    cdef public uint64_t freed
+    cdef public uint64_t later
+    cdef public uint64_t due
     cdef public uint32_t flags
     cdef public str name

@@ -44,6 +44,7 @@ from google_crc32c import value as _crc32c
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
 
+include "_fork.pxi"
 include "_entry.pxi"
 include "_shared.pxi"
 include "_pack.pxi"

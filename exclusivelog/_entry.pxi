@@ -15,6 +15,8 @@
 #   property offsets  4 * (n + 1), from 0        PROPERTIES
 #   properties        property offsets[n]        PROPERTIES    (msgpack maps; empty = none)
 #   publish times     4 * n, ms after the first  TIMES         (else all the footer's)
+#   gaps              4 * n, offsets after the   GAPS          (else 0, 1, 2, ...: only a
+#                     first, rising                            compacted entry lacks some)
 #   producer name     name_length, UTF-8         always
 #   footer            64                         always
 #
@@ -44,7 +46,8 @@ cdef enum:
     SEQUENCES = 8
     PROPERTIES = 16
     TIMES = 32
-    KNOWN_FLAGS = 63
+    GAPS = 64
+    KNOWN_FLAGS = 127
 
 cdef uint32_t MAGIC = 0x01454C58            # b"XLE\x01"
 
@@ -570,7 +573,15 @@ cdef struct Laid:
     const uint32_t* property_offsets
     const char* properties
     const uint32_t* times
+    const uint32_t* gaps
     const char* name
+
+
+cdef inline uint64_t _end_of(const Laid* laid) noexcept nogil:
+    """The offset behind the last message."""
+    if laid.gaps != NULL:
+        return laid.base_offset + laid.gaps[laid.count - 1] + 1
+    return laid.base_offset + laid.count
 
 
 cdef enum:
@@ -621,6 +632,21 @@ cdef const uint32_t* _take_offsets(Walk* walk, uint32_t count) noexcept nogil:
         walk.damage = NOT_RISING
         return NULL
     return offsets
+
+
+cdef const uint32_t* _take_gaps(Walk* walk, uint32_t count) noexcept nogil:
+    cdef const uint32_t* gaps = <const uint32_t*>_take(walk, 4 * <size_t>count)
+    cdef uint32_t i
+    cdef bint rising = count > 0
+    if gaps == NULL:
+        return NULL
+    rising = rising and gaps[0] == 0
+    for i in range(1, count):
+        rising &= gaps[i - 1] < gaps[i]
+    if not rising:
+        walk.damage = NOT_RISING
+        return NULL
+    return gaps
 
 
 cdef int _read_footer(const char* start, size_t size, Laid* laid) noexcept nogil:
@@ -679,6 +705,9 @@ cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
         laid.properties = _take(&walk, laid.property_offsets[n])
     if laid.flags & TIMES:
         laid.times = <const uint32_t*>_take(&walk, 4 * n)
+    if laid.flags & GAPS:
+        laid.gaps = _take_gaps(&walk, n)
+        if walk.damage: return walk.damage
     laid.name = _take(&walk, laid.name_length)
     if walk.damage: return walk.damage
     return WHOLE if walk.at == walk.end else LEFT_OVER
@@ -706,6 +735,8 @@ cdef _adopt(Entry entry, const Laid* laid):
     entry.property_offsets = laid.property_offsets
     entry.properties = laid.properties
     entry.times = laid.times
+    entry.gaps = laid.gaps
+    entry.end = _end_of(laid)
     entry.name = laid.name
     entry.name_length = laid.name_length
 
@@ -759,7 +790,7 @@ cdef class Entry:
         while i < self.count and self.publish_time + (
                 self.times[i] if self.times != NULL else 0) < time:
             i += 1
-        return self.base_offset + i
+        return self.end if i == self.count else _offset_at(self, i)
 
     @property
     def producer_name(self):
@@ -819,6 +850,10 @@ cdef class Entry:
                 numbers[i] = 1000 * (self.publish_time + (
                     self.times[start + i] if self.times != NULL else 0))
             return out
+        elif name == "offset" and self.gaps != NULL:
+            for i in range(n):
+                numbers[i] = self.base_offset + self.gaps[start + i]
+            return out
         elif name == "offset":
             base = self.base_offset + start
         else:
@@ -829,20 +864,42 @@ cdef class Entry:
 
 
 def ends_as(data, uint64_t topic, uint64_t last):
-    """Does this look like the topic's entry with that last offset? Reads the footer only."""
-    cdef const char* footer
+    """Is this the topic's entry with that last offset? Reads no more than it must."""
+    cdef Laid laid
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        if view.len < FOOTER:
+        if _read_footer(<const char*>view.buf, view.len, &laid) != WHOLE or laid.topic != topic:
             return False
-        footer = <const char*>view.buf + view.len - FOOTER
-        return ((<uint32_t*>(footer + F_MAGIC))[0] == MAGIC
-                and (<uint64_t*>(footer + F_TOPIC))[0] == topic
-                and (<uint64_t*>(footer + F_BASE_OFFSET))[0]
-                + (<uint32_t*>(footer + F_COUNT))[0] == last + 1)
+        if laid.flags & GAPS and _lay_out(<const char*>view.buf, view.len, &laid) != WHOLE:
+            return False
+        return _end_of(&laid) == last + 1
     finally:
         PyBuffer_Release(&view)
+
+
+cdef inline uint64_t _offset_at(Entry entry, uint32_t index) noexcept:
+    if entry.gaps == NULL:
+        return entry.base_offset + index
+    return entry.base_offset + entry.gaps[index]
+
+
+cdef uint32_t _index_of(Entry entry, uint64_t offset) noexcept:
+    """The first message at that offset or behind it; there must be one."""
+    cdef uint32_t low = 0
+    cdef uint32_t high = entry.count
+    cdef uint32_t middle
+    if offset <= entry.base_offset:
+        return 0
+    if entry.gaps == NULL:
+        return <uint32_t>(offset - entry.base_offset)
+    while low < high:
+        middle = (low + high) >> 1
+        if entry.base_offset + entry.gaps[middle] < offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 cdef inline Message _message(Entry entry, uint32_t index):
@@ -881,7 +938,7 @@ cdef class Message:
 
     @property
     def offset(self):
-        return self.entry.base_offset + self.index
+        return _offset_at(self.entry, self.index)
 
     @property
     def epoch(self):
@@ -954,6 +1011,17 @@ cdef class Message:
 
 # ---- scan --------------------------------------------------------------------------------
 
+cdef inline Message _take_from(Cursor cursor, Entry entry):
+    cdef Message message
+    if entry.gaps == NULL:
+        message = _message(entry, <uint32_t>(cursor.position - entry.base_offset))
+        cursor.position += 1
+        return message
+    message = _message(entry, _index_of(entry, cursor.position))
+    cursor.position = _offset_at(entry, message.index) + 1
+    return message
+
+
 cdef class Cursor:
     """Walks entries message by message. A subclass gives `refill()`: the entries from
     `position` on, as many as it likes, or an empty list at the end of the log."""
@@ -977,34 +1045,28 @@ cdef class Cursor:
             if self.queued >= PyList_GET_SIZE(self.queue):
                 self.entry = None
                 self.queue = []
-                self.queued = 0
-                entries = self.refill()
+                entries = self.refill()     # a signal handler may use the cursor meanwhile
+                self.queue, self.queued = entries, 0
                 if not entries:
                     return False
-                self.queue = entries
             self.entry = self.queue[self.queued]
             self.queue[self.queued] = None
             self.queued += 1
             if self.position < self.entry.base_offset:
                 self.position = self.entry.base_offset
-            if self.position < self.entry.base_offset + self.entry.count:
+            if self.position < self.entry.end:
                 return True
 
     cdef Message take(self):
         """The message at the position, which moves on; None at the end."""
-        if (self.entry is None
-                or self.position >= self.entry.base_offset + self.entry.count):
+        if self.entry is None or self.position >= self.entry.end:
             if not self.advance():
                 return None
-        cdef Message message = _message(
-            self.entry, <uint32_t>(self.position - self.entry.base_offset))
-        self.position += 1
-        return message
+        return _take_from(self, self.entry)
 
     def take_ready(self):
         """The next message if it has been read ahead, else None."""
-        if (self.entry is None
-                or self.position >= self.entry.base_offset + self.entry.count):
+        if self.entry is None or self.position >= self.entry.end:
             return None
         return self.take()
 
@@ -1032,15 +1094,14 @@ cdef class Cursor:
         """The next entry and the index in it of the message at the position, which moves
         behind it; None at the end, or if the entry has more than `most` bytes."""
         cdef Entry entry
-        if (self.entry is None
-                or self.position >= self.entry.base_offset + self.entry.count):
+        if self.entry is None or self.position >= self.entry.end:
             if not self.advance():
                 return None
         entry = self.entry
         if entry.nbytes > most:
             return None
-        index = self.position - entry.base_offset
-        self.position = entry.base_offset + entry.count
+        index = _index_of(entry, self.position)
+        self.position = entry.end
         return entry, index
 
     def scan(self, uint64_t end):
@@ -1070,10 +1131,8 @@ cdef class Scan:
         cdef Message message
         if cursor.position >= self.end:
             raise StopIteration
-        if entry is not None and cursor.position < entry.base_offset + entry.count:
-            message = _message(entry, <uint32_t>(cursor.position - entry.base_offset))
-            cursor.position += 1
-            return message
+        if entry is not None and cursor.position < entry.end:
+            return _take_from(cursor, entry)
         message = cursor.take()
         if message is None:
             raise StopIteration

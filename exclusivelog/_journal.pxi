@@ -30,7 +30,7 @@ cdef extern from *:
     #include <sys/uio.h>
 
     typedef struct {
-        union { pthread_mutex_t mutex; char room[64]; } write, flush;
+        union { pthread_mutex_t mutex; char room[64]; } write, flush, turn;
         uint64_t tail;          /* where the next frame goes */
         uint64_t synced;        /* durable up to here */
         uint64_t applied;       /* in the tables up to here: the room before it is free */
@@ -68,7 +68,8 @@ cdef extern from *:
 
     static int xj_start(xj_words *w) {
         memset(w, 0, sizeof *w);
-        return xj_start_mutex(&w->write.mutex) || xj_start_mutex(&w->flush.mutex);
+        return xj_start_mutex(&w->write.mutex) || xj_start_mutex(&w->flush.mutex)
+            || xj_start_mutex(&w->turn.mutex);
     }
 
     /* What the dead holder did is either whole (tail had moved) or to be written over. It may
@@ -79,16 +80,48 @@ cdef extern from *:
         return pthread_mutex_consistent(&w->write.mutex);
     }
 
-    /* ETIMEDOUT after half a second: whoever waits may have to look at a signal. */
-    static int xj_lock(xj_words *w) {
+    /* ETIMEDOUT after half a second: whoever waits may have to look at a signal, or to say what
+       he waits for. A jump of the wall clock must not make it longer. */
+    static int xj_wait_for(pthread_mutex_t *m) {
         struct timespec t;
+    #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 30)
+        clock_gettime(CLOCK_MONOTONIC, &t);
+    #else
         clock_gettime(CLOCK_REALTIME, &t);
+    #endif
         t.tv_nsec += 500000000;
         t.tv_sec += t.tv_nsec / 1000000000;
         t.tv_nsec %= 1000000000;
-        int r = pthread_mutex_timedlock(&w->write.mutex, &t);
+    #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 30)
+        return pthread_mutex_clocklock(m, CLOCK_MONOTONIC, &t);
+    #else
+        return pthread_mutex_timedlock(m, &t);
+    #endif
+    }
+
+    static int xj_lock(xj_words *w) {
+        int r = xj_wait_for(&w->write.mutex);
         return r == EOWNERDEAD ? xj_repair(w) : r;
     }
+
+    /* LMDB repairs by itself what its dead writer has left. */
+    static int xj_take_turn(xj_words *w, int wait) {
+        int r = wait ? xj_wait_for(&w->turn.mutex) : pthread_mutex_trylock(&w->turn.mutex);
+        return r == EOWNERDEAD ? pthread_mutex_consistent(&w->turn.mutex) : r;
+    }
+
+    static void xj_give_turn(xj_words *w) { pthread_mutex_unlock(&w->turn.mutex); }
+
+    /* The kernel frees a robust mutex by this very word: it is the id of the thread. */
+    static uint32_t xj_holder(pthread_mutex_t *m) {
+    #ifdef __GLIBC__
+        return xl_load((uint32_t *)m) & FUTEX_TID_MASK;
+    #else
+        return xl_load((uint32_t *)m + 1) & FUTEX_TID_MASK;     /* musl */
+    #endif
+    }
+    static uint32_t xj_appending(xj_words *w) { return xj_holder(&w->write.mutex); }
+    static uint32_t xj_writing(xj_words *w) { return xj_holder(&w->turn.mutex); }
 
     static int xj_try_lock(xj_words *w) {
         int r = pthread_mutex_trylock(&w->write.mutex);
@@ -170,6 +203,10 @@ cdef extern from *:
     int xj_lock(xj_words*) noexcept nogil
     int xj_try_lock(xj_words*) noexcept nogil
     void xj_unlock(xj_words*) noexcept nogil
+    int xj_take_turn(xj_words*, bint) noexcept nogil
+    void xj_give_turn(xj_words*) noexcept nogil
+    uint32_t xj_appending(xj_words*) noexcept nogil
+    uint32_t xj_writing(xj_words*) noexcept nogil
     int xj_try_flush_lock(xj_words*) noexcept nogil
     void xj_flush_unlock(xj_words*) noexcept nogil
     void xj_raise(uint64_t*, uint64_t) noexcept nogil
@@ -313,6 +350,7 @@ cdef class Journal:
     cdef Tail* tails            # open addressing; under the mutex, as all of these
     cdef size_t used
     cdef size_t room            # a power of two
+    cdef public object on_stall # called with a thread's id while somebody waits for it
     cdef Py_ssize_t busy        # threads that use the mapping; counted under the GIL
     cdef uint32_t due           # changes when a checkpoint is wanted: futex
     cdef int watchers
@@ -438,13 +476,47 @@ cdef class Journal:
             with nogil:
                 failed = xj_lock(self.shared)
             if failed == ETIMEDOUT:
-                PyErr_CheckSignals()
+                self._look_around(xj_appending(self.shared))
         if failed:
             raise OSError(failed, _os.strerror(failed))
 
     def unlock(self):
         """Let others append again."""
         xj_unlock(self.shared)
+
+    def take_turn(self):
+        """Be the only one who changes the tables. In front of LMDB's own lock, because here a
+        wait can be interrupted, and it is known for whom. OSError (EDEADLK) in a thread that
+        has the turn already."""
+        cdef int failed = xj_take_turn(self.shared, False)
+        while failed == EBUSY or failed == ETIMEDOUT:
+            with nogil:
+                failed = xj_take_turn(self.shared, True)
+            if failed == ETIMEDOUT:
+                self._look_around(xj_writing(self.shared))
+        if failed:
+            raise OSError(failed, _os.strerror(failed))
+
+    def give_turn(self):
+        """Let others change the tables again."""
+        xj_give_turn(self.shared)
+
+    @property
+    def inside(self):
+        """The ids of the threads that are in the critical section, and that change the tables;
+        0 for nobody. By the kernel's own word."""
+        if not self.ready:
+            return 0, 0
+        return xj_appending(self.shared), xj_writing(self.shared)
+
+    cdef _look_around(self, uint32_t thread):
+        """Half a second has been waited for this thread."""
+        cdef int before = _generation
+        PyErr_CheckSignals()
+        if before != _generation:
+            raise _inherited()
+        if self.on_stall is not None and thread:
+            self.on_stall(thread)
 
     def committed(self, uint64_t position, bint ownership):
         """The tables have, durably, what stands before `position`; and, with the mutex held,
@@ -798,7 +870,7 @@ cdef class Journal:
                             outcome = self._place_and_leave(p)
                     if failed != ETIMEDOUT:
                         break
-                    PyErr_CheckSignals()
+                    self._look_around(xj_appending(self.shared))
         finally:
             self.busy -= 1
         if failed == EDEADLK:
@@ -912,8 +984,8 @@ cdef class Journal:
         self._ask_for_a_checkpoint()
 
     def expect(self):
-        """What `await_due` takes. The next append of this process ends the wait, even if it is
-        another process's turn to make a checkpoint: that one may be dead."""
+        """What `await_due` takes. The next append of this process ends a wait for ever, even if
+        it is another process's turn to make a checkpoint: that one may be dead."""
         self.idle = True
         return xl_load(&self.due)
 
@@ -921,6 +993,8 @@ cdef class Journal:
         """Sleep until a checkpoint is wanted that was not when `expect` gave `seen`, `seconds`
         at most (below 0: for ever)."""
         cdef uint32_t* word = &self.due
+        if seconds >= 0:
+            self.idle = False   # it will look by itself: no append need wake it
         self.watchers += 1
         with nogil:
             xl_wait(word, seen, <int64_t>(seconds * 1e9))

@@ -4,15 +4,18 @@
 #
 # Entries go together as long as one footer fits all: the same epoch, session and producer,
 # offsets without a gap. Publish times and sequence ids get columns of their own where they
-# differ.
+# differ. What compaction has left of a topic goes together in the same way, with a column of
+# gaps.
 
 cdef bint _follows(const Laid* a, const Laid* b, const Laid* first) noexcept nogil:
     """May the entry `b` stand behind `a` in an entry that begins with `first`?"""
-    return (a.base_offset + a.count == b.base_offset and a.session == b.session
+    if _end_of(a) > b.base_offset or (a.gaps == NULL and _end_of(a) != b.base_offset):
+        return False
+    return (a.session == b.session
             and a.epoch == b.epoch and a.name_length == b.name_length
             and memcmp(a.name, b.name, a.name_length) == 0
             and b.publish_time - first.publish_time < (<int64_t>1 << 31)
-            and <uint64_t>(b.base_offset - first.base_offset) + b.count < (<uint64_t>1 << 31))
+            and _end_of(b) - first.base_offset < (<uint64_t>1 << 31))
 
 
 cdef int64_t _last_sequence(const Laid* part) noexcept nogil:
@@ -47,6 +50,8 @@ cdef void _add_up(const Laid* parts, Py_ssize_t n, Sums* sums) noexcept nogil:
             sums.flags |= TIMES
         if i and part.base_sequence != _last_sequence(&parts[i - 1]) + 1:
             sums.flags |= SEQUENCES
+        if i and part.base_offset != _end_of(&parts[i - 1]):
+            sums.flags |= GAPS
 
 
 cdef size_t _packed_size(const Sums* sums, uint16_t name_length) noexcept nogil:
@@ -63,6 +68,8 @@ cdef size_t _packed_size(const Sums* sums, uint16_t name_length) noexcept nogil:
     if sums.flags & PROPERTIES:
         total += _offsets(n) + _padded(sums.properties)
     if sums.flags & TIMES:
+        total += _padded(4 * n)
+    if sums.flags & GAPS:
         total += _padded(4 * n)
     return total + _padded(name_length) + FOOTER
 
@@ -98,6 +105,7 @@ cdef void _pack(const Laid* parts, Py_ssize_t n, const Sums* sums, char* at) noe
     cdef uint32_t* property_offsets = NULL
     cdef char* properties = NULL
     cdef uint32_t* times = NULL
+    cdef uint32_t* gaps = NULL
     cdef const Laid* part
     cdef size_t index = 0
     cdef size_t used, k
@@ -135,6 +143,9 @@ cdef void _pack(const Laid* parts, Py_ssize_t n, const Sums* sums, char* at) noe
     if sums.flags & TIMES:
         times = <uint32_t*>at
         at += _padded(4 * count)
+    if sums.flags & GAPS:
+        gaps = <uint32_t*>at
+        at += _padded(4 * count)
     memcpy(at, parts[0].name, parts[0].name_length)
     for i in range(n):
         part = &parts[i]
@@ -166,6 +177,10 @@ cdef void _pack(const Laid* parts, Py_ssize_t n, const Sums* sums, char* at) noe
             for used in range(k):
                 times[index + used] = <uint32_t>(part.publish_time - parts[0].publish_time) + (
                     part.times[used] if part.times != NULL else 0)
+        if gaps != NULL:
+            for used in range(k):
+                gaps[index + used] = <uint32_t>(part.base_offset - parts[0].base_offset) + (
+                    part.gaps[used] if part.gaps != NULL else <uint32_t>used)
         index += k
 
 
@@ -198,7 +213,7 @@ cdef _pack_parts(const Laid* parts, Py_ssize_t n, size_t most, list packed):
         else:
             _add_up(&parts[start], stop - start, &sums)
             data = _pack_run(&parts[start], stop - start, &sums)
-        packed.append((parts[stop - 1].base_offset + parts[stop - 1].count - 1, data))
+        packed.append((_end_of(&parts[stop - 1]) - 1, data))
         start = stop
 
 
@@ -218,7 +233,7 @@ cdef Py_ssize_t _run_end(const Laid* parts, Py_ssize_t start, Py_ssize_t n,
 
 cdef size_t _column_bytes(const Laid* part, const Laid* first) noexcept nogil:
     cdef size_t n = part.count
-    cdef size_t size = 8 * n + part.value_offsets[n]  # with a publish time each
+    cdef size_t size = 12 * n + part.value_offsets[n]  # with a publish time and a gap each
     if (part.flags | first.flags) & VALUE_NULLS:
         size += n / 8 + 1
     if part.keys != NULL:
@@ -234,3 +249,91 @@ cdef size_t _column_bytes(const Laid* part, const Laid* first) noexcept nogil:
     if (part.flags | first.flags) & PROPERTIES:
         size += 4 * n
     return size
+
+
+# ---- keeping some ------------------------------------------------------------------------
+
+# One message of an entry as an entry of its own, without its bytes being copied.
+cdef struct _Single:
+    uint32_t[2] values
+    uint32_t[2] keys
+    uint32_t[2] properties
+    uint32_t[1] gap
+    uint8_t value_valid
+    uint8_t key_valid
+    uint8_t event_valid
+
+
+cdef void _single_out(Entry entry, uint32_t i, uint64_t topic, _Single* single, Laid* part):
+    part.topic, part.base_offset = topic, _offset_at(entry, i)
+    part.epoch, part.session, part.count = entry.epoch, entry.session, 1
+    part.base_sequence = (
+        entry.sequences[i] if entry.sequences != NULL else entry.base_sequence + i)
+    part.publish_time = entry.publish_time + (entry.times[i] if entry.times != NULL else 0)
+    part.name, part.name_length = entry.name, entry.name_length
+    part.flags = entry.flags & ~(SEQUENCES | TIMES | GAPS)
+    part.gaps = single.gap
+    single.values[1] = entry.value_offsets[i + 1] - entry.value_offsets[i]
+    part.value_offsets, part.values = single.values, entry.values + entry.value_offsets[i]
+    if entry.value_valid != NULL:
+        single.value_valid = _bit(entry.value_valid, i)
+        part.value_valid = &single.value_valid
+    if entry.keys != NULL:
+        single.key_valid = _bit(entry.key_valid, i)
+        single.keys[1] = entry.key_offsets[i + 1] - entry.key_offsets[i]
+        part.key_valid, part.key_offsets = &single.key_valid, single.keys
+        part.keys = entry.keys + entry.key_offsets[i]
+    if entry.events != NULL:
+        single.event_valid = _bit(entry.event_valid, i)
+        part.event_valid, part.events = &single.event_valid, entry.events + i
+    if entry.properties != NULL:
+        single.properties[1] = entry.property_offsets[i + 1] - entry.property_offsets[i]
+        part.property_offsets = single.properties
+        part.properties = entry.properties + entry.property_offsets[i]
+
+
+def keep(Entry entry not None, list indices not None, uint64_t topic):
+    """The entry with these of its messages alone, at their own offsets, as one of `topic`:
+    (last offset, bytes). `indices` rise."""
+    cdef Py_ssize_t n = PyList_GET_SIZE(indices)
+    cdef Laid* parts = <Laid*>calloc(max(n, 1), sizeof(Laid))
+    cdef _Single* singles = <_Single*>calloc(max(n, 1), sizeof(_Single))
+    cdef list packed = []
+    cdef Py_ssize_t i
+    cdef Sums sums
+    try:
+        if parts == NULL or singles == NULL:
+            raise MemoryError
+        if n == 0:
+            raise ValueError("indices: an entry has one message at least")
+        for i in range(n):
+            if not 0 <= <int64_t>indices[i] < entry.count:
+                raise IndexError(f"the entry has {entry.count} messages, none at {indices[i]}")
+            _single_out(entry, indices[i], topic, &singles[i], &parts[i])
+        _add_up(parts, n, &sums)
+        sums.flags |= GAPS  # also where there is none: it says that there may be some behind it
+        return _end_of(&parts[n - 1]) - 1, _pack_run(parts, n, &sums)
+    finally:
+        free(parts)
+        free(singles)
+
+
+def pack_kept(list entries not None, size_t most):
+    """Entries from `keep`, in order, as fewer and larger ones: (last offset, bytes) pairs."""
+    cdef Py_ssize_t n = PyList_GET_SIZE(entries)
+    cdef Laid* parts = <Laid*>calloc(max(n, 1), sizeof(Laid))
+    cdef list packed = []
+    cdef Py_ssize_t i
+    cdef bytes data
+    try:
+        if parts == NULL:
+            raise MemoryError
+        for i in range(n):
+            data = entries[i]
+            damage = _lay_out(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), &parts[i])
+            if damage != WHOLE:
+                raise ValueError(_DAMAGE[damage])
+        _pack_parts(parts, n, most, packed)
+        return packed
+    finally:
+        free(parts)

@@ -2,6 +2,9 @@
 # instructions of Python; here there are none between taking something and knowing of it,
 # so that whatever was taken is given back.
 
+_of_parents = []  # transactions in which this process was forked off
+
+
 cdef class Gate:
     """Counts who is inside, and can be shut. The GIL makes each step atomic."""
 
@@ -11,7 +14,10 @@ cdef class Gate:
 
     def enter(self):
         """Go in; waits while the gate is shut. False if it is shut for ever."""
+        cdef int generation = _generation
         while self.shut:
+            if generation != _generation:
+                raise _inherited()
             if self.ended:
                 return False
             _time.sleep(0.0002)
@@ -42,6 +48,29 @@ cdef class Gate:
         self.shut = self.ended
 
 
+cdef _hold(lock):
+    cdef int generation = _generation
+    while not lock.acquire(True, 1.0):
+        if generation != _generation:
+            raise _inherited()      # whoever has it is a thread of the parent's
+
+
+cdef class Holding:
+    """`with Holding(lock)` is `with lock`, but a child that is forked off while its thread waits
+    for it does not wait for ever."""
+
+    cdef object lock
+
+    def __cinit__(self, object lock not None):
+        self.lock = lock
+
+    def __enter__(self):
+        _hold(self.lock)
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+
 cdef class Section:
     """One transaction as a context manager: the lock, the gate, and what `begin` returns.
 
@@ -56,6 +85,9 @@ cdef class Section:
     With a journal, its frames are in the tables up to the position `inside.applied` once
     this is committed. If it is `exclusive`, nobody appends from before `caught_up(inside)`
     until all is over.
+
+    A child that is forked off inside (by a signal handler) leaves it without a trace: the
+    transaction and the mutexes are its parent's (rule C5).
     """
 
     cdef readonly object ledger
@@ -65,6 +97,8 @@ cdef class Section:
     cdef readonly Journal journal
     cdef bint exclusive
     cdef bint held
+    cdef bint turned
+    cdef int generation
     cdef object txn
     cdef object inside
 
@@ -92,7 +126,7 @@ cdef class Section:
 
     cdef _go_in(self):
         if self.lock is not None:
-            self.lock.acquire()
+            _hold(self.lock)
         try:
             self._pass_the_gate()
         except BaseException:
@@ -103,7 +137,11 @@ cdef class Section:
     cdef _pass_the_gate(self):
         if not self.gate.enter():
             raise _closed_meanwhile()
+        self.generation = _generation
         try:
+            if self.lock is not None and self.journal is not None:
+                self.journal.take_turn()
+                self.turned = True
             self.txn = self.begin()
             self.inside = self.opened(self.txn)
             if self.exclusive:
@@ -112,22 +150,35 @@ cdef class Section:
                 self.caught_up(self.inside)
         except BaseException:
             txn, self.txn = self.txn, None
+            if self.generation != _generation:
+                self._leave_to_the_parent(txn)
+                raise
             try:
                 if txn is not None:
                     txn.abort()
             finally:
-                self._let_append()
+                self._let_others()
                 self.gate.leave()
             raise
 
-    cdef _let_append(self):
+    cdef _leave_to_the_parent(self, txn):
+        _of_parents.append(txn)  # to abort it would free the parent's place among the readers
+        self.held = self.turned = False
+
+    cdef _let_others(self):
         if self.held:
             self.held = False
             self.journal.unlock()
+        if self.turned:
+            self.turned = False
+            self.journal.give_turn()
 
     def __exit__(self, kind, error, trace):
         txn, self.txn = self.txn, None
         inside, self.inside = self.inside, None
+        if self.generation != _generation:
+            self._leave_to_the_parent(txn)
+            raise _inherited() from error
         cdef bint writing = self.lock is not None
         cdef bint tried = False
         cdef bint committed = False
@@ -168,7 +219,7 @@ cdef class Section:
         try:
             txn.abort()  # it does nothing where that is over
         finally:
-            self._let_append()
+            self._let_others()
             self.gate.leave()
             if self.lock is not None:
                 self.lock.release()

@@ -53,6 +53,10 @@ class Session:
     claim: int | None = None
     epoch: int = 0
     properties: dict[str, str] = field(default_factory=dict)
+    settle: int = 0  # ns that the topic must have been free for (rule D7)
+    engine_properties: dict[str, str] = field(default_factory=dict)
+    chain: int = 0  # the session since which the topic was only ever handed over
+    yields: bool = False  # is to be told when somebody waits for its topic
 
     @property
     def exclusive(self) -> bool:
@@ -63,6 +67,23 @@ class Session:
     def place(self) -> tuple[int, int, int]:
         """Sorts sessions in the order of rule D1, best first."""
         return (-self.priority, self.created, self.tie)
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A hand-over of a topic to the engine `target`, under way until `until` (ns of the
+    monotonic clock): the session `session` is to release it, or nobody holds it any more (0).
+    The rest is for people, and for producers that follow (rules E1-E4)."""
+
+    topic: int
+    target: str
+    slot: int
+    until: int
+    session: int
+    name: str
+    pid: int
+    properties: dict[str, str]
+    chain: int = 0  # the first session of an unbroken chain of hand-overs that this one goes on
 
 
 class Verdict(enum.Enum):
@@ -87,14 +108,17 @@ class Decision:
 
 
 def admit(
-    *, epoch: int, owner: Session | None, shared: bool, waiting: bool, request: Request
-) -> Decision:
+    *, epoch: int, owner: Session | None, shared: bool, waiting: bool, request: Request,
+    in_transit: bool = False, reborn: bool = False,
+) -> Decision:  # fmt: skip
     """The table of rule A, and the claims of B5 and B6: validated before anyone is disturbed.
 
-    `owner`, `shared` and `waiting` are about the living only.
+    `owner`, `shared` and `waiting` are about the living only. A topic that is `in_transit`
+    gets a new epoch in any case (rule E1). One that is `reborn` had its epoch before it was
+    deleted, and nobody has it again (rule B1).
     """
     claim = request.claim
-    if claim is not None and claim < epoch:
+    if claim is not None and (claim < epoch or (reborn and claim == epoch)):
         return Decision(Verdict.STALE, epoch)
     if claim is not None and (claim > epoch or claim == 0):  # epoch 0 has no owner
         return Decision(Verdict.INVALID, epoch)
@@ -103,42 +127,78 @@ def admit(
         refused = owner is not None or waiting
         return Decision(Verdict.BUSY if refused else Verdict.ADMIT, epoch)
     if request.mode == FENCING:
-        undisturbed = free and not waiting
-        verdict = Verdict.GRANT if undisturbed else Verdict.TAKE_OVER
-        return Decision(verdict, granted_epoch(epoch, claim) if undisturbed else epoch + 1)
+        if not free or waiting:
+            return Decision(Verdict.TAKE_OVER, epoch + 1)
+        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
     if free and not waiting:
-        return Decision(Verdict.GRANT, granted_epoch(epoch, claim))
+        return Decision(Verdict.GRANT, granted_epoch(epoch, claim, in_transit))
     return Decision(Verdict.QUEUE if request.mode == WAIT else Verdict.FENCED, epoch)
 
 
-def granted_epoch(epoch: int, claim: int | None) -> int:
-    """The epoch of a new owner of a free topic: its own old one, or the next (rule B5)."""
-    return epoch if claim == epoch else epoch + 1
+def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
+    """The epoch of a new owner of a free topic: its own old one (rule B5), or the next, as
+    always after a hand-over (rule E1)."""
+    return epoch if claim == epoch and not in_transit else epoch + 1
+
+
+def held_back(
+    session: Session, *, now: int, freed: int, waiting: bool, transfer: Transfer | None
+) -> bool:
+    """Must this request leave a free topic to others, or to later?
+
+    A topic in transit is for its destination alone, whose owner need not mind the queue
+    (rule E3). Who wants it settled waits until it has been free for that long (rule D7).
+    """
+    if transfer is not None:
+        return transfer.target != session.engine or (waiting and not session.exclusive)
+    return waiting or (session.mode == WAIT and now < freed + session.settle)
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """Who becomes owner (None: nobody is left), and who was passed over (rule D4)."""
+    """Who becomes owner (None: nobody, now), and who was passed over (rule D4). `later` may
+    become owner at the time `due`."""
 
     winner: Session | None
     dead: tuple[Session, ...]
     stale: tuple[Session, ...]
+    later: Session | None = None
+    due: int = 0
+
+    @property
+    def appointment(self) -> tuple[int, int]:
+        """(the session that is to come back or 0, when)."""
+        return (0, 0) if self.later is None else (self.later.id, self.due)
 
 
-def promote(epoch: int, queue: Iterable[Session], alive: Callable[[Session], bool]) -> Promotion:
+def promote(
+    epoch: int, queue: Iterable[Session], alive: Callable[[Session], bool], *,
+    now: int = 0, freed: int = 0, transfer: Transfer | None = None,
+) -> Promotion:  # fmt: skip
     """The first waiter, in the queue's order, that lives and whose claim still holds.
 
     Those passed over use up no epoch. The claim is checked again here because the topic may
-    have had other owners since it was queued (rule B5).
+    have had other owners since it was queued (rule B5). While the topic is in transit only
+    the destination's waiters count (rule E3); else the best one decides how long the topic,
+    free since `freed`, is left to settle (rule D7).
     """
     dead: list[Session] = []
     stale: list[Session] = []
+    later: Session | None = None
+    due = 0
     for waiter in queue:
         if not alive(waiter):
             dead.append(waiter)
         elif waiter.claim is not None and waiter.claim != epoch:
             stale.append(waiter)
+        elif transfer is not None and waiter.engine != transfer.target:
+            if later is None:
+                later, due = waiter, transfer.until
+        elif transfer is None and now < freed + waiter.settle:
+            later, due = waiter, freed + waiter.settle
+            break
         else:
-            winner = replace(waiter, epoch=granted_epoch(epoch, waiter.claim))
+            granted = granted_epoch(epoch, waiter.claim, transfer is not None)
+            winner = replace(waiter, epoch=granted)
             return Promotion(winner, tuple(dead), tuple(stale))
-    return Promotion(None, tuple(dead), tuple(stale))
+    return Promotion(None, tuple(dead), tuple(stale), later, due)

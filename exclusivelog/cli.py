@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 import exclusivelog as xl
 from exclusivelog import demo as main_job
@@ -62,7 +62,7 @@ def _build() -> typer.Typer:
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     )  # fmt: skip
     app.callback()(_options)
-    for command in (topics, info, tail, send, owners, verify, backup, demo):
+    for command in (topics, info, tail, send, owners, unload, compact, trim, verify, backup, demo):
         app.command()(_quietly(command))
     return app
 
@@ -174,15 +174,50 @@ def _topic_facts(topic: xl.Topic) -> Iterator[Sequence[object]]:
     yield "waiters", len(topic.waiters)
 
 
-def owners(path: LedgerPath, topic: MaybeTopic = None) -> None:
+def owners(
+    path: LedgerPath,
+    topic: MaybeTopic = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Every change of ownership so far, instead.")
+    ] = False,
+) -> None:
     """Show who holds and who waits, the next one first."""
     with _look(path) as engine:
+        if history:
+            _show_history(engine, topic)
+            return
         names = engine.topics() if topic is None else [topic]
         _table(
             ("topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid",
              "since"),
             (row for name in names for row in _owner_rows(engine.topic(name))),
         )  # fmt: skip
+        inside = engine.inside()
+        if inside is not None:
+            print(
+                f"engine {inside.name!r} (id {inside.id}, pid {inside.pid}), silent for "
+                f"{inside.heartbeat_age:.1f} s, is inside the ledger; others wait for it"
+            )
+
+
+def _show_history(engine: xl.Engine, topic: str | None) -> None:
+    _table(
+        ("time", "topic", "epoch", "what", "reason", "from", "to", "priority"),
+        (
+            (
+                _time(event.time), event.topic, event.epoch, event.kind, event.reason,
+                _party(event.source), _party(event.target), event.priority,
+            )
+            for event in engine.history(topic)
+        ),
+    )  # fmt: skip
+
+
+def _party(party: Mapping[str, Any] | None) -> str:
+    if party is None:
+        return "-"
+    producer = "" if party["producer"] is None else f"{party['producer']} of "
+    return f"{producer}{party['engine_name']} (id {party['engine']}, pid {party['pid']})"
 
 
 def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
@@ -197,6 +232,49 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
             topic.name, "waits", w.producer_name, xl.AccessMode.WAIT_FOR_EXCLUSIVE, w.priority,
             "-", w.engine_name, w.engine_id, w.pid, _time(w.since),
         )  # fmt: skip
+
+
+def unload(
+    path: LedgerPath,
+    topics: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TOPIC...", help="Topics, or one prefix of names.", show_default=False
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="ENGINE", help="Its id, or its name.", show_default=False),
+    ],
+    timeout: Annotated[
+        float, typer.Option(min=0, help="Seconds; who has not released a topic then keeps it.")
+    ] = 10.0,
+) -> None:  # fmt: skip
+    """Move the ownership of topics to another engine, without an election."""
+    with xl.open(path, ENGINE_NAME, create=False) as engine:
+        moves = engine.unload(
+            topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout
+        )
+    _table(
+        ("topic", "state", "epoch", "from", "to", ""),
+        (
+            (
+                move.topic, move.state, move.epoch,
+                "-" if move.source is None else move.source.engine_name, move.target.name,
+                move.reason,
+            )
+            for move in moves
+        ),
+    )  # fmt: skip
+    if not all(move.ok for move in moves):
+        _leave(1)
+
+
+def _engine_id(engine: xl.Engine, name: str) -> str:
+    named = [other.id for other in engine.engines() if other.name == name]
+    if len(named) > 1:
+        raise ValueError(f"--to {name}: {len(named)} engines have that name; take an id")
+    return named[0] if named else name
 
 
 def verify(path: LedgerPath) -> None:
@@ -378,6 +456,29 @@ def _lines_of_stdin() -> Iterator[list[bytes]]:
         yield [rest]
 
 
+def compact(path: LedgerPath, topic: TopicName) -> None:
+    """Make a topic's compacted view anew: the last message of every key."""
+    with xl.open(path, ENGINE_NAME, create=False) as engine:
+        kept = engine.topic(topic, create=False).compact()
+    print(f"{topic} is compacted: {kept} messages")
+
+
+def trim(
+    path: LedgerPath,
+    topic: TopicName,
+    before: Annotated[
+        int | None, typer.Option(min=0, help="What stands before this offset goes.")
+    ] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Of the newest entries that may stay.")
+    ] = None,
+) -> None:
+    """Remove a topic's old messages for good."""
+    with xl.open(path, ENGINE_NAME, create=False) as engine:
+        first = engine.topic(topic, create=False).trim(before, max_bytes)
+    print(f"{topic} begins at offset {first}")
+
+
 def backup(
     path: LedgerPath,
     to: Annotated[
@@ -417,13 +518,21 @@ def demo(
     rate: Annotated[
         float, typer.Option(min=1, help="Events that come in per second.")
     ] = main_job.DEFAULT_RATE,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False,
+            help="Let Spark audit the log, and write a page with its leaders in pictures.",
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Send real events through leaders that are killed: is each there, once?"""
     # An end by SIGTERM must not leave the temporary ledger behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not main_job.demo(
-        Console(), path=path, data=data, events=events, kills=kills, seed=seed, rate=rate
-    ):
+        Console(), path=path, data=data, events=events, kills=kills, seed=seed, rate=rate,
+        report=report,
+    ):  # fmt: skip
         _leave(1)
 
 

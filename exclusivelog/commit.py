@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from exclusivelog import _core
@@ -26,7 +27,8 @@ RETRY_SECONDS = 0.25  # after a commit that could not even begin
 class Committer:
     """Commits for all producers of one engine."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, run_callbacks: Callable[[], None]) -> None:
+        self._run_callbacks = weakref.WeakMethod(run_callbacks)  # an engine's, which has us
         self.agenda = _core.Agenda()
         self._ledger = ledger
         self._turn: Any = threading.RLock()
@@ -53,7 +55,7 @@ class Committer:
                 if not receipt.done():
                     self._lead()
         finally:
-            _core.run_callbacks()
+            self._call_back()
 
     def commit_within(
         self, appender: _core.Appender, receipt: _core.Receipt, timeout: float
@@ -80,7 +82,11 @@ class Committer:
         """
         with self._turn:
             appender.settle([], error, True)
-        _core.run_callbacks()
+        self._call_back()
+
+    def _call_back(self) -> None:
+        run = self._run_callbacks() or _core.run_callbacks
+        run()
 
     # ---- who leads -----------------------------------------------------------------------
 

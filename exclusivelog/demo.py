@@ -627,7 +627,7 @@ def show_verdict(console: Console, findings: Sequence[Finding]) -> None:
 def demo(
     console: Console, *, path: Path | None = None, data: Path | None = None,
     events: int | None = None, kills: int = DEFAULT_KILLS, seed: int | None = None,
-    rate: float = DEFAULT_RATE,
+    rate: float = DEFAULT_RATE, report: Path | None = None,
 ) -> bool:  # fmt: skip
     """Run the job and show it; True if every claim holds. Raises DemoError.
 
@@ -637,7 +637,11 @@ def demo(
     - `events`: only so many of them.
     - `kills`: how many leaders to kill; `seed` chooses when.
     - `rate`: events that come in per second.
+    - `report`: let Spark audit the log as well, and write a page about the leaders there;
+      needs the extra `[spark]` and Java.
     """
+    if report is not None:
+        _check_spark()
     seed = random.randrange(10_000) if seed is None else seed
     data = (data or DEFAULT_DATA).resolve()
     history = read_history(data, events)
@@ -653,7 +657,8 @@ def demo(
             if done < len(history.events):
                 run.go()
         seconds = time.monotonic() - begun
-        return _judge_and_show(console, where, history, run, seconds)
+        holds = _judge_and_show(console, where, history, run, seconds)
+        return (report is None or _draw(console, where, report)) and holds
 
 
 @contextlib.contextmanager
@@ -687,6 +692,32 @@ def _judge_and_show(
     console.print(facts, highlight=False, soft_wrap=True)
     show_verdict(console, findings)
     return all(finding.holds for finding in findings)
+
+
+def _check_spark() -> None:
+    from exclusivelog.spark.session import missing
+
+    lacking = missing()
+    if lacking is not None:
+        raise DemoError(f"--report: {lacking}")
+
+
+def _draw(console: Console, path: str, to: Path) -> bool:
+    """Audit the log with Spark, and write the report; True if the audit found nothing."""
+    # So short a job ends before a second compiler could gain anything.
+    settings = ["spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+                "spark.sql.codegen.factoryMode=NO_CODEGEN"]  # fmt: skip
+    command = [sys.executable, "-m", "exclusivelog.spark", "report", path, str(to), "--quiet",
+               *(f"--conf={setting}" for setting in settings)]  # fmt: skip
+    to.unlink(missing_ok=True)  # an earlier one must not pass for this one
+    with console.status("Spark audits the log, and draws the leaders"):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not to.exists():
+        raise DemoError(f"--report: {(done.stderr.strip().splitlines() or ['no page'])[-1]}")
+    verdict = "[green]ok    [/]" if done.returncode == 0 else "[red]FAILED[/]"
+    console.print(f"{verdict}  Spark's audit; the leaders in pictures: ", end="")
+    console.print(str(to), markup=False, highlight=False, soft_wrap=True)
+    return done.returncode == 0
 
 
 def main(arguments: Sequence[str]) -> None:

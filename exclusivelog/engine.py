@@ -3,113 +3,71 @@
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
-import contextlib
-import functools
-import heapq
 import logging
 import os
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.access import Session
 from exclusivelog.commit import Committer
+from exclusivelog.compaction import compact
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     LedgerError,
-    ProducerFencedError,
-    WaitTimeoutError,
+    TopicNotFoundError,
 )
+from exclusivelog.events import EVENTS, Event, of_topic
+from exclusivelog.groups import Membership, join
+from exclusivelog.handover import HandOver, choose, unload
 from exclusivelog.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
 from exclusivelog.lockfile import Slot
 from exclusivelog.log import verify
+from exclusivelog.mailbox import Mailbox, ProducerFuture
 from exclusivelog.ownership import Claim, Claims, own
 from exclusivelog.producer import Options, Producer, check_seconds, encode_properties
 from exclusivelog.reader import Reader
-from exclusivelog.sessions import FENCED, GRANTED, Sessions
+from exclusivelog.retention import Keeper, empty_trash
+from exclusivelog.sessions import MOVES, Sessions
+from exclusivelog.snapshots import Item, write_snapshot
 from exclusivelog.tables import Tables
 from exclusivelog.topic import (
     Topic,
     check_name,
     create_topic,
     delete_topic,
-    empty_trash,
+    is_internal,
     list_topics,
 )
-from exclusivelog.types import EngineInfo, OwnerInfo, Report
+from exclusivelog.transaction import Transaction
+from exclusivelog.types import EngineInfo, Move, Report
 
 log = logging.getLogger("exclusivelog")
 
 LONGEST_BEAT_SECONDS = 5.0
-LONGEST_NAP_SECONDS = 5.0
 RELEASED_AT_ONCE = 1000
-SETTLING_SECONDS = 5.0
-RETRY_SECONDS = 0.25  # after a round that failed
 
 Found = TypeVar("Found")
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 
-class ProducerFuture(concurrent.futures.Future[Producer]):
-    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
+    """The method, for a part of an engine: what is dropped lets go of its files at once."""
+    reference = weakref.WeakMethod(method)
 
-    def __init__(self, engine: Engine, topic: Topic, options: Options) -> None:
-        super().__init__()
-        self.has_callbacks = False
-        self.topic = topic
-        self.options = options
-        self.session: Session | None = None
-        self.producer: Producer | None = None
-        self._engine = engine
+    def call(topic: int) -> int:
+        found = reference()
+        if found is None:
+            raise EngineClosedError("the engine is gone")
+        return found(topic)
 
-    def cancel(self) -> bool:
-        """Leave the queue. False if it is too late: the future has its producer, or its
-        error, at once then."""
-        if self.session is None or self.done():
-            return self.cancelled()
-        if not self._engine.withdraw(self.session):
-            if self._engine.settles(self.session):  # another thread is about to
-                concurrent.futures.wait([self], SETTLING_SECONDS)
-            return self.cancelled()
-        cancelled = super().cancel()
-        if cancelled:  # else concurrent.futures.wait does not see it
-            self.set_running_or_notify_cancel()
-        return cancelled
-
-    def result(self, timeout: float | None = None) -> Producer:
-        """The producer; waits for it, up to `timeout` seconds (None: for ever)."""
-        self._check_fork()
-        return super().result(timeout)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What it failed with, or None; waits as `result` does."""
-        self._check_fork()
-        return super().exception(timeout)
-
-    def _check_fork(self) -> None:
-        if self._engine.forked and not self.done():
-            self._engine.check_open()  # who would settle it is the parent's thread
-
-    def add_done_callback(self, function: Callable[[Any], object]) -> None:
-        """Call `function(future)` once it is settled, in a thread of its own."""
-        self.has_callbacks = True
-        super().add_done_callback(function)
-
-
-def _hand_over(future: ProducerFuture) -> None:
-    # The future's result keeps the producer; the future itself must not, should nobody want it.
-    producer, future.producer = future.producer, None
-    if producer is not None:
-        future.set_result(producer)
+    return call
 
 
 class Engine:
@@ -126,15 +84,18 @@ class Engine:
 
     def __init__(
         self, ledger: Ledger, name: str, properties: Mapping[str, str], keepalive: float | None,
-        readonly: bool, unflushed: bool = False,
+        readonly: bool, unflushed: bool = False, kill_hung: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.path = ledger.path
         self.ledger = ledger
         self.sessions = Sessions(ledger)
-        self.committer = Committer(ledger)
+        self.committer = Committer(ledger, self.run_callbacks)
+        self.hand_over = HandOver(ledger, self.sessions)
+        self.mailbox = Mailbox(self)
+        self.keeper = Keeper(ledger, _weakly(self.compact))
         self._claims = Claims(ledger)
-        self._owned: weakref.WeakSet[Claim] = weakref.WeakSet()
+        self._owned: weakref.WeakSet[Claim | Membership] = weakref.WeakSet()
         self.closed = False
         self.forked = False
         self.unflushed = unflushed  # acknowledged before it is flushed (rule H1)
@@ -144,19 +105,14 @@ class Engine:
         self._closed_for_good = False
         self._producers: weakref.WeakValueDictionary[int, Producer] = weakref.WeakValueDictionary()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
-        self._pending: dict[int, ProducerFuture] = {}
-        self._deadlines: list[tuple[float, int]] = []
         self._abandoned: deque[Session] = deque()
         self._orphans_wanted = False
-        self._mailing: Any = threading.RLock()
-        self._undelivered: deque[Callable[[], None]] = deque()
-        self._mail_read = 0
-        self._settling: dict[int, ProducerFuture] = {}
         self._ended = threading.Event()
         self._slot: Slot | None = None
         self._guard: threading.Thread | None = None
         self.id = "0" * 16
         self.info = EngineInfo("0" * 16, name, os.getpid(), dict(properties), 0.0)
+        self._kill_hung = kill_hung
         try:
             if not readonly:
                 self._join(properties)
@@ -184,19 +140,24 @@ class Engine:
     def _leave_at_once(self) -> None:
         self.closed = True
         self._ended.set()
+        self.keeper.stop()
         if self._slot is not None:
-            self._ring_myself()
+            self.ring()
             self._slot.leave()
 
     # ---- state ---------------------------------------------------------------------------
 
-    def check_open(self) -> None:
-        """EngineClosedError unless this engine can be used here (rule C5)."""
+    def check_alone(self) -> None:
+        """EngineClosedError in a forked child (rule C5)."""
         if self.forked:
             raise EngineClosedError(
                 f"engine {self.name!r} on {self.path} was inherited through fork(); open one of "
                 "your own in the child"
             )
+
+    def check_open(self) -> None:
+        """EngineClosedError unless this engine can be used here (rule C5)."""
+        self.check_alone()
         if self.closed:
             raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
 
@@ -204,7 +165,18 @@ class Engine:
     def busy_here(self) -> bool:
         """Is this thread in the middle of something? Code that Python runs in between, a
         signal handler or a finalizer, may find it so, and must not wait for it."""
-        return bool(self._mailing._is_owned()) or self.committer.busy_here
+        return (
+            bool(self.mailbox.lock._is_owned() or self.ledger.standstill._is_owned())
+            or self.committer.busy_here
+        )
+
+    def check_free(self) -> None:
+        """LedgerError where this thread would wait for itself."""
+        if self.busy_here:
+            raise LedgerError(
+                f"{self.path}: called from a signal handler or a finalizer that struck inside a "
+                "transaction of this very thread; leave it to another thread, or to later"
+            )
 
     # ---- topics --------------------------------------------------------------------------
 
@@ -243,6 +215,24 @@ class Engine:
         """The topic's row as it is now."""
         return self.look(lambda tables: tables.latest(topic))
 
+    @property
+    def ownership_version(self) -> int:
+        """Changes with whatever may change who owns a topic."""
+        journal = self.ledger.journal
+        return 0 if journal is None else journal.version
+
+    def make_visible(self) -> None:
+        """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+        if not self.unflushed:
+            self.ledger.flush()
+
+    @property
+    def slot(self) -> int:
+        """Its place in the lock file; LedgerError where it is read-only, and has none."""
+        self.check_writable()
+        assert self._slot is not None
+        return self._slot.index
+
     # ---- producers -----------------------------------------------------------------------
 
     def future(self, topic: Topic, options: Options) -> ProducerFuture:
@@ -251,55 +241,38 @@ class Engine:
 
     def open_producer(
         self, future: ProducerFuture, mode: str, *, name: str | None, priority: int,
-        claim: int | None, timeout: float | None, properties: dict[str, str],
+        claim: int | None, timeout: float | None, settle: int, properties: dict[str, str],
+        follows: int | None = None,
     ) -> None:  # fmt: skip
         """Register a producer, or queue it until it is promoted or `timeout` has passed."""
         self.check_open()
-        if self._slot is None:
+        slot = self._slot
+        if slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; it takes no producers")
         created = _core.now()
-        try:
-            with self._mailing:  # no mail about a session may be read before it is known here
-                self.check_open()
-                registration = self.sessions.request(
-                    future.topic.id, self.info, self._slot.index, mode, name=name,
-                    priority=priority, claim=claim, created=created, properties=properties,
-                )  # fmt: skip
-                future.session = registration.session
-                if registration.queued:
-                    self._queue(future, timeout)
-                else:
-                    self._hand_out(future, registration.session, registration.last_sequence)
-        except ExclusiveLogError as error:
-            future.set_exception(error)
-        except BaseException:
-            # An interrupt may come after the commit: the guard looks for what nobody got.
-            if future.session is not None:
-                self._pending.pop(future.session.id, None)
-            self._orphans_wanted = True
-            self._ring_myself()
-            raise
+        self.mailbox.request(
+            future,
+            lambda: self.sessions.request(
+                future.topic.id, self.info, slot.index, mode, name=name, priority=priority,
+                claim=claim, created=created, settle=settle,
+                yields=future.options.on_wanted is not None, properties=properties,
+                follows=follows,
+            ),
+            timeout,
+        )  # fmt: skip
 
-    def _queue(self, future: ProducerFuture, timeout: float | None) -> None:
-        assert future.session is not None
-        self._pending[future.session.id] = future
-        if timeout is not None:
-            heapq.heappush(self._deadlines, (time.monotonic() + timeout, future.session.id))
-        self._ring_myself()  # the guard must watch the other engines from now on
+    def want_orphans(self) -> None:
+        """Have the guard give back what an interrupted call was granted."""
+        self._orphans_wanted = True
+        self.ring()
 
-    def withdraw(self, session: Session) -> bool:
-        """Take a waiting session out of the queue; False if it was granted or fenced first,
-        which its future knows when this returns."""
-        self.check_open()
-        if self.sessions.cancel(session):
-            self._pending.pop(session.id, None)
-            return True
-        self._read_mail()
-        return False
+    def find_producer(self, session: int) -> Producer | None:
+        """The producer of a session of this engine."""
+        return self._producers.get(session)
 
-    def settles(self, session: Session) -> bool:
-        """Somebody has read this waiting session's mail, or will, and settles its future."""
-        return session.id in self._pending or session.id in self._settling
+    def sibling(self, engine: str) -> Engine | None:
+        """The engine of that id, if it is in this process and open."""
+        return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
 
     def adopt(self, producer: Producer) -> None:
         """Mail about this producer's session goes to it."""
@@ -311,13 +284,21 @@ class Engine:
 
     def release(self, session: Session) -> None:
         """Give one session back."""
-        self.sessions.release([session], read=(self.id, self._mail_read))
+        self.sessions.release([session], read=(self.id, self.mailbox.read_up_to))
 
     def leash(self, session: Session) -> _core.Leash:
         """What gives a session back once its producer is dropped: the collector may run
         anywhere, even inside a transaction, so the release is left to the guard."""
         assert self._slot is not None
         return _core.Leash(session, self._abandoned, self.ledger.lockfile.words, self._slot.bell)
+
+    def run_callbacks(self) -> None:
+        """Run the callbacks of receipts that have their outcome: here, unless this is the guard,
+        which nobody's code may hold up, or has made senders wait, whom they may join."""
+        if threading.current_thread() is self._guard or self.ledger.standstill._is_owned():
+            self.call_later(_core.run_callbacks)
+        else:
+            _core.run_callbacks()
 
     def call_later(self, function: Callable[[], object]) -> None:
         """Run application code where it can block nobody."""
@@ -333,6 +314,14 @@ class Engine:
     def register_reader(self, reader: Reader) -> None:
         """Closing the engine wakes this reader."""
         self._readers.add(reader)
+
+    def join_group(self, group: str, topic: Topic) -> Membership:
+        """Claim the topic for a reader of this group; the one before is fenced (rule F6)."""
+        self.check_writable()
+        assert self._slot is not None
+        membership = join(self, self._claims, self._slot.index, group, topic.id, topic.name)
+        self._owned.add(membership)
+        return membership
 
     # ---- claims --------------------------------------------------------------------------
 
@@ -359,16 +348,16 @@ class Engine:
         >>> first.is_valid, second.generations
         (False, {'april': 7})
         """
-        self.check_open()
-        if self._slot is None:
-            raise LedgerError(f"{self.path} is open with readonly=True; it takes no claims")
+        self.check_writable()
+        assert self._slot is not None
         claim = own(self, self._claims, self.info, self._slot.index, group, resources, timeout)
         self._owned.add(claim)
         return claim
 
     # ---- the guard: mail, deaths, timeouts -----------------------------------------------
 
-    def _ring_myself(self) -> None:
+    def ring(self) -> None:
+        """Let the guard go round."""
         if self._slot is not None:
             self.ledger.lockfile.ring(self._slot.index)
 
@@ -376,23 +365,24 @@ class Engine:
         slot = self._slot
         assert slot is not None
         while not self.closed:
-            # What changes after these two are read ends the sleep below at once.
+            # What changes after these are read ends the sleep below at once.
             seen, arrivals = slot.mail_count(), slot.arrivals()
+            living = slot.living() if self.mailbox.awaits else frozenset()
             try:
                 self._do_rounds()
             except ExclusiveLogError as error:
                 if self.closed:
                     return
                 log.warning("engine %s: %s", self.name, error)
-                self._fail_pending_if_broken(error)
+                self.mailbox.fail_if_broken(error)
             except Exception:  # the guard must not die: waiters depend on it
                 log.exception("engine %s: its guard stumbled", self.name)
             if self.closed:
                 return
-            if self._pending:
-                slot.await_mail_or_death(seen, arrivals, self._nap())
+            if self.mailbox.awaits:
+                slot.await_mail_or_death(seen, arrivals, living, self.mailbox.nap())
             else:
-                slot.await_mail(seen, self._nap())
+                slot.await_mail(seen, self.mailbox.nap())
 
     def _empty_trash(self) -> None:
         # What a process left behind that died while it deleted a topic.
@@ -411,26 +401,32 @@ class Engine:
         """Give back what was granted to a call that was interrupted before it could return."""
         if not self._orphans_wanted:
             return
-        with self._mailing:
+        with self.mailbox.lock:
             self._orphans_wanted = False
-            # In the order in which a session moves through them.
-            known = set(self._pending) | set(self._settling) | set(self._producers.keys())
-            with self.ledger.read() as tables:
-                sessions = tables.sessions_of(self.id)
-            for session in sessions:
-                if session.id not in known:
-                    self.release(session)
+            try:
+                known = self.mailbox.known() | set(self._producers.keys())
+                with self.ledger.read() as tables:
+                    sessions = tables.sessions_of(self.id)
+                for session in sessions:
+                    if session.id not in known:
+                        self.release(session)
+            except BaseException:
+                self._orphans_wanted = True
+                raise
 
     def _do_rounds(self) -> None:
         failure: ExclusiveLogError | None = None
+        self.mailbox.note(True)  # unless it comes to its end
         for step in (
-            self._release_abandoned, self._release_orphans, self._read_mail, self._end_waits,
-            self.ledger.segments.forget_removed, self._bury_the_dead,
+            self._release_abandoned, self._release_orphans, self.mailbox.read,
+            self.mailbox.hand_over, self.mailbox.end_waits, self.ledger.segments.forget_removed,
+            self._bury_the_dead, self.mailbox.promote_due, self.keeper.look, self.ledger.tend,
         ):  # fmt: skip
             try:
                 step()
             except ExclusiveLogError as error:  # a full disk, say; the other steps may do
                 failure = failure or error
+        self.mailbox.note(failure is not None)
         if failure is not None:
             raise failure
 
@@ -444,141 +440,106 @@ class Engine:
             self._abandoned.popleft()
 
     def _bury_the_dead(self) -> None:
-        if self._pending:
-            for engine in self.sessions.find_dead():
+        if self.mailbox.awaits:
+            self.evict_the_dead()
+
+    def evict_the_dead(self, among: Iterable[str] | None = None) -> None:
+        """Take the sessions of engines away that are gone (rules C2, C3); `among`: of these."""
+        for engine in self.sessions.find_dead():
+            if among is None or engine in among:
                 log.info("engine %s is gone; taking its sessions away", engine)
                 for _ in self.sessions.evict(engine):
-                    self._read_mail()
+                    self.mailbox.read()
 
-    def _nap(self) -> float:
-        longest = RETRY_SECONDS if self._undelivered else LONGEST_NAP_SECONDS
-        if self._deadlines:
-            left = self._deadlines[0][0] - time.monotonic()
-            longest = min(longest, left if left > 0 else RETRY_SECONDS)
-        return longest
+    def compact(self, topic: int) -> int:
+        """What `Topic.compact` does."""
+        self.check_writable()
+        assert self._slot is not None
+        return compact(self.ledger, topic, self._slot.index, self.id).kept
 
-    def _read_mail(self) -> None:
-        with self._mailing:
-            with self.ledger.read() as tables:
-                mail = tables.mail(self.id, self._mail_read)
-            for number, (kind, session, *details) in mail:
-                if kind == GRANTED:
-                    self._granted(session, *details)
-                elif kind == FENCED:
-                    self._fenced(session, *details)
-                self._mail_read = number
-        self._deliver()
+    def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
+        """Keep what a topic's messages before an offset add up to (rule I4)."""
+        self.check_writable()
+        assert self._slot is not None
+        write_snapshot(self.ledger, topic, self._slot.index, self.id, offset, items)
 
-    def _deliver(self) -> None:
-        """Tell the application. What cannot be told now, for want of memory or threads, is
-        told in one of the next rounds."""
-        while self._undelivered:
-            try:
-                delivery = self._undelivered.popleft()
-            except IndexError:  # another thread was faster
-                return
-            try:
-                delivery()
-            except BaseException:
-                self._undelivered.appendleft(delivery)
-                raise
+    # ---- transactions --------------------------------------------------------------------
 
-    def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
-        future = self._take_pending(session_id)
-        if future is None or future.session is None:
-            return
-        session = replace(future.session, epoch=epoch, since=since)
-        self._undelivered.append(lambda: self._hand_out(future, session, last_sequence))
+    def transaction(self) -> Transaction:
+        """Messages to several topics, and reader cursors, that enter the log together, or not
+        at all (rules F6, G3). See `Transaction`.
 
-    def _take_pending(self, session_id: int) -> ProducerFuture | None:
-        # In one of the two at every moment: `cancel` must see that somebody settles it.
-        future = self._pending.get(session_id)
-        if future is not None:
-            self._settling[session_id] = future
-            self._pending.pop(session_id, None)
-        return future
+        >>> producer = topic.producer()
+        >>> with engine.transaction() as txn:
+        ...     _ = producer.send(b"debit", transaction=txn)
+        ...     _ = producer.send(b"credit", transaction=txn)
+        >>> txn.offsets[producer]
+        range(0, 2)
+        """
+        self.check_writable()
+        return Transaction(self)
 
-    def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
-        if future.producer is None:  # else this is a second try
-            future.producer = Producer(
-                self, future.topic.name, session, last_sequence, future.options
-            )
-        self._settle(future, session.id, functools.partial(_hand_over, future))
+    # ---- hand-over -----------------------------------------------------------------------
 
-    def _settle(
-        self, future: ProducerFuture, session_id: int, settle: Callable[[], object]
-    ) -> None:
-        def unless_settled() -> None:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                settle()
-            self._settling.pop(session_id, None)
+    def unload(self, topics: str | Iterable[str], to: str, timeout: float = 10.0) -> list[Move]:
+        """Move the ownership of topics to another engine, without an election (PIP-307, rules
+        E1-E4).
 
-        # Its callbacks are the application's: they must not hold up the guard.
-        if future.has_callbacks:
-            self.call_later(unless_settled)
-        else:
-            unless_settled()
+        - `topics`: a topic's name; a list of them; or, where no topic has that name, a prefix
+          of names (a `*` at its end may say so). Whoever owns them, here or elsewhere, lets
+          sends wait, commits what it has accepted, and releases them.
+        - `to`: the id of a live engine. Its best waiter becomes owner; where it has none, the
+          topic is reserved for its next producer, until the deadline.
+        - `timeout`: seconds until the deadline. Who has not released a topic by then keeps it.
 
-    def _fenced(self, session_id: int, text: str) -> None:
-        self._take_pending(session_id)
-        self._undelivered.append(lambda: self._tell_fenced(session_id, text))
+        Returns a `Move` for each topic, in a state of its own: nothing else is undone where
+        one fails. Calling it again, also after an interrupt, is safe. The old producers raise
+        ProducerMovedError from then on, or, where `to` is in their own process, go on there.
 
-    def _tell_fenced(self, session_id: int, text: str) -> None:
-        # Only now: the grant may have been in the same mail.
-        future = self._settling.get(session_id)
-        if future is not None and future.session is not None and future.producer is None:
-            holder = self._owner_if_known(future.session.topic)
-            error = ProducerFencedError(text, holder=holder)
-            self._settle(future, session_id, functools.partial(future.set_exception, error))
-        producer = self._producers.get(session_id)
-        if producer is not None:
-            holder = self._owner_if_known(producer.session.topic)
-            producer.lose(ProducerFencedError(text, holder=holder))
+        Raises TopicNotFoundError, and LedgerError if there is no such engine.
 
-    def _owner_if_known(self, topic: int) -> OwnerInfo | None:
-        with contextlib.suppress(ExclusiveLogError):
-            return self.sessions.owner(topic)
-        return None
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     producer = a.topic("orders").producer("exclusive")
+        ...     [move] = a.unload("orders", to=b.id)
+        ...     move.topic, move.state, b.topic("orders").producer("exclusive").topic_epoch
+        ('orders', 'assigned', 2)
+        """
+        self.check_writable()
+        check_seconds(timeout, "timeout", "seconds from 0 on")
+        return unload(self, self.hand_over, topics, to, timeout)
 
-    def _end_waits(self) -> None:
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            future = self._pending.get(self._deadlines[0][1])
-            # If the ledger is full now, the next round tries again.
-            if (
-                future is not None
-                and future.session is not None
-                and self.sessions.cancel(future.session)
-            ):
-                self._take_pending(future.session.id)
-                self._undelivered.append(functools.partial(self._tell_timed_out, future))
-            heapq.heappop(self._deadlines)
-        self._deliver()
+    def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
+        """End hand-overs that are under way (rule E4): who owns a topic keeps it, and what is
+        reserved is promoted as usual. Returns the names of the topics that were on their way.
 
-    def _tell_timed_out(self, future: ProducerFuture) -> None:
-        assert future.session is not None
-        error = self.timed_out(future.session)
-        settle = functools.partial(future.set_exception, error)
-        self._settle(future, future.session.id, settle)
+        >>> engine.topic("orders").name, engine.cancel_unload("orders")
+        ('orders', [])
+        """
+        self.check_writable()
+        ids = [self.topic(name, create=False).id for name in choose(self, topics)]
+        return self.hand_over.cancel(ids, "cancelled")
 
-    def timed_out(self, session: Session) -> WaitTimeoutError:
-        """What a producer's wait ends with: it says who is in the way (rule A5)."""
-        owner = None
-        with contextlib.suppress(ExclusiveLogError):
-            owner = next(iter(self.sessions.holders(session.topic)), None)
-        by = "" if owner is None else (
-            f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
-            f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
-        )  # fmt: skip
-        return WaitTimeoutError(
-            f"producer {session.name!r} waited for its topic in vain{by}", holder=owner
-        )
+    def check_writable(self) -> None:
+        """An error unless this engine can be used here, and to write."""
+        self.check_open()
+        if self._slot is None:
+            raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
 
-    def _fail_pending_if_broken(self, error: ExclusiveLogError) -> None:
-        if error.maybe_written:
-            pending, self._pending = self._pending, {}
-            for session_id, future in pending.items():
-                self._settle(future, session_id, functools.partial(future.set_exception, error))
+    def history(self, topic: str | None = None) -> Iterator[Event]:
+        """Every change of ownership so far, of one topic or (None) of all (rule E5). To follow
+        it, read the topic `__events__`; `Event.loads` makes events of its values.
+
+        >>> with engine.topic("orders").producer("exclusive"):
+        ...     pass
+        >>> [(event.kind, event.reason) for event in engine.history()]
+        [('grant', 'request'), ('release', 'closed')]
+        """
+        self.check_open()
+        try:
+            reader = self.topic(EVENTS, create=False).reader()
+        except TopicNotFoundError:  # nothing has happened yet
+            return iter(())
+        return of_topic(iter(reader), topic)
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -586,6 +547,16 @@ class Engine:
         """The engines that have this ledger open, in any process of this machine."""
         self.check_open()
         return self.ledger.lockfile.engines()
+
+    def inside(self) -> EngineInfo | None:
+        """Who is inside the ledger's critical section at this moment. One that stays there is
+        stopped, and holds everybody up until it goes on or dies (see `kill_hung` of `open`).
+
+        >>> engine.inside() is None
+        True
+        """
+        self.check_open()
+        return None if self.ledger.watch is None else self.ledger.watch.inside()
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and counts: what the ledger uses, how many topics and engines."""
@@ -602,10 +573,11 @@ class Engine:
         """
         self.check_open()
         results = list(verify(self.ledger, self.unflushed))
-        problems = [problem for result in results for problem in result[2]]
+        problems = [problem for _, result in results for problem in result[2]]
+        counted = [result for name, result in results if not is_internal(name)]
         return Report(
-            topics=len(results), entries=sum(result[0] for result in results),
-            messages=sum(result[1] for result in results), problems=tuple(problems),
+            topics=len(counted), entries=sum(result[0] for result in counted),
+            messages=sum(result[1] for result in counted), problems=tuple(problems),
         )  # fmt: skip
 
     def backup(self, path: str | os.PathLike[str]) -> None:
@@ -630,7 +602,7 @@ class Engine:
             if self._closed_for_good:
                 return
             try:
-                with self._mailing:  # who asks for a producer right now is served before
+                with self.mailbox.lock:  # who asks for a producer right now is served before
                     self.closed = True
                 self._finish_work()
             except ExclusiveLogError as error:
@@ -640,11 +612,14 @@ class Engine:
 
     def _finish_work(self) -> None:
         self._stop_guard()
+        self.keeper.stop()
         producers = list(self._producers.values())
-        waiting = [f.session for f in list(self._pending.values()) if f.session is not None]
+        waiting = self.mailbox.waiting()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
         for producer in producers:
             producer.appender.condemn(error)  # what is queued is still sent, and nothing more
+        with self.ledger.standstill:
+            pass  # a transaction that is being committed comes to its end
         self.committer.drain()
         self._release_all([p.session for p in producers] + list(self._abandoned))
         self._release_all(waiting)
@@ -653,7 +628,7 @@ class Engine:
 
     def _stop_guard(self) -> None:
         self._ended.set()
-        self._ring_myself()
+        self.ring()
         if self._guard is not None and self._guard is not threading.current_thread():
             self._guard.join(timeout=60)
 
@@ -668,18 +643,20 @@ class Engine:
         self.closed = True
         self._ended.set()
         if self._slot is not None and not self._closed_for_good:
-            self._ring_myself()
+            self.ring()
             self._slot.leave()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
         for producer in list(self._producers.values()):
             self.committer.fail(producer.appender, error)
-        for session_id, future in [*self._pending.items(), *self._settling.items()]:
-            self._settle(future, session_id, functools.partial(future.set_exception, error))
+        self.mailbox.fail_all(error)
         self.committer.stop()
         for reader in list(self._readers):
             self.ledger.lockfile.announce(reader.topic_id)
+        self.ledger.lockfile.announce(MOVES)
         if not self._closed_for_good:
             self._closed_for_good = True
+            if self._kill_hung and self.ledger.watch is not None:
+                self.ledger.watch.killers -= 1
             self.ledger.close()
 
     def _forget(self) -> None:
@@ -715,6 +692,7 @@ def open(
     mode: int = 0o700,
     map_size: int = DEFAULT_MAP_SIZE,
     max_readers: int = DEFAULT_MAX_READERS,
+    kill_hung: bool = False,
 ) -> Engine:
     """Open the ledger in a directory; make it if there is none.
 
@@ -734,6 +712,10 @@ def open(
       Address space, not disk.
     - `max_readers`: read transactions at the same time, in all processes together; the
       first opener decides.
+    - `kill_hung`: fencing by kill. A process that is stopped inside the ledger's critical
+      section (microseconds long, so that it is rare) keeps everybody else out. With True, it
+      gets SIGKILL once it has been silent for longer than its own `keepalive`, if this process
+      waits for it and may. Without, the log says who it is, and `inside()` does.
 
     Raises LedgerError (no directory, no permission, remote), LedgerFullError (no room),
     LedgerVersionError (newer, or not a ledger), LedgerCorruptedError.
@@ -756,12 +738,12 @@ def open(
     encode_properties(properties or {})
     ledger = Ledger.open(
         os.fspath(path), create=create, mode=mode, map_size=map_size, max_readers=max_readers,
-        readonly=readonly,
+        readonly=readonly, kill_hung=bool(kill_hung),
     )  # fmt: skip
     try:
         return Engine(
             ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
-            unflushed=durability == "process",
+            unflushed=durability == "process", kill_hung=bool(kill_hung),
         )  # fmt: skip
     except BaseException:
         ledger.close()

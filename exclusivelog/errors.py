@@ -11,6 +11,7 @@ ExclusiveLogError
 ├── TopicNotFoundError, TopicTerminatedError, OffsetTrimmedError
 ├── WaitTimeoutError             nothing came in time (also a TimeoutError)
 ├── TransactionAbortedError
+├── StateError                   the applier of a shared state failed
 ├── EngineClosedError            closed, or inherited by a forked child
 └── LedgerError                  the files themselves
     ├── LedgerCorruptedError     a checksum does not hold: .topic, .offsets
@@ -54,6 +55,7 @@ __all__ = [
     "ProducerFencedError",
     "ProducerMovedError",
     "ReaderFencedError",
+    "StateError",
     "TopicNotFoundError",
     "TopicTerminatedError",
     "TransactionAbortedError",
@@ -142,6 +144,11 @@ class WaitTimeoutError(ExclusiveLogError, TimeoutError):
 
 class TransactionAbortedError(ExclusiveLogError):
     """The transaction was rolled back; none of it is in the log (rule G3)."""
+
+
+class StateError(ExclusiveLogError):
+    """An applier failed at a message: this state goes no further, and what it was is lost to
+    nobody: the message is in the log (rule I3). Open the state again with one that can."""
 
 
 class EngineClosedError(ExclusiveLogError):

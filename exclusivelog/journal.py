@@ -16,12 +16,13 @@ in the transaction that applies them, so that a frame counts either there or her
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
 import secrets
 
 from exclusivelog import _core
-from exclusivelog.errors import LedgerVersionError
+from exclusivelog.errors import LedgerError, LedgerVersionError
 from exclusivelog.lockfile import JOURNAL_WORDS, LockFile
 from exclusivelog.segments import sync_directory
 
@@ -38,10 +39,31 @@ def open_journal(ledger: str, lockfile: LockFile, mode: int, readonly: bool) -> 
         _create(path, mode)
     fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
     try:
+        if not readonly:
+            fcntl.flock(fd, fcntl.LOCK_SH)  # for `refuse_a_second_life`, until all is closed
         capacity = _check(path, fd)
         return _core.Journal(lockfile.words, JOURNAL_WORDS, fd, capacity, readonly)
     finally:
         os.close(fd)
+
+
+def refuse_a_second_life(ledger: str, owners: str) -> None:
+    """LedgerError where somebody has removed the lock file `owners` while engines write to the
+    ledger: they would see nothing of a new one, and go on as its owners (rule B3)."""
+    if os.path.exists(owners):
+        return
+    with contextlib.suppress(FileNotFoundError):
+        fd = os.open(os.path.join(ledger, "journal"), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not os.path.exists(owners):  # else somebody was just quicker to make it
+                raise LedgerError(
+                    f"{owners} was removed while engines use the ledger; close every engine on "
+                    "it, then open it"
+                ) from None
+        finally:
+            os.close(fd)
 
 
 def inode(ledger: str) -> int:

@@ -43,7 +43,9 @@ from exclusivelog.errors import (
     LedgerIOError,
     LedgerVersionError,
 )
-from exclusivelog.journal import inode, open_journal
+from exclusivelog.events import write_events
+from exclusivelog.hangs import Watch
+from exclusivelog.journal import inode, open_journal, refuse_a_second_life
 from exclusivelog.lockfile import LockFile
 from exclusivelog.segments import Segments, sync_directory
 from exclusivelog.tables import FORMAT, NAMES, Tables
@@ -82,8 +84,9 @@ class Ledger:
     """One directory's tables, shared by all engines of this process. Use `Ledger.open`."""
 
     def __init__(
-        self, path: str, *, create: bool, mode: int, map_size: int, max_readers: int, readonly: bool
-    ) -> None:
+        self, path: str, *, create: bool, mode: int, map_size: int, max_readers: int,
+        readonly: bool, kill_hung: bool = False,
+    ) -> None:  # fmt: skip
         self.path = path
         self.readonly = readonly
         self.users = 0
@@ -91,10 +94,17 @@ class Ledger:
         self._writing: Any = threading.RLock()  # it knows its thread
         self._resizing = threading.Lock()
         self._quiet = False
+        # Whoever makes producers stand still has it, so that nobody waits for another who does:
+        # a transaction while it is committed, a hand-over.
+        self.standstill: Any = threading.RLock()
         self._gate = _core.Gate()
         self._starting = threading.Lock()
         self._checkpointer: threading.Thread | None = None
+        self._tended = -1  # where the journal's backlog began when we looked last
         self.closed = False
+        self.journal: _core.Journal | None = None
+        self.watch: Watch | None = None
+        self._killers = int(kill_hung)
         self._ending = threading.Event()
         self.segments = Segments(path, mode, map_size)
         refuse_remote(path)
@@ -105,21 +115,30 @@ class Ledger:
             raise LedgerError(
                 f"{path} holds no ledger, and {'readonly=True' if readonly else 'create=False'}"
             )
+        owners = os.path.join(path, "owners.lock")
         with _translated(path, readonly=readonly):
-            self.lockfile = LockFile(
-                os.path.join(path, "owners.lock"), mode=mode & 0o666, readonly=readonly
-            )
+            if not readonly:
+                refuse_a_second_life(path, owners)
+            self.lockfile = LockFile(owners, mode=mode & 0o666, readonly=readonly)
             try:
-                with self.lockfile.opening():
+                # Who only looks need not wait for one who waits there for the ledger.
+                looks = readonly and self.lockfile.in_use and os.path.exists(data)
+                with contextlib.nullcontext() if looks else self.lockfile.opening():
+                    self.lockfile.refuse_other_namespaces()
                     if not os.path.exists(data):
                         _create_environment(path, mode)
                     _check_header(data)
                     self._env = self._open_environment(mode, map_size, max_readers)
                     try:
-                        self._db = self._open_tables()
                         self.journal = self._open_journal(mode)
+                        with self._turn():
+                            self._db = self._open_tables()
+                            if self.journal is not None and not readonly:
+                                self._recover(self.journal)
                     except BaseException:
                         self._env.close()
+                        if self.journal is not None:
+                            self.journal.on_stall = None
                         raise
             except BaseException:
                 self.segments.close()
@@ -145,8 +164,9 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, path: str, *, create: bool, mode: int, map_size: int, max_readers: int, readonly: bool
-    ) -> Ledger:
+        cls, path: str, *, create: bool, mode: int, map_size: int, max_readers: int,
+        readonly: bool, kill_hung: bool = False,
+    ) -> Ledger:  # fmt: skip
         """This directory's ledger: a new one, or the one that this process has open."""
         path = os.path.abspath(path)
         with _opening:
@@ -158,13 +178,15 @@ class Ledger:
             if ledger is None:
                 ledger = cls(
                     path, create=create and not readonly, mode=mode, map_size=map_size,
-                    max_readers=max_readers, readonly=readonly,
+                    max_readers=max_readers, readonly=readonly, kill_hung=kill_hung,
                 )  # fmt: skip
                 _open_ledgers[_identity(path)] = ledger
             elif ledger.readonly and not readonly:
                 raise LedgerError(
                     f"{path} is open with readonly=True in this process; close that engine first"
                 )
+            elif kill_hung and ledger.watch is not None:
+                ledger.watch.killers += 1
             ledger.users += 1
             return ledger
 
@@ -183,6 +205,7 @@ class Ledger:
                     self._env.close()
                     self.segments.close()
                     if self.journal is not None:
+                        self.journal.on_stall = None
                         self.journal.close()
                 self.lockfile.close()
 
@@ -241,9 +264,25 @@ class Ledger:
         if self.readonly and not inode(self.path):
             return None  # there never was one: nobody has opened this ledger to write
         journal = open_journal(self.path, self.lockfile, mode & 0o666, self.readonly)
-        if not self.readonly:
-            self._recover(journal)
+        self.watch = Watch(self.path, self.lockfile, journal, self._killers)
+        journal.on_stall = self.watch.stalled
         return journal
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Nobody else changes the tables. Before the journal is ready, nobody else can."""
+        journal = self.journal
+        if (
+            journal is None or self.readonly
+            or not journal.ready or journal.inode != inode(self.path)
+        ):  # fmt: skip
+            yield
+            return
+        journal.take_turn()
+        try:
+            yield
+        finally:
+            journal.give_turn()
 
     def _recover(self, journal: _core.Journal) -> None:
         """Take over what a journal has that nobody has used since the machine was started, or
@@ -277,7 +316,7 @@ class Ledger:
                 journal.unlock()
 
     def _check_nobody_lives(self) -> None:
-        engines = self.lockfile.engines()
+        engines = self.lockfile.present()
         if engines:
             raise LedgerError(
                 f"{self.path}/journal was replaced while engine {engines[0].name!r} (pid "
@@ -308,6 +347,17 @@ class Ledger:
                     )
                     thread.start()
                     self._checkpointer = thread
+
+    def tend(self) -> None:
+        """Have a checkpoint made of what nobody takes out of the journal: whoever appended it
+        may be dead. Call it now and then."""
+        if self.journal is None or self.readonly:
+            return
+        applied = self.journal.tail - self.journal.backlog
+        if self.journal.backlog and applied == self._tended:
+            self.start_checkpoints()
+            self.journal.ask()
+        self._tended = applied
 
     def _keep_checkpointing(self) -> None:
         journal = self.journal
@@ -365,6 +415,11 @@ class Ledger:
         """
         return self._transaction(exclusive=True, applied=False)
 
+    def write_beside(self) -> Transaction:
+        """The same, and others append meanwhile: it suits what has nothing to do with who may
+        write. What readers have seen is durable before it."""
+        return self._transaction(exclusive=False, applied=False)
+
     def write_all(self) -> Transaction:
         """The same, with all that the journal has in the tables."""
         if self.journal is not None and self.journal.backlog > TAKEN_OVER_AT_ONCE:
@@ -420,14 +475,14 @@ class Ledger:
 
     def check(self) -> None:
         """Raise what this ledger has failed with, here or in another process."""
-        if self._failure is None and self.journal is not None and self.journal.failed:
-            self.fail(
-                LedgerIOError(
-                    f"{self.path}: a write or flush failed ({os.strerror(self.journal.failed)}), "
-                    "and nothing may pretend to be durable; close every engine on it and open it "
-                    "again"
-                )
+        failed = 0 if self.journal is None else self.journal.failed
+        if self._failure is None and failed:
+            # Only here: somebody may have opened it afresh by now, and that one goes on.
+            self._failure = LedgerIOError(
+                f"{self.path}: a write or flush failed ({os.strerror(failed)}), and nothing may "
+                "pretend to be durable; close every engine on it and open it again"
             )
+            log.error("%s", self._failure)
         if self._failure is not None:
             raise self._failure
 
@@ -567,8 +622,9 @@ class Ledger:
     # ---- fork ----------------------------------------------------------------------------
 
     def quiesce(self) -> None:
-        """Before a fork: wait until no transaction runs, so that the child can close its copy."""
-        self._quiet = self._gate.close(FORK_WAIT_SECONDS)
+        """Before a fork: wait until no transaction runs, so that the child can close its copy.
+        Not for one of this very thread, which a signal handler has interrupted."""
+        self._quiet = self._gate.close(0.0 if self.busy_here else FORK_WAIT_SECONDS)
 
     def resume(self) -> None:
         """After a fork, in the parent."""
@@ -618,6 +674,7 @@ class Transaction(_Section):
 
     def finish(self, tables: Tables) -> None:
         """What must be done before the commit."""
+        write_events(tables)
         tables.finish()
 
     def undo(self, tables: Tables) -> None:

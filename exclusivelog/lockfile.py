@@ -8,7 +8,8 @@ offset   size        what
 8        8 + 8       device and inode of this file: a copy knows that it is one
 24       16          the boot it was last used in: words of an earlier boot are void
 40       4           counts the engines that have come: waiting engines watch it
-1024     256         the journal's words: its mutexes and positions (see _journal.pxi)
+48       8           when the first of the engines came, ns of the monotonic clock
+1024     320         the journal's words: its mutexes and positions (see _journal.pxi)
 4096     1024 x 64   topics, hashed: u32 counter of commits, u32 sleeping readers
 69632    512 x 1024  slots, one per open engine:
            0   4     liveness: 0 free, else the holder's thread id; the kernel sets
@@ -20,7 +21,8 @@ offset   size        what
           32   8     keepalive, ns; 0 = never evicted for silence
           40   4     wake-up counter: mail has come
           44   4     length of the next field
-          48 976     msgpack [engine name, properties]
+          48   8     the pid namespace's inode: process ids of another one say nothing here
+          56 968     msgpack [engine name, properties]
 ```
 
 Liveness is a word in the kernel's robust list, not a file lock: at the death of a process
@@ -51,14 +53,14 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerFullError, LedgerVersionError
 from exclusivelog.types import EngineInfo
 
-MAGIC = int.from_bytes(b"XLLOCK\x00\x01", "little")
-DEVICE, INODE, BOOT, ARRIVALS = 8, 16, 24, 40
+MAGIC = int.from_bytes(b"XLLOCK\x00\x02", "little")
+DEVICE, INODE, BOOT, ARRIVALS, OPENED = 8, 16, 24, 40, 48
 JOURNAL_WORDS = 1024
 JOURNAL_READY = JOURNAL_WORDS + _core.JOURNAL_READY
 TOPICS, TOPIC_COUNT, TOPIC_SIZE = 4096, 1024, 64
 SLOTS, SLOT_COUNT, SLOT_SIZE = TOPICS + TOPIC_COUNT * TOPIC_SIZE, 512, 1024
-ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, MAIL, INFO_SIZE, INFO = (
-    0, 4, 8, 16, 24, 32, 40, 44, 48,
+ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, MAIL, INFO_SIZE, NAMESPACE, INFO = (
+    0, 4, 8, 16, 24, 32, 40, 44, 48, 56,
 )  # fmt: skip
 SIZE = SLOTS + SLOT_COUNT * SLOT_SIZE
 
@@ -76,6 +78,10 @@ SPIN_NS = 40_000
 def _boot_id() -> bytes:
     text = Path("/proc/sys/kernel/random/boot_id").read_text()
     return bytes.fromhex(text.strip().replace("-", ""))
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
 
 
 class LockFile:
@@ -149,17 +155,38 @@ class LockFile:
                 )
             time.sleep(0.002)
 
+    def _life(self) -> bytes:
+        stat = os.fstat(self._fd)
+        return stat.st_dev.to_bytes(8, "little") + stat.st_ino.to_bytes(8, "little") + _boot_id()
+
     def _void_words_of_another_life(self) -> None:
         # After a reboot, or in a copy of the directory, no thread stands behind the words.
-        stat = os.fstat(self._fd)
-        boot = _boot_id()
-        here = self._map[DEVICE : BOOT + 16]
-        now = stat.st_dev.to_bytes(8, "little") + stat.st_ino.to_bytes(8, "little") + boot
-        if here != now:
+        life = self._life()
+        if self._map[DEVICE : BOOT + 16] != life:
             self._map[SLOTS:SIZE] = bytes(SIZE - SLOTS)
             self._map[TOPICS:SLOTS] = bytes(SLOTS - TOPICS)
             self.words.store(JOURNAL_READY, 0)
-            self._map[DEVICE : BOOT + 16] = now
+            self._map[DEVICE : BOOT + 16] = life
+
+    @property
+    def in_use(self) -> bool:
+        """Is the ledger whole, and the words of this life?"""
+        if not self.shared or not self.words.load(JOURNAL_READY):
+            return False
+        return self._map[DEVICE : BOOT + 16] == self._life()
+
+    def refuse_other_namespaces(self) -> None:
+        """LedgerError while an engine of another pid namespace is open: locks and LMDB's readers
+        go by thread and process ids, and two containers would mistake each other's."""
+        ours = _pid_namespace()
+        for index, engine in self._taken():
+            theirs = self.words.load64(SLOTS + index * SLOT_SIZE + NAMESPACE)
+            if theirs != ours and self.exists(index, engine):
+                raise LedgerError(
+                    f"{self.path} is in use by {self._info(index, engine).name!r}, an engine of "
+                    "another pid namespace (a container, say); processes that share a ledger "
+                    "must share their process ids"
+                )
 
     def _remove_leftovers(self) -> None:
         # A creator that was killed leaves its unfinished file behind.
@@ -177,6 +204,8 @@ class LockFile:
                 f"name and properties of an engine take {SLOT_SIZE - INFO} bytes at most, "
                 f"these take {len(info)}"
             )
+        if not self._somebody_is_here():
+            self.words.store64(OPENED, _core.now())
         for index in range(SLOT_COUNT):
             at = SLOTS + index * SLOT_SIZE
             if self._is_free(at):
@@ -185,6 +214,21 @@ class LockFile:
         raise LedgerFullError(
             f"{self.path}: all {SLOT_COUNT} engines that a ledger takes at once are open"
         )
+
+    def _somebody_is_here(self) -> bool:
+        return any(self.exists(index, engine) for index, engine in self._taken())
+
+    @property
+    def opened(self) -> int:
+        """When the first of the engines came that are here now, or of their predecessors without
+        a gap: ns of the monotonic clock."""
+        return self.words.load64(OPENED)
+
+    def _taken(self) -> Iterator[tuple[int, str]]:
+        for index in range(SLOT_COUNT):
+            engine = self.words.load64(SLOTS + index * SLOT_SIZE + ENGINE)
+            if engine:
+                yield index, f"{engine:016x}"
 
     def _is_free(self, at: int) -> bool:
         word = self.words.load(at + ALIVE)
@@ -201,6 +245,8 @@ class LockFile:
         if not self.exists(slot, engine):
             return False
         at = SLOTS + slot * SLOT_SIZE
+        if self.words.load(at + PID) == os.getpid():
+            return True  # whoever asks does not hang: its heart is about to beat again
         keepalive = self.words.load64(at + KEEPALIVE)
         return keepalive == 0 or _core.now() - self.words.load64(at + HEARTBEAT) <= keepalive
 
@@ -217,20 +263,52 @@ class LockFile:
 
     def engines(self) -> list[EngineInfo]:
         """The engines that live now."""
-        found = []
-        for index in range(SLOT_COUNT):
-            at = SLOTS + index * SLOT_SIZE
-            engine = self.words.load64(at + ENGINE)
-            if engine and self.alive(index, f"{engine:016x}"):
-                found.append(self._info(at, engine))
-        return found
+        found = [
+            (index, self._info(index, engine))
+            for index, engine in self._taken()
+            if self.alive(index, engine)
+        ]
+        # Once more: what was read is theirs only if the slot still is.
+        return [info for index, info in found if self.exists(index, info.id)]
 
-    def _info(self, at: int, engine: int) -> EngineInfo:
+    def present(self) -> list[EngineInfo]:
+        """The engines whose processes live, hung ones too."""
+        return [
+            self._info(index, engine)
+            for index, engine in self._taken()
+            if self.exists(index, engine)
+        ]
+
+    def find(self, engine: str) -> tuple[int, EngineInfo] | None:
+        """(slot, facts) of an engine that lives."""
+        for index, other in self._taken():
+            if other == engine and self.alive(index, engine):
+                return index, self._info(index, engine)
+        return None
+
+    def in_process(self, pid: int) -> Iterator[tuple[int, EngineInfo]]:
+        """(slot, facts) of the engines of a process of this pid namespace, hung ones too."""
+        namespace = _pid_namespace()
+        for index, engine in self._taken():
+            at = SLOTS + index * SLOT_SIZE
+            process = self.words.load(at + PID), self.words.load64(at + NAMESPACE)
+            if process == (pid, namespace) and self.exists(index, engine):
+                yield index, self._info(index, engine)
+
+    def _description(self, index: int) -> tuple[str, dict[str, str]]:
+        at = SLOTS + index * SLOT_SIZE
         length = self.words.load(at + INFO_SIZE)
-        name, properties = msgpack.unpackb(self._map[at + INFO : at + INFO + length])
+        try:
+            name, properties = msgpack.unpackb(self._map[at + INFO : at + INFO + length])
+        except (ValueError, TypeError):  # somebody has just taken the slot, and fills it in
+            return "", {}
+        return name, properties
+
+    def _info(self, index: int, engine: str) -> EngineInfo:
+        at = SLOTS + index * SLOT_SIZE
+        name, properties = self._description(index)
         age = max(0, _core.now() - self.words.load64(at + HEARTBEAT)) / 1e9
-        pid = self.words.load(at + PID)
-        return EngineInfo(f"{engine:016x}", name, pid, properties, age)
+        return EngineInfo(engine, name, self.words.load(at + PID), properties, age)
 
     def ring(self, slot: int) -> None:
         """Tell an engine that mail has come."""
@@ -285,6 +363,7 @@ class Slot:
         words = lockfile.words
         self._hold = _core.Hold(words, self._at + ALIVE, self._at + NODE)
         words.store(self._at + PID, os.getpid())
+        words.store64(self._at + NAMESPACE, _pid_namespace())
         words.store64(self._at + KEEPALIVE, 0 if keepalive is None else int(keepalive * 1e9))
         words.store(self._at + INFO_SIZE, len(info))
         lockfile._map[self._at + INFO : self._at + INFO + len(info)] = info
@@ -309,13 +388,28 @@ class Slot:
         """Changes when an engine joins the ledger."""
         return self._file.words.load(ARRIVALS)
 
-    def await_mail_or_death(self, seen: int, arrivals: int, timeout: float) -> None:
-        """Sleep until mail comes, an engine dies, or one joins."""
+    def living(self) -> frozenset[int]:
+        """The slots of the other engines that live now, for `await_mail_or_death`."""
+        words = self._file.words
+        return frozenset(
+            index
+            for index in range(SLOT_COUNT)
+            if words.load(SLOTS + index * SLOT_SIZE) and index != self.index
+            and not words.load(SLOTS + index * SLOT_SIZE) & _core.OWNER_DIED
+        )  # fmt: skip
+
+    def await_mail_or_death(
+        self, seen: int, arrivals: int, living: frozenset[int], timeout: float
+    ) -> None:
+        """Sleep until mail comes, an engine dies, or one joins; also if that has happened since
+        the first three arguments were read."""
         words = self._file.words
         offsets, expected = [self._at + MAIL, ARRIVALS], [seen, arrivals]
         for index in range(SLOT_COUNT):
             at = SLOTS + index * SLOT_SIZE
             word = words.load(at)
+            if word & _core.OWNER_DIED and index in living:
+                return
             if index == self.index or word == 0 or word & _core.OWNER_DIED:
                 continue
             # The kernel wakes only where this mark says that somebody sleeps. An engine that

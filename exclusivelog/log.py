@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from exclusivelog import _core
@@ -190,7 +190,7 @@ def append_to_tables(ledger: Ledger, works: Sequence[Work]) -> None:
         with ledger.write_all() as tables:
             for index, work in enumerate(works):
                 try:
-                    placed[index] = _append_one(tables, work)
+                    placed[index] = append_one(tables, work)
                 except LedgerError:
                     raise  # something may be half written
                 except ExclusiveLogError as error:
@@ -250,7 +250,8 @@ def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offse
     return False
 
 
-def _append_one(tables: Tables, work: Work) -> Placed:
+def append_one(tables: Tables, work: Work) -> Placed:
+    """Append one producer's batches within a transaction, if it may write (rules B2, G2)."""
     session = work.session
     row = tables.topic(session.topic)
     check_may_write(tables, row, session)
@@ -333,7 +334,7 @@ def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None)
     """ValueError unless the entry stands where it says, right behind what came before."""
     if entry.topic != topic:
         raise ValueError("it is another topic's")
-    if entry.base_offset + entry.count != last + 1:
+    if entry.end != last + 1:
         raise ValueError("it stands at an offset that is not its own")
     if expected is not None and entry.base_offset != expected:
         raise ValueError(f"offsets {expected} to {entry.base_offset - 1} are missing before it")
@@ -370,9 +371,9 @@ def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
         middle = (low + high) // 2
         entry = read_entries(tables, topic, middle, None, most_bytes=1)[0]
         if entry.last_publish_time < time_ms:
-            low = entry.base_offset + entry.count
+            low = entry.end
         elif entry.publish_time < time_ms:
-            return int(entry.first_published_at(time_ms))
+            return max(low, int(entry.first_published_at(time_ms)))  # it may begin before
         else:
             high = entry.base_offset
     return low
@@ -387,31 +388,45 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
         entries += 1
         try:
             entry = _core.Entry(tables.load(data))
-            check_place(entry, topic.id, last, expected)
+            # The first one may begin with messages that were trimmed.
+            trimmed = entries == 1 and entry.base_offset < expected
+            check_place(entry, topic.id, last, None if trimmed else expected)
             if entry.epoch < epoch or entry.epoch > topic.epoch:
                 raise ValueError(f"its epoch {entry.epoch} follows epoch {epoch}")
             if entry.publish_time < published:
                 raise ValueError("it was published before its predecessor")
             epoch, published = entry.epoch, entry.last_publish_time
-            messages += entry.count
+            messages += entry.end - max(entry.base_offset, expected)
         except ValueError as error:
             problems.append(str(_damaged(tables, topic, last, error)))
         expected = last + 1
     if expected != topic.next_offset:
         problems.append(str(_missing(topic, expected, topic.next_offset)))
-    return entries, messages, problems
+    return entries, messages, problems + list(_verify_views(tables, topic))
 
 
-def verify(ledger: Ledger, unflushed: bool = False) -> Iterable[tuple[int, int, list[str]]]:
-    """`verify_topic` for every topic, each at one moment."""
+def _verify_views(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
+    views = {"compacted view": tables.view(topic.id), "snapshot": tables.snapshot(topic.id)}
+    for name, view in views.items():
+        for last, data in () if view is None else tables.entries(view.id, 0):
+            try:
+                check_place(_core.Entry(tables.load(data)), view.id if view else 0, last, None)
+            except ValueError as error:
+                yield f"topic {topic.name!r}: the entry {last} of its {name} is damaged: {error}"
+
+
+def verify(
+    ledger: Ledger, unflushed: bool = False
+) -> Iterable[tuple[str, tuple[int, int, list[str]]]]:
+    """(name, `verify_topic`) of every topic, each at one moment."""
     with ledger.read() as tables:
         topics = tables.topics()
-    for _, topic in topics:
+    for name, topic in topics:
         result = _verify_one(ledger, topic, unflushed)
         if result is not None and result[2]:
             result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
         if result is not None:
-            yield result
+            yield name, result
 
 
 def _verify_one(ledger: Ledger, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:

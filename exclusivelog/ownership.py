@@ -199,7 +199,7 @@ def own(
     resources: Mapping[str, int | None], timeout: float | None,
 ) -> Claim:  # fmt: skip
     """What `Engine.own` does, arguments and waiting included."""
-    _check_name("group", group)
+    check_group(group)
     if not isinstance(resources, Mapping) or not resources:
         raise TypeError("resources takes a mapping of names to generations, one at least")
     for resource, generation in resources.items():
@@ -216,6 +216,11 @@ def own(
             if left <= 0 or not error.retriable:
                 raise
         claims.wait_for_a_change(seen, left)
+
+
+def check_group(group: object) -> None:
+    """An error that says what a group's name is, unless this is one."""
+    _check_name("group", group)
 
 
 def _check_name(argument: str, name: object) -> None:

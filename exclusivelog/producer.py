@@ -5,34 +5,45 @@ from __future__ import annotations
 import datetime as dt
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog._core import Outcome
-from exclusivelog.access import Session
+from exclusivelog.access import Session, Transfer
 from exclusivelog.arrow import arrow_column
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
+    ProducerBusyError,
     ProducerFencedError,
+    ProducerMovedError,
     WaitTimeoutError,
 )
+from exclusivelog.handover import moved_error
 from exclusivelog.log import REPAIRABLE, check_may_write, duplicate, refusal, repair
 from exclusivelog.types import AccessMode
+from exclusivelog.waits import in_slices
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
+    from exclusivelog.ledger import Ledger
+    from exclusivelog.reader import Reader
+    from exclusivelog.transaction import Transaction
 
 log = logging.getLogger("exclusivelog")
 
 MAX_SEQUENCE_ID = 2**63 - 1
 SENT_AT_ONCE = 64 << 10  # bytes; what is larger goes the way of large batches
 MAX_MESSAGE_BYTES = 1 << 30
+_LONGEST = threading.TIMEOUT_MAX
+FOLLOWED_WITHIN = 5.0  # seconds, by a producer whose topic was handed over
 MAX_TIME = (2**63 - 1) // 1000  # ms whose microseconds, as Arrow has them, are 64 bits still
 MOST = {
     "max_batch_messages": 10_000_000,
@@ -40,6 +51,15 @@ MOST = {
     "max_pending_bytes": 2**63 - 1,
 }
 State = Literal["open", "fenced", "moved", "closed"]
+Sent = TypeVar("Sent")
+Send = Callable[["Producer", "float | None"], Sent]
+# value, key, properties, event time, sequence id
+Encoded = tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]
+
+
+class Moving(ProducerMovedError):
+    """What a send meets while its topic is being handed over: it waits, and tries again. No
+    caller ever sees it."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +72,8 @@ class Options:
     max_pending_bytes: int = 64 << 20
     dumps: Callable[[Any], bytes] | None = None
     on_fenced: Callable[[Producer, ProducerFencedError], object] | None = None
+    on_wanted: Callable[[Producer], object] | None = None
+    follow: bool = True
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -61,6 +83,8 @@ class Options:
         check_seconds(self.linger, "linger", "seconds from 0 on")
         if self.on_fenced is not None and not callable(self.on_fenced):
             raise TypeError("on_fenced takes a function of (producer, error)")
+        if self.on_wanted is not None and not callable(self.on_wanted):
+            raise TypeError("on_wanted takes a function of (producer)")
 
 
 class Producer:
@@ -95,6 +119,11 @@ class Producer:
         self._dumps = options.dumps
         self._max_pending = options.max_pending_bytes
         self._lost: ExclusiveLogError | None = None
+        self._moving: threading.Event | None = None
+        self._moved: ProducerMovedError | None = None  # where it was handed over to
+        self._successor: Producer | None = None  # that it sends through since then,
+        self._opened: Producer | None = None  # and which is its own
+        self._followers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._closed = False
         self._closing = threading.RLock()
         engine.ledger.start_checkpoints()
@@ -121,25 +150,39 @@ class Producer:
     @property
     def topic_epoch(self) -> int:
         """The epoch it writes under. Keep it to reconnect with `topic_epoch=` (rule B5)."""
-        return self.session.epoch
+        return self.session.epoch if self._successor is None else self._successor.topic_epoch
 
     @property
     def last_sequence_id(self) -> int:
         """The last sequence id sent under this name, -1 if none was (rule G2)."""
+        if self._successor is not None and self._successor.name == self.name:
+            return self._successor.last_sequence_id
         return self.appender.last_sequence
 
     @property
     def state(self) -> State:
         """What became of it, looked up in the ledger without sending anything (rule C6):
         "open", "fenced", "moved" or "closed"."""
-        if self._closed or (self._engine.closed and not self._engine.forked):
+        if self._lost is None and not self._closed and self._successor is not None:
+            if self._successor.state == "open":
+                return "open"
+            self._share_the_end_of(self._successor)
+        if self._closed or self._is_with_a_closed_engine():
             return "closed"
         if self._lost is None:
             self._engine.check_open()
             self._look()
+        if isinstance(self._lost, ProducerMovedError):
+            return "moved"
         return "open" if self._lost is None else "fenced"
 
+    def _is_with_a_closed_engine(self) -> bool:
+        followed = self._successor is not None
+        return self._engine.closed and not self._engine.forked and not followed
+
     def _look(self) -> None:
+        if self._moving is not None or self._moved is not None:
+            return  # the next send finds out
         with self._engine.ledger.read() as tables:
             try:
                 check_may_write(tables, tables.topic(self.session.topic), self.session)
@@ -156,10 +199,15 @@ class Producer:
         with self._closing:
             if self._lost is not None or self._closed:
                 return
-            # One and the same error, whoever notices first (rule B4).
-            error = self.appender.condemn(error)
-            self._lost = error
+            # One and the same error, whoever notices first (rule B4); but one that follows its
+            # topic may lose it a second time.
+            first = self.appender.condemn(error)
+            self._lost = error if first is self._moved else first
+            error = self._lost
+            self._let_sends_go_on()
         self._engine.committer.fail(self.appender, error)
+        for follower in list(self._followers):
+            follower.lose(error)
         if self._options.on_fenced is not None:
             self._engine.call_later(self._tell_fenced)
 
@@ -167,13 +215,255 @@ class Producer:
         if self._options.on_fenced is not None and isinstance(self._lost, ProducerFencedError):
             self._options.on_fenced(self, self._lost)
 
+    # ---- hand-over and transactions ------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where its messages go."""
+        return self._engine.ledger
+
+    def here(self, numbered: bool) -> Producer:
+        """Who sends what this one is given: itself, or who has its topic by now in this process
+        (rule E2). Waits while it is on its way. `numbered`: with ids of its own name."""
+        return self._through(lambda p, _: p._itself(), None, 0 if numbered else None)
+
+    def _itself(self) -> Producer:
+        if isinstance(self.appender.error, ProducerMovedError):
+            raise self.appender.error
+        self._check()
+        return self
+
+    def stand_still(self) -> bool:
+        """Let sends wait, and commit what was accepted before; False if the topic has moved."""
+        with self._closing:
+            self._check()
+            if self._moving is not None or self._moved is not None:
+                return False
+            self.pause()
+        self.drain()
+        return True
+
+    def drain(self) -> None:
+        """Commit what was accepted so far."""
+        self.appender.await_sends()
+        self._engine.committer.commit(self.appender)
+
+    def private_appender(self) -> _core.Appender:
+        """One for a transaction: it goes on where this producer's own is."""
+        return _core.Appender(
+            self.session.name.encode(), self.appender.last_sequence,
+            self._options.max_batch_messages, self._options.max_batch_bytes, self.session,
+        )  # fmt: skip
+
+    def pause(self) -> None:
+        """The topic is to be handed over, or a transaction commits: sends wait; what was
+        accepted is still sent."""
+        with self._closing:
+            if self._moving is None and self.usable:
+                self._moving = threading.Event()
+                self.appender.pause(Moving(f"topic {self.topic!r} is being handed over"))
+
+    def resume(self) -> None:
+        """The hand-over has ended: those who waited go on, or learn where the topic is."""
+        with self._closing:
+            self.appender.resume()
+            self._let_sends_go_on()
+
+    def _let_sends_go_on(self) -> None:
+        moving, self._moving = self._moving, None
+        if moving is not None:
+            moving.set()
+
+    def move(self, to: Transfer) -> None:
+        """The topic was handed over, for good: where its new owner is in this process, sends
+        go there from now on (rule E2); else this is the end of this producer."""
+        error = moved_error(self.topic, self.name, to)
+        if not self._options.follow or self._engine.sibling(to.target) is None:
+            self.lose(error)
+            return
+        with self._closing:
+            if self._lost is None and not self._closed:
+                self._moved, self._chain = error, to.chain
+                self.appender.condemn(error)
+
+    def _through(
+        self, send: Send[Sent], timeout: float | None, sequence: int | None = None
+    ) -> Sent:
+        """What `send(producer, seconds left)` gives, once the topic is nowhere on its way, and
+        wherever it went."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            try:
+                return send(self, left)
+            except Moving:
+                self._await_move(deadline, timeout)
+                left = _left(deadline)
+            except ProducerMovedError as error:
+                if error is not self._moved:
+                    raise
+                error.__traceback__ = None  # it is kept, and must not keep this producer
+                return self._send_there(send, timeout, deadline, sequence)
+
+    def _await_move(self, deadline: float | None, timeout: float | None) -> None:
+        moving = self._moving
+        self._engine.check_free()
+        if moving is not None and not in_slices(
+            moving.wait, _left(deadline), self._engine.check_alone
+        ):
+            raise self._still_moving(timeout)
+
+    def _still_moving(self, timeout: float | None) -> WaitTimeoutError:
+        return WaitTimeoutError(
+            f"topic {self.topic!r} is being handed over, or a transaction commits, and it took "
+            f"longer than timeout={timeout} s; nothing was sent"
+        )
+
+    def _send_there(
+        self, send: Send[Sent], timeout: float | None, deadline: float | None,
+        sequence: int | None,
+    ) -> Sent:  # fmt: skip
+        successor = self._follow(deadline, timeout)
+        if sequence is not None and successor.name != self.name and self._moved is not None:
+            raise self._moved  # its ids are counted under another name
+        try:
+            return successor._through(send, _left(deadline), sequence)
+        except WaitTimeoutError as error:
+            raise WaitTimeoutError(f"{error} (timeout={timeout} s)") from None
+        except (ProducerFencedError, EngineClosedError):
+            self._share_the_end_of(successor)
+            raise self._lost or self._closed_error() from None
+
+    def _follow(self, deadline: float | None, timeout: float | None) -> Producer:
+        """The producer, in this process, that has the topic now."""
+        left = _left(deadline)
+        if not self._closing.acquire(
+            timeout=-1 if left is None else min(left, threading.TIMEOUT_MAX)
+        ):
+            raise self._still_moving(timeout)
+        try:
+            self._check()
+            if self._successor is None:
+                self._successor = self._find_successor(deadline, timeout)
+                self._engine.disown(self)
+            self._skip_those_who_have_moved_on()
+            successor = self._successor
+            if successor is None:
+                self._end_moved()
+                raise self._lost or self._closed_error()
+            successor._followers.add(self)
+            return successor
+        finally:
+            self._closing.release()
+
+    def _skip_those_who_have_moved_on(self) -> None:
+        # Of all producers that the topic went through only the last one is needed, and what was
+        # opened on its behalf.
+        while self._successor is not None and self._successor._successor is not None:
+            passed, self._successor = self._successor, self._successor._successor
+            if self._opened is passed:
+                self._opened, passed._opened = passed._opened, None
+
+    def _find_successor(self, deadline: float | None, timeout: float | None) -> Producer | None:
+        end = time.monotonic() + FOLLOWED_WITHIN
+        while time.monotonic() < end:
+            where = self._engine.sessions.whereabouts(self.session.topic, self._chain)
+            neighbour = None if where is None else self._engine.sibling(where[0])
+            if where is None or neighbour is None:
+                return None
+            session = where[1]
+            if session:
+                # Its engine may not have come to making the producer yet.
+                found = neighbour.find_producer(session)
+            else:
+                found = self._open_there(neighbour)
+            if found is not None:
+                return found
+            if deadline is not None and time.monotonic() >= deadline:
+                raise self._still_moving(timeout)
+            time.sleep(0.001)
+        return None
+
+    def _open_there(self, engine: Engine) -> Producer | None:
+        session, topic = self.session, engine.topic(self.topic, create=False)
+        options = replace(self._options, on_fenced=None)  # its followers are told
+        future = engine.future(topic, options)
+        engine.open_producer(
+            future, AccessMode.EXCLUSIVE.value, name=session.name, priority=session.priority,
+            claim=None, timeout=None, settle=0, properties=session.properties,
+            follows=self._chain,
+        )  # fmt: skip
+        try:
+            self._opened = future.result()
+        except (ProducerFencedError, ProducerBusyError):  # somebody else has been faster
+            return None
+        return self._opened
+
+    def _share_the_end_of(self, successor: Producer) -> None:
+        if isinstance(successor._lost, ProducerFencedError):
+            self.lose(successor._lost)
+        else:  # it was closed: the topic is not here any more
+            self._end_moved()
+
+    def _end_moved(self) -> None:
+        if self._moved is not None:
+            self.lose(self._moved)
+
+    def fenced_by(self, error: ProducerFencedError) -> ExclusiveLogError:
+        """What a send is told that met this error."""
+        if isinstance(error, ProducerMovedError):
+            return error
+        if self._closed:
+            return self._closed_error()  # it was given back, by another thread
+        if self._moving is not None:
+            return Moving(str(error))  # it came just behind the hand-over
+        if self._moved is not None:
+            return self._moved
+        self.lose(error)
+        return self._lost or error
+
+    @property
+    def usable(self) -> bool:
+        """True unless it is known to be closed, fenced or moved."""
+        return self._lost is None and self._moved is None and not self._closed
+
+    def tell_wanted(self) -> None:
+        """Somebody waits for the topic."""
+        wanted = self._options.on_wanted
+        if wanted is not None and self.usable:
+            self._engine.call_later(lambda: wanted(self))
+
     # ---- send ----------------------------------------------------------------------------
+
+    def catch_up(self, reader: Reader) -> Iterator[_core.Message]:
+        """The messages of this topic from the reader's position to the end, for an owner that
+        wants to have seen what all former owners wrote before it writes itself (rule D8).
+
+        An owner's predecessors cannot write any more, so that this ends; ProducerFencedError
+        at its end says that there is a successor by now, who may have written.
+
+        >>> with topic.producer() as before:
+        ...     _ = before.send(b"old")
+        >>> with topic.producer("wait_for_exclusive") as producer:
+        ...     [message.value for message in producer.catch_up(topic.reader())]
+        [b'old']
+        """
+        ours = reader.ledger is self._engine.ledger and reader.topic_id == self.session.topic
+        if not ours:
+            raise ValueError(f"reader: it takes one of topic {self.topic!r}, not {reader!r}")
+        self._check()
+        return self._catch_up(reader)
+
+    def _catch_up(self, reader: Reader) -> Iterator[_core.Message]:
+        yield from reader
+        self._look()
+        self._check()
 
     def send(
         self, value: Any, *, key: bytes | str | None = None,
         properties: Mapping[str, str] | None = None,
         event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-        timeout: float | None = None,
+        timeout: float | None = None, transaction: Transaction | None = None,
     ) -> int:  # fmt: skip
         """Append one message; its offset, once it is durable (rules B9, H1).
 
@@ -184,6 +474,8 @@ class Producer:
         - `sequence_id`: 0 to 2**63 - 1, growing; by default counted.
         - `timeout`: seconds to wait for other producers' commits (None: for ever). On
           WaitTimeoutError the message is still on its way.
+        - `transaction`: append it when that commits. Its offset is not known before, and -1 is
+          returned; `transaction.offsets` has it afterwards (rule G3).
 
         Raises ProducerFencedError, DuplicateSequenceError, LedgerFullError, LedgerIOError,
         TopicTerminatedError; the last two tell by `maybe_written` what is known.
@@ -194,22 +486,38 @@ class Producer:
         if (
             type(value) is bytes and key is None and properties is None and event_time is None
             and sequence_id is None and self._dumps is None and timeout is None
-            and len(value) < SENT_AT_ONCE
+            and transaction is None and len(value) < SENT_AT_ONCE
         ):  # fmt: skip
             # The most frequent call by far. What is closed or lost, the appender knows, too.
-            offset = self.appender.send(value)
+            try:
+                offset = self.appender.send(value)
+            except ProducerMovedError as error:
+                error.__traceback__ = None  # it is kept, and must not keep this producer
+                offset = -1
             if offset >= 0:
                 return offset
         if timeout is not None:
             check_seconds(timeout, "timeout", "seconds from 0 on, or None")
         message = self._encode(value, key, properties, event_time, sequence_id)
+        if transaction is not None:
+            transaction.add(
+                self, lambda appender: self._put(appender, message), numbered=message[4] is not None
+            )
+            return -1
+        return self._through(lambda p, left: p._send(message, left), timeout, message[4])
+
+    def _put(self, appender: _core.Appender, message: Encoded) -> None:
+        if appender.add(*message) is None:
+            raise duplicate(self._engine.ledger, appender, message[4])
+
+    def _send(self, message: Encoded, timeout: float | None) -> int:
         if timeout is None and sum(map(_size, message[:3])) < SENT_AT_ONCE:
             sent = self._send_now(lambda: self.appender.send(*message), message[4])
             if sent is not None:
                 return sent
         receipt = self.appender.add(*message)
         if receipt is None:
-            raise duplicate(self._engine.ledger, self.appender, sequence_id)
+            raise duplicate(self._engine.ledger, self.appender, message[4])
         return self._outcome(receipt, timeout)
 
     def _send_now(self, send: Callable[[], int], sequence: int | None) -> int | None:
@@ -221,8 +529,7 @@ class Producer:
                 repair(ledger, self.appender, -outcome)
                 outcome = send()
         except ProducerFencedError as error:
-            self.lose(error)
-            raise
+            raise self.fenced_by(error) from None
         if outcome >= 0:
             return outcome
         if -outcome == Outcome.QUEUED:
@@ -251,14 +558,31 @@ class Producer:
             and sequence_id is None and self._dumps is None and len(value) <= MAX_MESSAGE_BYTES
         ):  # fmt: skip
             # The most frequent call by far. What is closed or lost, the appender knows, too.
-            receipt = appender.add(value, None, None, None, None, True)
+            try:
+                receipt = appender.add(value, None, None, None, None, True)
+            except ProducerMovedError as error:
+                error.__traceback__ = None
+                alone = value, None, None, None, None
+                return self._through(lambda p, _: p._add(alone), None)
         else:
             message = self._encode(value, key, properties, event_time, sequence_id)
-            receipt = appender.add(*message, True)
+            try:
+                receipt = appender.add(*message, True)
+            except ProducerMovedError as error:
+                error.__traceback__ = None
+                return self._through(lambda p, _: p._add(message), None, message[4])
         if receipt is None:
             raise duplicate(self._engine.ledger, appender, sequence_id)
         if appender.pending_bytes >= self._max_pending:
             self._engine.committer.commit(appender)
+        return receipt
+
+    def _add(self, message: Encoded) -> _core.Receipt:
+        receipt = self.appender.add(*message, True)
+        if receipt is None:
+            raise duplicate(self._engine.ledger, self.appender, message[4])
+        if self.appender.pending_bytes >= self._max_pending:
+            self._engine.committer.commit(self.appender)
         return receipt
 
     def send_many(
@@ -266,6 +590,7 @@ class Producer:
         properties: Iterable[Mapping[str, str] | None] | None = None,
         event_times: Iterable[dt.datetime | int | None] | None = None,
         sequence_id: int | None = None, timeout: float | None = None,
+        transaction: Transaction | None = None,
     ) -> range:  # fmt: skip
         """Append messages atomically: after any crash all are there, or none (rule G3).
 
@@ -273,7 +598,8 @@ class Producer:
         copy per message); a pyarrow RecordBatch with columns `value` and, if it has them,
         `key` and `event_time`, can stand for all three. `sequence_id` is the first
         message's. Returns the offsets. Errors as in `send`; a batch with one used-up
-        sequence id is refused whole.
+        sequence id is refused whole. With `transaction` they enter the log when that commits,
+        and the range is empty.
 
         >>> producer.send_many([b"a", b"b", None], keys=["x", "y", "x"])
         range(0, 3)
@@ -302,23 +628,45 @@ class Producer:
         if count == 0:
             next_offset = self._engine.latest(self.session.topic).next_offset
             return range(next_offset, next_offset)
-        batch = self.appender.make_batch(
-            column, key_column, None if packed is None else _core.strings(packed), times
-        )
+        strings = None if packed is None else _core.strings(packed)
         sequence = None if sequence_id is None else _encode_sequence(sequence_id)
+        if transaction is not None:
+            transaction.add(
+                self,
+                lambda appender: self._put_batch(
+                    appender, appender.make_batch(column, key_column, strings, times), sequence
+                ),
+                numbered=sequence is not None,
+            )
+            return range(-1, -1)
+
+        def send(producer: Producer, left: float | None) -> int:
+            # Made for the appender that sends it: the producer's name is in it.
+            batch = producer.appender.make_batch(column, key_column, strings, times)
+            return producer._send_batch(batch, sequence, left)
+
+        first = self._through(send, timeout, sequence)
+        return range(first, first + count)
+
+    def _put_batch(
+        self, appender: _core.Appender, batch: _core.Batch, sequence: int | None
+    ) -> None:
+        if appender.add_batch(batch, sequence) is None:
+            raise duplicate(self._engine.ledger, appender, sequence)
+
+    def _send_batch(self, batch: _core.Batch, sequence: int | None, timeout: float | None) -> int:
         if timeout is None and batch.small:
             sent = self._send_now(lambda: self.appender.send_batch(batch, sequence), sequence)
             if sent is not None:
-                return range(sent, sent + count)
+                return sent
         receipt = self.appender.add_batch(batch, sequence)
         if receipt is None:
-            raise duplicate(self._engine.ledger, self.appender, sequence_id)
-        first = self._outcome(receipt, timeout)
-        return range(first, first + count)
+            raise duplicate(self._engine.ledger, self.appender, sequence)
+        return self._outcome(receipt, timeout)
 
     def _encode(
         self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
-    ) -> tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]:
+    ) -> Encoded:
         if self._lost is not None or self._closed or self._engine.closed:
             self._check()
         if self._dumps is not None and value is not None:
@@ -361,11 +709,12 @@ class Producer:
         try:
             return receipt.result()
         except ProducerFencedError as error:
-            self.lose(error)
-            raise
+            raise self.fenced_by(error) from None
 
     def _check(self) -> None:
-        self._engine.check_open()
+        self._engine.check_alone()
+        if self._successor is None:  # else it is the successor's engine that counts
+            self._engine.check_open()
         if self._lost is not None:
             raise self._lost
         if self._closed:
@@ -383,6 +732,11 @@ class Producer:
         if timeout is not None:
             check_seconds(timeout, "timeout", "seconds from 0 on, or None")
         self._check()
+        self._through(lambda p, left: p._flush(left), timeout)
+
+    def _flush(self, timeout: float | None) -> None:
+        if isinstance(self.appender.error, ProducerMovedError):
+            raise self.appender.error
         waiting = self.appender.newest()
         if waiting is not None:
             self._outcome(waiting, timeout)
@@ -407,7 +761,11 @@ class Producer:
                 if self._closed:
                     return
                 self._closed = True
+                if self._moved is not None:
+                    self._leave_the_successor()
+                    return
                 self.appender.condemn(self._closed_error())  # what is queued is still sent
+                self._let_sends_go_on()
             if self._lost is None and not self._engine.closed:
                 failure = self._drain_and_release()
             self._leash.let_go()
@@ -417,6 +775,13 @@ class Producer:
                 self._leash.pull()
             raise
         self._end(failure)
+
+    def _leave_the_successor(self) -> None:
+        """Close what was opened to follow the topic; another one's producer stays open."""
+        self._engine.disown(self)
+        self._leash.let_go()
+        if self._opened is not None:
+            self._opened.close()
 
     def _closed_error(self) -> EngineClosedError:
         return EngineClosedError(f"producer {self.name!r} of topic {self.topic!r} is closed")
@@ -456,6 +821,10 @@ class Producer:
             f"<Producer {self.name!r} of topic {self.topic!r}, {self.access_mode}, "
             f"epoch {self.topic_epoch}>"
         )
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 # ---- arguments ---------------------------------------------------------------------------

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.arrow import COLUMNS, import_pyarrow, record_batch
+from exclusivelog.compaction import view_entries
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     LedgerCorruptedError,
     OffsetTrimmedError,
     TopicNotFoundError,
+    TopicTerminatedError,
     WaitTimeoutError,
 )
 from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from exclusivelog.engine import Engine
+    from exclusivelog.groups import Membership
+    from exclusivelog.ledger import Ledger
 
 Found = TypeVar("Found")
 
@@ -57,8 +61,14 @@ class Reader(_core.Cursor):
 
     def __init__(
         self, engine: Engine, topic: int, name: str, start: str | int | dt.datetime, *,
-        inclusive: bool, deserializer: Any,
+        inclusive: bool, deserializer: Any, read_compacted: bool = False, trimmed: str = "error",
     ) -> None:  # fmt: skip
+        if trimmed not in ("error", "earliest"):
+            raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
+        self._trimmed = trimmed
+        self._compacted = read_compacted
+        self._horizon = 0  # before it, the compacted view is read
+        self.membership: Membership | None = None
         self.topic_id = topic
         self.topic = name
         self._engine = engine
@@ -97,12 +107,17 @@ class Reader(_core.Cursor):
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = self._existing(tables.latest(self.topic_id))
+        if self._compacted:
+            view = tables.view(self.topic_id)
+            self._horizon = 0 if view is None else view.horizon
         if start == "earliest":
-            return row.first_offset
+            return 0 if self._horizon else row.first_offset
         if start == "latest":
             return row.next_offset
         if isinstance(start, dt.datetime):
-            return offset_at_time(tables, row, to_ms(start) + (0 if inclusive else 1))
+            offset = offset_at_time(tables, row, to_ms(start) + (0 if inclusive else 1))
+            # What the topic has from then on may have begun in its view.
+            return 0 if self._horizon and offset == row.first_offset else offset
         if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
             return start if inclusive else start + 1
         raise ValueError(
@@ -127,7 +142,16 @@ class Reader(_core.Cursor):
         False
         """
         self._check()
-        return self._end() > self.position
+        return self._engine.look(self._has_more)
+
+    def _has_more(self, tables: Tables) -> bool:
+        row = self._existing(tables.latest(self.topic_id, self._since(tables)))
+        end = max(row.next_offset, self._read_to)
+        if end > max(self.position, self._horizon, row.first_offset):
+            return True
+        return self.position < self._horizon and bool(
+            view_entries(tables, self.topic_id, self.position, self._horizon, None, 1)
+        )
 
     def _end(self) -> int:
         def look(tables: Tables) -> int:
@@ -141,6 +165,11 @@ class Reader(_core.Cursor):
     def refill(self) -> list[_core.Entry]:
         """The next entries of the ledger; what the iteration calls when it has run dry."""
         self._check()
+        if self.position < self._horizon:
+            view = self._look_again(self._read_view)
+            if view:
+                return view
+            self.move_to(self._horizon)
         found = self._read_on_in_journal()
         if found is not None:
             return found
@@ -182,8 +211,18 @@ class Reader(_core.Cursor):
             self._scanned = generation, visible
         return found
 
+    def _read_view(self, tables: Tables) -> list[_core.Entry]:
+        self._existing(tables.topic(self.topic_id))
+        found = view_entries(
+            tables, self.topic_id, self.position, self._horizon, self._loads, self._ahead
+        )
+        self._ahead = min(READ_BYTES, max(LEAST_AHEAD, 8 * self._ahead))
+        return found
+
     def _read_on(self, tables: Tables) -> list[_core.Entry]:
         row = self._existing(tables.topic(self.topic_id))
+        if self.position < row.first_offset and self._trimmed == "earliest":
+            self.move_to(row.first_offset)
         if self.position < row.first_offset:
             raise OffsetTrimmedError(
                 f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
@@ -195,7 +234,7 @@ class Reader(_core.Cursor):
         )
         self._ahead = min(READ_BYTES, max(LEAST_AHEAD, 8 * self._ahead))
         if found:
-            self._read_to = found[-1].base_offset + found[-1].count
+            self._read_to = found[-1].end
         if tables.scanned and max(self.position, self._read_to) >= row.next_offset:
             self._scanned = tables.generation, tables.scanned
         return found
@@ -210,7 +249,8 @@ class Reader(_core.Cursor):
         """The next message; waits for it at the end of the topic.
 
         `timeout` in seconds (None: for ever; 0: not at all), then WaitTimeoutError. Waiting
-        costs no CPU: the writer wakes the reader, also from another process.
+        costs no CPU: the writer wakes the reader, also from another process. At the end of a
+        topic that was sealed: TopicTerminatedError.
 
         >>> reader.read_next(timeout=0)
         Traceback (most recent call last):
@@ -233,15 +273,38 @@ class Reader(_core.Cursor):
             self._check()
             now = time.monotonic()
             left = None if deadline is None else deadline - now
-            if left is not None and left <= 0:
-                raise WaitTimeoutError(
-                    f"topic {self.topic!r} had no message at offset {self.position} within "
-                    f"{timeout} s"
+            if self._sealed():
+                raise TopicTerminatedError(
+                    f"topic {self.topic!r} is sealed, and ends at offset {self.position}"
                 )
+            if left is not None and left <= 0:
+                raise self.nothing_came(timeout)
             lockfile.await_topic(self._word, seen, left, spin=now < self._busy_until)
             woken = time.monotonic()
             if woken - now < BUSY_SECONDS:
                 self._busy_until = woken + BUSY_SECONDS
+
+    def nothing_came(self, timeout: float | None) -> WaitTimeoutError:
+        """What `read_next` raises after so many seconds."""
+        return WaitTimeoutError(
+            f"topic {self.topic!r} had no message at offset {self.position} within {timeout} s"
+        )
+
+    def mark(self) -> int:
+        """Changes with whatever is appended, for `await_mark`."""
+        return self._engine.ledger.lockfile.words.load(self._word)
+
+    def await_mark(self, seen: int, seconds: float) -> None:
+        """Sleep until `mark()` is no longer `seen`, or so many seconds have passed. Takes
+        nothing, and may be called beside everything else."""
+        self._engine.check_open()
+        self._engine.ledger.lockfile.await_topic(self._word, seen, seconds, spin=False)
+
+    def _sealed(self) -> bool:
+        """Is this the end for ever?"""
+        with self._engine.ledger.read() as tables:
+            row = self._existing(tables.topic(self.topic_id))
+            return bool(row.flags & _core.TERMINATED) and self.position >= row.next_offset
 
     def read_batch(self, max_messages: int) -> list[_core.Message]:
         """Up to `max_messages` next messages, without waiting; an empty list at the end.
@@ -291,11 +354,17 @@ class Reader(_core.Cursor):
     def __iter__(self) -> Iterator[_core.Message]:
         """The messages up to the end as it is now."""
         self._check()
-        return self.scan(self._end())
+        messages = self.scan(self._end())
+        return messages if self.membership is None else self._checked(messages)
+
+    def _checked(self, messages: Iterator[_core.Message]) -> Iterator[_core.Message]:
+        for message in messages:
+            self._check()  # it may have been read ahead
+            yield message
 
     def follow(self, timeout: float | None = None) -> Iterator[_core.Message]:
         """The messages, for ever: at the end it waits. Ends when nothing has come for
-        `timeout` seconds (None: never).
+        `timeout` seconds (None: never), or nothing can come any more.
 
         >>> [message.value for message in reader.follow(timeout=0)]
         []
@@ -303,9 +372,50 @@ class Reader(_core.Cursor):
         while True:
             try:
                 message = self.read_next(timeout)
-            except WaitTimeoutError:
+            except (WaitTimeoutError, TopicTerminatedError):
                 return
             yield message
+
+    @property
+    def ledger(self) -> Ledger:
+        """Where it reads."""
+        return self._engine.ledger
+
+    # ---- groups --------------------------------------------------------------------------
+
+    def join(self, membership: Membership) -> None:
+        """Read for a group from now on: from where it was, if it has committed before."""
+        self.membership = membership
+        try:
+            cursor = membership.cursor()
+            if cursor is not None:
+                self.seek(cursor)
+        except BaseException:
+            membership.end()
+            raise
+
+    @property
+    def group(self) -> str | None:
+        """The group that it is the reader of."""
+        return None if self.membership is None else self.membership.group
+
+    def commit(self) -> None:
+        """Let the group go on at the position, durably: the next reader of it begins there
+        (rule F6).
+
+        Raises ReaderFencedError if a later reader of the group has come, and ValueError
+        without a group.
+
+        >>> with topic.reader(group="billing") as reader:
+        ...     reader.commit(); reader.position
+        0
+        """
+        self._check()
+        if self.membership is None:
+            raise ValueError(
+                f"this reader of topic {self.topic!r} has no cursor; open it with group="
+            )
+        self.membership.commit(self.position)
 
     # ---- close ---------------------------------------------------------------------------
 
@@ -313,6 +423,8 @@ class Reader(_core.Cursor):
         self._engine.check_open()
         if self._closed:
             raise EngineClosedError(f"this reader of topic {self.topic!r} is closed")
+        if self.membership is not None:
+            self.membership.check()
 
     def close(self) -> None:
         """End reading; a thread that waits in `read_next` gets EngineClosedError."""
@@ -321,6 +433,8 @@ class Reader(_core.Cursor):
             self.move_to(self.position)
             if not (self._engine.closed or self._engine.forked):
                 self._engine.ledger.lockfile.announce(self.topic_id)
+                if self.membership is not None:
+                    self.membership.end()
 
     def __enter__(self) -> Reader:
         return self

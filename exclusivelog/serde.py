@@ -39,7 +39,7 @@ json = Serde(
     lambda value: _json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8"),
     _json.loads,
 )
-msgpack = Serde(_msgpack.packb, _msgpack.unpackb)
+msgpack = Serde(_msgpack.packb, lambda data: _msgpack.unpackb(data, strict_map_key=False))
 
 _NAMED = {"bytes": bytes, "str": str, "json": json, "msgpack": msgpack}
 
@@ -52,6 +52,26 @@ def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[
     function = getattr(option, side, option)
     if not callable(function):
         raise ValueError(f"{argument} takes bytes, str, json, msgpack, a Serde or a function")
+    chosen: Callable[[Any], Any] = function
+    return chosen
+
+
+def dumps_of(option: Any, argument: builtins.str) -> Callable[[Any], builtins.bytes]:
+    """The function that encodes, of a Serde or the name of one."""
+    return _side_of(option, argument, "dumps")
+
+
+def loads_of(option: Any, argument: builtins.str) -> Callable[[builtins.bytes], Any]:
+    """The function that decodes, of a Serde or the name of one."""
+    return _side_of(option, argument, "loads")
+
+
+def _side_of(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[Any], Any]:
+    if isinstance(option, builtins.str):
+        option = _NAMED.get(option)
+    function = getattr(option, side, None)
+    if not callable(function):
+        raise ValueError(f"{argument} takes bytes, str, json, msgpack, or a Serde")
     chosen: Callable[[Any], Any] = function
     return chosen
 

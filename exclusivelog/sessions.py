@@ -11,9 +11,10 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from exclusivelog import _core, access
-from exclusivelog.access import Session, Verdict
+from exclusivelog.access import Session, Transfer, Verdict
 from exclusivelog.errors import (
     ExclusiveLogError,
     InvalidEpochError,
@@ -22,11 +23,17 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
+from exclusivelog.events import Event
 from exclusivelog.ledger import Ledger
 from exclusivelog.tables import Tables
 from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, WaiterInfo
 
-GRANTED, FENCED = "granted", "fenced"
+# Mail: a waiter's grant and loss; that it is to try again at a time; that an owner is to hand
+# its topic over; that somebody waits for it; that it is sealed.
+GRANTED, FENCED, LATER, RELEASE = "granted", "fenced", "later", "release"
+WANTED, SEALED = "wanted", "sealed"
+HANDED_OVER = "hand-over"  # the reason of a grant
+MOVES = 2**63  # the counter that says "a move has gone on"; no topic has this id
 EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction: others wait for the ledger meanwhile
 
@@ -74,7 +81,7 @@ def describe(session: Session) -> str:
 
 def fenced(tables: Tables, row: _core.TopicRow, session: Session) -> ProducerFencedError:
     """Why a session may no longer write."""
-    return _fenced_by(row, session, _owner(tables, row))
+    return _fenced_by(row, session, owner_of(tables, row))
 
 
 def _fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
@@ -86,7 +93,8 @@ def _fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> 
     )
 
 
-def _owner(tables: Tables, row: _core.TopicRow) -> Session | None:
+def owner_of(tables: Tables, row: _core.TopicRow) -> Session | None:
+    """The session that owns the topic, whether it lives or not."""
     return tables.holder(row.id, row.owner) if row.owner else None
 
 
@@ -95,16 +103,29 @@ def _usable(tables: Tables, topic: int) -> _core.TopicRow:
     if row.flags & _core.DELETED:
         raise TopicNotFoundError(f"topic {row.name!r} was deleted")
     if row.flags & _core.TERMINATED:
-        raise TopicTerminatedError(f"topic {row.name!r} is sealed at offset {row.next_offset}")
+        raise _sealed(row)
     return row
+
+
+def _sealed(row: _core.TopicRow) -> TopicTerminatedError:
+    return TopicTerminatedError(f"topic {row.name!r} is sealed at offset {row.next_offset}")
 
 
 _ADMITTED = (Verdict.ADMIT, Verdict.GRANT, Verdict.TAKE_OVER, Verdict.QUEUE)
 
 
+def _why(session: Session, verdict: Verdict, transfer: Transfer | None) -> str:
+    if verdict is Verdict.TAKE_OVER:
+        return "fencing"
+    if transfer is not None and transfer.target == session.engine:
+        return HANDED_OVER
+    return "reconnect" if session.claim == session.epoch else "request"
+
+
 def _refusal(
-    tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict, owner: Session | None
-) -> ExclusiveLogError:
+    tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict, owner: Session | None,
+    transfer: Transfer | None,
+) -> ExclusiveLogError:  # fmt: skip
     if verdict is Verdict.INVALID:
         return InvalidEpochError(
             f"topic {row.name!r}: topic_epoch={session.claim} was never granted; the topic is at "
@@ -112,6 +133,8 @@ def _refusal(
         )
     holder = owner or next(iter(tables.holders(row.id)), None) or next(tables.waiters(row.id), None)
     by = f"; it is held by {describe(holder)}" if holder is not None else ""
+    if transfer is not None:
+        by += f"; it is on its way to engine {transfer.name!r} (id {transfer.target})"
     info = None if holder is None else owner_info(holder)
     if verdict is Verdict.STALE:
         return ProducerFencedError(
@@ -159,17 +182,23 @@ class Sessions:
 
     def request(
         self, topic: int, engine: EngineInfo, slot: int, mode: str, *, name: str | None,
-        priority: int, claim: int | None, created: int, properties: dict[str, str],
+        priority: int, claim: int | None, created: int, settle: int, yields: bool,
+        properties: dict[str, str], follows: int | None = None,
     ) -> Registration:  # fmt: skip
-        """Register a producer, or queue it; everything or nothing (rules A1-A6, B5, B6)."""
+        """Register a producer, or queue it; everything or nothing (rules A1-A6, B5, B6).
+        `follows` is the chain of one whose topic was handed over to this engine: refused
+        unless nobody else has had it since (rule E2)."""
         with self._ledger.write_all() as tables:  # with the last sequence id of every name
             row = _usable(tables, topic)
-            self._bury_the_dead(tables, row, mode)
+            self.bury_the_dead(tables, row, mode)
+            if follows is not None:
+                self._check_unbroken(tables, row, engine.id, follows)
             session = Session(
                 id=tables.next_id(b"session"), topic=topic, engine=engine.id, slot=slot,
                 pid=engine.pid, engine_name=engine.name, name="", mode=mode, priority=priority,
                 created=created, tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
-                claim=claim, properties=properties,
+                claim=claim, properties=properties, settle=settle, yields=yields,
+                engine_properties=dict(engine.properties),
             )  # fmt: skip
             if name is None:
                 name = tables.unused_name(topic, f"{engine.name}-{session.id}")
@@ -177,28 +206,47 @@ class Sessions:
             return self._decide(tables, row, session)
 
     def _decide(self, tables: Tables, row: _core.TopicRow, session: Session) -> Registration:
-        owner = _owner(tables, row)
+        owner = owner_of(tables, row)
+        transfer = self.transfer(tables, row)
+        waiting = row.waiting > 0
+        if owner is None and not row.shared:
+            waiting = access.held_back(
+                session, now=_core.now(), freed=self._freed(row), waiting=waiting,
+                transfer=transfer,
+            )  # fmt: skip
         decision = access.admit(
-            epoch=row.epoch, owner=owner, shared=row.shared > 0, waiting=row.waiting > 0,
+            epoch=row.epoch, owner=owner, shared=row.shared > 0, waiting=waiting,
             request=access.Request(session.mode, session.claim),
+            in_transit=transfer is not None, reborn=bool(row.flags & _core.REBORN),
         )  # fmt: skip
         verdict = decision.verdict
         if verdict not in _ADMITTED:
-            raise _refusal(tables, row, session, verdict, owner)
+            raise _refusal(tables, row, session, verdict, owner, transfer)
         sequence, namesake = tables.producer(row.id, session.name)
         if namesake and verdict is not Verdict.TAKE_OVER:
             self._check_name(tables, row, session, namesake)
         if verdict is Verdict.QUEUE:
             tables.put_waiter(session)
             row.waiting += 1
+            tables.put_producer(row.id, session.name, sequence, session.id)
+            if owner is not None and owner.yields:
+                tables.post(owner, WANTED)
+            self.promote(tables, row)  # it may be the best of those who let the topic settle
         else:
             session = replace(session, epoch=decision.epoch)
             if verdict is Verdict.TAKE_OVER:
                 self._evict_all(tables, row, session)
-            self._admit(tables, row, session)
-        tables.put_producer(row.id, session.name, sequence, session.id)
+            reason = _why(session, verdict, transfer)
+            self._end_transfer(tables, row, transfer, session, reason)
+            self._admit(tables, row, session, reason, transfer)
+            tables.put_producer(row.id, session.name, sequence, session.id)
         tables.put_topic(row)
         return Registration(session, verdict is Verdict.QUEUE, sequence)
+
+    def _check_unbroken(self, tables: Tables, row: _core.TopicRow, engine: str, chain: int) -> None:
+        transfer = self.transfer(tables, row)
+        if transfer is None or transfer.target != engine or transfer.chain != chain:
+            raise ProducerFencedError(f"topic {row.name!r} has been somebody else's meanwhile")
 
     def _check_name(
         self, tables: Tables, row: _core.TopicRow, session: Session, namesake: int
@@ -217,17 +265,24 @@ class Sessions:
             holder=owner_info(holder),
         )
 
-    def _admit(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
+    def _admit(
+        self, tables: Tables, row: _core.TopicRow, session: Session, reason: str,
+        transfer: Transfer | None = None,
+    ) -> None:  # fmt: skip
+        moved = reason == HANDED_OVER and transfer is not None and transfer.chain
+        session = replace(session, chain=transfer.chain if moved and transfer else session.id)
         tables.put_holder(session)
         if session.exclusive:
             row.owner = session.id
             row.epoch = session.epoch
+            row.flags &= ~_core.REBORN
+            self.record(tables, row, "grant", reason, target=session)
         else:
             row.shared += 1
 
     def _evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
         for session in tables.holders(row.id):
-            self._drop_holder(tables, row, session)
+            self.drop_holder(tables, row, session, "evict", "fenced", rival)
             self._tell_fenced(tables, row, session, rival)
         for session in list(tables.waiters(row.id)):
             self._drop_waiter(tables, row, session)
@@ -239,6 +294,54 @@ class Sessions:
         # One that hangs, and is passed over for that, must learn of it when it goes on.
         if self._lockfile.exists(session.slot, session.engine):
             tables.post(session, FENCED, str(_fenced_by(row, session, rival)))
+
+    # ---- seal ----------------------------------------------------------------------------
+
+    def seal(self, topic: int) -> int:
+        """Admit nobody to the topic any more, and tell those who wait (rule G8); its end."""
+        with self._ledger.write_all() as tables:
+            row = tables.topic(topic)
+            if row.flags & _core.DELETED:
+                raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+            row.flags |= _core.TERMINATED
+            for session in list(tables.waiters(row.id)):
+                self._drop_waiter(tables, row, session)
+                tables.post(session, SEALED, str(_sealed(row)))
+            tables.put_topic(row)
+            tables.announce.add(row.id)
+            return row.next_offset
+
+    def visit(self, tables: Tables, session: Session) -> tuple[_core.TopicRow, Session]:
+        """Let a session have its topic for this transaction alone: the same decisions as for one
+        that stays (rules A, B5, B6), no registration. The topic's row, for the caller to write
+        back, and the session with its epoch; told of in `__events__` is what others can notice,
+        a new epoch."""
+        row = _usable(tables, session.topic)
+        self.bury_the_dead(tables, row, session.mode)
+        owner = owner_of(tables, row)
+        transfer = self.transfer(tables, row)
+        decision = access.admit(
+            epoch=row.epoch, owner=owner, shared=row.shared > 0,
+            waiting=row.waiting > 0 or transfer is not None,
+            request=access.Request(session.mode, session.claim),
+            reborn=bool(row.flags & _core.REBORN),
+        )  # fmt: skip
+        verdict = decision.verdict
+        if verdict not in _ADMITTED or verdict is Verdict.QUEUE:
+            raise _refusal(tables, row, session, verdict, owner, transfer)
+        session = replace(session, epoch=decision.epoch)
+        _, namesake = tables.producer(row.id, session.name)
+        if verdict is Verdict.TAKE_OVER:
+            self._evict_all(tables, row, session)
+            self._end_transfer(tables, row, transfer, session, "fencing")
+        elif namesake:
+            self._check_name(tables, row, session, namesake)
+        if session.epoch > row.epoch:
+            row.epoch = session.epoch
+            row.flags &= ~_core.REBORN
+            reason = _why(session, verdict, None)
+            self.record(tables, row, "grant", reason, target=session)
+        return row, session
 
     # ---- leave ---------------------------------------------------------------------------
 
@@ -252,17 +355,19 @@ class Sessions:
             if read is not None:
                 tables.drop_mail(*read)
             for session in sessions:
-                self._leave(tables, session)
+                self._leave(tables, session, "release", "closed")
 
-    def _leave(self, tables: Tables, session: Session) -> _core.TopicRow | None:
+    def _leave(
+        self, tables: Tables, session: Session, kind: str, reason: str
+    ) -> _core.TopicRow | None:
         row = tables.topic(session.topic)
-        if tables.holds(session.topic, session.id):
-            self._drop_holder(tables, row, session)
+        if (holder := tables.holder(session.topic, session.id)) is not None:
+            self.drop_holder(tables, row, holder, kind, reason)
         elif tables.waiting(session):
             self._drop_waiter(tables, row, session)
         else:
             return None
-        self._promote(tables, row)
+        self.promote(tables, row)
         tables.put_topic(row)
         return row
 
@@ -274,16 +379,24 @@ class Sessions:
                 return False
             row = tables.topic(session.topic)
             self._drop_waiter(tables, row, session)
+            self.promote(tables, row)  # others may have let it have its time to settle
             tables.put_topic(row)
             return True
 
-    def _drop_holder(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
+    def drop_holder(
+        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
+        rival: Session | Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """The session no longer holds the topic; `rival` is to have it."""
         tables.drop_holder(session)
         tables.free_name(session)
         if not session.exclusive:
             row.shared -= 1
         elif row.owner == session.id:
             row.owner = 0
+            self.record(tables, row, kind, reason, source=session, target=rival)
+        if not row.owner and not row.shared:
+            row.freed = _core.now()
 
     def _drop_waiter(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         if tables.drop_waiter(session):
@@ -292,40 +405,179 @@ class Sessions:
 
     def _remove(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         if session.epoch or not session.exclusive:
-            self._drop_holder(tables, row, session)
+            self.drop_holder(tables, row, session, "evict", self._end_of(session))
         else:
             self._drop_waiter(tables, row, session)
+        self._tell_fenced(tables, row, session, owner_of(tables, row))  # if it only hangs
 
     # ---- promote -------------------------------------------------------------------------
 
-    def _promote(self, tables: Tables, row: _core.TopicRow) -> None:
-        """Make the best waiter the owner of a topic that nobody holds (rules A3, D4)."""
-        if row.owner or row.shared or not row.waiting:
+    def promote(self, tables: Tables, row: _core.TopicRow) -> None:
+        """Make the best waiter the owner of a topic that nobody holds (rules A3, D4), or tell it
+        when to come back (rules D7, E3)."""
+        if row.owner or row.shared:
             return
-        promotion = access.promote(row.epoch, tables.waiters(row.id), self._alive)
+        transfer = self.transfer(tables, row)
+        if transfer is not None and transfer.session:
+            transfer = self.assign(tables, row, transfer)  # its holder is gone some other way
+        if not row.waiting:
+            return
+        promotion = access.promote(
+            row.epoch, tables.waiters(row.id), self._alive,
+            now=_core.now(), freed=self._freed(row), transfer=transfer,
+        )  # fmt: skip
         for session in (*promotion.dead, *promotion.stale):
             self._drop_waiter(tables, row, session)
             self._tell_fenced(tables, row, session, promotion.winner)
-        winner = promotion.winner
-        if winner is not None:
-            winner = replace(winner, since=time.time_ns() // 1_000_000)
-            tables.drop_waiter(winner)
-            row.waiting -= 1
-            self._admit(tables, row, winner)
-            sequence, _ = tables.producer(row.id, winner.name)
-            tables.put_producer(row.id, winner.name, sequence, winner.id)
-            tables.post(winner, GRANTED, winner.epoch, winner.since, sequence)
+        if promotion.winner is not None:
+            reason = "promotion" if transfer is None else HANDED_OVER
+            self._end_transfer(tables, row, transfer, promotion.winner, reason)
+            self._grant(tables, row, promotion.winner, reason, transfer)
+            row.later = row.due = 0
+        elif promotion.later is not None and (row.later, row.due) != promotion.appointment:
+            row.later, row.due = promotion.appointment  # told once, however many come behind it
+            tables.post(promotion.later, LATER, row.id, promotion.due)
+
+    def _grant(
+        self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
+        transfer: Transfer | None,
+    ) -> None:  # fmt: skip
+        winner = replace(waiter, since=time.time_ns() // 1_000_000)
+        tables.drop_waiter(winner)
+        row.waiting -= 1
+        self._admit(tables, row, winner, reason, transfer)
+        sequence, _ = tables.producer(row.id, winner.name)
+        tables.put_producer(row.id, winner.name, sequence, winner.id)
+        tables.post(winner, GRANTED, winner.epoch, winner.since, sequence)
+        if row.waiting and winner.yields:
+            tables.post(winner, WANTED)  # behind the grant
+
+    def promote_again(self, topics: Iterable[int]) -> None:
+        """The time to come back for these topics has come (rule D7)."""
+        with self._ledger.write() as tables:
+            for topic in topics:
+                row = tables.topic(topic)
+                row.later = row.due = 0  # who comes back has kept the appointment
+                self.promote(tables, row)
+                tables.put_topic(row)
+
+    def _freed(self, row: _core.TopicRow) -> int:
+        # A ledger that nobody had open was freed when somebody opened it.
+        return max(row.freed if row.freed <= _core.now() else 0, self._lockfile.opened)
+
+    # ---- hand-overs ----------------------------------------------------------------------
+
+    def transfer(self, tables: Tables, row: _core.TopicRow) -> Transfer | None:
+        """The topic's hand-over, if it can still succeed; else it is ended here."""
+        transfer = tables.transfer(row.id)
+        if transfer is None:
+            return None
+        if not self._lockfile.alive(transfer.slot, transfer.target):
+            self.cancel_transfer(tables, row, transfer, "the destination is gone")
+        elif _core.now() >= transfer.until:
+            self.cancel_transfer(tables, row, transfer, "deadline")
+        elif row.owner and transfer.session != row.owner:
+            self.cancel_transfer(tables, row, transfer, "another owner came first")
+        else:
+            return transfer
+        return None
+
+    def assign(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
+    ) -> Transfer:
+        """From now on the topic is reserved: nobody holds it any more (rules E1, E3)."""
+        self.record(tables, row, "assigned", "unload", source=source, target=transfer)
+        assigned = replace(transfer, session=0)
+        tables.put_transfer(assigned)
+        tables.announce.add(MOVES)
+        return assigned
+
+    def cancel_transfer(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
+    ) -> None:
+        """The hand-over ends without its destination (rule E4)."""
+        tables.drop_transfer(row.id)
+        self.record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
+
+    def whereabouts(self, topic: int, chain: int) -> tuple[str, int] | None:
+        """(engine, session) of where a topic is, session 0 where it is still reserved, as long as
+        this chain of hand-overs goes on: nobody else has had it in between."""
+        with self._ledger.read() as tables:
+            row = tables.topic(topic)
+            owner = owner_of(tables, row)
+            if owner is not None:
+                return (owner.engine, owner.id) if owner.chain == chain else None
+            transfer = tables.transfer(topic)
+            if transfer is not None and transfer.chain == chain and _core.now() < transfer.until:
+                return transfer.target, 0
+            return None
+
+    def destinations_gone(self, topics: Iterable[int]) -> set[int]:
+        """Those of these topics that are on their way to an engine that is gone."""
+        with self._ledger.read() as tables:
+            found = [tables.transfer(topic) for topic in topics]
+        return {
+            transfer.topic
+            for transfer in found
+            if transfer is not None and not self._lockfile.alive(transfer.slot, transfer.target)
+        }
+
+    def _end_transfer(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, winner: Session,
+        reason: str,
+    ) -> None:  # fmt: skip
+        if transfer is None:
+            return
+        if not winner.exclusive:
+            self.cancel_transfer(tables, row, transfer, "a shared producer of it came first")
+        elif reason != HANDED_OVER:
+            self.cancel_transfer(tables, row, transfer, "another owner came first")
+        else:
+            tables.drop_transfer(row.id)
+
+    # ---- the record ----------------------------------------------------------------------
+
+    def record(
+        self, tables: Tables, row: _core.TopicRow, kind: str, reason: str, *,
+        source: Session | None = None, target: Session | Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """Tell of a change of ownership in `__events__`, within its transaction (rule E5)."""
+        about = target if isinstance(target, Session) else source
+        tables.events.append(
+            Event(
+                time=time.time_ns() // 1_000_000, topic=row.name, epoch=row.epoch, kind=kind,
+                reason=reason, priority=0 if about is None else about.priority,
+                source=self._party(source), target=self._party(target),
+            )
+        )  # fmt: skip
+
+    def _party(self, party: Session | Transfer | None) -> dict[str, Any] | None:
+        if party is None:
+            return None
+        if isinstance(party, Transfer):
+            return {
+                "engine": party.target, "engine_name": party.name, "pid": party.pid,
+                "producer": None, "properties": {}, "engine_properties": party.properties,
+            }  # fmt: skip
+        return {
+            "engine": party.engine, "engine_name": party.engine_name, "pid": party.pid,
+            "producer": party.name, "properties": party.properties,
+            "engine_properties": party.engine_properties,
+        }  # fmt: skip
 
     # ---- the dead ------------------------------------------------------------------------
 
-    def _bury_the_dead(self, tables: Tables, row: _core.TopicRow, mode: str) -> None:
+    def _end_of(self, session: Session) -> str:
+        return "hung" if self._lockfile.exists(session.slot, session.engine) else "dead"
+
+    def bury_the_dead(self, tables: Tables, row: _core.TopicRow, mode: str) -> None:
         """Evict ghosts that could stand in a request's way, and let a living waiter have the
         topic before anyone new (rules C2, D4)."""
         for session in self._holders_in_the_way(tables, row, mode):
             if not self._alive(session):
-                self._drop_holder(tables, row, session)
+                self.drop_holder(tables, row, session, "evict", self._end_of(session))
                 self._tell_fenced(tables, row, session, None)
-        self._promote(tables, row)
+        self.promote(tables, row)
         if row.waiting:
             ghosts = []
             for waiter in tables.waiters(row.id):
@@ -334,14 +586,14 @@ class Sessions:
                 ghosts.append(waiter)
             for waiter in ghosts:
                 self._drop_waiter(tables, row, waiter)
-                self._tell_fenced(tables, row, waiter, _owner(tables, row))
+                self._tell_fenced(tables, row, waiter, owner_of(tables, row))
         tables.put_topic(row)
 
     def _holders_in_the_way(
         self, tables: Tables, row: _core.TopicRow, mode: str
     ) -> Sequence[Session]:
         if row.owner:
-            owner = _owner(tables, row)
+            owner = owner_of(tables, row)
             return [owner] if owner is not None else []
         # A shared producer is not in another one's way, and there may be many.
         return tables.holders(row.id) if mode != access.SHARED or row.waiting else []
@@ -376,8 +628,9 @@ class Sessions:
             if not self._lockfile.exists(sessions[0].slot, engine):
                 tables.drop_mail(engine, 2**64 - 1)
             for session in sessions:
-                if (row := self._leave(tables, session)) is not None:
-                    self._tell_fenced(tables, row, session, _owner(tables, row))
+                row = self._leave(tables, session, "evict", self._end_of(session))
+                if row is not None:
+                    self._tell_fenced(tables, row, session, owner_of(tables, row))
 
     def clear(self, tables: Tables, row: _core.TopicRow) -> Session | None:
         """Remove the dead from a topic; a living session that holds or awaits it, if any."""
@@ -399,7 +652,7 @@ class Sessions:
     def owner(self, topic: int) -> OwnerInfo | None:
         """The topic's owner, if it has one that lives."""
         with self._ledger.read() as tables:
-            owner = _owner(tables, tables.topic(topic))
+            owner = owner_of(tables, tables.topic(topic))
             return owner_info(owner) if owner is not None and self._alive(owner) else None
 
     def waiters(self, topic: int) -> list[WaiterInfo]:

@@ -13,9 +13,20 @@ holders    topic id, session                                msgpack of access.Se
 queue      topic id, order of rule D1, session              msgpack of access.Session
 engines    engine id, 0 holder | 1 waiter, session          slot (u16), key in holders or queue
 mail       engine id, number                                msgpack [kind, session, ...]
-trash      topic id of a deleted topic                      empty: its entries are still to go
+trash      topic id                                         empty: it was deleted, its rows are
+                                                            still to go; or an offset: those of
+                                                            the entries before it; or (slot,
+                                                            engine): a view that is being made
+views      topic id                                         id and horizon of its compacted view
+snapshots  topic id                                         id of a state's snapshot, and the
+                                                            offset that it goes up to
 claims     group (with its length in front), resource       last generation, claimant or 0 (u64)
 claimants  claim session                                    msgpack of Claimant
+transfers  topic id                                         msgpack of access.Transfer
+cursors    topic id, group                                  the offset a reader group goes on at
+retention  topic id                                         msgpack [max_age (s), max_bytes]
+fences     topic id, token of a run                         the epoch it writes under (see once.py)
+batches    topic id, writer                                 the number of its last batch (i64)
 ```
 
 Numbers in keys are big-endian, so that LMDB's order is theirs. Entries are keyed by their
@@ -36,8 +47,8 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog._core import TopicRow
-from exclusivelog.access import Session
-from exclusivelog.errors import LedgerCorruptedError, LedgerFullError
+from exclusivelog.access import Session, Transfer
+from exclusivelog.errors import EngineClosedError, LedgerCorruptedError, LedgerFullError
 from exclusivelog.segments import (
     LARGE_ENTRY,
     REFERENCE,
@@ -51,13 +62,18 @@ from exclusivelog.segments import (
 if TYPE_CHECKING:
     import lmdb
 
+    from exclusivelog.events import Event
+
 log = logging.getLogger("exclusivelog")
 
 NAMES = (
     "meta", "names", "topics", "entries", "producers", "holders", "queue", "engines", "mail",
-    "trash", "segments", "claims", "claimants",
+    "trash", "segments", "claims", "claimants", "transfers", "cursors", "retention",
+    "views", "snapshots", "fences", "batches",
 )  # fmt: skip
-FORMAT = 1
+FORMAT = 3
+# They go with it, key by key.
+OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "fences", "batches")
 # LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
 PACKED_ENTRY = 16 * 4096 - 16
 SMALL_ENTRY = 16 << 10  # is filled up, however little there is to add
@@ -69,7 +85,9 @@ PAIR = struct.Struct(">QQ")
 PLACE = struct.Struct(">QQQIQ")
 INDEX = struct.Struct(">QBQ")
 PRODUCER = struct.Struct(">qQ")
+BATCH = struct.Struct(">q")
 SLOT = struct.Struct(">H")
+MAKER = struct.Struct(">HQ")
 HIGHEST_PRIORITY = 2**63 - 1
 HOLDER, WAITER = 0, 1
 
@@ -77,6 +95,7 @@ Row = TypeVar("Row")
 
 
 SESSION_FIELDS = [field.name for field in fields(Session)]
+TRANSFER_FIELDS = [field.name for field in fields(Transfer)]
 
 
 def pack_session(session: Session) -> bytes:
@@ -111,6 +130,14 @@ class Claimant:
     since: int
 
 
+@dataclass(frozen=True, slots=True)
+class View:
+    """A topic's compacted view: its entries stand under `id`, and reach up to `horizon`."""
+
+    id: int
+    horizon: int
+
+
 CLAIMANT_FIELDS = [field.name for field in fields(Claimant)]
 
 
@@ -142,6 +169,7 @@ class Tables:
         self.ring: set[int] = set()
         self.announce: set[int] = set()
         self.emptied: set[int] = set()
+        self.events: list[Event] = []  # what is written about this transaction (rule E5)
         self.scanned = 0
         self.generation, self.applied = self._applied()
 
@@ -260,9 +288,24 @@ class Tables:
         """Write the row back."""
         self._txn.put(U64.pack(row.id), row.pack(), db=self._db["topics"])
 
-    def name_topic(self, row: TopicRow) -> None:
-        """Let the row's name lead to it."""
+    def find_topic(self, name: str) -> TopicRow | None:
+        """The row of the topic of that name, unless it was deleted."""
+        topic = self.topic_id(name)
+        row = None if topic is None else self.topic(topic)
+        return None if row is None or row.flags & _core.DELETED else row
+
+    def new_topic(self, name: str) -> TopicRow:
+        """Make a topic of that name; there must be none."""
+        row = TopicRow()
+        row.id = self.next_id(b"topic")
+        row.name = name
+        former = self.topic_id(name)
+        if former is not None:
+            row.epoch = self.topic(former).epoch  # no epoch is ever used twice (rule B1)
+            row.flags = _core.REBORN
+        self.put_topic(row)
         self._txn.put(row.name.encode(), U64.pack(row.id), db=self._db["names"])
+        return row
 
     def topics(self) -> list[tuple[str, int]]:
         """(name, id) of all topics in the order of their names, deleted ones too."""
@@ -328,18 +371,40 @@ class Tables:
         owner, last = PAIR.unpack(cursor.key())
         return last if owner == topic else None
 
-    def drop_rows(self, topic: int, most: int) -> int:
-        """Delete up to `most` entries and producers of a topic; how many went."""
+    def drop_rows(self, topic: int, most: int, before: int | None = None) -> int:
+        """Delete up to `most` rows of a deleted topic, or (`before`) of its entries that end
+        before an offset; how many went."""
         count = 0
         prefix = U64.pack(topic)
-        for table in ("entries", "producers"):
+        for table in OF_A_TOPIC if before is None else ("entries",):
             cursor = self._txn.cursor(db=self._db[table])
             while count < most and cursor.set_range(prefix) and cursor.key().startswith(prefix):
                 if table == "entries":
-                    self._free(topic, PAIR.unpack(cursor.key())[1], cursor.value())
+                    last = PAIR.unpack(cursor.key())[1]
+                    if before is not None and last >= before:
+                        break
+                    self._free(topic, last, cursor.value())
                 cursor.delete()
                 count += 1
         return count
+
+    def newest_entries(self, row: TopicRow) -> Iterator[tuple[int, int]]:
+        """(bytes, first offset) of the topic's entries, the newest first."""
+        cursor = self._txn.cursor(db=self._db["entries"])
+        found = cursor.set_range(PAIR.pack(row.id, row.next_offset))
+        found = cursor.prev() if found else cursor.last()
+        while found:
+            topic, last = PAIR.unpack(cursor.key())
+            if topic != row.id or last < row.first_offset:
+                return
+            data = cursor.value()
+            size = REFERENCE.unpack(data)[3] if is_reference(data) else len(data)
+            found = cursor.prev()
+            begin = row.first_offset
+            if found:
+                topic, last = PAIR.unpack(cursor.key())
+                begin = max(begin, last + 1) if topic == row.id else begin
+            yield size, begin
 
     # ---- segments ------------------------------------------------------------------------
 
@@ -382,7 +447,8 @@ class Tables:
         cursor = self._txn.cursor(db=self._db["segments"])
         if cursor.last():
             end, live = self._decode("segments", PAIR.unpack, cursor.value())
-            if end < SEGMENT_BYTES:
+            # Short ones where there is little room: only a whole one gives it back.
+            if end < min(SEGMENT_BYTES, self._large()[1] // 8):
                 return U64.unpack(cursor.key())[0], end, live
         self.finish()  # it grows no more
         return self.next_id(b"segment"), 0, 0
@@ -574,19 +640,98 @@ class Tables:
                 break
             cursor.delete()
 
-    # ---- deleted topics ------------------------------------------------------------------
+    # ---- what is to go -------------------------------------------------------------------
 
     def discard(self, topic: int) -> None:
-        """Mark a deleted topic's entries as still to go."""
+        """Mark a deleted topic's rows as still to go."""
         self._txn.put(U64.pack(topic), b"", db=self._db["trash"])
 
-    def discarded(self) -> list[int]:
-        """Deleted topics whose entries are still to go."""
-        return [U64.unpack(key)[0] for key, _ in self._txn.cursor(db=self._db["trash"])]
+    def discard_before(self, topic: int, offset: int) -> None:
+        """Mark a topic's entries that end before an offset as still to go."""
+        self._txn.put(U64.pack(topic), U64.pack(offset), db=self._db["trash"])
 
-    def empty(self, topic: int) -> None:
-        """The deleted topic's entries are gone."""
-        self._txn.delete(U64.pack(topic), db=self._db["trash"])
+    def discarded(self) -> dict[int, int | None]:
+        """{topic: the offset before which its entries are to go, or None: all of it}."""
+        return {
+            U64.unpack(key)[0]: U64.unpack(value)[0] if value else None
+            for key, value in self._txn.cursor(db=self._db["trash"])
+            if len(value) != MAKER.size
+        }
+
+    def empty(self, topic: int, before: int | None) -> None:
+        """What `discarded` said has gone, unless more has come since."""
+        value = b"" if before is None else U64.pack(before)
+        if self._txn.get(U64.pack(topic), db=self._db["trash"]) == value:
+            self._txn.delete(U64.pack(topic), db=self._db["trash"])
+
+    # ---- compacted views -----------------------------------------------------------------
+
+    def view(self, topic: int) -> View | None:
+        """The topic's compacted view, if there is one."""
+        data = self._txn.get(U64.pack(topic), db=self._db["views"])
+        return None if data is None else View(*self._decode("views", PAIR.unpack, data))
+
+    def check_making(self, view: View) -> None:
+        """EngineClosedError unless the engine that began to make this view has it still: once
+        that is closed, others clear away what it leaves."""
+        row = self._txn.get(U64.pack(view.id), db=self._db["trash"])
+        if row is None or len(row) != MAKER.size:
+            raise EngineClosedError("the engine was closed while it compacted, or took a snapshot")
+
+    def put_view(self, topic: int, view: View) -> None:
+        """This view is whole, and the topic's from now on."""
+        self._txn.delete(U64.pack(view.id), db=self._db["trash"])
+        self._txn.put(U64.pack(topic), PAIR.pack(view.id, view.horizon), db=self._db["views"])
+
+    def snapshot(self, topic: int) -> View | None:
+        """Where the newest snapshot of the topic's state is, if there is one."""
+        data = self._txn.get(U64.pack(topic), db=self._db["snapshots"])
+        return None if data is None else View(*self._decode("snapshots", PAIR.unpack, data))
+
+    def put_snapshot(self, topic: int, snapshot: View) -> None:
+        """This snapshot is whole, and replaces the last one."""
+        former = self.snapshot(topic)
+        if former is not None:
+            self.discard(former.id)
+        self._txn.delete(U64.pack(snapshot.id), db=self._db["trash"])
+        row = PAIR.pack(snapshot.id, snapshot.horizon)
+        self._txn.put(U64.pack(topic), row, db=self._db["snapshots"])
+
+    def drop_views(self, topic: int) -> None:
+        """The topic is gone, and its view and snapshot with it."""
+        for table, found in (("views", self.view(topic)), ("snapshots", self.snapshot(topic))):
+            if found is not None:
+                self._txn.delete(U64.pack(topic), db=self._db[table])
+                self.discard(found.id)
+
+    def begin_view(self, view: int, slot: int, engine: str) -> None:
+        """An engine begins to make a view; it is to go should the engine die."""
+        maker = MAKER.pack(slot, int(engine, 16))
+        self._txn.put(U64.pack(view), maker, db=self._db["trash"])
+
+    def unfinished_views(self) -> Iterator[tuple[int, int, str]]:
+        """(view, slot, engine) of all that are being made, or were when their maker died."""
+        for key, value in self._txn.cursor(db=self._db["trash"]):
+            if len(value) == MAKER.size:
+                slot, engine = MAKER.unpack(value)
+                yield U64.unpack(key)[0], slot, f"{engine:016x}"
+
+    # ---- retention -----------------------------------------------------------------------
+
+    def retentions(self) -> dict[int, tuple[float | None, int | None]]:
+        """{topic: (max_age in seconds, max_bytes)} of the topics that do not keep all."""
+        return {
+            U64.unpack(key)[0]: tuple(self._decode("retention", msgpack.unpackb, row))
+            for key, row in self._txn.cursor(db=self._db["retention"])
+        }
+
+    def put_retention(self, topic: int, max_age: float | None, max_bytes: int | None) -> None:
+        """Write what `retentions` reads."""
+        if max_age is None and max_bytes is None:
+            self._txn.delete(U64.pack(topic), db=self._db["retention"])
+            return
+        row = msgpack.packb([max_age, max_bytes])
+        self._txn.put(U64.pack(topic), row, db=self._db["retention"])
 
     # ---- claims --------------------------------------------------------------------------
 
@@ -614,6 +759,86 @@ class Tables:
         """Remove a claim session."""
         self._txn.delete(U64.pack(claimant), db=self._db["claimants"])
 
+    # ---- hand-overs ----------------------------------------------------------------------
+
+    def transfer(self, topic: int) -> Transfer | None:
+        """The topic's hand-over that is under way, or was given up half-way."""
+        data = self._txn.get(U64.pack(topic), db=self._db["transfers"])
+        return None if data is None else self._decode("transfers", _unpack_transfer, data)
+
+    def put_transfer(self, transfer: Transfer) -> None:
+        """Write what `transfer` reads."""
+        row = msgpack.packb([getattr(transfer, name) for name in TRANSFER_FIELDS])
+        self._txn.put(U64.pack(transfer.topic), row, db=self._db["transfers"])
+
+    def drop_transfer(self, topic: int) -> None:
+        """The hand-over has ended, one way or another."""
+        self._txn.delete(U64.pack(topic), db=self._db["transfers"])
+
+    # ---- cursors -------------------------------------------------------------------------
+
+    def cursor(self, topic: int, group: str) -> int | None:
+        """The offset at which a reader group goes on; None if it has not committed yet."""
+        data = self._txn.get(U64.pack(topic) + group.encode(), db=self._db["cursors"])
+        return None if data is None else int(self._decode("cursors", U64.unpack, data)[0])
+
+    def put_cursor(self, topic: int, group: str, offset: int) -> None:
+        """Write what `cursor` reads."""
+        key = U64.pack(topic) + group.encode()
+        self._txn.put(key, U64.pack(offset), db=self._db["cursors"])
+
+    # ---- batches that are appended once --------------------------------------------------
+
+    def fence(self, topic: int, token: str) -> int | None:
+        """The epoch under which the run with this token writes; None if it is unknown."""
+        data = self._txn.get(U64.pack(topic) + token.encode(), db=self._db["fences"])
+        return None if data is None else int(self._decode("fences", U64.unpack, data)[0])
+
+    def put_fence(self, topic: int, token: str, epoch: int) -> None:
+        """Write what `fence` reads."""
+        key = U64.pack(topic) + token.encode()
+        self._txn.put(key, U64.pack(epoch), db=self._db["fences"])
+
+    def batch(self, topic: int, writer: str) -> int | None:
+        """The number of the last batch of a writer; None if there was none."""
+        data = self._txn.get(U64.pack(topic) + writer.encode(), db=self._db["batches"])
+        return None if data is None else int(self._decode("batches", BATCH.unpack, data)[0])
+
+    def put_batch(self, topic: int, writer: str, number: int) -> None:
+        """Write what `batch` reads."""
+        key = U64.pack(topic) + writer.encode()
+        self._txn.put(key, BATCH.pack(number), db=self._db["batches"])
+
+    def batches(self, topic: int) -> list[tuple[str, int]]:
+        """(writer, number of its last batch) of all that have appended batches to a topic."""
+        cursor = self._txn.cursor(db=self._db["batches"])
+        prefix = U64.pack(topic)
+        found = []
+        if cursor.set_range(prefix):
+            for key, data in cursor:
+                if not key.startswith(prefix):
+                    break
+                number = self._decode("batches", BATCH.unpack, data)[0]
+                found.append((key[len(prefix) :].decode(), number))
+        return found
+
+    def producers(self, topic: int) -> list[tuple[str, int, int]]:
+        """(name, last sequence id, live session or 0) of all that have written to a topic."""
+        cursor = self._txn.cursor(db=self._db["producers"])
+        prefix = U64.pack(topic)
+        found = []
+        if cursor.set_range(prefix):
+            for key, data in cursor:
+                if not key.startswith(prefix):
+                    break
+                row = self._decode("producers", PRODUCER.unpack, data)
+                found.append((key[len(prefix) :].decode(), *row))
+        return found
+
 
 def _unpack_claimant(data: bytes) -> Claimant:
     return Claimant(*msgpack.unpackb(data))
+
+
+def _unpack_transfer(data: bytes) -> Transfer:
+    return Transfer(*msgpack.unpackb(data))

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import datetime as dt
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
+from exclusivelog.events import EVENTS
 from exclusivelog.ledger import Ledger
-from exclusivelog.producer import Options, Producer, check_seconds, encode_properties
+from exclusivelog.producer import Options, Producer, check_seconds, encode_properties, to_ms
 from exclusivelog.reader import Reader
+from exclusivelog.retention import empty_trash, first_to_retain, set_retention, trim
 from exclusivelog.serde import pick_dumps
 from exclusivelog.sessions import Sessions, describe, owner_info
 from exclusivelog.tables import Tables
 from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
 
 if TYPE_CHECKING:
-    from exclusivelog.engine import Engine, ProducerFuture
+    from exclusivelog.engine import Engine
+    from exclusivelog.mailbox import ProducerFuture
 
 NAME_BYTES = 255
-DROPPED_AT_ONCE = 1000
+LONGEST_SETTLE = 86400
 SENDING = (
     "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",
+    "on_wanted", "follow",
 )  # fmt: skip
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
@@ -35,6 +38,7 @@ class ProducerOptions(TypedDict, total=False):
     priority: int
     topic_epoch: int | None
     timeout: float | None
+    settle: float
     properties: Mapping[str, str] | None
     linger: float
     max_batch_messages: int
@@ -42,6 +46,8 @@ class ProducerOptions(TypedDict, total=False):
     max_pending_bytes: int
     serializer: Any
     on_fenced: Callable[[Producer, Any], object] | None
+    on_wanted: Callable[[Producer], object] | None
+    follow: bool
 
 
 class Topic:
@@ -56,6 +62,11 @@ class Topic:
         self.id = topic
         self.name = name
         self._engine = engine
+
+    @property
+    def engine(self) -> Engine:
+        """Whose it is."""
+        return self._engine
 
     # ---- look ----------------------------------------------------------------------------
 
@@ -108,6 +119,7 @@ class Topic:
         priority: int = 0,
         topic_epoch: int | None = None,
         timeout: float | None = None,
+        settle: float = 0.0,
         properties: Mapping[str, str] | None = None,
         linger: float = 0.0,
         max_batch_messages: int = 100_000,
@@ -115,6 +127,8 @@ class Topic:
         max_pending_bytes: int = 64 << 20,
         serializer: Any = None,
         on_fenced: Callable[[Producer, Any], object] | None = None,
+        on_wanted: Callable[[Producer], object] | None = None,
+        follow: bool = True,
     ) -> Producer:
         """Open a producer (PIP-68; the table of rule A).
 
@@ -126,6 +140,9 @@ class Topic:
         - `topic_epoch`: the epoch this producer had when it lost its connection: granted
           again unchanged if nobody had the topic since (rule B5).
         - `timeout`: seconds to wait in the queue; None: for ever.
+        - `settle`: seconds that a waiter leaves the topic alone after it has become free, or
+          the ledger was opened after everybody had closed it, so that producers with a higher
+          priority that are just reconnecting come first (rule D7). Other modes ignore it.
         - `properties`: a mapping of str to str for others to see in `topic.owner`.
         - `linger`: seconds that `send_async` may hold a message back to commit it with
           others. 0: not on purpose.
@@ -135,6 +152,10 @@ class Topic:
         - `serializer`: bytes, str, json, msgpack, a Serde or a function (rule G1).
         - `on_fenced`: called with (producer, error), in a thread of its own, when the topic
           is lost (rule C6).
+        - `on_wanted`: called with (producer), in a thread of its own, when somebody begins to
+          wait for the topic that this producer owns: it may close itself to be succeeded.
+        - `follow`: False: a hand-over ends this producer also where its topic stays in this
+          process; for sends that rest on what others have written (rule E2).
 
         Raises ProducerBusyError, ProducerFencedError, InvalidEpochError, WaitTimeoutError,
         TopicNotFoundError, TopicTerminatedError; ValueError and TypeError for arguments. A
@@ -151,16 +172,16 @@ producer; it is held by producer 'leader' ...
         """
         options = Options(
             linger, max_batch_messages, max_batch_bytes, max_pending_bytes,
-            pick_dumps(serializer), on_fenced,
+            pick_dumps(serializer), on_fenced, on_wanted, follow,
         )  # fmt: skip
         future = self._engine.future(self, options)
         try:
-            self._open(future, access_mode, name, priority, topic_epoch, timeout, properties)
+            self._open(
+                future, access_mode, name, priority, topic_epoch, timeout, settle, properties
+            )
             return future.result()
         except BaseException:
-            # Interrupted, perhaps: a grant that came first is given back.
-            if not future.cancel():
-                future.add_done_callback(_close_producer)
+            future.give_up()  # interrupted, perhaps
             raise
 
     def producer_async(
@@ -190,16 +211,19 @@ producer; it is held by producer 'leader' ...
         future = self._engine.future(self, sending)
         self._open(
             future, access_mode, given.get("name"), given.get("priority", 0),
-            given.get("topic_epoch"), given.get("timeout"), given.get("properties"),
+            given.get("topic_epoch"), given.get("timeout"), given.get("settle", 0.0),
+            given.get("properties"),
         )  # fmt: skip
         return future
 
     def _open(
         self, future: ProducerFuture, access_mode: AccessMode | str, name: str | None,
-        priority: int, topic_epoch: int | None, timeout: float | None,
+        priority: int, topic_epoch: int | None, timeout: float | None, settle: float,
         properties: Mapping[str, str] | None,
     ) -> None:  # fmt: skip
         mode = AccessMode.parse(access_mode)
+        if is_internal(self.name):
+            raise ValueError(f"topic {self.name!r} is the library's own: it can only be read")
         if name is not None:
             check_name(name, "name")
         if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
@@ -208,11 +232,91 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"topic_epoch={topic_epoch!r}: it takes an epoch, or None")
         if timeout is not None:
             check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
+        if settle > LONGEST_SETTLE:
+            raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
         encode_properties(properties or {})
         self._engine.open_producer(
             future, mode.value, name=name, priority=priority, claim=topic_epoch,
-            timeout=timeout, properties=dict(properties or {}),
+            timeout=timeout, settle=int(settle * 1e9), properties=dict(properties or {}),
         )  # fmt: skip
+
+    # ---- keep ----------------------------------------------------------------------------
+
+    def compact(self) -> int:
+        """Make the topic's compacted view anew: the last message of every key, at its own
+        offset; a tombstone removes its key, a message without a key stays (rule G7). Readers
+        with `read_compacted=True` see it. Appends go on meanwhile. Returns how many messages
+        the view has.
+
+        >>> with topic.producer() as producer:
+        ...     _ = producer.send_many([b"1", b"2", b"3", None], keys=["a", "b", "a", "b"])
+        >>> topic.compact()
+        1
+        >>> [(m.offset, m.key, m.value) for m in topic.reader(read_compacted=True)]
+        [(2, b'a', b'3')]
+        """
+        self._row()
+        return self._engine.compact(self.id)
+
+    def trim(self, before: int | dt.datetime | None = None, max_bytes: int | None = None) -> int:
+        """Remove old messages for good (rule G8); the topic's first offset then.
+
+        - `before`: an offset, or a datetime (naive: UTC): what was published earlier goes.
+        - `max_bytes`: of the newest entries that may stay, without the journal's.
+
+        Sequence ids stay. A reader whose position goes is told, or taken to the earliest
+        message, as its option `trimmed` says.
+
+        >>> with topic.producer() as producer:
+        ...     _ = producer.send_many([b"a", b"b", b"c"])
+        >>> topic.trim(before=2), [message.value for message in topic.reader()]
+        (2, [b'c'])
+        """
+        self._engine.check_writable()
+        if isinstance(before, bool) or not isinstance(before, (int, dt.datetime, type(None))):
+            raise TypeError(f"before={before!r}: it takes an offset, a datetime or None")
+        if isinstance(before, int) and before < 0:
+            raise ValueError(f"before={before}: it takes an offset from 0 on")
+        _check_max_bytes(max_bytes)
+        self._row()
+        ledger = self._engine.ledger
+        ledger.checkpoint()
+        oldest = None
+        if isinstance(before, dt.datetime):
+            oldest, before = to_ms(before), None
+        first = max(first_to_retain(ledger, self.id, oldest, max_bytes), before or 0)
+        return trim(ledger, self.id, first, self._engine.compact)
+
+    def retention(self, max_age: float | None = None, max_bytes: int | None = None) -> None:
+        """Have old messages removed in the background, from now on, by whatever process has the
+        ledger open (rule G8). None twice: everything is kept, as at first.
+
+        - `max_age`: in seconds, since they were published.
+        - `max_bytes`: of the newest entries.
+
+        >>> topic.retention(max_age=7 * 86400, max_bytes=1 << 30)
+        """
+        self._engine.check_writable()
+        if max_age is not None:
+            check_seconds(max_age, "max_age", "seconds from 0 on, or None")
+        _check_max_bytes(max_bytes)
+        self._row()
+        set_retention(self._engine.ledger, self.id, max_age, max_bytes)
+        self._engine.keeper.start()
+
+    def terminate(self) -> int:
+        """Seal the topic for ever: it can be read, never again written (rule G8). Returns its
+        next offset, which no message will have.
+
+        Whoever holds or awaits it gets TopicTerminatedError at the next call; readers that
+        have come to the end get it, too.
+
+        >>> topic.terminate()
+        0
+        """
+        self._engine.check_writable()
+        return self._engine.sessions.seal(self.id)
 
     # ---- read ----------------------------------------------------------------------------
 
@@ -221,6 +325,9 @@ producer; it is held by producer 'leader' ...
         start: str | int | dt.datetime = "earliest",
         *,
         inclusive: bool = True,
+        read_compacted: bool = False,
+        group: str | None = None,
+        trimmed: Literal["error", "earliest"] = "error",
         deserializer: Any = None,
     ) -> Reader:
         """Open a reader (rule G5).
@@ -228,25 +335,41 @@ producer; it is held by producer 'leader' ...
         - `start`: "earliest", "latest" (the end: only what comes from now on), an offset, or
           a datetime (naive: UTC): the first message published then or later.
         - `inclusive`: False begins behind the message at that offset or time.
+        - `read_compacted`: read the compacted view as it is now, where there is one (see
+          `compact`), and go on with all that was sent since (rule G7).
+        - `group`: be the only reader of this group: the one before it is fenced, and raises
+          ReaderFencedError from then on (rule F6). It goes on where the group's last
+          `reader.commit()` was, and at `start` before there is one. It claims (group, topic)
+          as `engine.own` does.
+        - `trimmed`: what to do where the position has been trimmed: "error" raises
+          OffsetTrimmedError, "earliest" goes on with the first message that is there (rule G8).
         - `deserializer`: bytes, str, json, msgpack, a Serde or a function, for `value`.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
         >>> [message.value for message in topic.reader(start=1)]
         [b'b', b'c']
+        >>> with topic.reader(group="billing") as reader:
+        ...     _ = reader.read_next(timeout=1); reader.commit()
+        >>> topic.reader(group="billing").position
+        1
         """
         self._engine.check_open()
-        return Reader(
-            self._engine, self.id, self.name, start, inclusive=inclusive, deserializer=deserializer
-        )
+        reader = Reader(
+            self._engine, self.id, self.name, start, inclusive=inclusive,
+            deserializer=deserializer, read_compacted=read_compacted, trimmed=trimmed,
+        )  # fmt: skip
+        if group is not None:  # only now: what is refused must fence nobody
+            reader.join(self._engine.join_group(group, self))
+        return reader
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}>"
 
 
-def _close_producer(future: concurrent.futures.Future[Producer]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
+def _check_max_bytes(max_bytes: object) -> None:
+    if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 0):
+        raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes from 0 on, or None")
 
 
 # ---- names and rows ----------------------------------------------------------------------
@@ -280,46 +403,35 @@ def checked(row: _core.TopicRow) -> _core.TopicRow:
     return row
 
 
-def _find(tables: Tables, name: str) -> _core.TopicRow | None:
-    topic = tables.topic_id(name)
-    if topic is None:
-        return None
-    row = tables.topic(topic)
-    return None if row.flags & _core.DELETED else row
-
-
 def create_topic(ledger: Ledger, name: str, create: bool) -> tuple[int, str]:
     """(id, name) of the topic of that name, made if need be."""
     check_name(name, "topic")
     with ledger.read() as tables:
-        row = _find(tables, name)
+        row = tables.find_topic(name)
     if row is not None:
         return row.id, row.name
     if not create:
         raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
-    if name.startswith("__"):
+    if is_internal(name) and name != EVENTS:
         raise ValueError(f"topic={name!r}: names that begin with __ are kept for the library")
     with ledger.write() as tables:
-        row = _find(tables, name) or _new_row(tables, name)
+        row = tables.find_topic(name) or tables.new_topic(name)
         return row.id, row.name
 
 
-def _new_row(tables: Tables, name: str) -> _core.TopicRow:
-    row = _core.TopicRow()
-    row.id = tables.next_id(b"topic")
-    row.name = name
-    former = tables.topic_id(name)
-    if former is not None:
-        row.epoch = tables.topic(former).epoch  # no epoch is ever used twice (rule B1)
-    tables.put_topic(row)
-    tables.name_topic(row)
-    return row
+def is_internal(name: str) -> bool:
+    """Is this topic the library's own? It can be read, and is not listed."""
+    return name.startswith("__")
 
 
 def list_topics(ledger: Ledger) -> list[str]:
-    """The names of the topics that exist, sorted."""
+    """The names of the topics that exist, sorted; without the library's own."""
     with ledger.read() as tables:
-        return [name for name, topic in tables.topics() if not _is_deleted(tables, topic)]
+        return [
+            name
+            for name, topic in tables.topics()
+            if not is_internal(name) and not _is_deleted(tables, topic)
+        ]
 
 
 def _is_deleted(tables: Tables, topic: int) -> bool:
@@ -332,8 +444,10 @@ def _is_deleted(tables: Tables, topic: int) -> bool:
 def delete_topic(ledger: Ledger, sessions: Sessions, name: str) -> None:
     """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`."""
     check_name(name, "name")
+    if is_internal(name):
+        raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
     with ledger.write() as tables:
-        row = _find(tables, name)
+        row = tables.find_topic(name)
         if row is None:
             raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
         holder = sessions.clear(tables, row)
@@ -344,18 +458,9 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str) -> None:
             )
         row.flags |= _core.DELETED
         tables.put_topic(row)
+        if (transfer := tables.transfer(row.id)) is not None:
+            sessions.cancel_transfer(tables, row, transfer, "the topic was deleted")
         tables.discard(row.id)
+        tables.drop_views(row.id)
         tables.announce.add(row.id)
     empty_trash(ledger)
-
-
-def empty_trash(ledger: Ledger) -> None:
-    """Remove what deleted topics have left behind, a bounded number of rows at a time."""
-    with ledger.read() as tables:
-        discarded = tables.discarded()
-    for topic in discarded:
-        while True:
-            with ledger.write() as tables:
-                if not tables.drop_rows(topic, DROPPED_AT_ONCE):
-                    tables.empty(topic)
-                    break

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["AccessMode", "EngineInfo", "OwnerInfo", "Report", "WaiterInfo"]
+__all__ = ["AccessMode", "EngineInfo", "Move", "OwnerInfo", "Report", "WaiterInfo"]
 
 
 class AccessMode(str, enum.Enum):
@@ -90,6 +90,30 @@ class WaiterInfo:
     since: int
     session: int
     properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Move:
+    """What became of one topic of `engine.unload` (rules E1-E4). `state` is
+
+    - "owned": a producer of the destination owns it, under `epoch`.
+    - "assigned": it is reserved for the destination's next producer until the deadline.
+    - "releasing": its owner `source` is still at it.
+    - "failed": it was not moved; `reason` says why, and `source` who has it now.
+    """
+
+    topic: str
+    topic_id: int
+    epoch: int
+    source: OwnerInfo | None
+    target: EngineInfo
+    state: str
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True where the destination has it, or is the only one who can get it."""
+        return self.state in ("owned", "assigned")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,10 @@ that much unless it says otherwise (rule H1)."""
 
 import os
 
+import pytest
+
+pytest.register_assert_rewrite("tests.loops")  # its assertions say what they have seen
+
 DURABILITY = "EXCLUSIVELOG_TEST_DURABILITY"
 
 

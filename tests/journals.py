@@ -23,7 +23,7 @@ MAGIC = 0x014A4C58
 PADDING, MORE = 1 << 31, 1 << 30
 # The counter of flushes among the journal's words, behind two mutexes, six numbers of 64 bits
 # and two of 32.
-FLUSHES = JOURNAL_WORDS + 2 * 64 + 6 * 8 + 2 * 4
+FLUSHES = JOURNAL_WORDS + 3 * 64 + 6 * 8 + 2 * 4
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
@@ -49,6 +50,7 @@ class Worker:
     """One process with one engine on `path`. `options` go to `xl.open`."""
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
+        self.path = path
         self._pipe, theirs = spawn.Pipe()
         self.process = spawn.Process(target=_serve, args=(theirs, path, name, topic, options))
         self.process.start()
@@ -83,6 +85,22 @@ class Worker:
         """Send a signal: SIGKILL, SIGSTOP, SIGCONT, SIGINT."""
         assert self.pid is not None
         os.kill(self.pid, number)
+
+    def threads(self) -> set[int]:
+        """The ids of its threads."""
+        return {int(thread.name) for thread in Path(f"/proc/{self.pid}/task").iterdir()}
+
+    def await_stop(self) -> None:
+        """Wait until SIGSTOP has struck: a thread in the middle of a flush stops only behind
+        it."""
+        until(lambda: self._states() == {"T"})
+
+    def _states(self) -> set[str]:
+        states = set()
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                states.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
+        return states
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -247,7 +265,17 @@ def values(topic: xl.Topic) -> list[bytes]:
 
 
 def hang(worker: Worker) -> None:
-    """Stop a worker that is idle. The pause lets it leave the ledger's critical section, whose
-    lock it would take with it."""
-    time.sleep(0.05)
-    worker.signal(signal.SIGSTOP)
+    """Stop a worker at any moment but one inside the ledger's critical section: there it would
+    hold everybody up, which is a story of its own."""
+
+    def stopped() -> bool:
+        worker.signal(signal.SIGSTOP)
+        worker.await_stop()
+        assert watcher.ledger.journal is not None
+        if not worker.threads() & set(watcher.ledger.journal.inside):
+            return True
+        worker.signal(signal.SIGCONT)
+        return False
+
+    with xl.open(worker.path, readonly=True) as watcher:
+        until(stopped)

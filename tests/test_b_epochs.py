@@ -100,6 +100,22 @@ def test_b1_a_deleted_topic_goes_on_counting_when_it_is_made_again(path: str) ->
                 engine.topic("orders", create=False)
 
 
+@pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
+def test_b1_an_epoch_of_a_deleted_topic_cannot_be_claimed(
+    engine: xl.Engine, topic: xl.Topic, mode: str
+) -> None:
+    """Its old owner comes back with the epoch that it had. The topic of that name is another
+    one by now, and has had no owner yet: nobody has that epoch twice."""
+    topic.producer(EXCLUSIVE).close()
+    engine.delete_topic("orders")
+    again = engine.topic("orders")
+    with pytest.raises(FENCED, match="is over"):
+        again.producer(mode, topic_epoch=1)
+    again.producer(mode).close()
+    assert again.epoch == 2
+    assert again.producer(EXCLUSIVE, topic_epoch=2).topic_epoch == 2
+
+
 def test_b1_whoever_holds_or_awaits_a_topic_keeps_it_from_being_deleted(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:

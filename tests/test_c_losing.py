@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 import exclusivelog as xl
 from tests.children import child, line, tell
 from tests.processes import (
+    PATIENCE,
     Failed,
     State,
     Worker,
@@ -390,6 +391,36 @@ def test_c3_a_long_stop_that_nobody_noticed_costs_nothing(
     until(lambda: topic.owner is not None)
 
 
+def test_c3_a_process_that_goes_on_does_not_evict_itself(
+    path: str, engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """It was stopped for longer than its keepalive, and nobody needed its topic. When it goes
+    on, its guard looks who is dead before its heart has beaten again."""
+    source = """
+        import sys
+        import exclusivelog as xl
+        engine = xl.open(sys.argv[1], keepalive=0.3)
+        producer = engine.topic("mine").producer("exclusive")
+        waiter = engine.topic("orders").producer_async("wait_for_exclusive")
+        print("ready", flush=True)
+        for _ in sys.stdin:
+            try:
+                engine.topic("mine").producer("exclusive")
+            except xl.ProducerFencedError:
+                pass
+            print(producer.send(b"x"), waiter.done(), flush=True)
+    """
+    with topic.producer(EXCLUSIVE), child(source, path) as process:
+        engine.sessions.find_dead = list  # this one must not evict it either
+        assert line(process) == "ready"
+        for number in range(4):
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(0.7)
+            process.send_signal(signal.SIGCONT)
+            tell(process, "go")
+            assert line(process) == f"{number} False"
+
+
 def test_c3_a_hung_waiter_is_passed_over_and_told(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -406,6 +437,31 @@ def test_c3_a_hung_waiter_is_passed_over_and_told(
     with pytest.raises(Failed, match="ProducerFencedError"):
         process.answer()
     assert topic.waiters == []
+
+
+def test_c3_a_hung_waiter_whose_name_is_taken_is_told(
+    path: str, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """It has been silent for longer than its keepalive, and somebody else needs its name. It
+    must not wait for ever once it goes on."""
+    process = worker(name="hung", keepalive=0.5)
+    owner = topic.producer(EXCLUSIVE)
+    better = topic.producer_async(WAIT, priority=9)  # nobody looks behind who lives
+    process.start(open_producer, WAIT, name="leader", timeout=PATIENCE)
+    until(lambda: len(topic.waiters) == 2)
+    owner._engine.sessions.evict = lambda engine: iter(())  # nobody is to remove it before
+    hang(process)
+
+    def take_its_name() -> bool:
+        with contextlib.suppress(xl.ProducerBusyError):
+            return topic.producer_async(WAIT, name="leader").cancel()
+        return False
+
+    until(take_its_name)
+    process.signal(signal.SIGCONT)
+    with pytest.raises(Failed, match="ProducerFencedError"):
+        process.answer(timeout=10)
+    assert not better.done()
 
 
 def test_c3_a_waiter_promoted_while_it_hangs_keeps_the_topic_or_passes_it_on(
@@ -677,6 +733,149 @@ def test_c5_forking_while_threads_send_harms_nobody(engine: xl.Engine, topic: xl
     assert engine.verify().ok
 
 
+FORKS_INSIDE = """
+    import os, signal, sys
+    import exclusivelog as xl
+    from exclusivelog import ledger, tables
+
+    # A fork waits for whoever is inside; not for itself, where others would have to wait, too.
+    ledger.FORK_WAIT_SECONDS = 0.1 if sys.argv[2] == "holder" else 60
+    engine = xl.open(sys.argv[1])
+    topic, step, children = engine.topic("orders"), sys.argv[2], []
+    producer = topic.producer("exclusive")
+    producer.send(b"before")
+
+    def fork(*_):
+        pid = os.fork()
+        children.append(pid)
+
+    signal.signal(signal.SIGUSR1, fork)
+    method = getattr(tables.Tables, step)
+
+    def strike(*args):
+        if not children:
+            signal.raise_signal(signal.SIGUSR1)
+        return method(*args)
+
+    setattr(tables.Tables, step, strike)
+    try:
+        if step == "drop_holder":
+            producer.close()
+        elif step == "put_waiter":
+            waiter = topic.producer_async("wait_for_exclusive")
+            if children == [0]:
+                waiter.result(0)
+        elif step == "holder":
+            topic.owner
+        else:
+            producer = topic.producer("exclusive_with_fencing")
+    except BaseException as error:
+        if children != [0]:
+            raise
+        os._exit(42 if isinstance(error, xl.EngineClosedError) else 43)
+    if children == [0]:
+        os._exit(44)
+    assert children, "nobody struck"
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 42
+    if step == "put_waiter":
+        producer.close()
+        producer = waiter.result(10)
+    elif step == "drop_holder":
+        producer = topic.producer("exclusive")
+    print(producer.send(b"after"), producer.topic_epoch, len(topic.holders), flush=True)
+    print(engine.verify().ok)
+    input()
+"""
+
+
+@pytest.mark.parametrize("step", ["drop_holder", "put_waiter", "put_holder", "holder"])
+def test_c5_a_child_that_is_forked_inside_a_transaction_commits_nothing(
+    topic: xl.Topic, step: str
+) -> None:
+    """A signal handler forks, and both go on where the signal struck: in the middle of a
+    transaction. It is the parent's; the child must neither commit it nor undo it, nor let go of
+    the locks and the snapshot that guard it."""
+    with child(FORKS_INSIDE, topic._engine.path, step) as process:
+        epoch = 1 if step == "holder" else 2
+        assert line(process) == f"1 {epoch} 1"
+        assert line(process) == "True"
+        assert [info.pid for info in topic._engine.engines()][1:] == [process.pid]
+        with topic.producer(FENCING) as producer:
+            assert producer.send(b"mine") == 2
+    assert values(topic) == [b"before", b"after", b"mine"]
+
+
+FORKS_WHILE_IT_WAITS = """
+    import os, signal, sys, threading, time
+    import exclusivelog as xl
+
+    engine = xl.open(sys.argv[1])
+    topic, place = engine.topic("orders"), sys.argv[2]
+    owner = topic.producer("exclusive")
+    main, children = threading.get_ident(), []
+    signal.signal(signal.SIGUSR1, lambda *_: children.append(os.fork()))
+    over = threading.Event()
+
+    def hold():
+        lock = engine.mailbox.lock if place == "mailbox" else engine.ledger._writing
+        with lock:
+            over.wait(20)
+
+    def strike():
+        time.sleep(0.3)
+        signal.pthread_kill(main, signal.SIGUSR1)
+        while not children:
+            time.sleep(0.01)
+        print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), flush=True)
+        over.set()
+        owner.resume() if place == "move" else owner.close()
+
+    if place == "move":
+        owner.pause()
+    elif place != "queue":
+        threading.Thread(target=hold).start()
+    threading.Thread(target=strike).start()
+    try:
+        if place == "move":
+            owner.send(b"x")
+        else:
+            topic.producer("wait_for_exclusive")
+    except BaseException as error:
+        if children == [0]:
+            os._exit(42 if isinstance(error, xl.EngineClosedError) else 43)
+        raise
+    print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", ["queue", "move", "mailbox", "transaction"])
+def test_c5_a_child_that_is_forked_in_a_wait_does_not_wait_for_its_parent(
+    topic: xl.Topic, place: str
+) -> None:
+    """A signal handler forks while the thread waits for its turn, for a hand-over, or for
+    another thread, and returns in the child, too. Nobody there will ever do what it waits for."""
+    with child(FORKS_WHILE_IT_WAITS, topic._engine.path, place) as process:
+        assert line(process, 15) == "42"
+        assert line(process, 15) == "went on"
+
+
+def test_c5_a_child_cannot_use_a_producer_that_has_followed_its_topic(
+    path: str, engine: xl.Engine, topic: xl.Topic
+) -> None:
+    with xl.open(path, name="neighbour") as neighbour:
+        producer = topic.producer(EXCLUSIVE, on_fenced=lambda *_: os._exit(1))
+        engine.unload("orders", to=neighbour.id)
+        assert producer.send(b"followed") == 0
+        for use in (
+            lambda: producer.send(b"child"), lambda: producer.send_async(b"child"),
+            lambda: producer.send_many([b"child"]), producer.flush, lambda: producer.state,
+        ):  # fmt: skip
+            with pytest.raises(Failed) as error:
+                forked(lambda use=use: within(use, 5))
+            assert error.value.kind == "EngineClosedError", str(error.value)
+        assert producer.send(b"parent") == 1
+
+
 # ---- C6: watching one's own state --------------------------------------------------------
 
 
@@ -807,3 +1006,42 @@ def test_c6_an_owner_that_was_fenced_before_it_knew_of_its_grant_is_told(
         process.signal(signal.SIGCONT)
         process.answer()
         until(lambda: process.call(calls) == ["ProducerFencedError"], timeout=10)
+
+
+def own_and_wait(state: State, own: str, wait: str) -> None:
+    """Own one topic, and be the best who waits for another."""
+    state.kept["own"] = state.engine.topic(own).producer(EXCLUSIVE)
+    state.kept["wait"] = state.engine.topic(wait).producer_async(WAIT, priority=9)
+
+
+def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
+    engine: xl.Engine, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard has looked who is dead, and buries the first one; the second one dies then. No
+    wake-up tells of that any more: its word had changed before the guard went to sleep."""
+    first, second = worker(), worker()
+    first.call(own_and_wait, "a", "elsewhere")
+    second.call(own_and_wait, "b", "a")
+    future = engine.topic("b").producer_async(WAIT)
+    evict, sleeps = engine.sessions.evict, []
+
+    def evict_and_then_the_second_dies(dead: str) -> Iterator[None]:
+        yield from evict(dead)
+        if second.process.is_alive():
+            second.kill()
+            sleeps.clear()
+
+    monkeypatch.setattr(engine.sessions, "evict", evict_and_then_the_second_dies)
+    slot = engine._slot
+    sleep = slot.await_mail_or_death
+
+    def note_the_sleep(*args: Any) -> None:
+        before = time.monotonic()
+        sleep(*args)
+        sleeps.append(time.monotonic() - before)
+
+    monkeypatch.setattr(slot, "await_mail_or_death", note_the_sleep)
+    hang(second)  # so that the first one's death is not its business
+    first.kill()
+    assert future.result(PATIENCE).topic_epoch == 2
+    assert sleeps == [] or sleeps[0] < 0.2  # it did not sleep on the second one's death

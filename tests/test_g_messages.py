@@ -15,6 +15,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import serde
+from exclusivelog.producer import Options
 from tests.children import child, line
 from tests.journals import published_last_at, wall_ms
 from tests.processes import close_producer, open_producer, send
@@ -380,6 +381,17 @@ def test_g2_an_id_that_is_used_up_is_a_duplicate_and_nothing_is_appended(topic) 
         duplicate(lambda: producer.send_many([b"y"] * 5, sequence_id=8), 8, 10)  # 3 of 5 are used
         untouched.check()
     assert b"y" not in [m.value for m in topic.reader()]
+
+
+def test_g2_a_large_batch_that_came_through_is_not_appended_again(engine, topic) -> None:
+    """By a handle that knows nothing of it: the tables can tell, in the very transaction."""
+    batch = [bytes(100_000)] * 4
+    with topic.producer(name="p") as producer:
+        assert producer.send_many(batch, sequence_id=0) == range(4)
+        again = xl.Producer(engine, topic.name, producer.session, -1, Options())
+        duplicate(lambda: again.send_many(batch, sequence_id=0), 0, 3)
+        again.close()
+    assert topic.next_offset == 4
 
 
 def test_g2_a_duplicate_does_not_hurt_what_waits_beside_it(topic) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import log
-from tests.children import child, line, tell
+from tests.children import child, finish, line, tell
 from tests.journals import never_pack, no_checkpoints, published_last_at
 from tests.processes import State, open_producer, send
 
@@ -664,3 +664,36 @@ class traced:  # noqa: N801  reads as what it does
         self.strace.terminate()
         self.strace.wait(20)
         self.strace.stderr.close()
+
+
+def test_g5_a_reader_used_by_a_signal_handler_while_it_reads_does_not_crash(path: str) -> None:
+    """One thread at a time, says the reader; a handler that breaks it must not end the process."""
+    source = """
+        import sys
+        import exclusivelog as xl
+        from exclusivelog.reader import Reader
+
+        class Used(Reader):
+            inside = False
+            def refill(self):
+                entries = super().refill()
+                if entries and not self.inside:
+                    self.inside = True
+                    for _ in zip(range(150), self):
+                        pass
+                    self.inside = False
+                return entries
+
+        with xl.open(sys.argv[1]) as engine:
+            topic = engine.topic("t")
+            with topic.producer() as producer:
+                for _ in range(50):
+                    producer.send_many([b"x"] * 100)
+            reader = Used(engine, topic.id, "t", 0, inclusive=True, deserializer=None)
+            for _ in range(20):
+                for _ in zip(range(400), reader):
+                    pass
+                reader.seek(0)
+        print("fine")
+    """
+    assert finish(source, path).strip() == "fine"

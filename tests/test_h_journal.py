@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +18,7 @@ from exclusivelog import _core, log
 from exclusivelog.log import repair
 from tests.disks import needs_strace
 from tests.journals import no_checkpoints
-from tests.processes import State, open_producer, send, until, values
+from tests.processes import Failed, State, open_producer, send, until, values, within
 
 
 def append_unflushed(state: State) -> int:
@@ -45,6 +47,27 @@ def test_d8_a_successor_sees_what_its_predecessor_died_over(path, worker) -> Non
             assert successor.send(b"next") == 2
     with xl.open(path) as engine:
         assert values(engine.topic("orders")) == [b"flushed", b"unflushed", b"next"]
+
+
+def test_h1_who_lives_flushes_what_the_dead_have_left(path, worker) -> None:
+    """In `process` durability a message is flushed a moment later, by its sender. It dies at
+    once; the others are idle. It is not for them to be lost in the next power cut."""
+    with xl.open(path, durability="power") as engine:
+        reader = engine.topic("orders").reader()
+        sender = worker(durability="process")
+        sender.call(open_producer, "shared")
+        sender.call(send_and_die_later, b"acknowledged")
+        sender.kill()
+        message = reader.read_next(timeout=25)
+        assert message is not None
+        assert message.value == b"acknowledged"
+        assert engine.ledger.journal.synced == engine.ledger.journal.tail
+
+
+def send_and_die_later(state: State, value: bytes) -> None:
+    """Send, and make no checkpoint any more."""
+    state.engine.ledger.checkpoint = lambda: time.sleep(60)
+    state.producer.send(value)
 
 
 def test_g6_a_reader_sees_no_message_before_its_flush(path) -> None:
@@ -100,6 +123,72 @@ def test_h1_nobody_waits_for_a_flush_whose_leader_is_stopped(path, worker) -> No
     finally:
         strace.kill()
         strace.communicate(timeout=20)
+
+
+class DiesCommitted:
+    """A transaction whose process is killed as soon as its commit has returned."""
+
+    def __init__(self, txn: Any) -> None:
+        self._txn = txn
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        self._txn.commit()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_when_owner(state: State) -> None:
+    ledger = state.engine.ledger
+    begin = ledger._begin_write
+    ledger._begin_write = lambda: DiesCommitted(begin())
+    state.topic.producer("exclusive_with_fencing")
+
+
+def test_b2_a_take_over_counts_though_its_process_died_before_it_could_tell(path, worker) -> None:
+    """A rival's take-over is in the tables. It is killed in the critical section, between its
+    commit and the change of the version by which the others would notice. The old owner must
+    notice all the same: not one more message of it gets in, and the topic is not stuck."""
+    rival = worker()
+    with xl.open(path) as engine:
+        topic = engine.topic("orders")
+        owner = topic.producer("exclusive")
+        assert owner.send(b"old") == 0
+        rival.start(die_when_owner)
+        rival.process.join(20)
+        assert rival.process.exitcode == -signal.SIGKILL
+        assert topic.epoch == 2
+        with pytest.raises(xl.ProducerFencedError):
+            within(lambda: owner.send(b"too late"), 10)
+        with topic.producer("exclusive") as successor:
+            assert successor.topic_epoch == 3
+            assert successor.send(b"new") == 1
+        assert [(m.epoch, m.value) for m in topic.reader()] == [(1, b"old"), (3, b"new")]
+        assert engine.verify().ok
+
+
+def test_h2_a_failed_flush_stops_every_process_and_a_fresh_open_goes_on(path, worker) -> None:
+    """Nothing may pretend to be durable, wherever. Who opens the ledger again recovers it; those
+    who knew of the failure stay stopped, and stop nobody else."""
+    stopped = worker()
+    assert stopped.call(open_producer, "shared") == 0
+    assert stopped.call(send, b"acknowledged") == 0
+    with xl.open(path) as engine:
+        engine.ledger.fail(xl.LedgerIOError("the flush failed"))
+        with pytest.raises(Failed, match="LedgerIOError"):
+            stopped.call(send, b"refused")
+        fresh = worker()
+        assert fresh.call(open_producer, "shared") == 0
+        assert fresh.call(send, b"fresh") == 1
+        with pytest.raises(Failed, match="LedgerIOError"):
+            stopped.call(send, b"refused again")
+        with pytest.raises(xl.LedgerIOError):
+            engine.topics()
+        assert fresh.call(send, b"still") == 2
+    with xl.open(path) as engine:
+        assert values(engine.topic("orders")) == [b"acknowledged", b"fresh", b"still"]
+        assert engine.verify().ok
 
 
 # ---- found by attack ---------------------------------------------------------------------

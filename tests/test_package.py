@@ -27,7 +27,7 @@ OFFLINE = re.compile(
     "Read timed out|ProxyError|Network is unreachable|SSLError"
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("package")]
 
 
 class Environment:
@@ -118,9 +118,10 @@ def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> No
     wanted = [
         "pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "conftest.py",
         "exclusivelog/_core.pyx", "exclusivelog/_entry.pxi", "exclusivelog/_shared.pxi",
-        "exclusivelog/_section.pxi",
+        "exclusivelog/_section.pxi", "exclusivelog/_fork.pxi",
         "exclusivelog/_core.pxd", "exclusivelog/_core.pyi", "exclusivelog/py.typed",
         "exclusivelog/engine.py", "tests/processes.py", "tests/test_package.py",
+        "exclusivelog/spark/source.py", "pyspark_exclusivelog.py",
     ]  # fmt: skip
     assert [name for name in wanted if name not in names] == []
     strange = [name for name in names if name.endswith((".c", ".so", ".pyc")) or "venv" in name]
@@ -129,13 +130,14 @@ def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> No
 
 
 def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
-    modules = {f"exclusivelog/{path.name}" for path in (ROOT / "exclusivelog").glob("*.py")}
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "exclusivelog").rglob("*.py")}
     assert modules <= inside
     assert {"exclusivelog/py.typed", "exclusivelog/_core.pyi"} <= inside
+    assert "exclusivelog/spark/page.css" in inside
     assert len([name for name in inside if re.match(r"exclusivelog/_core\..*\.so$", name)]) == 1
     tops = {name.partition("/")[0] for name in inside}
     assert {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops} == {
-        "exclusivelog", "exclusivelog.dist-info",
+        "exclusivelog", "exclusivelog.dist-info", "pyspark_exclusivelog.py",
     }  # fmt: skip
     strange = [name for name in inside if name.endswith((".c", ".pyc")) or "test" in name]
     assert strange == []

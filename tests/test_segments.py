@@ -101,7 +101,7 @@ def delete(state: State, name: str = "orders") -> None:
 
 
 def look_around(state: State) -> None:
-    state.engine._ring_myself()
+    state.engine.ring()
 
 
 def tail(state: State, count: int, arrow: bool) -> list[tuple[int, bytes]]:

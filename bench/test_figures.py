@@ -1,0 +1,115 @@
+"""The figures that need several processes, in their smallest form: they run, and what they count
+is what it must be. Nothing is measured here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import exclusivelog as xl
+from bench import handover, plots, report, sparks, state, waiters, zombies
+from bench.conftest import RESULTS
+from bench.measure import Figure, Row, Settings, prepare_directory
+from bench.zombies import Reign, Told, judge, value
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(prepare_directory(RESULTS), rounds=1)
+
+
+def counts(figure: Figure, results: Path) -> dict[str, Row]:
+    """The rows that count something. All can be printed, saved, drawn and read again."""
+    assert report.plain(figure)
+    report.save(figure, {}, results)
+    assert plots.draw(figure, results)
+    assert report.load(results) == [({}, figure)]
+    assert report.write_table(results).exists()
+    return {row.what: row for row in figure.rows if not row.unit}
+
+
+def test_p9(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handover, "ROUNDS", {1: 1, 30: 1})
+    rows = counts(handover.p9(settings), tmp_path)
+    for topics in ("1 topic", "30 topics"):
+        assert rows[f"wake-ups of engines that stand by, {topics}: max"].ours == 0
+        assert rows[f"wake-ups, all engines, {topics}: max"].ours >= 2
+
+
+def test_p10(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiters, "WAITERS", 60)
+    monkeypatch.setattr(waiters, "TOPICS", 20)
+    rows = counts(waiters.p10(settings), tmp_path)
+    assert rows["wake-ups per promotion, all processes, most"].ours == 1
+
+
+def test_p14(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "KEYS", 1_000)
+    monkeypatch.setattr(state, "UPDATES", 5_000)
+    monkeypatch.setattr(state, "AT_ONCE", 1_000)
+    monkeypatch.setattr(state, "CALLS", 5)
+    counts(state.p14(settings), tmp_path)
+
+
+def test_p17(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zombies, "EVICTION_EVERY", 2)
+    settings = Settings(prepare_directory(RESULTS), rounds=4)
+    rows = counts(zombies.p17(settings), tmp_path)
+    for what, row in rows.items():
+        assert row.holds is not False, what
+    assert rows["appends tried by former owners"].ours > 4 * zombies.TRIES
+
+
+# ---- the judge of P17, and its controls --------------------------------------------------
+
+REIGNS = [Reign(0, [Told(0, 0, 2)]), Reign(1, [Told(2, 0, 1), Told(3, 2, 1)])]
+SOUND = [(0, 1, value(0, 0)), (1, 1, value(0, 1)), (2, 2, value(1, 0)), (3, 2, value(1, 2))]
+
+
+def test_a_sound_log() -> None:
+    tally = judge(SOUND, REIGNS)
+    assert (tally.messages, tally.acknowledged) == (4, 4)
+    assert (tally.stale, tally.lost, tally.untold) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("log", "stale", "lost", "untold"),
+    [
+        ([*SOUND, (4, 1, value(0, 2))], 1, 0, 1),
+        ([*SOUND[:2], (2, 3, b"x"), *((o + 1, e, v) for o, e, v in SOUND[2:])], 2, 2, 1),
+        (SOUND[:3], 0, 1, 0),
+        ([*SOUND[:3], (3, 2, value(1, 1))], 0, 1, 0),
+        ([*SOUND, (4, 2, value(1, 2))], 0, 0, 1),
+        ([SOUND[0], *SOUND[2:]], 0, 1, 0),
+    ],
+    ids=["interleaved", "an epoch goes back", "missing", "changed", "twice", "a hole"],
+)
+def test_controls_turn_the_judge_red(
+    log: list[tuple[int, int, bytes]], stale: int, lost: int, untold: int
+) -> None:
+    tally = judge(log, REIGNS)
+    assert (tally.stale, tally.lost, tally.untold) == (stale, lost, untold)
+
+
+def test_one_offset_that_two_owners_were_told_of() -> None:
+    assert judge(SOUND, [*REIGNS, Reign(2, [Told(3, 0, 1)])]).lost == 1
+
+
+def test_an_append_after_the_end_counts_as_accepted() -> None:
+    def refused() -> int:
+        raise xl.ProducerFencedError("too late")
+
+    reign = Reign(0)
+    reign.attempt(lambda: 0, 0)
+    reign.attempt(refused, 1)
+    reign.attempt(lambda: 1, 2)
+    assert (reign.told, reign.tries, reign.returned) == ([Told(0, 0, 1), Told(1, 2, 1)], 2, 1)
+
+
+def test_p16(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, number in {"COUNT": 20_000, "CHUNK": 10_000, "WRITTEN": 5_000, "BATCHES": 2}.items():
+        monkeypatch.setattr(sparks, name, number)
+    figure = sparks.p16(settings)
+    counts(figure, tmp_path)
+    assert len(figure.rows) == 5

@@ -1,0 +1,152 @@
+"""Configuration that processes share, and see change.
+
+    $ python examples/dynamic_config.py
+
+Each watcher has the configuration as a `SharedMap`, follows the map's topic, and does at once
+what has changed: nobody polls, nobody is asked to reload. Four things are shown:
+
+1. A change in one process is seen in all, within moments.
+2. Host and port belong together. They are put together, and nobody ever sees half of it.
+3. Two administrators change the same setting in the same moment, each from what it was. One
+   succeeds, the other one is told, and looks again.
+4. A watcher is killed, and started again after the next changes. It has the configuration at
+   once, as it is by then: from a snapshot, as the messages that led to it have been trimmed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from processes import PATIENCE, directory, processes, run, until, verdict
+
+import exclusivelog as xl
+
+CONFIG, SEEN = "config", "seen"
+Config = dict[str, Any]
+
+
+# ---- a watcher: its own process ----------------------------------------------------------
+
+
+def watch(path: str, name: str) -> None:
+    """Report the configuration, and every change of it."""
+    with xl.open(path, name) as engine, xl.SharedMap(engine.topic(CONFIG)) as config:
+        with engine.topic(SEEN).producer(serializer="json") as seen:
+            changes = engine.topic(CONFIG).reader("latest")
+            report(seen, name, config, first=True)
+            for _ in changes.follow():
+                report(seen, name, config, first=False)
+
+
+def report(seen: xl.Producer, name: str, config: xl.SharedMap[str, Any], first: bool) -> None:
+    """Say what the configuration is. A service would open a port here, say, or close one."""
+    now = dict(config.scan(latest=True))
+    seen.send({"watcher": name, "pid": os.getpid(), "first": first, "config": now})
+
+
+# ---- the parent: an administrator, who looks at what the watchers see --------------------
+
+
+class Watched:
+    """What each watcher saw last, and everything that any saw."""
+
+    def __init__(self, engine: xl.Engine) -> None:
+        self.last: dict[str, Config] = {}
+        self.all: list[Config] = []
+        self.first: dict[int, Config] = {}  # by process id
+        self._reader = engine.topic(SEEN).reader("latest", deserializer="json")
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        try:
+            for message in self._reader.follow():
+                seen = message.value
+                self.all.append(seen["config"])
+                if seen["first"]:
+                    self.first[seen["pid"]] = seen["config"]
+                self.last[seen["watcher"]] = seen["config"]
+        except xl.EngineClosedError:
+            return
+
+    def await_change(self, watchers: set[str], key: str, value: object) -> float:
+        """Seconds until all of these watchers have seen it."""
+        begun = time.monotonic()
+        until(
+            f"{watchers} see {key}={value!r}",
+            lambda: all(self.last.get(name, {}).get(key) == value for name in watchers),
+        )
+        return time.monotonic() - begun
+
+
+def double(config: xl.SharedMap[str, int], both: threading.Barrier) -> list[bool]:
+    """Double the limit, from what it is; what each try has come to."""
+    tries = [False]
+    while True:
+        limit = config.get("limit", 0, latest=True)
+        if len(tries) == 1:
+            both.wait(PATIENCE)  # both have looked, and neither has written
+        if config.replace("limit", limit, 2 * limit):
+            return [*tries[1:], True]
+        tries.append(False)
+
+
+def main() -> int:
+    """Change the configuration, and see it change."""
+    parser = argparse.ArgumentParser(description="Configuration that processes share.")
+    parser.add_argument("--watchers", type=int, default=3, help="how many (default: 3)")
+    parser.add_argument("--changes", type=int, default=40, help="of host and port (default: 40)")
+    parser.add_argument("--slowest", type=float, default=5.0, metavar="SECONDS",
+                        help="that a change may take to be seen (default: 5)")  # fmt: skip
+    parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
+    options = parser.parse_args()
+    names = {f"watcher-{number}" for number in range(1, options.watchers + 1)}
+    with (
+        directory(options.path) as path, xl.open(path, "a") as engine, xl.open(path, "b") as rival,
+        xl.SharedMap(engine.topic(CONFIG)) as config, processes() as start,
+    ):  # fmt: skip
+        config.put_all({"limit": 10, "host": "host-0", "port": 7000})
+        watched = Watched(engine)
+        running = {name: start(name, watch, path, name) for name in sorted(names)}
+        watched.await_change(names, "limit", 10)
+
+        took = []
+        for number in range(1, options.changes + 1):
+            config.put_all({"host": f"host-{number}", "port": 7000 + number})
+            took.append(watched.await_change(names, "port", 7000 + number))
+        mean, most = 1000 * sum(took) / len(took), 1000 * max(took)
+        print(f"{len(took)} changes, seen by {len(names)} after {mean:.1f} ms, at most {most:.1f}")
+
+        both = threading.Barrier(2)
+        with xl.SharedMap(rival.topic(CONFIG)) as other, ThreadPoolExecutor(2) as pool:
+            tries = list(pool.map(lambda admin: double(admin, both), (config, other)))
+        print(f"two administrators double the limit: {sorted(tries)}, and it is {config['limit']}")
+        watched.await_change(names, "limit", 40)
+
+        victim = min(names)
+        running[victim].kill()
+        running[victim].join()
+        config.put("limit", 50)
+        watched.await_change(names - {victim}, "limit", 50)
+        trimmed = engine.topic(CONFIG).trim(before=config.snapshot())
+        again = start(victim, watch, path, victim)
+        watched.await_change(names, "limit", 50)
+        first = watched.first[again.pid or 0]
+        print(f"{victim}, started again behind offset {trimmed}, begins with {first}\n")
+
+        torn = [seen for seen in watched.all if seen["host"][5:] != str(seen["port"] - 7000)]
+        return verdict({
+            "every change was seen by all, in time": max(took) < options.slowest,
+            "nobody saw a host with another one's port": not torn,
+            "of two rivals one succeeded, the other was told": sorted(tries)
+            == [[False, True], [True]] and config["limit"] == 50,
+            "who came back began with the newest": trimmed > 0 and first == dict(config.scan()),
+        })  # fmt: skip
+
+
+if __name__ == "__main__":
+    run(main)

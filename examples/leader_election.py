@@ -1,0 +1,186 @@
+"""Leader election: one worker leads, the others wait for their turn.
+
+    $ python examples/leader_election.py
+
+Each worker asks for the same topic with "wait_for_exclusive". Who gets it is the leader, and
+writes its decisions there. The parent does to leaders what happens to leaders:
+
+1. SIGKILL. The kernel tells the others at once, and the first in the queue leads.
+2. SIGSTOP, like any long pause. The leader's heart stands still for longer than its `keepalive`,
+   and the next one leads. When it goes on, it believes that it still leads, until its next send
+   is refused. That decision is not in the log, and cannot be.
+
+In the end the parent reads the log, and checks that there were never two leaders at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import textwrap
+import threading
+import time
+from collections import defaultdict
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from processes import PATIENCE, directory, never_interleaved, processes, run, until, verdict
+
+import exclusivelog as xl
+
+DECISIONS, LOSSES = "decisions", "losses"
+PAUSE = 0.02  # seconds between two decisions
+REIGN = 0.3  # seconds until something happens to a leader
+
+
+# ---- a worker: its own process -----------------------------------------------------------
+
+
+def work(path: str, name: str, keepalive: float) -> None:
+    """Wait for the lead, lead, and queue again when the lead is lost."""
+    with xl.open(path, name, keepalive=keepalive) as engine:
+        while True:
+            lead(engine)
+
+
+def lead(engine: xl.Engine) -> None:
+    """Become the leader, and lead until that is over."""
+    called_back = threading.Event()
+    # This is the election: the call returns when the topic is ours.
+    leader = engine.topic(DECISIONS).producer(
+        "wait_for_exclusive", name=engine.name, on_fenced=lambda *_: called_back.set()
+    )
+    with leader:
+        for number in itertools.count(1):
+            decision = f"{engine.name}, epoch {leader.topic_epoch}: decision {number}"
+            try:
+                leader.send(decision.encode())
+            except xl.ProducerFencedError as error:
+                # Somebody else leads, and what we wanted to say is in no log. Who does not send
+                # learns it from the callback, or may look at `leader.state` at any time.
+                told = called_back.wait(PATIENCE)
+                with engine.topic(LOSSES).producer("shared", serializer="json") as losses:
+                    losses.send({"decision": decision, "state": leader.state, "told": told,
+                                 "error": f"{type(error).__name__}: {error}"})  # fmt: skip
+                return
+            time.sleep(PAUSE)
+
+
+# ---- the parent --------------------------------------------------------------------------
+
+
+class Story:
+    """What happens to the leaders, told as it happens."""
+
+    def __init__(self, engine: xl.Engine, workers: dict[str, SpawnProcess]) -> None:
+        self.topic = engine.topic(DECISIONS)
+        self.epoch = self.topic.epoch
+        self._engine, self._workers = engine, workers
+        self._decisions = self.topic.reader("latest")
+        self._losses = engine.topic(LOSSES).reader("latest", deserializer="json")
+        self._begun = time.monotonic()
+
+    def _say(self, what: str) -> None:
+        print(f"{time.monotonic() - self._begun:6.3f} s  {what}", flush=True)
+
+    def await_leader(self, patience: float = PATIENCE) -> str:
+        """Wait for the first decision under a new epoch, and a little longer; who leads."""
+        for message in self._decisions.follow(patience):
+            if message.epoch > self.epoch:
+                break
+        else:
+            raise TimeoutError(f"nobody led after epoch {self.epoch} in {patience:g} s")
+        self.epoch = message.epoch
+        self._say(f"{message.producer_name} leads, epoch {self.epoch}")
+        time.sleep(REIGN)
+        return message.producer_name
+
+    def kill(self, name: str) -> None:
+        """SIGKILL."""
+        self._workers[name].kill()
+        self._say(f"{name} is killed")
+
+    def stop(self, name: str) -> None:
+        """SIGSTOP, but not inside of the ledger's critical section: whoever is stopped in those
+        microseconds keeps everybody out, until it goes on or `kill_hung` ends it."""
+        pid = self._workers[name].pid or 0
+
+        def stopped_outside() -> bool:
+            os.kill(pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, pid, os.WSTOPPED)
+            inside = self._engine.inside()
+            if inside is not None and inside.pid == pid:
+                os.kill(pid, signal.SIGCONT)
+                return False
+            return True
+
+        until(f"{name} is stopped", stopped_outside)
+        self._say(f"{name} is stopped")
+
+    def go_on(self, name: str) -> dict[str, Any]:
+        """SIGCONT; what the worker tells of its loss."""
+        os.kill(self._workers[name].pid or 0, signal.SIGCONT)
+        self._say(f"{name} goes on")
+        loss: dict[str, Any] = self._losses.read_next(PATIENCE).value
+        self._say(f"{name} could not send {loss['decision']!r}:")
+        print(textwrap.indent(textwrap.fill(loss["error"], 88), " " * 10))
+        return loss
+
+
+def judge(
+    engine: xl.Engine, before: int, killed: str, zombie: str, loss: dict[str, Any]
+) -> dict[str, bool]:
+    """What must hold, looked up in the log."""
+    messages = list(engine.topic(DECISIONS).reader())
+    reigns = defaultdict[int, list[xl.Message]](list)
+    for message in messages:
+        reigns[message.epoch].append(message)
+    ends = {e.epoch: e for e in engine.history(DECISIONS) if e.kind == "evict" and e.epoch > before}
+    print("\nepoch  leader     decisions  offsets    end")
+    for epoch, said in reigns.items():
+        if epoch > before:
+            offsets = f"{said[0].offset}-{said[-1].offset}"
+            end = f"found {ends[epoch].reason}" if epoch in ends else "leads"
+            print(f"{epoch:5}  {said[0].producer_name:9}  {len(said):9}  {offsets:9}  {end}")
+    print()
+    lost = [(e.reason, e.source["engine_name"]) for e in ends.values() if e.source is not None]
+    return {
+        "the epochs never interleave, and each has one writer": never_interleaved(messages),
+        f"{killed} was found dead, and {zombie} hung": lost == [("dead", killed), ("hung", zombie)],
+        f"{zombie} learned it: callback, state, error": loss["told"] and loss["state"] == "fenced",
+        "the decision that was refused is not in the log": loss["decision"].encode()
+        not in {message.value for message in messages},
+    }
+
+
+def main() -> int:
+    """Run the story, and judge it by the log."""
+    parser = argparse.ArgumentParser(description="Leader election among processes.")
+    parser.add_argument("--workers", type=int, default=3, help="how many (default: 3, the least)")
+    parser.add_argument("--keepalive", type=float, default=1.0, metavar="SECONDS",
+                        help="of silence until a leader is passed over (default: 1)")  # fmt: skip
+    parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS",
+                        help="to wait for the next leader (default: %(default)g)")  # fmt: skip
+    parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
+    options = parser.parse_args()
+    if options.workers < 3:
+        parser.error("--workers: it takes 3 at least; one is killed, and one is stopped")
+    names = [f"worker-{number}" for number in range(1, options.workers + 1)]
+    with directory(options.path) as path, xl.open(path, "parent") as engine, processes() as start:
+        before = engine.topic(DECISIONS).epoch
+        workers = {name: start(name, work, path, name, options.keepalive) for name in names}
+        story = Story(engine, workers)
+        killed = story.await_leader()
+        until("the others wait", lambda: len(story.topic.waiters) == options.workers - 1)
+        story.kill(killed)
+        zombie = story.await_leader(options.patience)
+        story.stop(zombie)
+        story.await_leader(options.patience)
+        loss = story.go_on(zombie)
+        return verdict(judge(engine, before, killed, zombie, loss))
+
+
+if __name__ == "__main__":
+    run(main)

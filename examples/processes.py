@@ -1,0 +1,110 @@
+"""What the examples share: processes that leave nothing behind, waits that end, a verdict.
+
+Nothing here is about the log; read one of the examples first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from multiprocessing.context import SpawnProcess
+from typing import NoReturn
+
+import exclusivelog as xl
+
+PATIENCE = 30.0  # seconds; nothing waits longer than this
+
+Start = Callable[..., SpawnProcess]
+_spawn = multiprocessing.get_context("spawn")
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Start]:
+    """Gives `start(name, function, *args)`; kills and reaps at the end whatever was started."""
+    started: list[SpawnProcess] = []
+
+    def start(name: str, function: Callable[..., object], *args: object) -> SpawnProcess:
+        process = _spawn.Process(target=_live, args=(function, *args), name=name, daemon=True)
+        # A terminal sends Ctrl-C to all of us. The parent alone listens to it, and ends the rest.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            process.start()
+            started.append(process)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return process
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()  # SIGKILL: it ends a stopped process, too
+        for process in started:
+            process.join(PATIENCE)
+
+
+def _live(function: Callable[..., object], *args: object) -> None:
+    """A child's life. It ends with its parent, however that has ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    function(*args)
+
+
+@contextlib.contextmanager
+def directory(path: str | None) -> Iterator[str]:
+    """That directory, or a temporary one."""
+    if path is not None:
+        yield path
+    else:
+        with tempfile.TemporaryDirectory(prefix="exclusivelog-example-") as temporary:
+            yield temporary
+
+
+def until(what: str, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+    """Wait until the condition holds; TimeoutError if that takes too long."""
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {patience:g} s in vain: {what}")
+        time.sleep(0.005)
+
+
+def never_interleaved(messages: Iterable[xl.Message]) -> bool:
+    """Do the epochs never go back, and has each of them one writer only?"""
+    last, writers = 0, dict[int, int]()
+    for message in messages:
+        writer = writers.setdefault(message.epoch, message.session)
+        if message.epoch < last or message.session != writer:
+            return False
+        last = message.epoch
+    return True
+
+
+def verdict(findings: Mapping[str, bool]) -> int:
+    """Print what was claimed and whether it holds; the exit status."""
+    for claim, holds in findings.items():
+        print("ok    " if holds else "FAILED", claim)
+    return 0 if all(findings.values()) else 1
+
+
+def run(main: Callable[[], int]) -> NoReturn:
+    """Run a script: its exit status, 1 for what went wrong, 130 for Ctrl-C."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (TimeoutError, xl.ExclusiveLogError) as error:
+        sys.exit(f"FAILED {error}")

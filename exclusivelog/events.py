@@ -1,0 +1,106 @@
+"""`__events__`: the topic in which every change of ownership is told (rule E5).
+
+A record is written in the same transaction as the change it tells of, so that neither is
+there without the other. It can be read like any topic; its values are JSON, its keys the
+names of the topics:
+
+```text
+time, topic, epoch      when (ms since 1970), of which topic, and its epoch afterwards
+kind                    what has happened (see `Event`)
+reason                  why
+priority                of the producer, in the queue
+from, to                who had it, who has it or is to have it: engine, engine_name, pid,
+                        producer, properties (of the producer), engine_properties; or null
+```
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from exclusivelog import _core
+
+if TYPE_CHECKING:
+    from exclusivelog.tables import Tables
+
+EVENTS = "__events__"
+WRITER = b"exclusivelog"
+MOST_IN_ONE_ENTRY = 1 << 20
+
+Party = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Event:
+    """One change of a topic's ownership. `kind` is one of
+
+    - `grant`: `target` owns the topic now; `reason` is request, reconnect, promotion, fencing
+      or hand-over.
+    - `release`: `source` gave it back; `reason` is closed or hand-over.
+    - `evict`: it was taken from `source`; `reason` is dead, hung or fenced.
+    - `releasing`, `assigned`: the steps of a hand-over from `source` to `target` (rule E1).
+    - `cancel`: the hand-over to `target` has ended without it; `reason` says why.
+
+    >>> with topic.producer("exclusive", name="leader"):
+    ...     event = list(engine.history("orders"))[-1]
+    >>> event.kind, event.reason, event.epoch, event.target["producer"]
+    ('grant', 'request', 1, 'leader')
+    """
+
+    time: int
+    topic: str
+    epoch: int
+    kind: str
+    reason: str
+    priority: int
+    source: Party | None
+    target: Party | None
+
+    def dumps(self) -> bytes:
+        """As the value of a message."""
+        facts = {
+            "time": self.time, "topic": self.topic, "epoch": self.epoch, "kind": self.kind,
+            "reason": self.reason, "priority": self.priority, "from": self.source,
+            "to": self.target,
+        }  # fmt: skip
+        return json.dumps(facts, separators=(",", ":")).encode()
+
+    @classmethod
+    def loads(cls, value: bytes) -> Event:
+        """What `dumps` gave."""
+        facts = json.loads(value)
+        facts["source"], facts["target"] = facts.pop("from"), facts.pop("to")
+        return cls(**facts)
+
+
+def write_events(tables: Tables) -> None:
+    """Append what this transaction has recorded. Straight into the tables: the journal has
+    nothing of this topic, ever."""
+    if not tables.events:
+        return
+    row = tables.find_topic(EVENTS) or tables.new_topic(EVENTS)
+    appender = _core.Appender(WRITER, row.next_offset - 1, len(tables.events), MOST_IN_ONE_ENTRY)
+    batch = appender.make_batch(
+        _core.strings([event.dumps() for event in tables.events]),
+        _core.strings([event.topic.encode() for event in tables.events]), None, None,
+    )  # fmt: skip
+    appender.add_batch(batch)
+    published = max(row.last_publish_time, time.time_ns() // 1_000_000)
+    for last, entry in batch.stamp(row.id, row.next_offset, row.epoch, 0, published):
+        tables.put_entry(row.id, last, entry)
+        row.next_offset = last + 1
+    row.last_publish_time = published
+    tables.put_topic(row)
+    tables.announce.add(row.id)
+    tables.events = []
+
+
+def of_topic(messages: Iterator[_core.Message], topic: str | None) -> Iterator[Event]:
+    """The events among messages of `__events__` that are about a topic (None: all)."""
+    for message in messages:
+        if message.value is not None and (topic is None or message.key == topic.encode()):
+            yield Event.loads(message.value)

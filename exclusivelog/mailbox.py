@@ -1,0 +1,432 @@
+"""What the ledger tells an engine: grants, losses, hand-overs; and the requests that wait for it.
+
+Mail is rows of the ledger, written in the transaction that they tell of. The engine's guard
+reads it, and settles the futures of those who wait in a topic's queue.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import heapq
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from exclusivelog import _core
+from exclusivelog.access import Session
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    ProducerFencedError,
+    TopicTerminatedError,
+    WaitTimeoutError,
+)
+from exclusivelog.producer import Options, Producer
+from exclusivelog.sessions import FENCED, GRANTED, LATER, RELEASE, SEALED, WANTED, Registration
+from exclusivelog.types import OwnerInfo
+from exclusivelog.waits import in_slices
+
+if TYPE_CHECKING:
+    from exclusivelog.engine import Engine
+    from exclusivelog.topic import Topic
+
+log = logging.getLogger("exclusivelog")
+
+LONGEST_NAP_SECONDS = 5.0
+SETTLING_SECONDS = 5.0
+RETRY_SECONDS = 0.25  # after a round that failed
+PROMOTED_AT_ONCE = 1000
+
+
+class ProducerFuture(concurrent.futures.Future[Producer]):
+    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+
+    def __init__(self, engine: Engine, topic: Topic, options: Options) -> None:
+        super().__init__()
+        self.has_callbacks = False
+        self.topic = topic
+        self.options = options
+        self.session: Session | None = None
+        self.producer: Producer | None = None
+        self._engine = engine
+
+    def cancel(self) -> bool:
+        """Leave the queue. False if it is too late: the future has its producer, or its
+        error, at once then."""
+        if self.session is None or self.done():
+            return self.cancelled()
+        self._engine.check_open()
+        if not self._engine.mailbox.withdraw(self.session):
+            if self._engine.mailbox.settles(self.session):  # another thread is about to
+                concurrent.futures.wait([self], SETTLING_SECONDS)
+            return self.cancelled()
+        cancelled = super().cancel()
+        if cancelled:  # else concurrent.futures.wait does not see it
+            self.set_running_or_notify_cancel()
+        return cancelled
+
+    def give_up(self) -> None:
+        """Leave the queue; a grant that came first is given back."""
+        if not self.cancel():
+            self.add_done_callback(_close_producer)
+
+    def result(self, timeout: float | None = None) -> Producer:
+        """The producer; waits for it, up to `timeout` seconds (None: for ever)."""
+        self._await(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it failed with, or None; waits as `result` does."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def _await(self, timeout: float | None) -> None:
+        def settled(seconds: float) -> bool:
+            # Not by `concurrent.futures.wait`, which an interrupt leaves with its locks taken.
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                concurrent.futures.Future.exception(self, seconds)
+            return self.done()
+
+        if not self.done():
+            self._engine.check_alone()  # who would settle it is the parent's thread
+            in_slices(settled, timeout, self._engine.check_alone)
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        """Call `function(future)` once it is settled, in a thread of its own."""
+        self.has_callbacks = True
+        super().add_done_callback(function)
+
+
+def _close_producer(future: concurrent.futures.Future[Producer]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+def _give_producer(future: ProducerFuture) -> None:
+    # The future's result keeps the producer; the future itself must not, should nobody want it.
+    producer, future.producer = future.producer, None
+    if producer is not None:
+        future.set_result(producer)
+
+
+class Mailbox:
+    """One engine's mail, and its requests that have no outcome yet."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.lock: Any = threading.RLock()
+        self.read_up_to = 0
+        self._owner = weakref.ref(engine)  # no cycle: what is dropped lets go of its files at once
+        self._sessions = engine.sessions
+        self._pending: dict[int, ProducerFuture] = {}
+        self._settling: dict[int, ProducerFuture] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._due: list[tuple[int, int]] = []  # (ns, topic): when to promote again (rule D7)
+        self._failed = False
+        self._undelivered: deque[Callable[[], None]] = deque()
+        self._to_release: list[tuple[int, int]] = []  # (session, topic), to be handed over
+
+    @property
+    def _engine(self) -> Engine:
+        engine = self._owner()
+        assert engine is not None, "a mailbox is used through its engine"
+        return engine
+
+    # ---- requests ------------------------------------------------------------------------
+
+    @property
+    def awaits(self) -> bool:
+        """Does anybody here wait in a queue?"""
+        return bool(self._pending)
+
+    def waiting(self) -> list[Session]:
+        """The sessions that wait in a queue."""
+        return [f.session for f in list(self._pending.values()) if f.session is not None]
+
+    def known(self) -> set[int]:
+        """The sessions that somebody waits for, in the order in which they move on from here."""
+        return set(self._pending) | set(self._settling)
+
+    def request(
+        self, future: ProducerFuture, register: Callable[[], Registration], timeout: float | None
+    ) -> None:
+        """Register a producer, or queue it until it is promoted or `timeout` has passed."""
+        try:
+            # No mail about a session may be read before it is known here.
+            with _core.Holding(self.lock):
+                self._engine.check_open()
+                registration = register()
+                future.session = registration.session
+                if registration.queued:
+                    self._queue(future, timeout)
+                else:
+                    self._hand_out(future, registration.session, registration.last_sequence)
+        except ExclusiveLogError as error:
+            future.set_exception(error)
+        except BaseException:
+            # An interrupt may come after the commit: the guard looks for what nobody got.
+            if future.session is not None:
+                self._pending.pop(future.session.id, None)
+            self._engine.want_orphans()
+            raise
+
+    def _queue(self, future: ProducerFuture, timeout: float | None) -> None:
+        assert future.session is not None
+        self._pending[future.session.id] = future
+        # Now, not when it is promoted: the topic would be idle for as long.
+        self._engine.ledger.start_checkpoints()
+        self._engine.committer.start()
+        if timeout is not None:
+            heapq.heappush(self._deadlines, (time.monotonic() + timeout, future.session.id))
+        self._engine.ring()  # the guard must watch the other engines from now on
+
+    def withdraw(self, session: Session) -> bool:
+        """Take a waiting session out of the queue; False if it was granted or fenced first,
+        which its future knows when this returns."""
+        if self._sessions.cancel(session):
+            self._pending.pop(session.id, None)
+            return True
+        self.read()
+        self._engine.ring()  # there may have been mail for the guard in it
+        return False
+
+    def settles(self, session: Session) -> bool:
+        """Somebody has read this waiting session's mail, or will, and settles its future."""
+        return session.id in self._pending or session.id in self._settling
+
+    def nap(self) -> float:
+        """How long the guard may sleep, in seconds."""
+        left_over = self._undelivered or self._to_release
+        longest = RETRY_SECONDS if left_over else LONGEST_NAP_SECONDS
+        if self._deadlines:
+            longest = min(longest, self._until(self._deadlines[0][0] - time.monotonic()))
+        if self._due:
+            longest = min(longest, self._until((self._due[0][0] - _core.now()) / 1e9))
+        return longest
+
+    def _until(self, left: float) -> float:
+        # What is overdue has come due just now, or has failed: a full disk, say.
+        return max(left, 0.0) if left > 0 or not self._failed else RETRY_SECONDS
+
+    def note(self, failed: bool) -> None:
+        """How the guard's last round went."""
+        self._failed = failed
+
+    # ---- mail ----------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read what has come, and tell the application."""
+        with self.lock:
+            with self._engine.ledger.read() as tables:
+                mail = tables.mail(self._engine.id, self.read_up_to)
+            for number, (kind, session, *details) in mail:
+                if kind == GRANTED:
+                    self._granted(session, *details)
+                elif kind == FENCED:
+                    self._fenced(session, *details)
+                elif kind == LATER:
+                    topic, due = details
+                    heapq.heappush(self._due, (due, topic))
+                elif kind == RELEASE:
+                    self._to_release.append((session, *details))
+                elif kind == SEALED:
+                    self._sealed(session, *details)
+                elif kind == WANTED:
+                    self._undelivered.append(functools.partial(self._tell_wanted, session))
+                self.read_up_to = number
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Tell the application. What cannot be told now, for want of memory or threads, is
+        told in one of the next rounds."""
+        while self._undelivered:
+            try:
+                delivery = self._undelivered.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                delivery()
+            except BaseException:
+                self._undelivered.appendleft(delivery)
+                raise
+
+    def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
+        future = self._take_pending(session_id)
+        if future is None or future.session is None:
+            return
+        session = replace(future.session, epoch=epoch, since=since)
+        self._undelivered.append(lambda: self._hand_out(future, session, last_sequence))
+
+    def _take_pending(self, session_id: int) -> ProducerFuture | None:
+        # In one of the two at every moment: `cancel` must see that somebody settles it.
+        future = self._pending.get(session_id)
+        if future is not None:
+            self._settling[session_id] = future
+            self._pending.pop(session_id, None)
+        return future
+
+    def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
+        if future.producer is None:  # else this is a second try
+            future.producer = Producer(
+                self._engine, future.topic.name, session, last_sequence, future.options
+            )
+        self._settle(future, session.id, functools.partial(_give_producer, future))
+
+    def _settle(
+        self, future: ProducerFuture, session_id: int, settle: Callable[[], object]
+    ) -> None:
+        def unless_settled() -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                settle()
+            self._settling.pop(session_id, None)
+
+        # Its callbacks are the application's: they must not hold up the guard.
+        if future.has_callbacks:
+            self._engine.call_later(unless_settled)
+        else:
+            unless_settled()
+
+    def _fenced(self, session_id: int, text: str) -> None:
+        self._take_pending(session_id)
+        self._undelivered.append(lambda: self._tell_fenced(session_id, text))
+
+    def _tell_fenced(self, session_id: int, text: str) -> None:
+        # Only now: the grant may have been in the same mail.
+        future = self._settling.get(session_id)
+        if future is not None and future.session is not None and future.producer is None:
+            holder = self._owner_if_known(future.session.topic)
+            error = ProducerFencedError(text, holder=holder)
+            self._settle(future, session_id, functools.partial(future.set_exception, error))
+        producer = self._engine.find_producer(session_id)
+        if producer is not None:
+            holder = self._owner_if_known(producer.session.topic)
+            producer.lose(ProducerFencedError(text, holder=holder))
+
+    def _sealed(self, session_id: int, text: str) -> None:
+        future = self._take_pending(session_id)
+        if future is not None:
+            refuse = functools.partial(future.set_exception, TopicTerminatedError(text))
+            self._undelivered.append(lambda: self._settle(future, session_id, refuse))
+
+    def _tell_wanted(self, session_id: int) -> None:
+        producer = self._engine.find_producer(session_id)
+        if producer is not None:
+            producer.tell_wanted()
+
+    def _owner_if_known(self, topic: int) -> OwnerInfo | None:
+        with contextlib.suppress(ExclusiveLogError):
+            return self._sessions.owner(topic)
+        return None
+
+    # ---- later ---------------------------------------------------------------------------
+
+    def promote_due(self) -> None:
+        """Try again to promote those who let their topics settle, or whose topics were reserved
+        for somebody else, who may have died (rules D7, E3)."""
+        now = _core.now()
+        if self._due and self._due[0][0] > now:
+            self._hurry_where_the_destination_is_dead()
+        while self._due and self._due[0][0] <= now:
+            # Forgotten only once it is done: the disk may be full at the moment.
+            topics = {topic for at, topic in self._due if at <= now}
+            some = sorted(topics)[:PROMOTED_AT_ONCE]
+            self._sessions.promote_again(some)
+            with self.lock:  # other threads read mail, too
+                self._due = [
+                    (at, topic) for at, topic in self._due if at > now or topic not in some
+                ]
+                heapq.heapify(self._due)
+
+    def _hurry_where_the_destination_is_dead(self) -> None:
+        dead = self._sessions.destinations_gone({topic for _, topic in list(self._due)})
+        if dead:
+            with self.lock:
+                self._due = [(0 if topic in dead else at, topic) for at, topic in self._due]
+                heapq.heapify(self._due)
+
+    def end_waits(self) -> None:
+        """Take those out of their queue whose time is over."""
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            future = self._pending.get(self._deadlines[0][1])
+            # If the ledger is full now, the next round tries again.
+            if (
+                future is not None
+                and future.session is not None
+                and self._sessions.cancel(future.session)
+            ):
+                self._take_pending(future.session.id)
+                self._undelivered.append(functools.partial(self._tell_timed_out, future))
+            heapq.heappop(self._deadlines)
+        self._deliver()
+
+    def _tell_timed_out(self, future: ProducerFuture) -> None:
+        assert future.session is not None
+        error = self.timed_out(future.session)
+        settle = functools.partial(future.set_exception, error)
+        self._settle(future, future.session.id, settle)
+
+    def timed_out(self, session: Session) -> WaitTimeoutError:
+        """What a producer's wait ends with: it says who is in the way (rule A5)."""
+        owner = None
+        with contextlib.suppress(ExclusiveLogError):
+            owner = next(iter(self._sessions.holders(session.topic)), None)
+        by = "" if owner is None else (
+            f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
+            f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
+        )  # fmt: skip
+        return WaitTimeoutError(
+            f"producer {session.name!r} waited for its topic in vain{by}", holder=owner
+        )
+
+    def fail_if_broken(self, error: ExclusiveLogError) -> None:
+        """Nobody can be promoted any more: tell all who wait."""
+        if error.maybe_written:
+            pending, self._pending = self._pending, {}
+            self._fail(pending, error)
+
+    def fail_all(self, error: ExclusiveLogError) -> None:
+        """The engine is closed: so end all who wait."""
+        self._fail({**self._pending, **self._settling}, error)
+
+    def _fail(self, futures: dict[int, ProducerFuture], error: ExclusiveLogError) -> None:
+        for session_id, future in futures.items():
+            self._settle(future, session_id, functools.partial(future.set_exception, error))
+
+    # ---- hand-over -----------------------------------------------------------------------
+
+    def hand_over(self) -> None:
+        """Drain and release what is to be moved (rule E2): sends wait meanwhile."""
+        with self.lock:
+            asked, self._to_release = self._to_release, []
+        if asked:
+            try:
+                with self._engine.ledger.standstill:
+                    self._hand_over(asked)
+            except BaseException:  # the disk is full, say: the next round tries again
+                with self.lock:
+                    self._to_release = asked + self._to_release
+                raise
+
+    def _hand_over(self, asked: list[tuple[int, int]]) -> None:
+        producers = {session: self._engine.find_producer(session) for session, _ in asked}
+        for producer in producers.values():
+            if producer is not None:
+                producer.pause()
+        try:
+            for producer in producers.values():
+                if producer is not None:
+                    producer.drain()
+            for released in self._engine.hand_over.release(asked):
+                producer = producers[released.session]
+                if producer is not None and released.to is not None:
+                    producer.move(released.to)
+        finally:
+            for producer in producers.values():
+                if producer is not None:
+                    producer.resume()  # unless it has moved

@@ -1,0 +1,197 @@
+"""Batches that are appended once, by whichever process comes with them (rules A2, B2, G3).
+
+A job in several processes, a Spark query above all, cannot keep a producer open: the process
+that commits its first batch may be gone at the second, and a batch may be committed twice,
+because nobody knows whether the first attempt came through. So the ledger itself remembers
+
+- for each *token*, the name of one run of the job, the epoch under which it writes: the run
+  goes on under it for as long as the topic has it, and is fenced for ever once somebody else
+  has had the topic (rules B4, B5), another run of the same job, say;
+- for each *writer*, the name of the job whatever runs it, the number of its last batch: a
+  batch whose number is not higher is in the log already, and not appended again.
+
+Both are read and written in the one transaction that appends. Between two batches nobody
+holds the topic: who opens an exclusive producer on it then fences the run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from exclusivelog import _core, access
+from exclusivelog.access import Session
+from exclusivelog.tables import Tables
+from exclusivelog.topic import check_name, create_topic, existing
+from exclusivelog.types import AccessMode
+
+if TYPE_CHECKING:
+    from exclusivelog.engine import Engine
+
+ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
+MODES = (access.SHARED, access.EXCLUSIVE, access.FENCING)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some messages, in columns, as `_core.strings` and `arrow.arrow_column` make them.
+
+    `properties` are packed (`producer.encode_properties`); `event_times` are in ms since 1970.
+    """
+
+    values: _core.Strings
+    keys: _core.Strings | None = None
+    properties: _core.Strings | None = None
+    event_times: list[int | None] | None = None
+
+
+@dataclass(frozen=True)
+class Appended:
+    """What became of a batch in one topic: its offsets (empty: it was there before), and the
+    epoch under which it was written."""
+
+    offsets: range
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """Who appends.
+
+    - `writer`: the job's name, by which its batches are numbered; None: they are not.
+    - `token`: this run's name, which its epoch is kept under; None: every batch is one of its
+      own, and takes a new epoch.
+    - `producer`: the name that its messages carry, and that their sequence ids go by (rule G2).
+    - `access_mode`: exclusive_with_fencing, exclusive, or shared (no epoch of its own, no
+      fence). Waiting is not possible here.
+    """
+
+    writer: str | None
+    token: str | None
+    producer: str
+    access_mode: AccessMode | str = AccessMode.EXCLUSIVE_WITH_FENCING
+
+    def check(self) -> None:
+        """ValueError or TypeError for what cannot be."""
+        mode = AccessMode.parse(self.access_mode)
+        if mode.value not in MODES:
+            raise ValueError(f"access_mode={mode.value!r}: it takes one of {', '.join(MODES)}")
+        check_name(self.producer, "producer")
+        for name in ("writer", "token"):
+            if getattr(self, name) is not None:
+                check_name(getattr(self, name), name)
+
+
+def append_once(
+    engine: Engine, run: Run, number: int | None, batches: Mapping[str, Iterable[Part]]
+) -> dict[str, Appended]:
+    """Append a batch to the topics that it has messages for: all of it, once, or nothing.
+
+    - `number`: the batch's, growing; None where `run` has no writer.
+    - `batches`: topic name -> its messages. Topics are made if need be.
+
+    Raises ProducerFencedError where a later run, or anybody else, has had one of the topics
+    since (rules B3, B4), ProducerBusyError, TopicTerminatedError, LedgerError.
+
+    >>> def part(*values):
+    ...     return Part(_core.strings(list(values)))
+    >>> first, second = Run("job", "run-1", "spark"), Run("job", "run-2", "spark")
+    >>> append_once(engine, first, 0, {"orders": [part(b"a", b"b")]})
+    {'orders': Appended(offsets=range(0, 2), epoch=1)}
+    >>> append_once(engine, second, 0, {"orders": [part(b"a", b"b")]})
+    {'orders': Appended(offsets=range(2, 2), epoch=2)}
+    >>> append_once(engine, first, 1, {"orders": [part(b"c")]})
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.ProducerFencedError: topic 'orders' is at epoch 2, ...
+    """
+    run.check()
+    if (number is None) != (run.writer is None):
+        raise ValueError(f"number={number!r} and writer={run.writer!r}: both, or none")
+    topics = {name: create_topic(engine.ledger, name, True)[0] for name in batches}
+    with engine.ledger.write_all() as tables:
+        return {
+            name: _append(engine, tables, topics[name], run, number, parts)
+            for name, parts in batches.items()
+        }
+
+
+def _append(
+    engine: Engine, tables: Tables, topic: int, run: Run, number: int | None, parts: Iterable[Part]
+) -> Appended:
+    row, session = engine.sessions.visit(tables, _session(engine, tables, topic, run))
+    if run.token is not None and session.exclusive:
+        tables.put_fence(topic, run.token, session.epoch)
+    first = row.next_offset
+    last = None if run.writer is None else tables.batch(topic, run.writer)
+    if number is None or last is None or number > last:
+        _write(tables, row, session, parts)
+        if run.writer is not None and number is not None:
+            tables.put_batch(topic, run.writer, number)
+    tables.put_topic(row)
+    return Appended(range(first, row.next_offset), session.epoch)
+
+
+def _session(engine: Engine, tables: Tables, topic: int, run: Run) -> Session:
+    mode = AccessMode.parse(run.access_mode).value
+    shared = mode == access.SHARED
+    return Session(
+        id=tables.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
+        pid=engine.info.pid, engine_name=engine.name, name=run.producer, mode=mode, priority=0,
+        created=_core.now(), tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
+        claim=None if shared or run.token is None else tables.fence(topic, run.token),
+        engine_properties=dict(engine.info.properties),
+    )  # fmt: skip
+
+
+def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterable[Part]) -> None:
+    published = max(row.last_publish_time, time.time_ns() // 1_000_000)
+    sequence, holder = tables.producer(row.id, session.name)
+    appender = _core.Appender(session.name.encode(), sequence, ENTRY_MESSAGES, ENTRY_BYTES)
+    for part in parts:
+        batch = appender.make_batch(part.values, part.keys, part.properties, part.event_times)
+        appender.add_batch(batch)
+        appender.take()
+        for last, entry in batch.stamp(
+            row.id, row.next_offset, session.epoch, session.id, published
+        ):
+            tables.put_entry(row.id, last, entry)
+            row.next_offset = last + 1
+        appender.settle([(batch, batch.base_offset)])
+    if appender.last_sequence > sequence:
+        row.last_publish_time = published
+        tables.put_producer(row.id, session.name, appender.last_sequence, holder)
+        tables.announce.add(row.id)
+
+
+# ---- numbers alone -----------------------------------------------------------------------
+
+
+def record(engine: Engine, topic: str, writer: str, number: int) -> None:
+    """Write down how far a job has come with a topic that it does not write to: its last
+    number, which never goes back. Disturbs nobody.
+
+    >>> record(engine, "orders", "archive", 7); recorded(engine, "orders")
+    {'archive': 7}
+    """
+    check_name(writer, "writer")
+    found = engine.topic(topic, create=False)
+    with engine.ledger.write_beside() as tables:
+        existing(tables, found.id)
+        before = tables.batch(found.id, writer)
+        if before is None or number > before:
+            tables.put_batch(found.id, writer, number)
+
+
+def recorded(engine: Engine, topic: str) -> dict[str, int]:
+    """Writer -> the number of its last batch, of all that were ever recorded for a topic.
+
+    >>> recorded(engine, "orders")
+    {}
+    """
+    found = engine.topic(topic, create=False)
+    with engine.ledger.read() as tables:
+        return dict(tables.batches(existing(tables, found.id).id))

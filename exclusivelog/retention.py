@@ -1,0 +1,202 @@
+"""Trimming: giving old messages back, by hand or by age and size (rule G8).
+
+A trim is one transaction that moves the topic's first offset, and others, each a bounded
+number of rows, that remove the entries before it. What a crash leaves behind is removed by
+whoever opens the ledger next. An entry that holds the first offset stays until all of it is
+old.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from exclusivelog import _core
+from exclusivelog.errors import ExclusiveLogError, LedgerCorruptedError, TopicNotFoundError
+from exclusivelog.ledger import Ledger
+from exclusivelog.log import offset_at_time
+from exclusivelog.tables import Tables, View
+
+log = logging.getLogger("exclusivelog")
+
+DROPPED_AT_ONCE = 1000
+ROUND_SECONDS = 5.0
+
+
+Renew = Callable[[int], object]
+
+
+def trim(ledger: Ledger, topic: int, first: int, renew: Renew) -> int:
+    """Remove what stands before the offset `first`; the topic's first offset then.
+
+    Where the topic has a compacted view that does not reach as far, `renew(topic)` makes it anew
+    before: else it would go on to show what the messages that go have replaced (rule G7).
+    """
+    while _has_a_view_before(ledger, topic, first):
+        renew(topic)
+    with ledger.write_all() as tables:
+        row = tables.topic(topic)
+        first = min(first, row.next_offset)
+        if first <= row.first_offset or row.flags & _core.DELETED:
+            return row.first_offset
+        row.first_offset = first
+        tables.put_topic(row)
+        tables.discard_before(topic, first)
+        tables.announce.add(topic)
+    empty_trash(ledger)
+    return first
+
+
+def _has_a_view_before(ledger: Ledger, topic: int, first: int) -> bool:
+    with ledger.read() as tables:
+        view, row = tables.view(topic), tables.latest(topic)
+        if row.flags & _core.DELETED or view is None:
+            return False
+        return view.horizon < min(first, row.next_offset)
+
+
+def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: int | None) -> int:
+    """The first offset that was published at `oldest` (ms since 1970) or later, and among the
+    newest entries that have that many bytes together. Among what checkpoints have taken over:
+    what is still in the journal stays."""
+    with ledger.read() as tables:
+        row = tables.topic(topic)
+        first = row.first_offset
+        if oldest is not None:
+            first = max(first, _first_since(tables, row, oldest))
+        if max_bytes is not None:
+            first = max(first, _first_within(tables, row, max_bytes))
+        return first
+
+
+def _first_since(tables: Tables, row: _core.TopicRow, ms: int) -> int:
+    if row.last_publish_time < ms or row.first_offset == row.next_offset:
+        return row.next_offset
+    return offset_at_time(tables, row, ms)
+
+
+def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
+    size, first = 0, row.next_offset
+    for nbytes, begin in tables.newest_entries(row):
+        size += nbytes
+        if size > max_bytes:
+            break
+        first = begin
+    return first
+
+
+def empty_trash(ledger: Ledger) -> None:
+    """Remove what deleted and trimmed topics have left behind, a bounded number of rows at a
+    time."""
+    _give_up_views(ledger)
+    with ledger.read() as tables:
+        discarded = tables.discarded()
+    for topic, before in discarded.items():
+        while True:
+            with ledger.write_beside() as tables:
+                if not tables.drop_rows(topic, DROPPED_AT_ONCE, before):
+                    tables.empty(topic, before)
+                    break
+
+
+def give_up_view(ledger: Ledger, topic: int, view: View | None) -> None:
+    """Have a view or snapshot removed whose making has failed, unless it is the topic's already:
+    an interrupt may strike behind the commit."""
+    if view is not None:
+        with ledger.write_beside() as tables:
+            if view not in (tables.view(topic), tables.snapshot(topic)):
+                tables.discard(view.id)
+
+
+def _give_up_views(ledger: Ledger) -> None:
+    # Of those who died while they compacted.
+    with ledger.read() as tables:
+        dead = [
+            view
+            for view, slot, engine in tables.unfinished_views()
+            if not ledger.lockfile.exists(slot, engine)
+        ]
+    if dead:
+        with ledger.write_beside() as tables:
+            for view in dead:
+                tables.discard(view)
+
+
+class Keeper:
+    """Applies every topic's retention, now and then, in a thread that exists only where there
+    is one to apply."""
+
+    def __init__(self, ledger: Ledger, renew: Renew) -> None:
+        self._ledger = ledger
+        self._renew = renew
+        self._ended = threading.Event()
+        self._looked = 0.0
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> None:
+        """Begin if there is anything to apply by now. Looks once in a while only."""
+        now = time.monotonic()
+        if self._thread is None and now - self._looked >= ROUND_SECONDS:
+            self._looked = now
+            with self._ledger.read() as tables:
+                if tables.retentions():
+                    self.start()
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        with self._starting:
+            if self._thread is None and not self._ended.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="exclusivelog-retention", daemon=True
+                )
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while not self._ended.wait(ROUND_SECONDS):
+            try:
+                self.go_round()
+            except ExclusiveLogError as error:
+                log.warning("retention: %s", error)
+            except Exception:
+                log.exception("retention stumbled")
+
+    def go_round(self) -> None:
+        """Trim every topic that has more than it is to retain."""
+        with self._ledger.read() as tables:
+            retentions = tables.retentions()
+        for topic, (max_age, max_bytes) in retentions.items():
+            if self._ended.is_set():
+                return
+            try:
+                trim_what_is_old(self._ledger, topic, max_age, max_bytes, self._renew)
+            except LedgerCorruptedError as error:  # the others are trimmed all the same
+                log.warning("retention: %s", error)
+
+
+def trim_what_is_old(
+    ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None, renew: Renew
+) -> int:
+    """Trim one topic by age (seconds) and size; its first offset then."""
+    with ledger.read() as tables:
+        before = tables.topic(topic).first_offset
+    oldest = None if max_age is None else int((time.time() - max_age) * 1000)
+    first = first_to_retain(ledger, topic, oldest, max_bytes)
+    return trim(ledger, topic, first, renew) if first > before else before
+
+
+def set_retention(ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None) -> None:
+    """Remember what a topic is to retain, for every process; None twice: everything."""
+    with ledger.write_beside() as tables:
+        row = tables.topic(topic)
+        if row.flags & _core.DELETED:
+            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        tables.put_retention(topic, max_age, max_bytes)

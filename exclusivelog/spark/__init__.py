@@ -1,0 +1,40 @@
+"""PySpark on exclusivelog: a data source for batch and streaming, and the pipelines.
+
+Needs the extra `[spark]` and Java 17. docs/spark.md tells what each option does.
+
+```python
+from exclusivelog.spark import register
+
+register(spark)
+orders = spark.read.format("exclusivelog").option("topic", "orders").load("data/log")
+```
+
+```text
+source.py    the data source: reading, batch and streaming      options.py   what users may ask
+writer.py    staging, and the commit in one transaction         plan.py      offsets, partitions
+views.py     epochs, producers, topics, txns as tables          handles.py   engines per process
+archive.py compact.py replay.py audit.py report.py              the pipelines: run(spark, ...)
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NAME = "exclusivelog"
+
+__all__ = ["register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format "exclusivelog" known to a session.
+
+    Not needed where the library is installed in the Python of the driver: Spark then finds it
+    by itself, through the module `pyspark_exclusivelog`.
+    """
+    from exclusivelog.spark.source import ExclusiveLogSource
+
+    spark.dataSource.register(ExclusiveLogSource)

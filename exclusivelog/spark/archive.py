@@ -1,0 +1,202 @@
+"""Archive: a topic's messages into Parquet, verified, and recorded in the ledger; then, if
+asked, trimmed from it. Resumable at every step, and nothing is archived twice.
+
+```text
+<to>/<topic>/_ledger                                  whose messages these are
+<to>/<topic>/range=<from>-<to>/date=2026-01-31/*.parquet    a range, whole: [from, to)
+<to>/<topic>/_writing/                                one that is being written, or was given up
+```
+
+A range is written aside, read back and compared, and renamed: from then on it is there. Then
+its end is recorded in the ledger, in the table of batches, under `archive:<to>`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+import exclusivelog as xl
+from exclusivelog.once import record, recorded
+from exclusivelog.spark import plan
+from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
+from exclusivelog.spark.files import Files, job_name, place
+from exclusivelog.spark.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+CHUNK = 5_000_000  # messages a range
+# Of the time in UTC, whatever the session's time zone is.
+DATE = "date_add(date'1970-01-01', cast(floor(unix_micros(publish_time) / 86400000000) as int))"
+SUM = (
+    "bit_xor(xxhash64(offset, epoch, key, value, publish_time, event_time, producer, "
+    "sequence_id, map_entries(properties)))"
+)
+FACTS = ("count(*) as n", "min(offset) as low", "max(offset) as high", f"{SUM} as hash")
+
+
+@dataclass(frozen=True)
+class Archived:
+    """What is in the archive now: the offsets before `end`; this call has added those from
+    `start` on. `first_offset` is where the topic begins, after trimming."""
+
+    topic: str
+    start: int
+    end: int
+    first_offset: int
+
+
+def run(
+    spark: SparkSession, ledger: str, topic: str, to: str, *,
+    before: int | dt.datetime | None = None, chunk: int = CHUNK,
+    keep: dt.timedelta | None = None, out: TextIO | None = None,
+) -> Archived:  # fmt: skip
+    """Archive what is new in a topic.
+
+    - `ledger`, `topic`: where from. `to`: a directory that Spark can write.
+    - `before`: an offset or a time (naive: UTC) to stop at; None: the end as it is now.
+    - `chunk`: messages that a range has at most. What was begun and not finished is one range.
+    - `keep`: trim the topic afterwards: what is archived, and older than this. None: trim
+      nothing.
+    - `out`: where progress is told; None: nowhere.
+
+    Raises SourceError: DATA_LOSS where messages are gone that were not archived, PIPELINE where
+    the archive is another ledger's, or does not hold what was written.
+    """
+    with coded(), xl.open(ledger, "archive", create=False) as engine:
+        job = Archive(spark, engine, topic, to, Progress(spark, out))
+        return job.go(before, chunk, keep)
+
+
+class Archive:
+    """One topic's way into one archive."""
+
+    def __init__(
+        self, spark: SparkSession, engine: xl.Engine, topic: str, to: str, progress: Progress
+    ) -> None:
+        self._spark = spark
+        self._engine = engine
+        self._topic = engine.topic(topic, create=False)
+        self._files = Files(spark, to)
+        self._progress = progress
+        root = self._files.absolute(to)
+        self._where = place(root, topic)
+        self._writer = job_name("archive", root)
+
+    def go(
+        self, before: int | dt.datetime | None, chunk: int, keep: dt.timedelta | None
+    ) -> Archived:
+        """Archive range after range."""
+        self._claim_the_directory()
+        first = start = self._begin()
+        end = self._end(before)
+        self._progress.say(f"{self._topic.name}: offsets {start} to {max(start, end)}")
+        while start < end:
+            stop = self._left_behind(start) or min(start + chunk, end)
+            self._archive(start, stop)
+            record(self._engine, self._topic.name, self._writer, stop)
+            start = stop
+        if keep is not None:
+            self._trim(start, keep)
+        return Archived(self._topic.name, first, start, self._topic.first_offset)
+
+    def _claim_the_directory(self) -> None:
+        mark = f"{self._engine.ledger.uuid} {self._topic.id}"
+        found = self._files.read(f"{self._where}/_ledger")
+        if found is None:
+            self._files.write(f"{self._where}/_ledger", mark)
+        elif found != mark:
+            raise SourceError(
+                PIPELINE,
+                f"{self._where} is the archive of another ledger's topic {self._topic.name!r} "
+                f"({found}, not {mark}); choose another directory",
+            )
+
+    def _begin(self) -> int:
+        done = recorded(self._engine, self._topic.name).get(self._writer, 0)
+        first = self._topic.first_offset
+        if done < first and (done or self._ranges()):
+            raise SourceError(
+                DATA_LOSS,
+                f"topic {self._topic.name!r} begins at offset {first}; those from {done} on were "
+                "trimmed, and are not in the archive",
+            )
+        return max(done, first)
+
+    def _end(self, before: int | dt.datetime | None) -> int:
+        here = plan.row(self._engine, self._topic.name)
+        if before is None:
+            return here.next_offset
+        return min(plan.place_of(self._engine, here, before), here.next_offset)
+
+    def _ranges(self) -> dict[int, int]:
+        names = [n for n in self._files.names(self._where) if n.startswith("range=")]
+        pairs = [name.removeprefix("range=").split("-") for name in names]
+        return {int(start): int(stop) for start, stop in pairs}
+
+    def _left_behind(self, start: int) -> int | None:
+        """The end of a range that was written whole, and not recorded any more."""
+        return self._ranges().get(start)
+
+    def _archive(self, start: int, stop: int) -> None:
+        final = f"{self._where}/range={start:020d}-{stop:020d}"
+        if self._files.exists(final):
+            with self._progress.step(f"looking through {final}"):
+                _check(_facts(self._spark.read.parquet(final)), None, start, stop, final)
+            return
+        aside = f"{self._where}/_writing"
+        self._files.remove(aside)
+        with self._progress.step(f"offsets {start} to {stop - 1}"):
+            written = self._write(start, stop, aside)
+            _check(_facts(self._spark.read.parquet(aside)), written, start, stop, aside)
+        self._files.rename(aside, final)
+
+    def _write(self, start: int, stop: int, to: str) -> Any:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F  # noqa: N812
+
+        seen = Observation("archive")
+        frame = read(self._spark, self._engine.path, self._topic.name, start, stop)
+        frame = frame.observe(seen, *[F.expr(fact) for fact in FACTS])
+        frame = frame.drop("topic").withColumn("date", F.expr(DATE))
+        frame.write.option("compression", "zstd").partitionBy("date").parquet(to)
+        return seen.get
+
+    def _trim(self, end: int, keep: dt.timedelta) -> None:
+        here = plan.row(self._engine, self._topic.name)
+        old = plan.place_of(self._engine, here, dt.datetime.now(dt.UTC) - keep)
+        if min(old, end) > here.first_offset:
+            self._topic.trim(before=min(old, end))
+            self._progress.say(f"{self._topic.name}: trimmed before {min(old, end)}")
+
+
+def read(spark: SparkSession, ledger: str, topic: str, start: int, stop: int) -> DataFrame:
+    """The messages [start, stop) of a topic."""
+    from exclusivelog.spark import NAME, register
+
+    register(spark)
+    frame = spark.read.format(NAME).option("topic", topic)
+    frame = frame.option("startingOffsets", json.dumps({topic: start}))
+    return frame.option("endingOffsets", json.dumps({topic: stop})).load(ledger)
+
+
+def _facts(frame: DataFrame) -> dict[str, Any]:
+    row = frame.selectExpr(*FACTS).first()
+    assert row is not None
+    return row.asDict()
+
+
+def _check(
+    found: dict[str, Any], written: dict[str, Any] | None, start: int, stop: int, where: str
+) -> None:
+    dense = (found["n"], found["low"], found["high"]) == (stop - start, start, stop - 1)
+    if not dense or (written is not None and found["hash"] != written["hash"]):
+        raise SourceError(
+            PIPELINE,
+            f"{where} does not hold offsets {start} to {stop - 1} as the topic has them: it has "
+            f"{found['n']} messages from {found['low']} to {found['high']}; remove it, and run "
+            "the archive again",
+        )

@@ -1,0 +1,128 @@
+"""Compact: the last message of each key, without tombstones, into Parquet or another topic.
+
+The greatest offset of each key first, from two columns; then the messages of those offsets.
+Messages without a key are nobody's last word, and are left out. Doing it again when nothing
+has come since changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+import exclusivelog as xl
+from exclusivelog.once import recorded
+from exclusivelog.spark import NAME, plan
+from exclusivelog.spark.archive import read
+from exclusivelog.spark.errors import PIPELINE, SourceError, coded
+from exclusivelog.spark.files import Files, job_name
+from exclusivelog.spark.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MARK = "_compacted.json"
+
+
+@dataclass(frozen=True)
+class Compacted:
+    """The topic as it was before the offset `end`. `keys` is None where that was there already,
+    and nothing was done."""
+
+    topic: str
+    end: int
+    keys: int | None
+
+
+def run(
+    spark: SparkSession, ledger: str, topic: str, *, to: str | None = None,
+    to_topic: str | None = None, out: TextIO | None = None,
+) -> Compacted:  # fmt: skip
+    """Compact a topic as it is now.
+
+    - `to`: a directory for Parquet; what it had is replaced, once the new is whole.
+    - `to_topic`: a topic of the same ledger, which the compacted messages are appended to, all
+      at once, with their `origin_offset` and `origin_epoch` as properties. One of the two.
+
+    Raises SourceError: PIPELINE for a directory that is something else's.
+    """
+    if (to is None) == (to_topic is None):
+        raise SourceError(PIPELINE, "to and to_topic: one of them")
+    progress = Progress(spark, out)
+    with coded(), xl.open(ledger, "compact", create=False) as engine:
+        here = plan.row(engine, topic)
+        end = here.next_offset
+        frame = latest(spark, engine.path, topic, here.first_offset, end)
+        if to is not None:
+            mark = {"ledger": engine.ledger.uuid, "topic": here.id, "end": end}
+            keys = _into_files(Files(spark, to), frame, to, mark, progress)
+        else:
+            assert to_topic is not None
+            keys = _into_topic(engine, frame, (topic, to_topic), end, progress)
+        return Compacted(topic, end, keys)
+
+
+def latest(spark: SparkSession, ledger: str, topic: str, start: int, stop: int) -> DataFrame:
+    """The last message of each key among [start, stop), in the order of their offsets."""
+    messages = read(spark, ledger, topic, start, stop)
+    keys = spark.read.schema("offset bigint, key binary").format(NAME).option("topic", topic)
+    keys = keys.option("startingOffsets", json.dumps({topic: start}))
+    found = keys.option("endingOffsets", json.dumps({topic: stop})).load(ledger)
+    last = found.where("key is not null").groupBy("key").agg({"offset": "max"})
+    last = last.selectExpr("`max(offset)` as offset")
+    kept = messages.join(last, "offset", "left_semi").where("value is not null")
+    return kept.orderBy("offset")
+
+
+def with_origin(frame: DataFrame) -> DataFrame:
+    """The columns that can be written, with the origin's offset and epoch as properties."""
+    origin = "map('origin_offset', cast(offset as string), 'origin_epoch', cast(epoch as string))"
+    former = (
+        "map_filter(coalesce(properties, cast(map() as map<string,string>)), "
+        "(k, v) -> k not in ('origin_offset', 'origin_epoch'))"
+    )
+    properties = f"map_concat({former}, {origin}) as properties"
+    return frame.selectExpr("key", "value", "event_time", properties)
+
+
+def _into_files(
+    files: Files, frame: DataFrame, to: str, mark: dict[str, object], progress: Progress
+) -> int | None:
+    to = files.absolute(to)
+    found = json.loads(files.read(f"{to}/{MARK}") or "null")
+    if found == mark:
+        progress.say(f"{to} is up to date")
+        return None
+    if found is None and files.names(to):
+        raise SourceError(PIPELINE, f"{to} is not empty, and was not written by compact; choose "
+                          "another directory")  # fmt: skip
+    aside, before = f"{to}.writing", f"{to}.before"
+    files.remove(aside)
+    with progress.step("compacting"):
+        frame.write.option("compression", "zstd").parquet(aside)
+        keys = frame.sparkSession.read.parquet(aside).count()
+    files.write(f"{aside}/{MARK}", json.dumps(mark))
+    files.remove(before)
+    if files.exists(to):
+        files.rename(to, before)
+    files.rename(aside, to)  # killed in between: the next call writes it again
+    files.remove(before)
+    return keys
+
+
+def _into_topic(
+    engine: xl.Engine, frame: DataFrame, topics: tuple[str, str], end: int, progress: Progress
+) -> int | None:
+    source, target = topics
+    writer = job_name("compact", source)
+    engine.topic(target)
+    before = recorded(engine, target).get(writer)
+    if before is not None and before >= end:
+        progress.say(f"{target} is up to date")
+        return None
+    count = plan.row(engine, target).next_offset
+    with progress.step(f"compacting {source} into {target}"):
+        sink = with_origin(frame).write.format(NAME).mode("append").option("topic", target)
+        sink.option("txnAppId", writer).option("txnVersion", end).save(engine.path)
+    return plan.row(engine, target).next_offset - count

@@ -1,0 +1,64 @@
+"""Errors with stable codes. Spark passes on no exception, only its text: programs look for the
+code in it.
+
+```text
+[EXCLUSIVELOG_OPTION]            an option is missing, unknown or contradicts another one
+[EXCLUSIVELOG_SCHEMA]            columns that do not exist, or have another type
+[EXCLUSIVELOG_OVERWRITE]         a log is only ever appended to
+[EXCLUSIVELOG_DATA_LOSS]         offsets that are not there (any more), with failOnDataLoss=true
+[EXCLUSIVELOG_REMOTE_EXECUTOR]   an executor cannot open the ledger's files
+[EXCLUSIVELOG_STAGING]           an executor's staged output does not reach the driver
+[EXCLUSIVELOG_PIPELINE]          a pipeline cannot go on, or found something wrong
+```
+
+and one for each error of the library, named after its class: `ProducerFencedError` is
+`[EXCLUSIVELOG_PRODUCER_FENCED]`, `LedgerCorruptedError` `[EXCLUSIVELOG_LEDGER_CORRUPTED]`, and
+so on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+from exclusivelog.errors import ExclusiveLogError
+
+OPTION, SCHEMA, OVERWRITE = "OPTION", "SCHEMA", "OVERWRITE"
+DATA_LOSS, REMOTE_EXECUTOR, STAGING = "DATA_LOSS", "REMOTE_EXECUTOR", "STAGING"
+PIPELINE = "PIPELINE"
+
+
+class SourceError(ExclusiveLogError):
+    """What the data source and the pipelines raise. `code` is without its prefix.
+
+    >>> error = SourceError("OPTION", "topic is missing")
+    >>> error.code, str(error)
+    ('OPTION', '[EXCLUSIVELOG_OPTION] topic is missing')
+    """
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"[EXCLUSIVELOG_{code}] {text}")
+        self.code = code
+
+
+def code_of(error: ExclusiveLogError) -> str:
+    """The code of one of the library's errors.
+
+    >>> from exclusivelog import LedgerIOError, ProducerFencedError
+    >>> code_of(ProducerFencedError("gone")), code_of(LedgerIOError("disk"))
+    ('PRODUCER_FENCED', 'LEDGER_IO')
+    """
+    name = type(error).__name__.removesuffix("Error")
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
+
+
+@contextlib.contextmanager
+def coded() -> Iterator[None]:
+    """The library's errors get their codes."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except ExclusiveLogError as error:
+        raise SourceError(code_of(error), str(error)) from error

@@ -1,0 +1,91 @@
+"""Directories of a pipeline, wherever Spark can write them, and names for what it records."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from exclusivelog.topic import NAME_BYTES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def job_name(kind: str, *about: str) -> str:
+    """A writer's name: readable if it is short enough, always the same for the same job.
+
+    >>> job_name("archive", "/data/archive"), len(job_name("archive", "x" * 500))
+    ('archive:/data/archive', 72)
+    """
+    name = ":".join((kind, *about))
+    if len(name.encode()) <= NAME_BYTES and name.isprintable():
+        return name
+    return f"{kind}:{hashlib.sha256(name.encode()).hexdigest()}"
+
+
+def place(root: str, topic: str) -> str:
+    """The directory of a topic in an archive.
+
+    >>> place("/data/archive/", "eu/orders")
+    '/data/archive/eu%2Forders'
+    """
+    name = quote(topic, safe="")
+    # Such a name would lead out of it, or hide what it has from Spark.
+    name = name.replace(".", "%2E") if name.startswith(".") else name
+    return f"{root.rstrip('/')}/{name.replace('_', '%5F') if name.startswith('_') else name}"
+
+
+class Files:
+    """A few operations of the file system that Spark uses for a path, local or not."""
+
+    def __init__(self, spark: SparkSession, root: str) -> None:
+        assert spark.sparkContext._jvm is not None
+        self._path: Any = spark.sparkContext._jvm.org.apache.hadoop.fs.Path
+        hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+        self._fs: Any = self._path(root).getFileSystem(hadoop)
+        self._utf8: Any = spark.sparkContext._jvm.java.nio.charset.StandardCharsets.UTF_8
+
+    def absolute(self, path: str) -> str:
+        """The path with its scheme, whatever the working directory is."""
+        return str(self._fs.makeQualified(self._path(path)).toString())
+
+    def exists(self, path: str) -> bool:
+        """Is there something?"""
+        return bool(self._fs.exists(self._path(path)))
+
+    def names(self, path: str) -> list[str]:
+        """What is in a directory, sorted; nothing if there is none."""
+        if not self.exists(path):
+            return []
+        return sorted(str(s.getPath().getName()) for s in self._fs.listStatus(self._path(path)))
+
+    def remove(self, path: str) -> None:
+        """Remove a file or a directory with all that is in it, if it is there."""
+        self._fs.delete(self._path(path), True)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename, where there is nothing yet; OSError if it cannot be."""
+        if self.exists(target) or not self._fs.rename(self._path(source), self._path(target)):
+            raise OSError(f"{source} cannot be renamed to {target}")
+
+    def read(self, path: str) -> str | None:
+        """A small file's text; None if there is none."""
+        if not self.exists(path):
+            return None
+        stream = self._fs.open(self._path(path))
+        try:
+            return bytes(stream.readAllBytes()).decode()
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        """A small file, whole or not at all."""
+        temporary = f"{path}.writing"
+        stream = self._fs.create(self._path(temporary), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self.remove(path)
+        self.rename(temporary, path)

@@ -1,0 +1,123 @@
+"""Replay: a range of a topic, or an archive of it, into another topic or another ledger.
+
+Each message gets its `origin_offset` and `origin_epoch` as properties. Chunk after chunk is
+appended, each exactly once: a replay that was interrupted, or is run again, goes on behind
+what is there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+import exclusivelog as xl
+from exclusivelog.once import recorded
+from exclusivelog.spark import NAME, plan
+from exclusivelog.spark.archive import CHUNK, read
+from exclusivelog.spark.compact import with_origin
+from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
+from exclusivelog.spark.files import Files, job_name, place
+from exclusivelog.spark.handles import ledger_exists
+from exclusivelog.spark.progress import Progress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The origin's offsets that this call has appended: [start, end), and how many."""
+
+    start: int
+    end: int
+    messages: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the messages come from: a name that stays the same, and what there is."""
+
+    name: str
+    first: int
+    end: int
+    frame: DataFrame | None  # of an archive
+    ledger: str
+    topic: str
+
+    def read(self, spark: SparkSession, start: int, stop: int) -> DataFrame:
+        """The messages [start, stop), in order."""
+        if self.frame is None:
+            return read(spark, self.ledger, self.topic, start, stop)
+        wanted = f"offset >= {start} and offset < {stop}"
+        return self.frame.where(wanted).orderBy("offset")
+
+
+def run(
+    spark: SparkSession, source: str, topic: str, to: str, *, to_topic: str | None = None,
+    start: int | None = None, end: int | None = None, chunk: int = CHUNK,
+    out: TextIO | None = None,
+) -> Replayed:  # fmt: skip
+    """Replay messages.
+
+    - `source`: a ledger's directory, or an archive's (`archive.run`), and the `topic` in it.
+    - `to`: the ledger to append to, made if need be; `to_topic`: the topic there (default: the
+      same name; within one ledger it must be another).
+    - `start`, `end`: offsets of the origin, [start, end); None: all that there is. A replay is
+      known by source, topic, target and `start`: with another `start` it is another one.
+    - `chunk`: messages appended at once, at most.
+
+    Raises SourceError: DATA_LOSS where offsets of the range are not there.
+    """
+    to_topic = to_topic or topic
+    if os.path.abspath(source) == os.path.abspath(to) and to_topic == topic:
+        raise SourceError(PIPELINE, f"topic {topic!r} cannot be replayed into itself")
+    progress = Progress(spark, out)
+    with coded():
+        origin = _origin(spark, source, topic)
+        first = origin.first if start is None else start
+        stop = origin.end if end is None else end
+        if first < origin.first or stop > origin.end:
+            raise SourceError(
+                DATA_LOSS, f"{source} has offsets {origin.first} to {origin.end - 1} of topic "
+                f"{topic!r}, not all of {first} to {stop - 1}",
+            )  # fmt: skip
+        with xl.open(to, "replay") as engine:
+            writer = job_name("replay", origin.name, str(start or 0))
+            return _replay(spark, origin, engine, to_topic, writer, (first, stop, chunk), progress)
+
+
+def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
+    if ledger_exists(os.path.abspath(source)):
+        with xl.open(source, "replay", readonly=True) as engine:
+            here = plan.row(engine, topic)
+            name = f"{engine.ledger.uuid}:{topic}"
+            return Origin(name, here.first_offset, here.next_offset, None, engine.path, topic)
+    files = Files(spark, source)
+    where = place(files.absolute(source), topic)
+    mark = files.read(f"{where}/_ledger")
+    if mark is None:
+        raise SourceError(PIPELINE, f"{source} is neither a ledger nor an archive of {topic!r}")
+    frame = spark.read.parquet(where).drop("range", "date")
+    low, high, count = frame.selectExpr("min(offset)", "max(offset)", "count(*)").collect()[0]
+    if count == 0 or high - low + 1 != count:
+        raise SourceError(DATA_LOSS, f"{where} has {count} messages from {low} to {high}")
+    # The same messages, wherever they are read from: a replay may go on from the archive.
+    return Origin(f"{mark.split()[0]}:{topic}", low, high + 1, frame, source, topic)
+
+
+def _replay(
+    spark: SparkSession, origin: Origin, engine: xl.Engine, topic: str, writer: str,
+    bounds: tuple[int, int, int], progress: Progress,
+) -> Replayed:  # fmt: skip
+    start, end, chunk = bounds
+    before = engine.topic(topic).next_offset
+    first = at = max(start, recorded(engine, topic).get(writer, start))
+    while at < end:
+        stop = min(at + chunk, end)
+        with progress.step(f"{origin.topic} {at} to {stop - 1} into {topic}"):
+            sink = with_origin(origin.read(spark, at, stop)).write.format(NAME).mode("append")
+            sink = sink.option("topic", topic).option("txnAppId", writer)
+            sink.option("txnVersion", stop).save(engine.path)
+        at = stop
+    return Replayed(first, at, plan.row(engine, topic).next_offset - before)

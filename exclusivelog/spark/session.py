@@ -1,0 +1,78 @@
+"""A Spark session on this machine, for the commands, the tests and the benchmarks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exclusivelog.spark import register
+from exclusivelog.spark.errors import PIPELINE, SourceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_JAVA = (
+    "Spark needs Java 17 or newer, and there is none; on Debian: "
+    "apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
+)
+NO_PYSPARK = "this needs PySpark: pip install 'exclusivelog[spark]'"
+# Short jobs on small machines: little compilation, one thread to collect, no web server.
+SETTINGS = {
+    "spark.log.level": "ERROR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+}
+
+
+def java() -> str | None:
+    """The Java that Spark would start; None if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    if home and Path(home, "bin", "java").exists():
+        return str(Path(home, "bin", "java"))
+    return shutil.which("java")
+
+
+def missing() -> str | None:
+    """What Spark lacks on this machine, and how to get it; None if nothing.
+
+    >>> missing() is None or missing().startswith(("Spark needs", "this needs"))
+    True
+    """
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        return NO_PYSPARK
+    return None if java() else NO_JAVA
+
+
+def local_session(
+    master: str = "local[*]", settings: Mapping[str, str] | None = None, name: str = "exclusivelog"
+) -> SparkSession:
+    """A session with the data source registered.
+
+    - `master`: where Spark runs; "local[2]" is two threads of this machine.
+    - `settings`: Spark's own, over those of this module.
+
+    Raises SourceError where PySpark or Java is missing; it says how to install it.
+    """
+    lacking = missing()
+    if lacking:
+        raise SourceError(PIPELINE, lacking)
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in {**SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

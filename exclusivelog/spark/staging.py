@@ -1,0 +1,300 @@
+"""What an executor hands to the driver: its output in columns as the log takes them, inside its
+commit message where it is small, else in Arrow files in a directory that both see.
+
+```text
+<stagingDir>/.exclusivelog-staging                     a random id: is it the same directory?
+<stagingDir>/<job>/<run>/<batch>/part-<p>-<attempt>-<n>.arrow
+```
+
+The columns are value, key, properties (packed) and event_time (ms): what costs time is done
+here, by all executors at once, and not in the one transaction that appends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from exclusivelog import _core
+from exclusivelog.arrow import arrow_column
+from exclusivelog.once import Part
+from exclusivelog.producer import MAX_MESSAGE_BYTES, encode_properties
+from exclusivelog.spark.errors import SCHEMA, STAGING, SourceError
+
+PROBE = ".exclusivelog-staging"
+LEFT_BEHIND_SECONDS = 7 * 86_400
+CHUNK_BYTES = 4 << 20  # gathered before they are written, so that the log gets large entries
+
+STAGED = pa.schema([
+    ("value", pa.binary()), ("key", pa.binary()), ("properties", pa.binary()),
+    ("event_time", pa.int64()),
+])  # fmt: skip
+
+
+# ---- the directory -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Directory:
+    """Where one batch of one run of a job is staged, and the id by which an executor can tell
+    that its directory is the driver's."""
+
+    root: str
+    probe: str
+
+    @classmethod
+    def prepare(cls, root: str) -> Directory:
+        """On the driver: make it, and give it an id if it has none."""
+        try:
+            os.makedirs(root, mode=0o700, exist_ok=True)
+            return cls(root, _mark(os.path.join(root, PROBE)))
+        except OSError as error:
+            raise SourceError(
+                STAGING, f"{root} cannot be used: {error}; name a directory with stagingDir"
+            ) from error
+
+    @property
+    def shared(self) -> bool:
+        """Is the directory of this name, on this machine, the driver's?"""
+        try:
+            with open(os.path.join(self.root, PROBE), encoding="ascii") as file:
+                return file.read() == self.probe
+        except OSError:
+            return False
+
+    def of(self, *names: object) -> str:
+        """The directory of a job, a run or a batch in it; no name can lead out of it.
+
+        >>> Directory("/staging", "").of("..", "a/b", 3)
+        '/staging/%2E%2E/a%2Fb/3'
+        """
+        safe = (quote(str(name), safe="").replace(".", "%2E") for name in names)
+        return os.path.join(self.root, *safe)
+
+    def remove(self, *names: object) -> None:
+        """Remove a directory in it. A straggler may write into it meanwhile, and is left alone:
+        the next batch removes what it leaves."""
+        shutil.rmtree(self.of(*names), ignore_errors=True)
+
+    def remove_old(self, *names: object) -> None:
+        """Remove what killed runs have left in a directory: what nobody has touched for long."""
+        with contextlib.suppress(FileNotFoundError):
+            for entry in list(os.scandir(self.of(*names))):
+                if time.time() - entry.stat().st_mtime > LEFT_BEHIND_SECONDS:
+                    shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _mark(path: str) -> str:
+    """The id in the file of that name, which is made with a new one if there is none."""
+    if not os.path.exists(path):
+        temporary = f"{path}-{secrets.token_hex(8)}"
+        try:
+            with open(temporary, "w", encoding="ascii") as file:
+                file.write(secrets.token_hex(16))
+            with contextlib.suppress(FileExistsError):  # another driver was faster
+                os.link(temporary, path)  # whole, or not at all
+        finally:
+            os.unlink(temporary)
+    with open(path, encoding="ascii") as file:
+        return file.read()
+
+
+# ---- on an executor ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Messages for one topic: `data` (an Arrow file), or the `path` of one."""
+
+    topic: str
+    rows: int
+    data: bytes | None = None
+    path: str | None = None
+
+
+class Stage:
+    """One task's output. It stays in memory up to `limit` bytes."""
+
+    def __init__(self, directory: Directory, where: str, name: str, limit: int) -> None:
+        self._directory = directory
+        self._where = where
+        self._name = name
+        self._limit = limit
+        self._topics: dict[str, _Output] = {}
+
+    def add(self, topic: str, batch: pa.RecordBatch) -> None:
+        """Take messages for a topic, with the columns of `STAGED`."""
+        output = self._topics.setdefault(topic, _Output())
+        output.add(batch)
+        if sum(output.size for output in self._topics.values()) > self._limit:
+            for number, output in enumerate(self._topics.values()):
+                output.spill(functools.partial(self._new_file, number))
+
+    def _new_file(self, number: int) -> str:
+        if not self._directory.shared:
+            raise SourceError(
+                STAGING,
+                f"the output of this task is larger than inlineLimit={self._limit} bytes, and "
+                f"{self._directory.root} on {socket.gethostname()!r} is not the driver's "
+                "directory of that name: name one with stagingDir that all machines share, or "
+                "raise inlineLimit",
+            )
+        os.makedirs(self._where, exist_ok=True)
+        return os.path.join(self._where, f"{self._name}-{number}.arrow")
+
+    def finish(self) -> list[Piece]:
+        """What the driver is told."""
+        return [output.finish(topic) for topic, output in self._topics.items()]
+
+
+@dataclass
+class _Output:
+    """One task's messages for one topic, in memory or in a file."""
+
+    size: int = 0  # bytes in memory
+    _rows: int = 0
+    _waiting: list[pa.RecordBatch] = field(default_factory=list)
+    _bytes_waiting: int = 0
+    _path: str | None = None
+    _sink: io.BytesIO | pa.OSFile | None = None
+    _file: pa.ipc.RecordBatchFileWriter | None = None
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.num_rows
+        self._waiting.append(batch)
+        self._bytes_waiting += batch.nbytes
+        if self._path is None:
+            self.size += batch.nbytes
+        elif self._bytes_waiting >= CHUNK_BYTES:
+            self._write()
+
+    def spill(self, new_file: Callable[[], str]) -> None:
+        if self._path is None:
+            self._path = new_file()
+            self._sink = pa.OSFile(self._path, "wb")
+            self._file = pa.ipc.new_file(self._sink, STAGED)
+            self.size = 0
+
+    def _write(self) -> None:
+        if self._waiting:
+            assert self._file is not None
+            for batch in pa.Table.from_batches(self._waiting).combine_chunks().to_batches():
+                self._file.write_batch(batch)
+            self._waiting, self._bytes_waiting = [], 0
+
+    def finish(self, topic: str) -> Piece:
+        if self._path is None:
+            buffer = io.BytesIO()
+            self._file = pa.ipc.new_file(buffer, STAGED)
+            self._write()
+            self._file.close()
+            return Piece(topic, self._rows, data=buffer.getvalue())
+        self._write()
+        assert self._file is not None
+        assert self._sink is not None
+        self._file.close()
+        self._sink.close()
+        return Piece(topic, self._rows, path=self._path)
+
+
+# ---- columns -----------------------------------------------------------------------------
+
+
+def staged(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch of Spark's, with the columns that the log takes, as it takes them."""
+    names = batch.schema.names
+    columns = {name: batch.column(name) for name in STAGED.names if name in names}
+    rows = batch.num_rows
+    arrays = [
+        pa.nulls(rows, kind.type) if kind.name not in columns
+        else PACK.get(kind.name, _bytes)(columns[kind.name])
+        for kind in STAGED
+    ]  # fmt: skip
+    return pa.RecordBatch.from_arrays(arrays, schema=STAGED)
+
+
+def _bytes(column: pa.Array) -> pa.Array:
+    return column if column.type == pa.binary() else column.cast(pa.binary())
+
+
+def _times(column: pa.Array) -> pa.Array:
+    # The log keeps ms. Downwards also before 1970, which a division would not do.
+    if pa.types.is_timestamp(column.type):
+        whole = pc.floor_temporal(column.cast(pa.timestamp("us")), unit="millisecond")
+        return pc.divide(whole.cast(pa.int64()), 1000)
+    return column.cast(pa.int64())
+
+
+def _properties(column: pa.Array) -> pa.Array:
+    packed = [_pack(pairs) for pairs in column.to_pylist()]
+    return pa.array(packed, pa.binary())
+
+
+def _pack(pairs: list[tuple[str, str | None]] | None) -> bytes | None:
+    if not pairs:
+        return None
+    try:
+        return encode_properties(dict(pairs))
+    except TypeError:
+        raise SourceError(SCHEMA, f"properties={dict(pairs)!r}: a value may not be null") from None
+
+
+PACK = {"event_time": _times, "properties": _properties}
+
+
+# ---- on the driver -----------------------------------------------------------------------
+
+
+def parts(pieces: Iterable[Piece]) -> Iterator[Part]:
+    """The staged messages as the log takes them. Files are mapped, not copied into memory."""
+    for piece in pieces:
+        with contextlib.ExitStack() as stack:
+            if piece.path is None:
+                source = pa.BufferReader(piece.data)
+            else:
+                source = stack.enter_context(pa.memory_map(piece.path))
+            with pa.ipc.open_file(source) as file:
+                for index in range(file.num_record_batches):
+                    yield _part(file.get_batch(index))
+
+
+def _part(batch: pa.RecordBatch) -> Part:
+    def strings(name: str) -> _core.Strings | None:
+        column = batch.column(name)
+        if column.null_count == len(column):
+            return None
+        return arrow_column(column, name)
+
+    times = batch.column("event_time")
+    values = arrow_column(batch.column("value"), "value")
+    assert values is not None
+    if values.largest > MAX_MESSAGE_BYTES:
+        raise SourceError(SCHEMA, f"value has {values.largest} bytes; {MAX_MESSAGE_BYTES} fit")
+    return Part(
+        values, strings("key"), strings("properties"),
+        None if times.null_count == len(times) else times.to_pylist(),
+    )  # fmt: skip
+
+
+def check_arrived(pieces: Mapping[str, list[Piece]]) -> None:
+    """SourceError unless the driver sees every staged file, whole."""
+    for path in (piece.path for found in pieces.values() for piece in found):
+        if path is not None and not os.path.exists(path):
+            raise SourceError(
+                STAGING,
+                f"{path} is staged, and the driver on {socket.gethostname()!r} does not see it: "
+                "another run of this query has removed it, or stagingDir is not shared by all "
+                "machines",
+            )

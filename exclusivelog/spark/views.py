@@ -1,0 +1,146 @@
+"""The columns of the data source: messages, and views of what the ledger knows besides.
+
+A view is small, and made where the query is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
+
+from exclusivelog import _core
+from exclusivelog.engine import Engine
+from exclusivelog.spark import plan
+from exclusivelog.spark.errors import SCHEMA, SourceError
+from exclusivelog.tables import Tables
+
+Record = dict[str, Any]
+
+TEXT, NUMBER, BYTES, TIME = StringType(), LongType(), BinaryType(), TimestampType()
+COLUMNS: dict[str, dict[str, DataType]] = {
+    "messages": {
+        "topic": TEXT, "offset": NUMBER, "epoch": NUMBER, "key": BYTES, "value": BYTES,
+        "publish_time": TIME, "event_time": TIME, "producer": TEXT, "sequence_id": NUMBER,
+        "properties": MapType(TEXT, TEXT),
+    },
+    "topics": {
+        "topic": TEXT, "first_offset": NUMBER, "next_offset": NUMBER, "messages": NUMBER,
+        "epoch": NUMBER, "owner": TEXT, "owner_engine": TEXT, "owner_pid": NUMBER,
+        "owner_since": TIME, "waiters": NUMBER,
+    },
+    "epochs": {
+        "topic": TEXT, "epoch": NUMBER, "first_offset": NUMBER, "last_offset": NUMBER,
+        "messages": NUMBER, "producers": ArrayType(TEXT), "first_time": TIME, "last_time": TIME,
+    },
+    "producers": {
+        "topic": TEXT, "producer": TEXT, "last_sequence_id": NUMBER, "live": BooleanType(),
+    },
+    "txns": {"topic": TEXT, "txn_app_id": TEXT, "txn_version": NUMBER},
+    "runs": {
+        "topic": TEXT, "epoch": NUMBER, "producer": TEXT, "bucket": TIME, "first_offset": NUMBER,
+        "last_offset": NUMBER, "messages": NUMBER, "first_time": TIME, "last_time": TIME,
+        "first_sequence_id": NUMBER, "last_sequence_id": NUMBER, "falls": NUMBER, "gaps": NUMBER,
+    },
+}  # fmt: skip
+
+
+def schema_of(view: str) -> StructType:
+    """All columns of a view. Any of them may be null."""
+    schema = StructType()
+    for name, kind in COLUMNS[view].items():
+        schema = schema.add(name, kind)
+    return schema
+
+
+def check_columns(view: str, schema: StructType) -> None:
+    """Refuse columns that the view does not have, or has with another type."""
+    known = COLUMNS[view]
+    for field in schema.fields:
+        if field.name not in known:
+            raise SourceError(
+                SCHEMA, f"there is no column {field.name!r}; view={view} has {', '.join(known)}"
+            )
+        wanted = known[field.name]
+        if field.dataType != wanted:
+            raise SourceError(
+                SCHEMA,
+                f"column {field.name!r} is {wanted.simpleString()}, not "
+                f"{field.dataType.simpleString()}; cast it after reading",
+            )
+    if not schema.fields:
+        raise SourceError(SCHEMA, "a schema without columns; name at least one")
+
+
+# ---- the views ---------------------------------------------------------------------------
+
+
+def records(engine: Engine, view: str, topics: Iterable[str]) -> Iterator[Record]:
+    """The rows of a view."""
+    return (record for topic in topics for record in VIEWS[view](engine, topic))
+
+
+def _topics(engine: Engine, name: str) -> Iterator[Record]:
+    here, topic = plan.row(engine, name), engine.topic(name, create=False)
+    owner = topic.owner
+    yield {
+        "topic": name, "first_offset": here.first_offset, "next_offset": here.next_offset,
+        "messages": here.next_offset - here.first_offset, "epoch": here.epoch,
+        "owner": owner and owner.producer_name, "owner_engine": owner and owner.engine_name,
+        "owner_pid": owner and owner.pid, "owner_since": owner and owner.since * 1000,
+        "waiters": len(topic.waiters),
+    }  # fmt: skip
+
+
+def _epochs(engine: Engine, name: str) -> list[Record]:
+    here = plan.row(engine, name)
+
+    def look(tables: Tables) -> list[Record]:
+        found: dict[int, Record] = {}
+        for _, data in tables.entries(here.id, here.first_offset):
+            entry = _core.Entry(tables.load(data))
+            record = found.setdefault(entry.epoch, {
+                "topic": name, "epoch": entry.epoch, "first_offset": entry.base_offset,
+                "messages": 0, "producers": [], "first_time": entry.publish_time * 1000,
+            })  # fmt: skip
+            record["last_offset"] = entry.base_offset + entry.count - 1
+            record["last_time"] = entry.last_publish_time * 1000
+            record["messages"] += entry.count
+            if entry.producer_name not in record["producers"]:
+                record["producers"].append(entry.producer_name)
+        return list(found.values())
+
+    return engine.look(look)
+
+
+def _producers(engine: Engine, name: str) -> list[Record]:
+    here = plan.row(engine, name)
+    with engine.ledger.read() as tables:
+        rows = tables.producers(here.id)
+    return [
+        {"topic": name, "producer": producer, "last_sequence_id": last, "live": bool(session)}
+        for producer, last, session in rows
+    ]
+
+
+def _txns(engine: Engine, name: str) -> list[Record]:
+    here = plan.row(engine, name)
+    with engine.ledger.read() as tables:
+        rows = tables.batches(here.id)
+    return [{"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in rows]
+
+
+VIEWS: dict[str, Callable[[Engine, str], Iterable[Record]]] = {
+    "topics": _topics, "epochs": _epochs, "producers": _producers, "txns": _txns,
+}  # fmt: skip

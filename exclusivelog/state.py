@@ -1,0 +1,875 @@
+"""State that several processes share: its write-ahead log is a topic (rules I1-I4).
+
+Every process has the state in its own memory, and brings it up to date from the topic. Who
+writes is the topic's exclusive owner while it does, and stays it until somebody else asks.
+
+What is guaranteed, and by which rule:
+
+1. A write's operations are computed from the state as all former writes left it, appended
+   atomically, and applied: nobody writes in between, because the writer owns the topic
+   (B2, G3, I1). So writes are linearisable, in the order of the topic's offsets.
+2. A read with `latest=True` sees every write that had returned before it began, in whatever
+   process (G5, G6). Without, it sees all writes of this process, and others' as of some moment
+   that never goes back.
+3. A write that has returned is as durable as the engine's `durability` says (H1). One that
+   raised has appended nothing, unless the error says `maybe_written` (B9, I3).
+4. A leader that was paused, killed or forked cannot write any more (B2, C2, C3): a write that
+   meets this begins anew, as the next owner.
+5. User functions get copies, and may be called more than once; what they return is encoded
+   before anything is appended, and applied as it is decoded, in every process alike (I3).
+6. Opening costs what the state has, not what its history has, if there are snapshots (I4).
+
+It follows Pulsar's shared-state manager and map (apache/pulsar#13490).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import copy as _copy
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from exclusivelog import serde
+from exclusivelog.errors import (
+    EngineClosedError,
+    LedgerCorruptedError,
+    LedgerError,
+    OffsetTrimmedError,
+    ProducerFencedError,
+    StateError,
+)
+from exclusivelog.mailbox import ProducerFuture
+from exclusivelog.producer import Producer, check_seconds
+from exclusivelog.snapshots import Item, read_snapshot
+from exclusivelog.topic import Topic
+
+log = logging.getLogger("exclusivelog")
+
+S = TypeVar("S")
+Op = TypeVar("Op")
+K = TypeVar("K")
+V = TypeVar("V")
+R = TypeVar("R")
+Later = concurrent.futures.Future
+D = TypeVar("D")
+
+# An owner that was asked to go writes for this long: each change of owner costs two
+# transactions, and two processes that write all the time would do little else.
+QUANTUM_SECONDS = 0.005
+SNAPSHOT_EVERY = 100_000
+
+
+class Token:
+    """A call that was submitted, and may be given up."""
+
+    given_up = False
+
+
+class Replica:
+    """What shared states have in common: ownership, catching up, snapshots, the end.
+
+    A subclass says by `_apply_item` what a message does, by `_items` and `_restore` what a
+    snapshot has, and by `_begin` what everything begins with.
+    """
+
+    def __init__(self, topic: Topic, snapshot_every: int | None, timeout: float | None) -> None:
+        if snapshot_every is not None and (
+            not isinstance(snapshot_every, int) or snapshot_every < 1
+        ):
+            raise ValueError(f"snapshot_every={snapshot_every!r}: it takes a number of writes")
+        if timeout is not None:
+            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        if not isinstance(topic, Topic):
+            raise TypeError(f"topic takes a Topic, not {type(topic).__name__}")
+        self.topic = topic
+        self._engine = topic.engine
+        self._snapshot_every = snapshot_every
+        self._timeout = timeout
+        self._writing = threading.RLock()  # taken before the next one
+        self._lock = threading.RLock()  # of the state: never held to wait for the topic
+        self._inside = 0  # the thread that is in a user function, which must not call back
+        self._closing = self._closed = False
+        self._failure: StateError | None = None
+        self._producer: Producer | None = None
+        self._waiting: ProducerFuture | None = None  # to become owner,
+        self._waiting_for: Token | None = None  # for the sake of this call
+        self._tokens: weakref.WeakKeyDictionary[Later[Any], Token] = weakref.WeakKeyDictionary()
+        self._called = threading.local()
+        self._owned_since = 0.0
+        self._checked = -1  # the journal's version when we were last known to own the topic
+        self._position = 0  # what stands before it is applied; the reader may be elsewhere
+        self._torn = False  # something is half applied
+        self._snapshot_at = 0
+        self._snapshots: threading.Thread | None = None
+        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._words = self._engine.ledger.lockfile.words
+        self._word = self._engine.ledger.lockfile.topic_word(topic.id)
+        self._seen = -1
+        self._open()
+
+    # ---- for the subclass ----------------------------------------------------------------
+
+    def _apply_item(self, key: bytes | None, value: bytes | None) -> None:
+        raise NotImplementedError
+
+    def _items(self) -> list[Item]:
+        raise NotImplementedError
+
+    def _restore(self, items: list[Item]) -> None:
+        raise NotImplementedError
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    # ---- catching up ---------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._begin()
+        self._take_snapshot()
+        self._reader = self.topic.reader(self._position)
+        self._catch_up()
+
+    def _begin_anew(self) -> None:
+        # An applier was interrupted, in the middle of its work for all that is known.
+        self._begin()
+        self._position = 0
+        self._take_snapshot()
+        self._torn = False
+
+    def _take_snapshot(self) -> bool:
+        """Go on from the newest snapshot, if that is ahead of what we have."""
+        try:
+            found = self._read_snapshot()
+        except LedgerCorruptedError as error:
+            if self.topic.first_offset > self._position:
+                raise
+            log.warning("%s; reading all messages instead", error)
+            return False
+        if found is None or found[0] <= self._position:
+            return False
+        self._torn = True
+        try:
+            self._restore(found[1])
+        except Exception as error:
+            return self._do_without(found[0], error)
+        self._position = self._snapshot_at = found[0]
+        self._torn = False
+        return True
+
+    def _do_without(self, offset: int, error: Exception) -> bool:
+        # The application's own encode and decode do not fit each other.
+        text = f"topic {self.topic.name!r}: the snapshot as of offset {offset} cannot be decoded"
+        if self.topic.first_offset > 0:
+            raise StateError(f"{text}: {error!r}, and older messages were trimmed") from error
+        log.warning("%s: %r; reading all messages instead", text, error)
+        self._begin()
+        self._position = 0
+        self._torn = False
+        return False
+
+    def _read_snapshot(self) -> tuple[int, list[Item]] | None:
+        for last_try in (False, True):
+            try:
+                with self._engine.ledger.read() as tables:
+                    return read_snapshot(tables, self.topic.id)
+            except LedgerCorruptedError:
+                if last_try:
+                    raise  # else it may have been replaced, and removed, while we read it
+        return None
+
+    def _catch_up(self) -> None:
+        """Apply what others have written."""
+        seen = self._words.load(self._word)  # before the look
+        if self._torn:
+            self._begin_anew()
+        try:
+            self._read_on()
+        except OffsetTrimmedError as error:
+            # Others may trim what is in a snapshot, and we have slept meanwhile.
+            if not self._take_snapshot():
+                raise OffsetTrimmedError(
+                    f"the state in topic {self.topic.name!r} cannot be restored: {error}; its "
+                    f"snapshot goes up to offset {self._position}"
+                ) from error
+            self._read_on()
+        self._seen = seen
+
+    def _read_on(self) -> None:
+        if self._reader.position != self._position:
+            self._reader.move_to(self._position)
+        for message in self._reader:
+            self._apply_one(message.offset, message.key, message.raw_value)
+
+    def _apply_one(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        self._torn = True  # until it is applied and counted, should Ctrl-C strike
+        try:
+            self._apply_item(key, value)
+        except Exception as error:
+            self._failure = StateError(
+                f"topic {self.topic.name!r}: the message at offset {offset} could not be applied: "
+                f"{error!r}. It is in the log; open the state with an applier that can"
+            )
+            raise self._failure from error
+        self._position = offset + 1
+        self._torn = False
+
+    def _freshen(self, latest: bool) -> None:
+        """Before a read: catch up, cheaply where nothing has come."""
+        if latest:
+            if self._torn or not self._still_owner():
+                self._engine.make_visible()
+                self._catch_up()
+        elif self._torn or (self._producer is None and self._words.load(self._word) != self._seen):
+            self._catch_up()
+
+    def _still_owner(self) -> bool:
+        # Nobody else has written, if nobody else has become owner; that would show here.
+        producer = self._producer
+        if producer is None:
+            return False
+        version = self._engine.ownership_version
+        if version == self._checked:
+            return True
+        if producer.state != "open":
+            self._forget_producer()
+            return False
+        self._checked = version
+        return True
+
+    def _check(self) -> None:
+        """May it be used here, and by this thread?"""
+        self._check_usable()
+        if self._busy_here:
+            raise LedgerError(
+                f"topic {self.topic.name!r}: called from a signal handler or a finalizer that "
+                "struck inside a call of this very thread; leave it to another thread, or to later"
+            )
+
+    @property
+    def _busy_here(self) -> bool:
+        return bool(self._writing._is_owned() or self._lock._is_owned())  # type: ignore[attr-defined]
+
+    def _check_usable(self) -> None:
+        # Without a lock: in a forked child, nobody would ever give it back.
+        self._check_open()
+        if self._failure is not None:
+            raise StateError(str(self._failure)) from self._failure.__cause__
+        if self._inside == threading.get_ident():
+            raise RuntimeError(
+                f"topic {self.topic.name!r}: called from inside one of its own functions, whose "
+                "result would rest on what this changes; call it afterwards"
+            )
+
+    @contextlib.contextmanager
+    def _calling_out(self) -> Iterator[None]:
+        self._inside = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._inside = 0
+
+    # ---- writing -------------------------------------------------------------------------
+
+    def _append(
+        self, compute: Callable[[], tuple[list[Item], R]], then: Callable[[], R] | None = None
+    ) -> R:
+        """Append what `compute` makes of the newest state, as its owner: (messages, result).
+        `then()`, before anything else changes the state, gives the result in its stead."""
+        self._check()
+        with self._writing:
+            end = None if self._timeout is None else time.monotonic() + self._timeout
+            while True:
+                self._check_usable()
+                producer = self._own(end)
+                with self._lock:
+                    with self._calling_out():
+                        items, result = compute()
+                    if items and not self._send(producer, items):
+                        continue
+                    self._snapshot_if_due()
+                    return result if then is None else then()
+
+    def _own(self, end: float | None) -> Producer:
+        """The producer, of one who has seen all that its predecessors wrote (rule D8)."""
+        if self._still_owner() and self._producer is not None:
+            return self._producer
+        producer = self._await_producer(end)
+        try:
+            with self._lock:
+                self._catch_up()
+        except BaseException:
+            producer.close()
+            raise
+        self._owned_since, self._checked = time.monotonic(), -1
+        self._producer = producer
+        return producer
+
+    def _await_producer(self, end: float | None) -> Producer:
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            self._waiting = future = self.topic.producer_async(
+                "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
+                on_wanted=self._wanted,
+            )  # fmt: skip
+            try:
+                self._waiting_for = token = getattr(self._called, "token", None)
+                if self._closing or (token is not None and token.given_up):
+                    future.cancel()  # it was too early to see this one
+                return future.result()
+            except ProducerFencedError:  # by somebody who did not wait; he will go
+                continue
+            except concurrent.futures.CancelledError:
+                if self._closing:
+                    raise self._closed_error() from None
+                raise
+            except BaseException:
+                future.give_up()
+                raise
+            finally:
+                self._waiting = None
+
+    def _send(self, producer: Producer, items: list[Item]) -> bool:
+        """Append and apply; False if the topic was lost before."""
+        try:
+            if len(items) == 1:
+                key, value = items[0]
+                first = producer.send(value, key=key)
+            else:
+                keys = [key for key, _ in items]
+                first = producer.send_many([value for _, value in items], keys=keys).start
+            self._take_over(first, items)
+        except ProducerFencedError:
+            self._forget_producer()
+            return False
+        except StateError as error:
+            self._forget_producer()
+            error.maybe_written = True  # it is
+            raise
+        except BaseException:
+            # Nobody knows how far it came: whoever owns the topic next reads it from the log.
+            self._forget_producer()
+            raise
+        return True
+
+    def _take_over(self, first: int, items: list[Item]) -> None:
+        if first != self._position:
+            self._catch_up()
+            return
+        for offset, (key, value) in enumerate(items, first):
+            self._apply_one(offset, key, value)
+
+    def _forget_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.close()
+
+    def _lost(self, producer: Producer, error: ProducerFencedError) -> None:
+        """The topic is somebody else's: reads must look for what he writes."""
+        with self._writing:
+            if self._producer is producer:
+                self._forget_producer()
+
+    def _wanted(self, producer: Producer) -> None:
+        """Another process waits for the topic."""
+        left = self._owned_since + QUANTUM_SECONDS - time.monotonic()
+        if 0 < left <= QUANTUM_SECONDS:
+            time.sleep(left)
+        with self._writing:
+            if self._producer is producer:
+                self._producer = None
+            producer.close()
+
+    # ---- snapshots -----------------------------------------------------------------------
+
+    def snapshot(self) -> int:
+        """Keep the state as it is, so that opening it need not read what led to it (rule I4).
+        Returns the offset that it goes up to: `topic.trim(before=...)` can take what is older.
+        """
+        self._check()
+        with self._lock:
+            self._freshen(latest=False)
+            offset, items = self._position, self._items()
+        self._engine.snapshot(self.topic.id, offset, items)
+        self._snapshot_at = max(self._snapshot_at, offset)
+        return offset
+
+    def snapshot_async(self) -> Later[int]:
+        """`snapshot`, as a future."""
+        return self.submit(self.snapshot)
+
+    def _snapshot_if_due(self) -> None:
+        due = self._snapshot_every is not None and (
+            self._position - self._snapshot_at >= self._snapshot_every
+        )
+        if due and (self._snapshots is None or not self._snapshots.is_alive()):
+            self._snapshot_at = self._position
+            self._snapshots = threading.Thread(
+                target=self._snapshot_quietly, name="exclusivelog-snapshot", daemon=True
+            )
+            self._snapshots.start()
+
+    def _snapshot_quietly(self) -> None:
+        try:
+            self.snapshot()
+        except Exception as error:  # the next one may do
+            if not self._closed and not self._engine.closed:
+                log.warning("topic %r: no snapshot: %s", self.topic.name, error)
+
+    # ---- futures -------------------------------------------------------------------------
+
+    def submit(
+        self, call: Callable[..., R], *args: Any, **kwargs: Any
+    ) -> concurrent.futures.Future[R]:
+        """`call(*args, **kwargs)`, one of this state's own methods, in the background; calls are
+        made in the order in which they were submitted. `cancel()` on the future is too late
+        once a call has begun; see `give_up`."""
+        self._check_open()
+        token = Token()
+        with self._lock:
+            if self._closing:
+                raise self._closed_error()
+            if self._threads is None:
+                self._threads = concurrent.futures.ThreadPoolExecutor(
+                    1, thread_name_prefix="exclusivelog-state"
+                )
+            future = self._threads.submit(self._call_for, token, call, *args, **kwargs)
+        self._tokens[future] = token
+        return future
+
+    def _call_for(self, token: Token, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+        self._called.token = token
+        return call(*args, **kwargs)
+
+    def give_up(self, future: concurrent.futures.Future[Any]) -> None:
+        """A call that was submitted need not wait for the topic, if it does: it leaves the
+        queue then. What it has begun to write takes its course."""
+        token = self._tokens.get(future)
+        if token is not None:
+            token.given_up = True
+            if self._waiting is not None and self._waiting_for is token:
+                self._waiting.cancel()
+
+    def _check_open(self) -> None:
+        self._engine.check_open()
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> EngineClosedError:
+        return EngineClosedError(f"this state of topic {self.topic.name!r} is closed")
+
+    # ---- close ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give the topic back, end what runs in the background. Twice does nothing. Calls that
+        were submitted before are made; those that would have to wait for another owner end,
+        with EngineClosedError."""
+        if self._engine.forked:
+            return
+        if self._busy_here and self._inside != threading.get_ident():
+            self._engine.call_later(self.close)  # a signal handler calls it, or a finalizer
+            return
+        with self._lock:  # no call is submitted from now on
+            self._closing = True
+            threads, self._threads = self._threads, None
+        self._stop_waiting()
+        if threads is not None:
+            threads.shutdown(wait=True)
+        with self._writing:
+            if self._closed:
+                return
+            self._closed = True
+            if not self._engine.closed:
+                self._forget_producer()
+                self._reader.close()
+        if self._snapshots is not None:
+            self._snapshots.join(timeout=60)
+
+    def _stop_waiting(self) -> None:
+        waiting = self._waiting
+        if waiting is not None and not self._engine.closed:
+            waiting.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} on topic {self.topic.name!r}>"
+
+
+class SharedState(Replica, Generic[S, Op]):
+    """Any state, changed by operations that are messages of a topic (rule I1).
+
+    - `initial`: a function that makes the state that everything begins with.
+    - `apply`: `apply(state, op)` changes the state in place, or returns the new one. It must
+      come to the same in every process: no clock, no chance, no I/O.
+    - `encode`, `decode`: operations, and the state for snapshots, as bytes (default: msgpack).
+    - `snapshot_every`: after so many operations written here a snapshot is taken in the
+      background; None: only by `snapshot()`.
+    - `copy`: what makes the copies that functions get (default: `copy.deepcopy`; None where the
+      state is immutable).
+    - `timeout`: seconds that a write waits to become owner (None: for ever), then
+      WaitTimeoutError.
+
+    >>> def add(state, op):
+    ...     state[op["name"]] = state.get(op["name"], 0) + op["amount"]
+    >>> with xl.SharedState(topic, initial=dict, apply=add) as accounts:
+    ...     accounts.write(lambda state: [{"name": "a", "amount": 5}, {"name": "b", "amount": 1}])
+    ...     accounts.write(lambda state: [{"name": "a", "amount": -state["a"]}], lambda s: s["a"])
+    ...     accounts.read(lambda state: state["b"], latest=True)
+    0
+    1
+    """
+
+    def __init__(
+        self, topic: Topic, initial: Callable[[], S] = dict,  # type: ignore[assignment]
+        apply: Callable[[S, Op], S | None] | None = None, *,
+        encode: Callable[[Any], bytes] = serde.msgpack.dumps,
+        decode: Callable[[bytes], Any] = serde.msgpack.loads,
+        snapshot_every: int | None = SNAPSHOT_EVERY,
+        copy: Callable[[S], S] | None = _copy.deepcopy, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        if not callable(initial):
+            raise TypeError("initial takes a function that makes the first state")
+        if not callable(apply):
+            raise TypeError("apply takes a function of (state, op)")
+        for name, function in (("encode", encode), ("decode", decode), ("copy", copy)):
+            if not callable(function) and not (name == "copy" and copy is None):
+                raise TypeError(f"{name} takes a function, not {function!r}")
+        self._state: S
+        self._initial, self._apply = initial, apply
+        self._encode, self._decode = encode, decode
+        self._copy: Callable[[S], S] = copy or (lambda state: state)
+        super().__init__(topic, snapshot_every, timeout)
+
+    def _apply_item(self, key: bytes | None, value: bytes | None) -> None:
+        changed = self._apply(self._state, self._decode(value or b""))
+        if changed is not None:
+            self._state = changed
+
+    def _items(self) -> list[Item]:
+        return [(None, self._encode(self._state))]
+
+    def _begin(self) -> None:
+        self._state = self._initial()
+
+    def _restore(self, items: list[Item]) -> None:
+        self._state = self._decode(items[0][1] or b"")
+
+    def read(self, fn: Callable[[S], R], latest: bool = False) -> R:
+        """`fn(state)`, with a copy of the state. `latest`: every write that has returned by now,
+        in any process, is in it."""
+        self._check()
+        with self._lock:
+            self._freshen(latest)
+            return self._call(fn)
+
+    def _call(self, fn: Callable[[S], R]) -> R:
+        with self._calling_out():
+            return fn(self._copy(self._state))
+
+    def write(
+        self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
+    ) -> R | None:
+        """Append the operations that `ops_fn(state)` gives for the newest state, all of them or
+        none, and apply them; then `read_fn(state)`. No operations: nothing is appended. Both
+        get copies; `ops_fn` may be called more than once (rule I3)."""
+
+        def compute() -> tuple[list[Item], R | None]:
+            ops = list(ops_fn(self._copy(self._state)))
+            return [(None, self._encode(op)) for op in ops], None
+
+        if read_fn is None:
+            return self._append(compute)
+        return self._append(compute, lambda: self._call(read_fn))
+
+    def read_async(
+        self, fn: Callable[[S], R], latest: bool = False
+    ) -> concurrent.futures.Future[R]:
+        """`read`, as a future."""
+        return self.submit(self.read, fn, latest)
+
+    def write_async(
+        self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
+    ) -> concurrent.futures.Future[R | None]:
+        """`write`, as a future."""
+        return self.submit(self.write, ops_fn, read_fn)
+
+
+class SharedMap(Replica, Generic[K, V]):
+    """A map that several processes share (rule I2). Writes are atomic, and linearisable with
+    one another and with reads that ask for the `latest`.
+
+    - `key`, `value`: serialisers (a `Serde`, or bytes, str, json, msgpack). Keys that are equal
+      must have equal bytes.
+    - `snapshot_every`, `timeout`: as for `SharedState`.
+
+    Every message of the topic is one key's new value, or none: its compacted view is the map,
+    too. Every call has a second form that ends in `_async` and returns a future.
+
+    >>> with xl.SharedMap(topic) as settings:
+    ...     settings.put("retries", 3)
+    ...     settings.replace("retries", 3, 5), settings.replace("retries", 3, 7)
+    ...     settings.update("retries", lambda old: old + 1)
+    ...     settings.get("retries"), settings.get_or_default("timeout", 10), len(settings)
+    (True, False)
+    6
+    (6, 10, 1)
+    """
+
+    def __init__(
+        self, topic: Topic, key: Any = serde.str, value: Any = serde.msgpack, *,
+        snapshot_every: int | None = SNAPSHOT_EVERY, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        self._map: dict[bytes, bytes] = {}
+        self._dump_key = _checked(serde.dumps_of(key, "key"), "key")
+        self._load_key = serde.loads_of(key, "key")
+        self._dump = _checked(serde.dumps_of(value, "value"), "value")
+        self._load = serde.loads_of(value, "value")
+        super().__init__(topic, snapshot_every, timeout)
+
+    # ---- messages ------------------------------------------------------------------------
+
+    def _apply_item(self, key: bytes | None, value: bytes | None) -> None:
+        if key is None:
+            raise ValueError("it is no message of a map")
+        if value is None:
+            self._map.pop(key, None)
+        else:
+            self._map[key] = value
+
+    def _begin(self) -> None:
+        self._map = {}
+
+    def _items(self) -> list[Item]:
+        return list(self._map.items())
+
+    def _restore(self, items: list[Item]) -> None:
+        self._map = {key: value for key, value in items if key is not None and value is not None}
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def get(self, key: K, default: D | None = None, *, latest: bool = False) -> V | D | None:
+        """The key's value, or `default`. `latest`: every write that has returned by now, in any
+        process, is seen."""
+        value = self._find(key, latest)
+        return default if value is None else self._load(value)
+
+    def _find(self, key: K, latest: bool = False) -> bytes | None:
+        self._check()
+        name = self._dump_key(key)
+        with self._lock:
+            self._freshen(latest)
+            return self._map.get(name)
+
+    def get_or_default(self, key: K, default: D, latest: bool = False) -> V | D:
+        """The key's value, or `default`."""
+        value = self._find(key, latest)
+        return default if value is None else self._load(value)
+
+    def scan(
+        self, fn: Callable[[K, V], object] | None = None, latest: bool = False
+    ) -> list[tuple[K, V]]:
+        """All (key, value) pairs of one moment; `fn(key, value)` is called with each."""
+        self._check()
+        with self._lock:
+            self._freshen(latest)
+            pairs = list(self._map.items())
+        decoded = [(self._load_key(key), self._load(value)) for key, value in pairs]
+        if fn is not None:
+            for key, value in decoded:
+                fn(key, value)
+        return decoded
+
+    def list_keys(self, latest: bool = False) -> list[K]:
+        """All keys, in the order in which they were first put."""
+        self._check()
+        with self._lock:
+            self._freshen(latest)
+            keys = list(self._map)
+        return [self._load_key(key) for key in keys]
+
+    def __getitem__(self, key: K) -> V:
+        value = self._find(key)
+        if value is None:
+            raise KeyError(key)
+        found: V = self._load(value)
+        return found
+
+    def __contains__(self, key: K) -> bool:
+        return self._find(key) is not None
+
+    def __len__(self) -> int:
+        self._check()
+        with self._lock:
+            self._freshen(False)
+            return len(self._map)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.list_keys())
+
+    # ---- write ---------------------------------------------------------------------------
+
+    def put(self, key: K, value: V) -> None:
+        """Set the key's value."""
+        item = self._dump_key(key), self._dump(value)
+        self._append(lambda: ([item], None))
+
+    def __setitem__(self, key: K, value: V) -> None:
+        self.put(key, value)
+
+    def put_if_absent(self, key: K, value: V) -> bool:
+        """Set the key's value if it has none; True if it had none."""
+        item = self._dump_key(key), self._dump(value)
+        return self._append(lambda: ([], False) if item[0] in self._map else ([item], True))
+
+    def replace(self, key: K, expected: V, value: V) -> bool:
+        """Set the key's value if it is `expected` (as it is encoded); True if it was. If not,
+        nothing is appended (rule I3)."""
+        name, before, after = self._dump_key(key), self._dump(expected), self._dump(value)
+        return self._append(
+            lambda: ([(name, after)], True) if self._map.get(name) == before else ([], False)
+        )
+
+    def update(self, key: K, fn: Callable[[V | None], V | None]) -> V | None:
+        """Set the key's value to `fn(value)` (None: it had none; it is to have none); what it is
+        then. `fn` may be called more than once."""
+        name = self._dump_key(key)
+
+        def compute() -> tuple[list[Item], V | None]:
+            old = self._map.get(name)
+            new = fn(None if old is None else self._load(old))
+            return self._change(name, new), new
+
+        return self._append(compute)
+
+    def update_multiple(
+        self, filter: Callable[[K, V], bool] | None, fn: Callable[[K, V], V | None]
+    ) -> dict[K, V | None]:
+        """Set the values of all keys for which `filter(key, value)` is true (None: of all) to
+        `fn(key, value)`, in one atomic append; {key: new value}, None for those deleted. Both
+        may be called more than once."""
+
+        def compute() -> tuple[list[Item], dict[K, V | None]]:
+            items: list[Item] = []
+            changed: dict[K, V | None] = {}
+            for name, data in self._map.items():
+                key, value = self._load_key(name), self._load(data)
+                if filter is None or filter(key, value):
+                    changed[key] = fn(key, value)
+                    items += self._change(name, changed[key])
+            return items, changed
+
+        return self._append(compute)
+
+    def put_all(self, values: Mapping[K, V]) -> None:
+        """Set several keys' values, all of them or none."""
+        items: list[Item] = [(self._dump_key(k), self._dump(v)) for k, v in values.items()]
+        self._append(lambda: (items, None))
+
+    def delete(self, key: K) -> bool:
+        """Remove a key; True if it was there."""
+        name = self._dump_key(key)
+        return self._append(lambda: ([(name, None)], True) if name in self._map else ([], False))
+
+    def __delitem__(self, key: K) -> None:
+        if not self.delete(key):
+            raise KeyError(key)
+
+    def clear(self) -> None:
+        """Remove all keys: a message for each, in one atomic append."""
+        self._append(lambda: ([(name, None) for name in self._map], None))
+
+    def _change(self, name: bytes, value: V | None) -> list[Item]:
+        if value is None:
+            return [(name, None)] if name in self._map else []
+        return [(name, self._dump(value))]
+
+    # ---- futures -------------------------------------------------------------------------
+
+    def get_async(
+        self, key: K, default: D | None = None, *, latest: bool = False
+    ) -> Later[V | D | None]:
+        """`get`, as a future."""
+        return self.submit(self.get, key, default, latest=latest)
+
+    def get_or_default_async(self, key: K, default: D, latest: bool = False) -> Later[V | D]:
+        """`get_or_default`, as a future."""
+        return self.submit(self.get_or_default, key, default, latest)
+
+    def scan_async(
+        self, fn: Callable[[K, V], object] | None = None, latest: bool = False
+    ) -> Later[list[tuple[K, V]]]:
+        """`scan`, as a future."""
+        return self.submit(self.scan, fn, latest)
+
+    def list_keys_async(self, latest: bool = False) -> Later[list[K]]:
+        """`list_keys`, as a future."""
+        return self.submit(self.list_keys, latest)
+
+    def put_async(self, key: K, value: V) -> Later[None]:
+        """`put`, as a future."""
+        return self.submit(self.put, key, value)
+
+    def put_all_async(self, values: Mapping[K, V]) -> Later[None]:
+        """`put_all`, as a future."""
+        return self.submit(self.put_all, dict(values))
+
+    def put_if_absent_async(self, key: K, value: V) -> Later[bool]:
+        """`put_if_absent`, as a future."""
+        return self.submit(self.put_if_absent, key, value)
+
+    def replace_async(self, key: K, expected: V, value: V) -> Later[bool]:
+        """`replace`, as a future."""
+        return self.submit(self.replace, key, expected, value)
+
+    def update_async(self, key: K, fn: Callable[[V | None], V | None]) -> Later[V | None]:
+        """`update`, as a future."""
+        return self.submit(self.update, key, fn)
+
+    def update_multiple_async(
+        self, filter: Callable[[K, V], bool] | None, fn: Callable[[K, V], V | None]
+    ) -> Later[dict[K, V | None]]:
+        """`update_multiple`, as a future."""
+        return self.submit(self.update_multiple, filter, fn)
+
+    def delete_async(self, key: K) -> Later[bool]:
+        """`delete`, as a future."""
+        return self.submit(self.delete, key)
+
+    def clear_async(self) -> Later[None]:
+        """`clear`, as a future."""
+        return self.submit(self.clear)
+
+
+def _checked(dumps: Callable[[Any], bytes], argument: str) -> Callable[[Any], bytes]:
+    """The same, with errors that say what it was given: nothing else may get into the log, where
+    every process would stumble over it."""
+
+    def dump(item: Any) -> bytes:
+        try:
+            data = dumps(item)
+        except (AttributeError, TypeError, UnicodeError) as error:
+            raise TypeError(
+                f"{argument}={item!r}: its serialiser does not take it: {error}"
+            ) from error
+        if type(data) is not bytes:
+            raise TypeError(
+                f"{argument}={item!r}: its serialiser gives {type(data).__name__}, not bytes"
+            )
+        return data
+
+    return dump

@@ -1,0 +1,34 @@
+"""Waits that a forked child does not inherit.
+
+A signal handler may fork while its thread waits, and return in the child, too. What the child
+waits for then will be done by a thread that only its parent has; so every wait looks up now
+and then (rule C5).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SLICE_SECONDS = 1.0
+
+
+def in_slices(
+    wait: Callable[[float], bool], timeout: float | None, check: Callable[[], object]
+) -> bool:
+    """`wait(seconds)` again and again until it is true, or `timeout` seconds (None: for ever)
+    are over: False. In between, `check()` may raise.
+
+    >>> in_slices(lambda seconds: True, None, check=int)
+    True
+    >>> in_slices(lambda seconds: False, 0.0, check=int)
+    False
+    """
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        left = SLICE_SECONDS if end is None else max(0.0, end - time.monotonic())
+        if wait(min(left, SLICE_SECONDS)):
+            return True
+        check()
+        if end is not None and time.monotonic() >= end:
+            return False

@@ -1,0 +1,291 @@
+"""Death at a system call: before it, or right behind it, in every call that there is.
+
+A breeder forks a victim for each point, strace strikes it there, and the judge looks at what is
+left: alone, or beside somebody who has the ledger open all the while and goes on.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import exclusivelog as xl
+from exclusivelog import journal
+from proof.work import CAPACITY, Durability, act, judge, judge_topic, steps, whole_steps
+from tests.children import PATIENCE, child, line, tell
+from tests.processes import values, within
+
+AT_ONCE = 2.0  # seconds, on a busy machine; nothing in the library takes half of that
+
+
+def die_with_parent() -> None:
+    """Else what a test has started could outlive it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
+EARLY = "early"  # a sabotage: a step is acknowledged before it is made
+
+
+def play(path: str, durability: Durability, go: int, says: int, sabotage: str) -> None:
+    """What a victim does; it says a byte for each step that was acknowledged."""
+    journal.CAPACITY = CAPACITY
+    os.read(go, 1)
+    with xl.open(path, durability=durability, name="victim") as engine:
+        if sabotage == EARLY:
+            os.write(says, b".")
+        act(engine, "t", lambda: os.write(says, b"."))
+
+
+def breed(sabotage: str) -> None:
+    """Bring up a victim for each line of input. One that stops is killed where it stands."""
+    for job in sys.stdin:
+        path, promised = job.split()
+        durability: Durability = "power" if promised == "power" else "process"
+        go, start = os.pipe()
+        said, says = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            die_with_parent()
+            with contextlib.suppress(BaseException):
+                play(path, durability, go, says, sabotage)
+                os._exit(0)
+            os._exit(1)
+        os.close(says)
+        os.close(go)
+        print(pid, flush=True)
+        sys.stdin.readline()
+        with contextlib.suppress(BrokenPipeError):  # killed while it waits for this
+            os.write(start, b"!")
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+        code = os.waitstatus_to_exitcode(status)
+        print(code, len(os.read(said, 1000)), flush=True)
+        os.close(start)
+        os.close(said)
+
+
+BREEDS = "import sys; from proof.deaths import breed; breed(sys.argv[1])"
+
+
+@dataclass(frozen=True)
+class Point:
+    """The moment of a death: at the n-th call of a kind that a thread makes."""
+
+    call: str
+    when: int
+    behind: bool  # it has been made, and nothing since
+
+    def __str__(self) -> str:
+        return f"{self.call}-{self.when}-{'behind' if self.behind else 'before'}"
+
+    @property
+    def injection(self) -> str:
+        # SIGKILL lets the call not begin; SIGSTOP strikes when it returns.
+        number = "SIGSTOP" if self.behind else "SIGKILL"
+        return f"inject={self.call}:signal={number}:when={self.when}"
+
+
+@contextlib.contextmanager
+def traced(pid: int, *options: str) -> Iterator[None]:
+    """The process and its threads under strace, while the block runs."""
+    strace = subprocess.Popen(
+        ["strace", "-f", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert strace.stderr is not None
+        assert "attached" in strace.stderr.readline()
+        yield
+    finally:
+        strace.terminate()
+        strace.communicate(timeout=20)
+
+
+def run_victim(breeder: Any, path: Path, durability: Durability, *options: str) -> tuple[bool, int]:
+    """Has it come to its end, and how many steps were acknowledged?"""
+    tell(breeder, f"{path} {durability}")
+    pid = int(line(breeder))
+    with traced(pid, *options):
+        tell(breeder)
+        status, count = map(int, line(breeder, 30).split())
+    assert status in (0, -signal.SIGKILL), f"the victim failed: {path}"
+    return status == 0, count
+
+
+def points(trace: Path) -> list[Point]:
+    """Every moment at which a thread of the victim could die."""
+    most: collections.Counter[str] = collections.Counter()
+    for (_, call), count in collections.Counter(
+        re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.M)
+    ).items():
+        most[call] = max(most[call], count)
+    return [
+        Point(call, when + 1, behind)
+        for call, count in most.items() if call not in ("exit", "exit_group")
+        for when in range(count) for behind in (False, True)
+    ]  # fmt: skip
+
+
+CHANGING = ("pwritev", "pwrite64", "writev", "fdatasync", "fsync", "rename", "futex", "write")
+
+
+def chosen(found: list[Point], every: bool, most: int) -> list[Point]:
+    """A sample, most of it of calls that change something."""
+    if every:
+        return found
+    changing = [point for point in found if point.call in CHANGING]
+    others = [point for point in found if point.call not in CHANGING]
+    dice = random.Random(len(found))
+    return dice.sample(changing, most * 3 // 4) + dice.sample(others, most // 4)
+
+
+@dataclass
+class Bystander:
+    """Somebody in this process who has the ledger open while the victim dies, and sends to
+    another topic."""
+
+    engine: xl.Engine
+    sent: int = 0
+    longest: float = 0.0
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def run(self) -> None:
+        with self.engine.topic("others").producer("exclusive") as producer:
+            while not self.stop.wait(0.001):
+                began = time.monotonic()
+                assert producer.send(b"%d" % self.sent) == self.sent
+                self.longest = max(self.longest, time.monotonic() - began)
+                self.sent += 1
+
+
+@contextlib.contextmanager
+def bystander(path: Path, durability: Durability) -> Iterator[Bystander]:
+    with xl.open(path, durability=durability, name="bystander") as engine:
+        other = Bystander(engine)
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(other.run)
+            try:
+                yield other
+            finally:
+                other.stop.set()
+                running.result(PATIENCE)
+
+
+def judge_beside(other: Bystander, path: Path, count: int) -> list[str]:
+    """What those that live see, and what a power cut leaves of that."""
+    broken = judge_topic(other.engine, "t", count) + list(other.engine.verify().problems)
+    if other.longest > AT_ONCE:
+        broken.append(f"a survivor's message took {other.longest:.1f} s")
+    return broken
+
+
+def die_alone(
+    breeder: Any, path: Path, durability: Durability, *options: str
+) -> tuple[bool, list[str]]:
+    """The victim makes the ledger, and is the only one to have it open."""
+    ended, count = run_victim(breeder, path, durability, *options)
+    return ended, within(lambda: judge(path, durability, {"t": count}))
+
+
+def die_beside(
+    breeder: Any, path: Path, durability: Durability, *options: str
+) -> tuple[bool, list[str]]:
+    """Somebody else has the ledger open, goes on, and closes it; then the next one comes."""
+    with bystander(path, durability) as other:
+        ended, count = run_victim(breeder, path, durability, *options)
+        broken = within(lambda: judge_beside(other, path, count))
+    with xl.open(path) as engine:
+        found = values(engine.topic("t"))
+        if found[-1:] != [b"next"] or whole_steps(found[:-1], steps("t")) is None:
+            broken.append("B9: the next one to come finds another log")
+        if values(engine.topic("others")) != [b"%d" % n for n in range(other.sent)]:
+            broken.append("B9: a survivor's messages are not what it sent")
+        return ended, broken + list(engine.verify().problems)
+
+
+_taking = threading.Lock()
+
+
+def todo_safely(items: Iterator[Any]) -> Iterator[Any]:
+    """The same items, for several threads."""
+    while True:
+        with _taking:
+            item = next(items, None)
+        if item is None:
+            return
+        yield item
+
+
+# ---- the sweep ---------------------------------------------------------------------------
+
+
+@dataclass
+class Swept:
+    """What came of a sweep."""
+
+    points: int = 0  # that there are
+    tried: int = 0
+    died: int = 0
+    broken: list[str] = field(default_factory=list)
+
+
+def sweep(
+    where: Path,
+    durability: Durability,
+    beside: bool,
+    every: bool,
+    most: int = 100,
+    sabotage: str = "",
+) -> Swept:
+    """Let a victim die at every point, or at so many of them. The journal is a small one."""
+    die = die_beside if beside else die_alone
+    trace, swept = where / "trace", Swept()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(small_journal())
+        breeders = [stack.enter_context(child(BREEDS, sabotage)) for _ in range(2)]
+        ended, broken = die(breeders[0], where / "whole", durability, "-o", str(trace))
+        assert ended, "the whole work came to no end"
+        swept.broken += [f"nobody died, {text}" for text in broken]
+        found = points(trace)
+        swept.points = len(found)
+        todo = iter(chosen(found, every, most))
+
+        def take(breeder: Any) -> None:
+            for point in todo_safely(todo):
+                path = where / str(point)
+                options = ("-o", os.devnull, "-e", f"trace={point.call}", "-e", point.injection)
+                ended, broken = die(breeder, path, durability, *options)
+                swept.tried += 1
+                swept.died += not ended
+                swept.broken += [f"{point}, {text}" for text in broken]
+                shutil.rmtree(path, ignore_errors=True)
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(take, breeders))
+    return swept
+
+
+@contextlib.contextmanager
+def small_journal() -> Iterator[None]:
+    """A journal that is made in this block goes around within one work."""
+    usual, journal.CAPACITY = journal.CAPACITY, CAPACITY
+    try:
+        yield
+    finally:
+        journal.CAPACITY = usual

@@ -1,0 +1,200 @@
+"""Failpoints: named places in the library's own code at which a test may let something happen.
+
+A place is a function, by its name; `armed` puts an action before or behind one of its calls, for as
+long as a block runs. The library knows nothing of it, and so it costs nothing where it is off: no
+hook is looked at anywhere. What has no name in Python, the inside of the compiled append, strace
+reaches at each of its system calls (`proof.deaths`), and a SIGKILL at random in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import exclusivelog as xl
+from proof.deaths import EARLY, die_with_parent, small_journal
+from proof.work import Durability, act, judge
+from tests.children import child, line, tell
+
+PLACES = {
+    "make the tables": "ledger:_create_environment",
+    "make the journal": "journal:_create",
+    "make the lock file": "lockfile:_open_or_create",
+    "flush a directory": "segments:sync_directory",
+    "recover": "ledger:Ledger._recover",
+    "take a slot": "lockfile:LockFile.join",
+    "leave the slot": "lockfile:Slot.leave",
+    "checkpoint": "ledger:Ledger.checkpoint",
+    "take frames over": "tables:Tables.apply",
+    "begin a generation": "tables:Tables.begin_generation",
+    "put an entry": "tables:Tables.put_entry",
+    "put a topic": "tables:Tables.put_topic",
+    "finish a transaction": "ledger:Transaction.finish",
+    "wake whom it concerns": "ledger:Transaction.waken",
+    "write to a segment": "segments:Segments.append",
+    "flush a segment": "segments:Segments.sync",
+    "sweep segments": "segments:Segments.sweep",
+    "decide on a request": "sessions:Sessions._decide",
+    "admit": "sessions:Sessions._admit",
+    "evict": "sessions:Sessions._evict_all",
+    "release": "sessions:Sessions.release",
+    "promote": "sessions:Sessions.promote",
+    "place an append": "log:_place",
+    "flush an append": "log:_flush_and_settle",
+    "look an owner up": "log:look_up",
+    "append to the tables": "log:append_to_tables",
+}
+DEADLINE = 30.0
+
+
+def found(place: str) -> tuple[Any, str]:
+    """The module or class that has the function, and its name there."""
+    module, _, path = PLACES[place].partition(":")
+    *owners, name = path.split(".")
+    owner: Any = importlib.import_module(f"exclusivelog.{module}")
+    for each in owners:
+        owner = getattr(owner, each)
+    return owner, name
+
+
+@contextlib.contextmanager
+def armed(
+    place: str, action: Callable[[], object], when: int = 1, behind: bool = False
+) -> Iterator[None]:
+    """While the block runs: `action` before or behind the `when`-th call of a place."""
+    owner, name = found(place)
+    usual, calls = getattr(owner, name), itertools.count(1)
+
+    def instead(*args: Any, **kwargs: Any) -> Any:
+        strikes = next(calls) == when
+        if strikes and not behind:
+            action()
+        result = usual(*args, **kwargs)
+        if strikes and behind:
+            action()
+        return result
+
+    # A function that other modules have imported by its name is replaced there, too.
+    homes = [owner]
+    if not isinstance(owner, type):
+        modules = [m for n, m in list(sys.modules.items()) if n.startswith("exclusivelog.")]
+        homes += [m for m in modules if m is not owner and vars(m).get(name) is usual]
+    for home in homes:
+        setattr(home, name, instead)
+    try:
+        yield
+    finally:
+        for home in homes:
+            setattr(home, name, usual)
+
+
+def die() -> None:
+    """An action: the process is gone."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- death at every place ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Death:
+    """Where a victim is to die."""
+
+    durability: Durability
+    place: str
+    when: int
+    behind: bool
+    sabotage: str = ""
+
+    def __str__(self) -> str:
+        where = "behind" if self.behind else "before"
+        return f"{self.durability}, {where} call {self.when} of {self.place!r}"
+
+
+@dataclass
+class Died:
+    """What came of a sweep."""
+
+    tried: int = 0
+    deaths: int = 0
+    reached: set[str] = field(default_factory=set)
+    broken: list[str] = field(default_factory=list)
+
+
+def let_die(path: Path, death: Death) -> tuple[bool, int]:
+    """Let the fixed work be done until its process dies. Has it come to its end, and how many
+    steps were acknowledged?"""
+    said, says = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        with contextlib.suppress(BaseException):
+            _work(path, death, lambda: os.write(says, b"."))
+            os._exit(0)
+        os._exit(1)
+    os.close(says)
+    deadline = time.monotonic() + DEADLINE
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.001)
+    with os.fdopen(said, "rb") as pipe:
+        count = len(pipe.read())
+    code = os.waitstatus_to_exitcode(ended[1])
+    if code not in (0, -signal.SIGKILL) or time.monotonic() > deadline:
+        raise RuntimeError(f"{death}: the victim hung, or ended with {code}")
+    return code == 0, count
+
+
+def _work(path: Path, death: Death, acknowledge: Callable[[], object]) -> None:
+    with armed(death.place, die, death.when, death.behind):
+        with xl.open(path, durability=death.durability) as engine:
+            if death.sabotage == EARLY:
+                acknowledge()
+            act(engine, "t", acknowledge)
+
+
+def serve() -> None:
+    """Do what each line of input says: a death, and the judgement of what it leaves."""
+    for job in sys.stdin:
+        where, *facts = json.loads(job)
+        death = Death(*facts)
+        with small_journal():
+            ended, count = let_die(Path(where), death)
+            broken = judge(where, death.durability, {"t": count})
+        print(json.dumps([ended, broken]), flush=True)
+
+
+SERVES = "from proof.failpoints import serve; serve()"
+
+
+def sweep(
+    where: Path, times: int, sabotage: str = "", places: Iterable[str] = tuple(PLACES)
+) -> Died:
+    """Die before and behind the first calls of these places."""
+    died = Died()
+    durabilities: tuple[Durability, ...] = ("power", "process")
+    every = itertools.product(durabilities, places, range(1, times + 1), (False, True))
+    with child(SERVES) as process:
+        for facts in every:
+            death = Death(*facts, sabotage)
+            tell(process, json.dumps([str(where / "log"), *vars(death).values()]))
+            ended, broken = json.loads(line(process))
+            died.tried += 1
+            died.deaths += not ended
+            if not ended:
+                died.reached.add(death.place)
+                died.broken += [f"{death}: {text}" for text in broken]
+            shutil.rmtree(where / "log", ignore_errors=True)
+    return died

@@ -1,0 +1,468 @@
+"""Each instrument of the proof: what it does, at what size, and its control."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from exclusivelog import access
+from proof import failpoints, fuzz, model, mutants, shutdowns, stateful, suites
+from proof.deaths import EARLY, small_journal, sweep
+from proof.faults import crew
+from proof.flips import flip_beside
+from proof.judges import ACKNOWLEDGED, REFUSED, about
+from proof.power import Verdicts, judge_all, record, stored_cuts
+from proof.report import Figure
+from proof.traffic import TOPICS, UNCHECKED, Record, judge_ledger, read_notes
+from proof.work import TOPICS as WORKED_ON
+from tests.children import ROOT
+from tests.power_cuts import Disk, cuts
+
+NO_STRACE = "strace is not installed"
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much each instrument does."""
+
+    name: str
+    worlds: tuple[model.World, ...]
+    torture_seconds: float
+    kill_points: int  # of each of the four sweeps; -1: every one
+    flips: int
+    disks: int  # for each flush
+    cuts: int  # of the power, on each file system
+    inputs: int  # of the fuzzer
+    examples: int  # of the state machine
+    history_seconds: float
+    failpoint_calls: int  # of each place
+
+
+SMALL_WORLDS = (*model.SMALL_WORLDS[:2], *model.SMALL_MOVING_WORLDS[:2])
+SIZES = {
+    size.name: size
+    for size in (
+        Size("tiny", SMALL_WORLDS, torture_seconds=8, kill_points=12, flips=300, disks=3,
+             cuts=2, inputs=30_000, examples=20, history_seconds=6, failpoint_calls=1),
+        Size("small", SMALL_WORLDS, torture_seconds=20, kill_points=12, flips=400, disks=2,
+             cuts=4, inputs=100_000, examples=15, history_seconds=8, failpoint_calls=1),
+        Size(
+            "medium", tuple(model.WORLDS.values())[:3], torture_seconds=150, kill_points=100,
+            flips=3000, disks=20, cuts=25, inputs=60_000, examples=150,
+            history_seconds=60, failpoint_calls=3,
+        ),
+        Size(
+            "full", (*model.WORLDS.values(), *model.MOVING_WORLDS.values()),
+            torture_seconds=1800, kill_points=-1, flips=100_000, disks=100, cuts=250,
+            inputs=10_000_000, examples=10_000, history_seconds=1200,
+            failpoint_calls=30,
+        ),
+    )
+}  # fmt: skip
+
+
+# ---- rules -------------------------------------------------------------------------------
+
+
+def count_rules(size: Size, where: Path) -> Figure:
+    """Every rule of the semantics has tests that carry its number."""
+    figure, sources = Figure("rules"), suites.sources()
+    wanted = [rule for rule in suites.all_rules() if rule not in suites.NOT_BUILT]
+    covered = suites.rules_with_tests(sources)
+    figure.count(rules=len(wanted), with_tests=sum(rule in covered for rule in wanted))
+    figure.broken += [f"{rule.upper()} has no test" for rule in wanted if rule not in covered]
+    figure.notes += [
+        f"{rule.upper()} is not built yet: {what}" for rule, what in suites.NOT_BUILT.items()
+    ]
+    without = suites.rules_with_tests([text.replace("test_b2_", "test_") for text in sources])
+    figure.controls["without the tests of B2"] = "b2" not in without
+    return figure
+
+
+def run_suite(size: Size, name: str, file: str, mutant: str) -> Figure:
+    """An instrument that is a test file; its control is the same with a mutant."""
+    figure = Figure(name)
+    if size.name in ("tiny", "small"):
+        figure.skipped = f"tests/{file} is part of make test, and takes longer than this size has"
+        return figure
+    ran = suites.run(file)
+    figure.count(cases=ran.cases - len(ran.skipped), skipped=len(ran.skipped))
+    figure.notes += [f"skipped: {text}" for text in ran.skipped]
+    figure.broken += ran.broken
+    [broken] = [each for each in mutants.MUTANTS if each.name == mutant]
+    with mutants.tree(broken) as copy:
+        figure.controls[mutant] = bool(mutants.hunt(copy, file))
+    return figure
+
+
+def suite(name: str, file: str, mutant: str) -> Callable[[Size, Path], Figure]:
+    """`run_suite` as an instrument."""
+    return lambda size, where: run_suite(size, name, file, mutant)
+
+
+# ---- stateful ----------------------------------------------------------------------------
+
+
+def compare_with_a_list(size: Size, where: Path) -> Figure:
+    """Random calls, beside a model that is a list and a number."""
+    figure = Figure("stateful")
+    steps, wrong = stateful.run(size.examples)
+    figure.count(steps=steps)
+    figure.broken += [wrong] if wrong else []
+    usual = access.admit
+
+    def keeps_the_epoch(**facts: Any) -> access.Decision:
+        decision = usual(**facts)
+        taken = decision.verdict is access.Verdict.TAKE_OVER
+        return replace(decision, epoch=facts["epoch"]) if taken else decision
+
+    with mock.patch.object(access, "admit", keeps_the_epoch):
+        _, wrong = stateful.run(50)
+    figure.controls["a take-over that keeps the epoch"] = bool(wrong)
+    return figure
+
+
+# ---- model -------------------------------------------------------------------------------
+
+
+def walk_model(size: Size, where: Path) -> Figure:
+    """Every interleaving of small worlds, decided by the library's own access.py."""
+    figure = Figure("model")
+    for world in size.worlds:
+        try:
+            states, steps = model.walk(world, model.Rules(), most=10**8)
+        except model.Violation as violation:
+            figure.broken.append(f"{world}: {violation}")
+        else:
+            figure.count(worlds=1, states=states, steps=steps)
+    if size.name == "tiny":
+        return figure
+    controls: list[tuple[model.Rules, tuple[model.World, ...]]]
+    controls = [(rules, model.SMALL_WORLDS) for rules in model.CONTROLS.values()]
+    controls += [(rules, model.SMALL_MOVING_WORLDS) for rules in model.MOVING_CONTROLS.values()]
+    if size.name == "small":
+        controls = controls[::5]
+    noticed = sum(model.find_out(rules, worlds) is not None for rules, worlds in controls)
+    figure.controls[f"{len(controls)} broken rules, one by one"] = noticed == len(controls)
+    return figure
+
+
+# ---- torture -----------------------------------------------------------------------------
+
+
+def torture(where: Path, seconds: float, seed: int, sabotage: str = "") -> Figure:
+    """Let processes do what they like, do cruel things to them, and judge what is left."""
+    figure = Figure("torture")
+    with crew(where, seed, sabotage) as processes:
+        processes.go_on(seconds)
+    record = read_notes(where)
+    figure.count(
+        kills=processes.kills, stops=processes.stops, operations=record.operations,
+        acknowledged=record.count(ACKNOWLEDGED), refused=record.count(REFUSED, stale=False),
+        zombie_appends_tried=record.count(REFUSED, True) + record.count(ACKNOWLEDGED, True),
+        zombie_appends_accepted=record.count(ACKNOWLEDGED, True),
+    )  # fmt: skip
+    figure.broken = [
+        *record.trouble,
+        *processes.tracebacks(),
+        *judge_ledger(where / "log", record, TOPICS),
+    ]
+    figure.count(lost=about(figure.broken, "H1"))
+    if figure.broken:
+        figure.notes.append(f"seed {seed}")
+    return figure
+
+
+def torture_figure(size: Size, where: Path) -> Figure:
+    """Random traffic, random deaths; the control appends without the look at who owns a topic."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    figure = torture(made(where / "sound"), size.torture_seconds, seed)
+    if size.name == "tiny":
+        return figure
+    control = torture(made(where / "control"), min(10, size.torture_seconds), seed, UNCHECKED)
+    figure.controls["appends that do not look who owns the topic"] = bool(
+        about(control.broken, "B1", "B3", "B8")
+    )
+    return figure
+
+
+# ---- histories ---------------------------------------------------------------------------
+
+
+def histories(size: Size, where: Path) -> Figure:
+    """The same traffic, and nobody is harmed: as many calls as can be, judged by the clock."""
+    figure = Figure("histories")
+    with crew(where, random.randrange(1 << 30)) as processes:
+        time.sleep(size.history_seconds)
+        processes.end()
+    record = read_notes(where)
+    figure.broken += [*record.trouble, *processes.tracebacks()]
+    figure.broken += judge_ledger(where / "log", record, TOPICS, send=False)
+    figure.count(
+        operations=record.operations, acknowledged=record.count(ACKNOWLEDGED),
+        reads=sum(map(len, record.reads.values())), anomalies=len(figure.broken),
+    )  # fmt: skip
+    for name, spoil in (("two calls at each other's time", swap_times), ("a read with a gap", gap)):
+        spoilt = read_notes(where)
+        spoil(spoilt)
+        found = judge_ledger(where / "log", spoilt, TOPICS, send=False)
+        figure.controls[name] = bool(about(found, "B9", "G5"))
+    return figure
+
+
+def swap_times(record: Record) -> None:
+    """Let the first and the last acknowledged call of a topic have changed places in time."""
+    calls = record.calls[TOPICS[0]]
+    told = [call for call in calls if call.outcome == ACKNOWLEDGED]
+    first, last = min(told, key=lambda c: c.begun), max(told, key=lambda c: c.begun)
+    calls[calls.index(first)] = replace(first, begun=last.begun, ended=last.ended)
+    calls[calls.index(last)] = replace(last, begun=first.begun, ended=first.ended)
+
+
+def gap(record: Record) -> None:
+    """Let a reader have missed one message."""
+    reads = record.reads[TOPICS[0]]
+    number, read = next((n, r) for n, r in enumerate(reads) if len(r.values) > 2)
+    reads[number] = replace(read, values=read.values[:1] + read.values[2:])
+
+
+# ---- failpoints --------------------------------------------------------------------------
+
+
+def die_at_failpoints(size: Size, where: Path) -> Figure:
+    """Death before and behind every named place of the library's own code."""
+    figure = Figure("failpoints")
+    places = list(failpoints.PLACES)[:: 1 if size.name != "small" else 4]
+    found = failpoints.sweep(made(where / "sound"), size.failpoint_calls, places=places)
+    figure.count(tried=found.tried, deaths=found.deaths, violations=len(found.broken))
+    figure.counts["places_reached"] = len(found.reached)
+    figure.notes += [f"never reached: {place}" for place in places if place not in found.reached]
+    figure.broken += found.broken
+    if size.name != "tiny":
+        control = failpoints.sweep(made(where / "control"), 1, EARLY, ["checkpoint"])
+        figure.controls["an append that is acknowledged before it is made"] = bool(
+            about(control.broken, "H1")
+        )
+    return figure
+
+
+# ---- the kill sweep ----------------------------------------------------------------------
+
+
+def kill_sweep(size: Size, where: Path) -> Figure:
+    """Death before and behind system calls of a fixed work, alone and beside a survivor."""
+    figure = Figure("kill sweep")
+    if shutil.which("strace") is None:
+        figure.skipped = NO_STRACE
+        return figure
+    for durability in ("power", "process"):
+        for beside in (False, True):
+            place = made(where / f"{durability}-{beside}")
+            swept = sweep(place, durability, beside, size.kill_points < 0, size.kill_points)
+            figure.count(points=swept.points, tried=swept.tried, deaths=swept.died)
+            figure.broken += swept.broken
+            shutil.rmtree(place)
+    control = sweep(made(where / "control"), "power", False, False, 8, EARLY)
+    figure.controls["an append that is acknowledged before it is made"] = bool(
+        about(control.broken, "H1")
+    )
+    return figure
+
+
+# ---- crash states ------------------------------------------------------------------------
+
+
+def crash_states(size: Size, where: Path) -> Figure:
+    """Every disk that a power cut may leave of a recorded work is started up and judged."""
+    figure = Figure("crash states")
+    if shutil.which("strace") is None:
+        figure.skipped = NO_STRACE
+        return figure
+    dice, trace = random.Random(), where / "trace"
+    path = where / "log"
+    with small_journal():
+        record(path, trace, 1)
+        flushed = cuts(Disk(str(path)), trace, WORKED_ON, size.disks, dice)
+        _take_disks(figure, judge_all(flushed, made(where / "power"), "power", 1))
+        stored = stored_cuts(where / "stored", 1, size.disks, dice)
+        _take_disks(figure, judge_all(stored, made(where / "process"), "process", 1))
+        if size.name != "tiny":
+            _control_disks(figure, where, trace)
+    return figure
+
+
+def _take_disks(figure: Figure, verdicts: Verdicts) -> None:
+    figure.broken += [f"{where}: {text}" for where, texts in verdicts.broken for text in texts]
+    lost = sum(about(texts, "H1") > 0 for _, texts in verdicts.broken)
+    figure.count(states=verdicts.judged, acknowledged_lost=lost)
+    figure.count(corrupt=len(verdicts.broken) - lost)
+
+
+def _control_disks(figure: Figure, where: Path, trace: Path) -> None:
+    unheard = cuts(
+        Disk(str(where / "log")), trace, WORKED_ON, 3, random.Random(2), never_flushed="/journal"
+    )
+    found = judge_all(unheard, made(where / "unheard"), "power", 1)
+    figure.controls["a disk that does not hear of the journal's flushes"] = any(
+        about(texts, "H1") for _, texts in found.broken
+    )
+    for sabotage in ("checksum", "batch"):
+        stored = stored_cuts(where / f"log-{sabotage}", 1, 30, random.Random(3))
+        found = judge_all(stored, made(where / sabotage), "process", 1, sabotage)
+        figure.controls[f"a recovery that does not look at the {sabotage}"] = bool(found.broken)
+
+
+# ---- power cuts --------------------------------------------------------------------------
+
+
+def power_cuts(size: Size, where: Path) -> Figure:
+    """The power fails under processes that write to a file system of its own; the control is a
+    disk that says it has flushed, and has not."""
+    figure = Figure("power cuts")
+    for kind in ("ext4", "xfs"):
+        if reason := shutdowns.missing(kind):
+            figure.notes.append(f"{kind} was skipped: {reason}")
+            continue
+        found = shutdowns.cut_again_and_again(where / kind, kind, size.cuts)
+        figure.count(
+            cuts=found.cuts, operations=found.operations, acknowledged=found.acknowledged,
+            lost=about(found.broken, "H1"),
+        )  # fmt: skip
+        figure.count(**{f"cuts_on_{kind}": found.cuts})
+        figure.broken += [f"{kind}: {text}" for text in found.broken]
+    if not figure.counts:
+        figure.skipped = "; ".join(figure.notes)
+    elif size.name != "tiny":
+        kind = next(kind for kind in ("ext4", "xfs") if not shutdowns.missing(kind))
+        lying = shutdowns.cut_again_and_again(where / "control", kind, 3, lying=True)
+        figure.controls["a disk that lies about its flushes"] = bool(about(lying.broken, "H1"))
+    return figure
+
+
+# ---- fuzz --------------------------------------------------------------------------------
+
+
+def fuzz_decoders(size: Size, where: Path) -> Figure:
+    """Entries, frames and rows of arbitrary bytes; the control has a bound unchecked."""
+    figure, seed = Figure("fuzz"), random.randrange(1 << 30)
+    if size.name in ("tiny", "small") or fuzz.missing():
+        figure.notes.append(
+            "blind, without AddressSanitizer: " + (fuzz.missing() or "that takes a larger SIZE")
+        )
+        _take_fuzzed(figure, fuzz.run(ROOT, size.inputs, seed, ""))
+        planted = fuzz.run(ROOT, 20_000, seed, "", fuzz.PLANTED)
+        figure.controls["a decoder that stumbles over one kind of entry"] = bool(planted.broken)
+        return figure
+    with fuzz.sanitized() as (tree, preload):
+        _take_fuzzed(figure, fuzz.run(tree, size.inputs, seed, preload))
+        figure.notes.append("guided by coverage, with AddressSanitizer")
+    with fuzz.sanitized(fuzz.unbounded) as (tree, preload):
+        found = fuzz.run(tree, 200_000, seed, preload)
+        figure.controls["a decoder that does not look where a section ends"] = bool(found.broken)
+    return figure
+
+
+def _take_fuzzed(figure: Figure, found: fuzz.Fuzzed) -> None:
+    figure.count(inputs=found.inputs, decoded=found.decoded, kept=found.kept)
+    figure.counts["places"] = max(figure.counts.get("places", 0), found.places)
+    figure.broken += found.broken
+
+
+# ---- flipped bits ------------------------------------------------------------------------
+
+
+def bit_flips(size: Size, where: Path) -> Figure:
+    """Damage to every region of every file; the control has checksums that hold."""
+    figure, seed = Figure("bit flips"), random.randrange(1 << 30)
+    jobs = [(seed, size.flips // 2, False), (seed + 1, -(-size.flips // 2), False)]
+    for found in flip_beside(where, jobs, seconds=60 + size.flips):
+        figure.count(
+            flips=found.flips, harmless=found.harmless, named=found.named,
+            clear_errors=found.refused,
+            undetected_wrong_data=sum("wrong data" in text for text in found.broken),
+            deaths_inside_lmdb=found.lmdb_deaths,
+        )  # fmt: skip
+        figure.broken += found.broken
+    if figure.counts["deaths_inside_lmdb"] > 0.01 * figure.counts["flips"]:
+        figure.broken.append("LMDB dies of its own damaged pages more often than was known")
+    [control] = flip_beside(where, [(seed, 4, True)], seconds=60)
+    figure.controls["values changed under checksums that hold"] = any(
+        "wrong data" in text for text in control.broken
+    )
+    return figure
+
+
+# ---- mutants -----------------------------------------------------------------------------
+
+
+def hunt_mutants(size: Size, where: Path, only: str = "") -> Figure:
+    """The library, broken on purpose in one place after the other: somebody must notice each.
+    `only` those with a word in their names or files."""
+    figure = Figure("mutants")
+    if size.name == "small":
+        figure.skipped = "they take longer than this size has: make proof SIZE=medium PARTS=mutants"
+        return figure
+    catchers: set[str] = set()
+    for mutant in mutants.MUTANTS:
+        if only in f"{mutant.name} {mutant.file}":
+            hunter, said = mutants.catch(mutant)
+            take_mutant(figure, mutant.name, hunter, said)
+            catchers.add(hunter)
+    with mutants.tree(None) as copy:
+        blamed = [hunter for hunter in sorted(catchers - {""}) if mutants.hunt(copy, hunter)]
+    figure.controls["nobody who caught one blames the library as it is"] = not blamed
+    figure.notes += [f"{hunter} blames the library as it is" for hunter in blamed]
+    return figure
+
+
+def take_mutant(figure: Figure, name: str, hunter: str, said: str) -> None:
+    """Tell who has caught it."""
+    figure.count(mutants=1, caught=int(bool(hunter)))
+    if hunter:
+        figure.notes.append(f"{name}: caught by {hunter}: {said}")
+    else:
+        figure.broken.append(f"{name}: nobody has noticed")
+
+
+# ---- all of them -------------------------------------------------------------------------
+
+INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
+    "rules": count_rules,
+    "model": walk_model,
+    "stateful": compare_with_a_list,
+    "torture": torture_figure,
+    "histories": histories,
+    "failpoints": die_at_failpoints,
+    "kill-sweep": kill_sweep,
+    "crash-states": crash_states,
+    "power-cuts": power_cuts,
+    "faults": suite("faults", "test_h_faults.py", "a full disk is taken for a broken one"),
+    "bit-flips": bit_flips,
+    "fuzz": fuzz_decoders,
+    "clocks": suite("clocks", "test_c_clocks.py", "hearts beat by the wall clock"),
+    "mutants": hunt_mutants,
+}
+
+
+def made(path: Path) -> Path:
+    """The directory, which is there from now on."""
+    path.mkdir(parents=True)
+    return path
+
+
+def run(name: str, size: Size, where: Path) -> Figure:
+    """One instrument, timed; of the mutants also some: `mutants:WORD`."""
+    began = time.monotonic()
+    name, _, only = name.partition(":")
+    instrument = partial(hunt_mutants, only=only) if only else INSTRUMENTS[name]
+    figure = instrument(size, made(where / name))
+    figure.seconds = time.monotonic() - began
+    return figure

@@ -1,0 +1,244 @@
+"""Mutants: the library with something broken on purpose, and who notices.
+
+Each is a small change of the source, made in a copy of the tree, which is built anew where the
+compiled part is touched. Instruments and tests hunt it there, one after the other, until one of
+them turns red; nobody noticing is a hole in the proof. The control is a copy without a change:
+whoever hunts there must find nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.children import ROOT
+
+BUILD_SECONDS = 600.0
+HUNT_SECONDS = 170.0
+LEFT_OUT = (".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis", "results")
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: `old` becomes `new` wherever it stands in the file. `hunters` are instruments
+    (one word) or tests (`file` or `file::name`), the likely ones first."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    hunters: tuple[str, ...]
+
+    @property
+    def compiled(self) -> bool:
+        """Must the extension be built anew?"""
+        return self.file.endswith((".pyx", ".pxi"))
+
+
+ADMIT, ROWS, JOURNAL = "access.py", "_rows.pxi", "_journal.pxi"
+MUTANTS = (
+    # ---- who may write
+    Mutant("the fencing check lets everybody pass", "log.py",
+           "    if not valid:\n        raise fenced", "    if False:\n        raise fenced",
+           ("torture", "test_b_epochs.py")),
+    Mutant("the epoch is not compared", ROWS, "self.owner == session and self.epoch == epoch",
+           "self.epoch >= epoch", ("model", "torture", "test_b_epochs.py")),
+    Mutant("an append does not see that the owner has changed", JOURNAL,
+           " or words.version != p.version", "", ("torture", "test_b_epochs.py")),
+    Mutant("a change of owner tells no append", JOURNAL,
+           "        if ownership:\n", "        if False:\n", ("torture", "test_b_epochs.py")),
+    Mutant("a take-over keeps the epoch", ADMIT, "Decision(Verdict.TAKE_OVER, epoch + 1)",
+           "Decision(Verdict.TAKE_OVER, epoch)", ("model",)),
+    Mutant("a grant lowers the epoch", ADMIT, "and not in_transit else epoch + 1",
+           "and not in_transit else max(0, epoch - 1)", ("model",)),
+    Mutant("stale claims are believed", ADMIT, "claim is not None and (claim < epoch or",
+           "claim is not None and (claim < 0 or", ("model",)),
+    Mutant("who comes is served before who waits", ADMIT, "if free and not waiting:", "if free:",
+           ("model",)),
+    Mutant("the dead are promoted", ADMIT, "if not alive(waiter):", "if False:", ("model",)),
+    Mutant("a hand-over is for everybody", ADMIT,
+           "transfer is not None and waiter.engine != transfer.target", "False", ("model",)),
+    Mutant("who leaves promotes nobody", "sessions.py",
+           "            return None\n        self.promote(tables, row)\n",
+           "            return None\n", ("test_d_queue.py", "test_a_access.py")),
+    Mutant("the evicted keep their rows", "sessions.py",
+           '            self.drop_holder(tables, row, session, "evict", "fenced", rival)\n', "",
+           ("test_b_epochs.py", "torture")),
+    Mutant("a winner is not told", "sessions.py",
+           "        tables.post(winner, GRANTED, winner.epoch, winner.since, sequence)\n", "",
+           ("test_d_queue.py",)),
+    # ---- who lives
+    Mutant("the dead are taken for living", "lockfile.py",
+           "return bool(held) and words.load64", "return words.load64",
+           ("torture", "test_c_losing.py")),
+    Mutant("hearts beat by the wall clock", "lockfile.py", "_core.now()", "time.time_ns()",
+           ("test_c_clocks.py",)),
+    Mutant("a silence is never too long", "lockfile.py",
+           "return keepalive == 0 or", "return True or", ("test_c_hangs.py",)),
+    Mutant("a copy takes over the words of the original", "lockfile.py",
+           "if self._map[DEVICE : BOOT + 16] != life:", "if False:", ("test_h_creation.py",)),
+    Mutant("a lock file that is gone is made anew", "journal.py",
+           "            if not os.path.exists(owners):", "            if False:",
+           ("test_losing_data.py",)),
+    Mutant("a mutex dies with its holder", JOURNAL, "PTHREAD_MUTEX_ROBUST",
+           "PTHREAD_MUTEX_STALLED", ("kill-sweep", "torture")),
+    # ---- who is woken
+    Mutant("nobody's mail rings", "ledger.py",
+           "return readers + [(lockfile.ring, (slot,)) for slot in tables.ring] + empty",
+           "return readers + empty", ("test_d_queue.py", "test_c_losing.py")),
+    Mutant("an append wakes no reader", "_batch.pxi", "            xl_wake(word, INT_MAX)\n",
+           "            pass\n", ("test_e_following.py", "test_g_readers.py")),
+    # ---- what is durable
+    Mutant("an append is not flushed", JOURNAL, "if outcome == PLACED and p.flushed:",
+           "if False:", ("crash-states",)),
+    Mutant("the journal's flush does nothing", JOURNAL, "        if fdatasync(fd):\n",
+           "        if False:\n", ("crash-states",)),
+    Mutant("the tables are not flushed", "ledger.py", "readonly=self.readonly, create=False, mode",
+           "sync=False, readonly=self.readonly, create=False, mode", ("crash-states",)),
+    Mutant("a segment is not flushed", "segments.py", "            os.fdatasync(fd)\n", "",
+           ("crash-states",)),
+    Mutant("a new journal is not flushed", "journal.py", "        os.fsync(fd)\n", "",
+           ("crash-states",)),
+    Mutant("no directory is flushed", "segments.py",
+           "        os.fsync(fd)\n    finally", "        pass\n    finally", ("crash-states",)),
+    Mutant("a new owner does not flush what it finds", "ledger.py",
+           "if journal is not None and journal.synced < journal.tail:", "if False:",
+           ("crash-states", "test_h_crashes.py", "test_h_journal.py")),
+    Mutant("a checkpoint is not recorded", "tables.py",
+           '        self._txn.put(b"journal", PAIR.pack(self.generation, stop), '
+           'db=self._db["meta"])\n', "", ("kill-sweep", "crash-states")),
+    Mutant("a new generation is not recorded", "tables.py",
+           '        self._txn.put(b"journal", PAIR.pack(generation, position), '
+           'db=self._db["meta"])\n', "", ("kill-sweep", "crash-states")),
+    Mutant("a batch is not held together", JOURNAL, "(MORE if i < p.count - 1 else 0)",
+           "<uint32_t>0", ("crash-states", "test_h_crashes.py")),
+    Mutant("what a dead holder left is not told apart", JOURNAL,
+           " or frame.version < version:", ":", ("crash-states", "test_h_crashes.py")),
+    Mutant("a sequence id is used twice", JOURNAL,
+           "        elif p.sequence <= p.last[0]:\n            return DUPLICATE\n"
+           "        if p.sequence <= p.logged:\n            return DUPLICATE\n", "",
+           ("test_g_messages.py", "test_b_outcomes.py")),
+    Mutant("a sequence id of a large batch is used twice", "log.py",
+           "if batch.base_sequence <= sequence:", "if False:", ("test_g_messages.py",)),
+    # ---- what is damaged, what fails
+    Mutant("an entry's checksum is skipped", "_entry.pxi",
+           "if _sum_all(data, start, size) ^", "if False and _sum_all(data, start, size) ^",
+           ("bit-flips", "test_g_damage.py")),
+    Mutant("a frame's checksum is skipped", JOURNAL,
+           "    return _crc(entry, size) ^", "    return True or _crc(entry, size) ^",
+           ("crash-states", "bit-flips")),
+    Mutant("a full disk is taken for a broken one", "ledger.py", "if code in NO_ROOM or (code",
+           "if False or (code", ("test_h_faults.py",)),
+    Mutant("a failed flush is forgotten", JOURNAL,
+           "            xl_swap(&words.failed, 0, errno)\n", "            pass\n",
+           ("test_h_faults.py",)),
+)  # fmt: skip
+
+
+# ---- the copy ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tree(mutant: Mutant | None) -> Iterator[Path]:
+    """A copy of the tree with the change, built."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as place:
+        copy = Path(place) / "tree"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+        if mutant is not None:
+            change(copy / "exclusivelog" / mutant.file, mutant)
+            if mutant.compiled:
+                build(copy)
+        yield copy
+
+
+def change(path: Path, mutant: Mutant) -> None:
+    """Make the change; the text that it replaces must be there."""
+    text = path.read_text()
+    if mutant.old not in text:
+        raise ValueError(f"{mutant.name}: {mutant.file} does not say {mutant.old!r}")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def build(copy: Path, flags: str = "-O0") -> None:
+    """Build the extension in place; by default without the optimiser: it is there to be wrong."""
+    # In place of setup.py's own -O3, which comes behind the flags of the environment.
+    setup = copy / "setup.py"
+    setup.write_text(setup.read_text().replace('"-O3"', ", ".join(map(repr, flags.split()))))
+    environment = {**os.environ, "LDFLAGS": flags}
+    done = subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--force"], cwd=copy,
+        env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"the mutant could not be built:\n{done.stderr[-2000:]}")
+
+
+# ---- the hunt ----------------------------------------------------------------------------
+
+
+def hunt(copy: Path, hunter: str) -> str:
+    """What this hunter has against the copy; empty if nothing."""
+    if hunter.startswith("test_"):
+        return _by_tests(copy, hunter)
+    return _by_instrument(copy, hunter)
+
+
+def _by_tests(copy: Path, hunter: str) -> str:
+    words = ["-m", "pytest", "-q", "-x", "--timeout=60", f"tests/{hunter}"]
+    code, output = _run(copy, words)
+    if code is None:
+        return "it hangs"
+    if code == 0:
+        return ""
+    said = [
+        line for line in output.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))
+    ]
+    return said[0][:200] if said else f"the tests ended with {code}"
+
+
+def _by_instrument(copy: Path, hunter: str) -> str:
+    results = copy / "build" / "proof.json"
+    results.unlink(missing_ok=True)
+    code, output = _run(copy, ["-m", "proof", "--fresh", "--size=tiny", hunter])
+    if code is None:
+        return "it hangs"
+    if not results.exists():
+        return f"the instrument ended with {code}: {output.strip().splitlines()[-1:]}"
+    (figure,) = json.loads(results.read_text())["figures"]
+    return figure["broken"][0][:200] if figure["broken"] else ""
+
+
+def _run(copy: Path, words: list[str]) -> tuple[int | None, str]:
+    # In a session of its own, so that all that it has started can be ended with it.
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=copy, env=environment, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=HUNT_SECONDS)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        return None, ""
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+
+def catch(mutant: Mutant) -> tuple[str, str]:
+    """(who has caught it, what it said); empty if nobody has."""
+    with tree(mutant) as copy:
+        for hunter in mutant.hunters:
+            if found := hunt(copy, hunter):
+                return hunter, found
+    return "", ""

@@ -1,0 +1,625 @@
+"""What the tests of hand-overs share: processes that begin at once, points at which they fall,
+and a chronicle that judges what they have left behind.
+
+A round of `Stage` has a source that owns the topic and sends, a destination, and somebody who
+asks for the move. One of them falls, at a point that `POINTS` names. Then the survivors and a
+bystander use the topic, and the chronicle reads what is in the log and in `__events__`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import exclusivelog as xl
+from exclusivelog.commit import Committer
+from exclusivelog.events import EVENTS, Event
+from exclusivelog.handover import HandOver
+from exclusivelog.ledger import Transaction
+from exclusivelog.mailbox import Mailbox
+from exclusivelog.producer import Producer
+from exclusivelog.sessions import Sessions
+from tests.processes import PATIENCE, Failed, State, Worker, _serve, until
+
+SHARED, EXCLUSIVE = "shared", "exclusive"
+WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
+KEEPALIVE = 0.5  # of those that are stopped
+MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)
+
+# Workers are forked off a server that has imported everything: that takes 15 ms, not 300.
+nursery = multiprocessing.get_context("forkserver")
+nursery.set_forkserver_preload(["tests.handovers"])
+
+
+class Quick(Worker):
+    """A worker that is there at once."""
+
+    def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
+        self._ended = False
+        self._pipe, theirs = nursery.Pipe()
+        self.process = nursery.Process(target=_serve, args=(theirs, path, name, topic, options))
+        self.process.start()
+        theirs.close()
+        self.pid = self.process.pid
+        try:
+            self.answer()
+            self.id: str = self.call(engine_id)
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Let it go home; once is enough."""
+        if not self._ended:
+            self._ended = True
+            if self.process.is_alive() and self.stopped():
+                self.kill()
+            super().end()
+
+    def stopped(self) -> bool:
+        """Has SIGSTOP struck?"""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@contextlib.contextmanager
+def quick_workers(path: str) -> Iterator[Callable[..., Quick]]:
+    """A factory of quick workers on `path`, all ended, and reaped, afterwards."""
+    made: list[Quick] = []
+
+    def make(name: str = "worker", **options: Any) -> Quick:
+        made.append(Quick(path, name, **options))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for worker in made:
+            worker.end()
+
+
+# ---- what happens beside the test --------------------------------------------------------
+
+
+def begin(function: Callable[..., Any], *args: Any) -> concurrent.futures.Future[Any]:
+    """`function(*args)` in a thread of its own; what becomes of it. One that hangs fails the
+    test that asks for its result, and nothing else."""
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="beside", daemon=True).start()
+    return future
+
+
+def at_once(*functions: Callable[[], Any]) -> list[Any]:
+    """What functions that begin at the same moment return."""
+    barrier = threading.Barrier(len(functions))
+
+    def run(function: Callable[[], Any]) -> Any:
+        barrier.wait(PATIENCE)
+        return function()
+
+    return [future.result(4 * PATIENCE) for future in [begin(run, each) for each in functions]]
+
+
+class HeldUp:
+    """Within the block, an engine of this process that is to hand topics over has drained them
+    (`reached`), and releases them after `go_on()`."""
+
+    def __init__(self, engine: xl.Engine) -> None:
+        self._engine = engine
+        self._release = engine.hand_over.release
+        self._reached, self._go = threading.Event(), threading.Event()
+
+    def __enter__(self) -> HeldUp:
+        self._engine.hand_over.release = self._wait_and_release
+        return self
+
+    def _wait_and_release(self, sessions: Any) -> Any:
+        self._reached.set()
+        self._go.wait(PATIENCE)
+        return self._release(sessions)
+
+    @property
+    def reached(self) -> bool:
+        """Are the topics drained?"""
+        return self._reached.is_set()
+
+    def await_it(self) -> None:
+        """Return when the topics are drained."""
+        assert self._reached.wait(PATIENCE)
+
+    def go_on(self) -> None:
+        """Let it release them."""
+        self._go.set()
+
+    def __exit__(self, *error: object) -> None:
+        self._go.set()
+        self._engine.hand_over.release = self._release
+
+
+def wake_ups(engines: Iterable[xl.Engine]) -> list[int]:
+    """How often each of these engines has been woken so far."""
+    return [engine._slot.mail_count() for engine in engines]
+
+
+def quiet_wake_ups(engines: list[xl.Engine]) -> list[int]:
+    """The same, once nothing is going on any more."""
+    counts: list[int] = []
+    while counts != (counts := wake_ups(engines)):
+        time.sleep(0.1)
+    return counts
+
+
+# ---- all ways to send -------------------------------------------------------------------
+
+
+def large(number: int) -> bytes:
+    """Goes past the journal, straight into the tables."""
+    return b"%06d" % number * 30_000
+
+
+Use = Callable[[xl.Producer], Any]
+SENDS: dict[str, Use] = {
+    "send": lambda producer: producer.send(b"x"),
+    "send with a key": lambda producer: producer.send(b"x", key="k"),
+    "send within": lambda producer: producer.send(b"x", timeout=PATIENCE),
+    "send something large": lambda producer: producer.send(large(1)),
+    "send_async": lambda producer: producer.send_async(b"x").result(PATIENCE),
+    "send_async with a key": lambda producer: producer.send_async(b"x", key="k").result(PATIENCE),
+    "send_many": lambda producer: producer.send_many([b"x", b"y"])[0],
+    "send_many within": lambda producer: producer.send_many([b"x"], timeout=PATIENCE)[0],
+}
+COUNTS = [2 if name == "send_many" else 1 for name in SENDS]
+
+
+def catch_up(producer: xl.Producer) -> list[bytes]:
+    """What an owner reads before it writes (rule D8)."""
+    reader = producer._engine.topic(producer.topic).reader()
+    return [message.value for message in producer.catch_up(reader)]
+
+
+def moved(moves: list[xl.Move] | list[Any]) -> list[tuple[str, str]]:
+    """What became of each topic."""
+    return [(move.topic, move.state) for move in moves]
+
+
+# ---- what workers are told ---------------------------------------------------------------
+
+
+def engine_id(state: State) -> str:
+    """The id of the worker's engine."""
+    return state.engine.id
+
+
+def unload(state: State, topics: Any, to: str, timeout: float = 20.0) -> list[tuple[str, str]]:
+    """(topic, state) of the moves."""
+    return [(move.topic, move.state) for move in state.engine.unload(topics, to, timeout)]
+
+
+def queue_up(state: State, **options: Any) -> None:
+    """Wait for the topic, without waiting here."""
+    state.kept["future"] = state.topic.producer_async(WAIT, **options)
+
+
+def take_turn(state: State) -> int:
+    """Keep the producer that was waited for; its epoch."""
+    state.producer = state.kept.pop("future").result(PATIENCE)
+    return state.producer.topic_epoch
+
+
+def stop_here(state: State) -> None:
+    """Stop this process as a whole, but not inside the ledger, whose lock it would keep."""
+    strike(state.engine, signal.SIGSTOP)
+
+
+def freeze(worker: Quick) -> None:
+    """Stop a worker. It goes on with SIGCONT."""
+    worker.start(stop_here)
+    until(worker.stopped)
+
+
+def thaw(worker: Quick) -> None:
+    """Let a frozen worker go on."""
+    worker.signal(signal.SIGCONT)
+    worker.answer()
+
+
+# ---- sending, and noting what came of it -------------------------------------------------
+
+
+class Notes:
+    """A file that survives its writer: what was acknowledged, and what was refused."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def take(self, value: bytes, outcome: Callable[[], int]) -> None:
+        """Note the offset that `outcome()` gives, or that it raises for sure; and raise."""
+        try:
+            offset = outcome()
+        except xl.ExclusiveLogError as error:
+            if not error.maybe_written:
+                os.write(self._file, b"%s -1\n" % value)
+            raise
+        os.write(self._file, b"%s %d\n" % (value, offset))
+
+
+def reign(state: State, notes: str, tag: str) -> None:
+    """Own the topic, and send until it is lost or `retire` is called."""
+    state.producer = state.topic.producer(EXCLUSIVE)
+    state.kept["stop"] = stop = threading.Event()
+    arguments = (state.producer, Notes(notes), tag, stop)
+    state.kept["sender"] = thread = threading.Thread(target=_send_on, args=arguments)
+    thread.start()
+
+
+def _send_on(producer: Producer, notes: Notes, tag: str, stop: threading.Event) -> None:
+    with contextlib.suppress(xl.ExclusiveLogError):
+        for number in range(10**6):
+            value = b"%s-%d" % (tag.encode(), number)
+            if number % 8 < 3:
+                notes.take(value, functools.partial(producer.send, value))
+            else:
+                receipt = producer.send_async(value)
+                notes.take(value, functools.partial(receipt.result, PATIENCE))
+            if stop.wait(0.0005):
+                return
+
+
+def reign_and_queue(state: State, notes: str, tag: str) -> None:
+    """Own the topic, send a message, and leave three in the queue: nothing runs then."""
+    state.producer = state.topic.producer(EXCLUSIVE, linger=60)
+    taken = Notes(notes)
+    first = f"{tag}-first".encode()
+    taken.take(first, lambda: state.producer.send(first))
+    values = [f"{tag}-{number}".encode() for number in range(3)]
+    receipts = [(value, state.producer.send_async(value)) for value in values]
+    state.kept["queued"] = (taken, receipts)
+
+
+def retire(state: State, tag: str) -> str:
+    """End whatever this process has to do with the topic. "owner", or how it lost it."""
+    if "sender" in state.kept:
+        state.kept.pop("stop").set()
+        state.kept.pop("sender").join(PATIENCE)
+    outcome = "nobody"
+    try:
+        future = state.kept.pop("future", None)
+        if future is not None and not future.cancel():
+            state.producer = future.result(PATIENCE)
+        if state.producer is not None:
+            with state.producer as producer:
+                state.producer = None
+                producer.send(f"{tag}-last-words".encode())
+                outcome = "owner"
+    except xl.ExclusiveLogError as error:
+        outcome = type(error).__name__
+    taken, receipts = state.kept.pop("queued", (None, []))
+    for value, receipt in receipts:
+        with contextlib.suppress(xl.ExclusiveLogError):
+            taken.take(value, functools.partial(receipt.result, PATIENCE))
+    return outcome
+
+
+# ---- points at which a process falls -----------------------------------------------------
+
+
+class Point(NamedTuple):
+    """`moment`: before or after the call; or, in the transaction that it makes, right before
+    the commit ("committing"), or right after it, when nobody has been woken yet ("committed").
+    """
+
+    role: str
+    where: type
+    method: str
+    moment: str
+
+    @property
+    def inside(self) -> bool:
+        """Inside the ledger: whoever is stopped there stops everybody (see hangs.py)."""
+        return self.moment == "committing"
+
+
+AROUND = ("before", "after")
+THROUGHOUT = ("before", "committing", "committed", "after")
+CALLS: list[tuple[str, type, str, tuple[str, ...]]] = [
+    ("coordinator", HandOver, "begin", THROUGHOUT),
+    ("coordinator", HandOver, "look", AROUND),
+    ("source", Mailbox, "hand_over", AROUND),
+    ("source", Producer, "pause", AROUND),
+    ("source", Committer, "commit", AROUND),
+    ("source", HandOver, "release", THROUGHOUT),
+    ("source", Producer, "move", AROUND),
+    ("destination", Mailbox, "_granted", AROUND),
+    ("destination", Mailbox, "_hand_out", AROUND),
+    ("heir", Sessions, "request", THROUGHOUT),  # a destination that has not been waiting
+    ("canceller", HandOver, "cancel", THROUGHOUT),
+    ("leaver", Sessions, "release", THROUGHOUT),
+]
+POINTS = {
+    f"{role}, {moment} {method.removeprefix('_')}": Point(role, where, method, moment)
+    for role, where, method, moments in CALLS
+    for moment in moments
+}
+
+
+def strike(engine: xl.Engine, number: int) -> None:
+    """Send this very thread a signal: it goes no step further. No other thread of the process
+    is inside the ledger at that moment."""
+    with engine.ledger._writing if number == signal.SIGSTOP else contextlib.nullcontext():
+        signal.pthread_kill(threading.get_ident(), number)
+
+
+def fall_at(state: State, name: str, number: int) -> None:
+    """Let this process fall, by that signal, once it comes to that point."""
+    point = POINTS[name]
+    inside = threading.local()
+    original = getattr(point.where, point.method)
+    fallen: list[str] = []
+
+    def fall() -> None:
+        if not fallen:
+            fallen.append(name)
+            strike(state.engine, number)
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_it(state, point, self):
+            return original(self, *args, **kwargs)
+        if point.moment == "before":
+            fall()
+        inside.here = True
+        result = original(self, *args, **kwargs)
+        inside.here = False
+        if point.moment == "after":
+            fall()
+        return result
+
+    setattr(point.where, point.method, call)
+    if point.moment in ("committing", "committed"):
+        _watch_the_commit(point.moment, inside, fall)
+
+
+def _is_it(state: State, point: Point, called: Any) -> bool:
+    if point.where is Mailbox and point.method == "hand_over":
+        return bool(called._to_release)
+    if point.role == "source":  # it does so in its guard; its sender commits, too
+        return threading.current_thread().name == f"exclusivelog-{state.engine.name}"
+    return True
+
+
+def _watch_the_commit(moment: str, inside: threading.local, fall: Callable[[], None]) -> None:
+    finish, waken = Transaction.finish, Transaction.waken
+
+    def committing(self: Transaction, tables: Any) -> None:
+        finish(self, tables)
+        if getattr(inside, "here", False):
+            fall()
+
+    def committed(self: Transaction, tables: Any) -> Any:
+        if getattr(inside, "here", False):
+            fall()
+        return waken(self, tables)
+
+    if moment == "committing":
+        Transaction.finish = committing
+    else:
+        Transaction.waken = committed
+
+
+# ---- the judge ---------------------------------------------------------------------------
+
+
+class Chronicle:
+    """Reads along in `__events__` and in the log of one topic, and condemns what must not be:
+
+    - two owners, or a step of a hand-over that does not follow from the one before (E1, E5);
+    - an epoch that was left out or used twice (B1), or written by another than its owner (B2);
+    - epochs that are interleaved (B8), a message twice, an acknowledged one lost, a refused one
+      there all the same (B9).
+    """
+
+    def __init__(self, engine: xl.Engine, topic: str = "orders") -> None:
+        self.name = topic
+        self.events: list[Event] = []
+        self.reigns: dict[int, tuple[str, str]] = {}  # epoch: (engine, producer)
+        self.offsets: dict[bytes, int] = {}
+        self._owner: tuple[str, str] | None = None
+        self._going_to: str | None = None
+        self._epoch = 0
+        self._last = 0
+        self._told = engine.topic(EVENTS).reader()
+        self._log = engine.topic(topic).reader()
+
+    def read(self) -> list[Event]:
+        """Read on, and judge; the new events."""
+        messages = list(self._log)  # before the events: these know of every owner then
+        told = [Event.loads(message.value) for message in self._told]
+        told = [event for event in told if event.topic == self.name]
+        for event in told:
+            self._tell(event)
+        for message in messages:
+            self._hear(message)
+        return told
+
+    def _tell(self, event: Event) -> None:
+        self.events.append(event)
+        story = "\n".join(map(str, self.events[-8:]))
+        assert getattr(self, f"_{event.kind}")(event), f"this cannot follow:\n{story}"
+
+    def _grant(self, event: Event) -> bool:
+        expected = self._epoch + (event.reason != "reconnect")
+        fits = self._owner is None and event.epoch == expected
+        if self._going_to is not None or event.reason == "hand-over":
+            fits = fits and event.target["engine"] == self._going_to
+            self._going_to = None
+        self._owner, self._epoch = party(event.target), event.epoch
+        self.reigns[event.epoch] = self._owner
+        return fits
+
+    def _release(self, event: Event) -> bool:
+        fits = party(event.source) == self._owner and event.epoch == self._epoch
+        if event.reason == "hand-over":
+            fits = fits and event.target["engine"] == self._going_to
+        self._owner = None
+        return fits
+
+    _evict = _release
+
+    def _releasing(self, event: Event) -> bool:
+        self._going_to, before = event.target["engine"], self._going_to
+        return party(event.source) == self._owner and before in (None, self._going_to)
+
+    def _assigned(self, event: Event) -> bool:
+        self._going_to, before = event.target["engine"], self._going_to
+        return self._owner is None and before in (None, self._going_to)
+
+    def _cancel(self, event: Event) -> bool:
+        fits = event.target["engine"] == self._going_to
+        self._going_to = None
+        return fits and (event.source is None or party(event.source) == self._owner)
+
+    def _hear(self, message: Any) -> None:
+        assert message.offset == len(self.offsets), f"{message} follows {self._last}"
+        assert message.epoch >= self._last, f"{message} follows epoch {self._last}"
+        assert message.value not in self.offsets, f"{message} is there twice"
+        assert self.reigns[message.epoch][1] == message.producer_name, f"{message} of a stranger"
+        self.offsets[message.value] = message.offset
+        self._last = message.epoch
+
+    def check(self, notes: str) -> int:
+        """Compare with what senders have noted; how many messages those were."""
+        lines = Path(notes).read_bytes().splitlines() if os.path.exists(notes) else []
+        for line in lines:
+            value, offset = line.rsplit(b" ", 1)
+            assert self.offsets.get(value, -1) == int(offset), f"{value!r}, noted at {offset!r}"
+        return len(lines)
+
+
+def party(facts: Any) -> tuple[str, str]:
+    """(engine, producer) of one side of an event."""
+    return facts["engine"], facts["producer"]
+
+
+def steps(events: Iterable[Event]) -> list[tuple[str, str]]:
+    """(kind, reason) of events."""
+    return [(event.kind, event.reason) for event in events]
+
+
+# ---- rounds ------------------------------------------------------------------------------
+
+
+# The fork server says 255 where it has not seen how its child ended.
+KILLED = (-signal.SIGKILL, 255)
+# What became of whoever had to do with the topic.
+OUTCOMES = ("owner", "nobody", "ProducerMovedError", "ProducerFencedError")
+
+
+class Stage:
+    """A ledger on which one round after the other is played, by processes that come and fall.
+
+    The bystander is an engine of this process, which is never harmed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.notes = f"{path}.notes"
+        self.engine = xl.open(path, name="bystander")
+        self.topic = self.engine.topic("orders")
+        self.chronicle = Chronicle(self.engine)
+        self.rounds = 0
+        self._workers = quick_workers(path)
+        self._cast: dict[str, Quick] = {}
+
+    def __enter__(self) -> Stage:
+        self._make = self._workers.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._workers.__exit__(*error)  # first: one that is stopped might hold us up
+        self.engine.close()
+
+    def cast(self, role: str, keepalive: float = 30.0) -> Quick:
+        """The process that plays this role; a new one, if the last one has fallen."""
+        if role not in self._cast:
+            self._cast[role] = self._make(role, keepalive=keepalive)
+        return self._cast[role]
+
+    def dismiss(self) -> None:
+        """Everybody goes home: the next round has new ones."""
+        for worker in self._cast.values():
+            worker.end()
+        self._cast.clear()
+
+    def play(self, name: str, asks: str, waiting: bool, number: int) -> None:
+        """A round in which `asks` asks for the move, and whose `POINTS` it is falls there."""
+        self.rounds += 1
+        point, stops = POINTS[name], number == signal.SIGSTOP
+        role = {"coordinator": asks, "heir": "destination"}.get(point.role, point.role)
+        falling = self.cast(role, keepalive=KEEPALIVE if stops else 30.0)
+        self.cast("source").call(
+            reign_and_queue if stops else reign, self.notes, f"round-{self.rounds}"
+        )
+        destination = self.cast("destination")
+        if waiting:
+            destination.call(queue_up)
+        falling.call(fall_at, name, number)
+        busy = self._ask(asks, point.role == "heir")
+        self._await_the_fall(role, falling, stops)
+        upright = [worker for worker in self._cast.values() if worker is not falling]
+        if busy in upright:
+            busy.answer()
+        if destination in upright and not waiting:
+            destination.call(queue_up)  # else the topic would stay reserved for it
+        self._use_the_topic(upright)
+        if stops:
+            self._go_on(falling, busy)
+        self.chronicle.read()
+
+    def _ask(self, asks: str, heir: bool) -> Quick:
+        """Begin what leads to the fall; who has still to answer."""
+        destination, asking = self.cast("destination"), self.cast(asks)
+        asking.start(unload, "orders", destination.id)
+        if not heir:
+            return asking
+        assert asking.answer() == [("orders", "assigned")]
+        destination.start(queue_up)
+        return destination
+
+    def _await_the_fall(self, role: str, falling: Quick, stops: bool) -> None:
+        if stops:
+            until(falling.stopped)
+        else:
+            falling.process.join(PATIENCE)
+            assert falling.process.exitcode in KILLED
+            del self._cast[role]
+
+    def _use_the_topic(self, upright: list[Quick]) -> None:
+        """Whoever is left has his turn, and the bystander the last one."""
+        bystander = self.topic.producer_async(WAIT)
+        for worker in upright:
+            assert worker.call(retire, f"round-{self.rounds}-{worker.pid}") in OUTCOMES
+        with bystander.result(PATIENCE) as producer:
+            producer.send(b"round-%d-bystander" % self.rounds)
+
+    def _go_on(self, falling: Quick, busy: Quick) -> None:
+        """What was stopped finds out what has become of its topic."""
+        falling.signal(signal.SIGCONT)
+        if busy is falling:
+            with contextlib.suppress(Failed):
+                falling.answer()
+        assert falling.call(retire, f"round-{self.rounds}-late") in OUTCOMES
+        self.dismiss()

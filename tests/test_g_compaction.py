@@ -1,0 +1,468 @@
+"""Compaction: of every key the last message stays, at its own offset; tombstones remove keys; a
+compacted reader misses nothing that was written after it began, whoever compacts, trims, dies or
+is interrupted meanwhile (rule G7)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import compaction
+from exclusivelog.tables import U64
+from tests.processes import PATIENCE, State, Worker, send, until, within
+from tests.states import struck_after
+from tests.test_g_readers import PUBLISHED, moment, publish
+from tests.victims import die_at_commit, garbage, say, victim
+
+LARGE = 200_000  # bytes, more than goes into the tables themselves
+
+Sent = tuple[int, bytes | None, bytes | None]  # offset, key, value
+
+
+def kept(sent: list[Sent]) -> list[Sent]:
+    """What rule G7 says must be left of these messages."""
+    last = {key: offset for offset, key, _ in sent if key is not None}
+    return [
+        (offset, key, value)
+        for offset, key, value in sent
+        if value is not None and (key is None or last[key] == offset)
+    ]
+
+
+def read(reader: xl.Reader) -> list[Sent]:
+    return [(message.offset, message.key, message.value) for message in reader]
+
+
+def compacted(topic: xl.Topic, **options: Any) -> list[Sent]:
+    return read(topic.reader(read_compacted=True, **options))
+
+
+class Writer:
+    """Sends at random, in every way, and remembers what it has sent."""
+
+    def __init__(self, topic: xl.Topic, seed: int, size: int = 10) -> None:
+        self.topic, self.size = topic, size
+        self.dice = random.Random(seed)
+        self.sent: list[Sent] = []
+
+    def go_on(self, count: int, keys: int = 12) -> None:
+        """Some `count` messages more, by a producer of a new epoch."""
+        with self.topic.producer("exclusive") as producer:
+            while count > 0:
+                some = [self._message(keys) for _ in range(self.dice.choice((1, 1, 3, 20)))]
+                where = self._send(producer, some)
+                self.sent += [(at, *one) for at, one in zip(where, some, strict=True)]
+                count -= len(some)
+
+    def _message(self, keys: int) -> tuple[bytes | None, bytes | None]:
+        key = None if self.dice.random() < 0.1 else b"k%d" % self.dice.randrange(keys)
+        value = None if self.dice.random() < 0.2 else self.dice.randbytes(self.size)
+        return key, value
+
+    @staticmethod
+    def _send(producer: xl.Producer, some: list[tuple[bytes | None, bytes | None]]) -> range:
+        if len(some) == 1:
+            [(key, value)] = some
+            first = producer.send(value, key=key)
+        else:
+            first = producer.send_many([v for _, v in some], keys=[k for k, _ in some]).start
+        return range(first, first + len(some))
+
+
+@pytest.fixture
+def writer(topic: xl.Topic) -> Writer:
+    return Writer(topic, 1)
+
+
+# ---- what stays --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "size"), [(1, 10), (2, 3000), (3, LARGE)])
+def test_g7_the_last_message_of_every_key_stays_at_its_offset(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], seed: int, size: int
+) -> None:
+    """Again and again, while the topic grows, by several owners; read here and elsewhere."""
+    other, writer = worker(readonly=True), Writer(topic, seed, size)
+    for _ in range(6):
+        writer.go_on(60 if size < LARGE else 12)
+        expected = kept(writer.sent)
+        assert topic.compact() == len(expected)
+        assert compacted(topic) == other.call(look) == expected
+        writer.go_on(10)
+        tail = [one for one in writer.sent if one[0] > expected[-1][0]]
+        found = compacted(topic)
+        assert found[: len(expected)] == expected
+        assert found[-1] == writer.sent[-1]
+        assert set(found) <= {*expected, *tail}
+        assert read(topic.reader()) == writer.sent
+    assert engine.verify().ok
+    assert garbage(engine) == {}
+
+
+def look(state: State) -> list[Sent]:
+    return compacted(state.topic)
+
+
+def test_g7_without_a_view_all_is_read(topic: xl.Topic, writer: Writer) -> None:
+    writer.go_on(50)
+    assert compacted(topic) == writer.sent
+
+
+def test_g7_of_a_topic_of_tombstones_nothing_stays(engine: xl.Engine, topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"1", None, None], keys=["a", "a", "b"])
+        assert topic.compact() == 0
+        reader = topic.reader(read_compacted=True)
+        assert not reader.has_message_available()
+        assert read(reader) == []
+        producer.send(b"2", key="a")
+        assert reader.has_message_available()
+        assert read(reader) == [(3, b"a", b"2")]
+    assert topic.compact() == 1
+    assert compacted(topic) == [(3, b"a", b"2")]
+    assert garbage(engine) == {}
+
+
+def test_g7_messages_are_what_they_were(topic: xl.Topic) -> None:
+    """Times, properties, epochs, names and ids go with them."""
+    stamps = [{"properties": {"n": str(n)}, "event_time": n} if n % 2 else {} for n in range(20)]
+    for number, stamp in enumerate(stamps):
+        with topic.producer("exclusive", name=f"p{number % 3}") as producer:
+            producer.send(b"%d" % number, key=f"k{number % 7}", **stamp)
+    facts = ("offset", "epoch", "key", "value", "properties", "publish_time", "event_time",
+             "producer_name", "sequence_id")  # fmt: skip
+
+    def all_facts(reader: xl.Reader) -> list[list[Any]]:
+        return [[getattr(message, fact) for fact in facts] for message in reader]
+
+    expected = all_facts(topic.reader(13))
+    topic.compact()
+    assert all_facts(topic.reader(read_compacted=True)) == expected
+    batch = topic.reader(read_compacted=True).read_arrow()
+    assert batch.column("offset").to_pylist()[0] == 13
+
+
+# ---- from where --------------------------------------------------------------------------
+
+
+def test_g7_a_compacted_reader_begins_anywhere(topic: xl.Topic, writer: Writer) -> None:
+    """At offsets that have gone, too: then with the next that is there. It knows exactly whether
+    there is any."""
+    writer.go_on(150)
+    topic.compact()
+    writer.go_on(5)
+    left = compacted(topic)
+    for start in range(len(writer.sent) + 2):
+        expected = [one for one in left if one[0] >= start]
+        reader = topic.reader(start, read_compacted=True)
+        assert reader.has_message_available() == bool(expected)
+        assert read(reader) == expected
+        assert not reader.has_message_available()
+    reader.seek("latest")
+    assert read(reader) == []
+    reader.seek("earliest")
+    found = [reader.read_next(0).offset for _ in left]
+    assert found == [offset for offset, *_ in left]
+
+
+def test_g7_it_begins_at_a_time(topic: xl.Topic) -> None:
+    publish(topic)
+    topic.compact()
+    for ms in PUBLISHED:
+        start = topic.reader(moment(ms)).position
+        assert [offset for offset, *_ in compacted(topic, start=moment(ms))] == [
+            offset for offset, *_ in compacted(topic) if offset >= start
+        ]
+
+
+# ---- readers at work meanwhile -----------------------------------------------------------
+
+
+def test_g7_one_that_has_begun_misses_nothing_that_came_since(
+    topic: xl.Topic, writer: Writer
+) -> None:
+    """However often others compact and trim before it comes to its end: what it has not met of
+    the old view was replaced by messages that it is going to meet."""
+    for seed in range(10):
+        writer.go_on(100)
+        topic.compact()
+        began = topic.next_offset
+        reader = topic.reader(read_compacted=True, trimmed="earliest")
+        found = [
+            (message.offset, message.key, message.value)
+            for message in reader.read_batch(random.Random(seed).randrange(1, 12))
+        ]
+        for _ in range(3):
+            writer.go_on(20)
+            topic.compact()
+            found += [(m.offset, m.key, m.value) for m in reader.read_batch(2)]
+        topic.trim(before=began)
+        writer.go_on(5)
+        found += read(reader)
+        offsets = [offset for offset, *_ in found]
+        assert offsets == sorted(set(offsets))
+        assert set(writer.sent[began:]) <= set(found) <= set(writer.sent)
+        assert state_of(found) == state_of(writer.sent)
+
+
+def state_of(messages: list[Sent]) -> dict[bytes, bytes]:
+    state: dict[bytes, bytes] = {}
+    for _, key, value in messages:
+        if key is not None and value is not None:
+            state[key] = value
+        elif key is not None:
+            state.pop(key, None)
+    return state
+
+
+def write_on(state: State, count: int) -> None:
+    with state.topic.producer() as producer:
+        for number in range(count):
+            producer.send(b"%d" % number, key=f"k{number % 10}")
+            if number % 50 == 0:
+                time.sleep(0.01)  # unflushed, it would be over at once
+
+
+def test_g7_another_process_writes_while_it_is_made(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker()
+    process.start(write_on, 3000)
+    compactions = 0
+    while topic.next_offset < 3000:
+        topic.compact()
+        horizon = topic.next_offset
+        found = compacted(topic)
+        assert state_of(found) == state_of(
+            read(topic.reader())[: found[-1][0] + 1] if found else []
+        )
+        assert horizon <= topic.next_offset
+        compactions += 1
+    process.answer()
+    assert compactions > 3
+    assert topic.compact() == 10
+    assert [offset for offset, *_ in compacted(topic)] == list(range(2990, 3000))
+    assert garbage(engine) == {}
+
+
+def test_g7_two_that_compact_at_once_leave_one_view(engine: xl.Engine, writer: Writer) -> None:
+    topic, failed = writer.topic, []
+
+    def compact() -> None:
+        try:
+            for _ in range(20):
+                topic.compact()
+        except BaseException as error:
+            failed.append(error)
+
+    writer.go_on(200)
+    threads = [threading.Thread(target=compact) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert failed == []
+    assert compacted(topic) == kept(writer.sent)
+    assert garbage(engine) == {}
+
+
+# ---- trimming ----------------------------------------------------------------------------
+
+
+def test_g7_trimming_takes_nothing_of_the_view(
+    engine: xl.Engine, topic: xl.Topic, writer: Writer
+) -> None:
+    """Not even from the views that follow."""
+    for _ in range(4):
+        writer.go_on(80)
+        topic.compact()
+        assert topic.trim(topic.next_offset) == len(writer.sent)
+        assert compacted(topic) == kept(writer.sent)
+    assert topic.compact() == len(kept(writer.sent))
+    assert engine.verify().ok
+    engine.delete_topic("orders")
+    assert garbage(engine) == {}
+
+
+# ---- whoever dies, or is interrupted -----------------------------------------------------
+
+
+def compact_for_ever(says: Connection, path: str, strike: int, behind: bool) -> None:
+    with xl.open(path, name="victim") as engine:
+        topic = engine.topic("orders")
+        die_at_commit(strike, behind=behind)
+        for number in itertools.count():
+            topic.compact()
+            say(says, number)
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
+def test_g7_death_leaves_the_old_view_or_the_new_one(path: str, behind: bool) -> None:
+    """Killed at each of its commits in turn. Whoever opens the ledger next clears away what is
+    half made."""
+    with xl.open(path) as engine:
+        writer = Writer(engine.topic("orders"), 4)
+        writer.go_on(50)
+    for strike in range(1, 9):
+        with xl.open(path) as engine:
+            writer.topic = engine.topic("orders")
+            writer.go_on(20)
+        with victim(compact_for_ever, path, strike, behind) as process:
+            process.all_told()
+            assert process.process.exitcode == -signal.SIGKILL
+        with xl.open(path) as engine:
+            topic = engine.topic("orders")
+            assert garbage(engine) == {}
+            assert state_of(compacted(topic)) == state_of(writer.sent)
+            assert topic.compact() == len(kept(writer.sent))
+            assert compacted(topic) == kept(writer.sent)
+
+
+def test_g7_ctrl_c_leaves_the_old_view_or_the_new_one(
+    engine: xl.Engine, topic: xl.Topic, writer: Writer
+) -> None:
+    chance = random.Random(5)
+    for _ in range(40):
+        writer.go_on(10)
+        struck_after(chance.uniform(1e-4, 8e-3), topic.compact)
+        assert state_of(compacted(topic)) == state_of(writer.sent)
+    topic.compact()
+    assert compacted(topic) == kept(writer.sent)
+    assert garbage(engine) == {}
+
+
+@pytest.mark.parametrize("what", ["deleted", "closed"])
+def test_g7_a_topic_or_an_engine_that_ends_meanwhile(
+    path: str, engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Nothing stays of what was being made."""
+    Writer(topic, 6).go_on(50)
+    mortal = xl.open(path)
+    go_on = compaction._write
+
+    def end_it(*args: Any) -> int:
+        if what == "deleted":
+            engine.delete_topic("orders")
+        else:
+            mortal.close()
+            xl.open(path).close()  # who comes clears away what the dead have left
+        return go_on(*args)
+
+    monkeypatch.setattr(compaction, "_write", end_it)
+    if what == "closed":
+        with pytest.raises(xl.EngineClosedError):
+            mortal.topic("orders").compact()
+    else:
+        mortal.topic("orders").compact()
+    mortal.close()
+    until(lambda: garbage(engine) == {})
+
+
+# ---- damage, refusals --------------------------------------------------------------------
+
+
+def damage(engine: xl.Engine, topic: int) -> None:
+    """Flip a bit in each entry that stands under this id."""
+    with engine.ledger.write() as tables:
+        entries = tables._db["entries"]
+        for key, value in list(tables._txn.cursor(db=entries)):
+            if U64.unpack(key[:8])[0] == topic:
+                tables._txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=entries)
+
+
+def view_id(engine: xl.Engine, topic: xl.Topic) -> int:
+    with engine.ledger.read() as tables:
+        view = tables.view(topic.id)
+    assert view is not None
+    return int(view.id)
+
+
+def test_g9_a_damaged_topic_is_not_compacted(engine: xl.Engine, writer: Writer) -> None:
+    """The last view stays, and is read."""
+    topic = writer.topic
+    writer.go_on(50)
+    topic.compact()
+    expected = compacted(topic)
+    writer.go_on(50)
+    engine.ledger.checkpoint()
+    damage(engine, topic.id)
+    with pytest.raises(xl.LedgerCorruptedError, match="nothing was compacted"):
+        topic.compact()
+    reader = topic.reader(read_compacted=True)
+    assert [reader.read_next(0).offset for _ in expected] == [offset for offset, *_ in expected]
+    assert garbage(engine) == {}
+
+
+def test_g9_a_damaged_view_is_named(engine: xl.Engine, writer: Writer) -> None:
+    topic = writer.topic
+    writer.go_on(50)
+    topic.compact()
+    damage(engine, view_id(engine, topic))
+    reader = topic.reader(read_compacted=True)
+    with pytest.raises(xl.LedgerCorruptedError, match="compacted view") as error:
+        reader.read_next(0)
+    assert error.value.topic == "orders"
+    reader.seek(error.value.offsets.stop)
+    assert read(topic.reader()) == writer.sent
+    assert not engine.verify().ok
+
+
+def test_g7_a_readonly_engine_reads_it_and_makes_none(engine: xl.Engine, writer: Writer) -> None:
+    writer.go_on(50)
+    writer.topic.compact()
+    with xl.open(engine.path, readonly=True) as readonly:
+        theirs = readonly.topic("orders")
+        with pytest.raises(xl.LedgerError, match="readonly"):
+            theirs.compact()
+        assert compacted(theirs) == kept(writer.sent)
+
+
+def test_g7_one_that_waits_at_the_end_is_woken(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker()
+    process.call(open_producer_of_its_own)
+    process.call(send, b"0")
+    topic.compact()
+    reader = topic.reader("latest", read_compacted=True)
+    threading.Timer(0.2, lambda: process.start(send, b"1")).start()
+    assert within(lambda: reader.read_next(PATIENCE)).value == b"1"
+    process.answer()
+
+
+def open_producer_of_its_own(state: State) -> None:
+    state.producer = state.topic.producer("exclusive")
+
+
+def test_g7_trimming_beyond_the_view_brings_back_nothing(topic: xl.Topic) -> None:
+    """Behind the view keys were deleted and replaced, and those messages are trimmed. The view
+    is made anew before they go: it would have the old values for good."""
+    producer = topic.producer()
+    producer.send_many([b"0", b"1", b"2"], keys=["x", "b", "c"])
+    topic.compact()
+    producer.send(None, key="b")
+    producer.send(b"y", key="c")
+    producer.send(b"z", key="d")
+    assert topic.trim(before=5) == 5
+    for _ in range(2):
+        compacted = [(m.offset, m.key, m.value) for m in topic.reader(read_compacted=True)]
+        assert compacted == [(0, b"x", b"0"), (4, b"c", b"y"), (5, b"d", b"z")]
+        topic.compact()
+
+
+def test_g7_a_compacted_reader_from_a_time_begins_in_the_view(topic: xl.Topic) -> None:
+    topic.producer().send_many([b"0", b"1"], keys=["x", "b"])
+    topic.compact()
+    topic.trim(before=2)
+    start = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    assert [m.value for m in topic.reader(start, read_compacted=True)] == [b"0", b"1"]

@@ -1,0 +1,401 @@
+"""Reading with Spark: every message once, whatever the columns, the range, the partitions; and
+what is not there any more is an error, or passed over because the user says so."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import pickle
+import shutil
+from dataclasses import replace
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+import exclusivelog as xl
+from exclusivelog.spark import plan
+from exclusivelog.spark.errors import SourceError
+from exclusivelog.spark.handles import MOST_KEPT, Place, reading
+from exclusivelog.spark.options import batch_options, stream_options
+from exclusivelog.spark.source import BatchReader, Budget, Rows, Slice, StreamReader
+from exclusivelog.spark.views import schema_of
+from tests.sparks import (
+    FORMAT,
+    as_bytes,
+    fill,
+    finish,
+    read,
+    refused,
+    stream,
+    trim,
+    values,
+)
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+@pytest.fixture(autouse=True)
+def _open(engine: xl.Engine) -> None:
+    """What reads in this process must not be the first to open the ledger, read-only."""
+
+
+def offsets(frame) -> list[int]:
+    return [row.offset for row in frame.select("offset").collect()]
+
+
+# ---- values ------------------------------------------------------------------------------
+
+
+def test_every_column_comes_as_it_was_sent(spark, path) -> None:
+    with xl.open(path) as engine:
+        with engine.topic("orders").producer("exclusive", name="alice") as producer:
+            producer.send(b"\x00\xff", key=b"k", properties={"a": "1", "b": ""}, event_time=1500)
+            producer.send(None, key="gone")
+            producer.send(b"", event_time=0)
+            producer.send(b"last", key=b"", sequence_id=40, event_time=-1)
+        sent = list(engine.topic("orders").reader())
+    rows = read(spark, path).orderBy("offset").collect()
+    for row, message in zip(rows, sent, strict=True):
+        assert row.topic == "orders"
+        assert (row.offset, row.epoch) == (message.offset, 1)
+        assert (row.key, row.value) == (message.key, message.value)
+        assert (row.producer, row.sequence_id) == ("alice", message.sequence_id)
+        assert (row.properties or {}) == message.properties
+        assert ms(row.publish_time) == message.publish_time
+        assert (None if row.event_time is None else ms(row.event_time)) == message.event_time
+    assert [row.sequence_id for row in rows] == [0, 1, 2, 40]
+    assert rows[1].value is None
+
+
+def ms(time: dt.datetime) -> int:
+    # Spark gives naive times of the machine's zone, which is not for the test to know.
+    return round(time.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        "offset bigint",
+        "value binary, offset bigint",
+        "topic string",
+        "properties map<string,string>",
+        "sequence_id bigint, key binary, topic string, epoch bigint",
+    ],
+)
+def test_any_columns_in_any_order(spark, path, columns) -> None:
+    fill(path, count=50)
+    frame = read(spark, path, columns=columns)
+    assert frame.columns == [part.split()[0] for part in columns.split(", ")]
+    everything = read(spark, path).select(*frame.columns)
+    assert sorted(map(repr, frame.collect())) == sorted(map(repr, everything.collect()))
+
+
+def test_columns_that_do_not_exist_or_have_another_type_are_refused(spark, path) -> None:
+    fill(path)
+    for columns in ("ofset bigint", "offset int", "value string"):
+        text = refused("SCHEMA", lambda columns=columns: read(spark, path, columns=columns).count())
+        assert columns.split()[0] in text
+
+
+def test_messages_sent_one_by_one_and_in_large_entries_read_the_same(spark, path) -> None:
+    with xl.open(path) as engine:
+        with engine.topic("orders").producer("exclusive") as producer:
+            for number in range(300):
+                producer.send(b"%d" % number)
+            producer.send_many([b"%06d" % n + bytes(94) for n in range(300, 60_300)])
+            producer.send(b"end")
+    rows = read(spark, path, columns="offset bigint, value binary").orderBy("offset").collect()
+    assert [row.offset for row in rows] == list(range(60_301))
+    assert [bytes(row.value) for row in rows] == values(path, "orders")
+
+
+# ---- ranges and partitions ---------------------------------------------------------------
+
+
+def test_a_range_by_offset_by_time_and_by_topic(spark, path) -> None:
+    fill(path, "a", 10)
+    fill(path, "b", 5)
+    some = {"startingOffsets": json.dumps({"a": 3}), "endingOffsets": json.dumps({"a": 7})}
+    assert offsets(read(spark, path, "a", **some)) == [3, 4, 5, 6]
+    both = spark.read.format(FORMAT).option("topics", "a, b")
+    both = both.option("startingOffsets", json.dumps({"a": 8, "b": "latest"})).load(path)
+    assert [(row.topic, row.offset) for row in both.collect()] == [("a", 8), ("a", 9)]
+    matching = spark.read.format(FORMAT).option("topicsPattern", "[ab]").load(path)
+    assert matching.count() == 15
+    with xl.open(path, readonly=True) as engine:
+        published = engine.topic("b").reader().read_next(0).publish_time
+    assert read(spark, path, "b", startingTimestamp=published).count() == 5
+    assert read(spark, path, "b", startingTimestamp=published + 3_600_000).count() == 0
+    assert read(spark, path, "b", endingTimestamp="2001-01-01T00:00:00Z").count() == 0
+
+
+def test_partitions_share_out_every_message_once(spark, path) -> None:
+    fill(path, count=1000)
+    frame = read(spark, path, minPartitions=7)
+    assert frame.rdd.getNumPartitions() == 7
+    assert sorted(offsets(frame)) == list(range(1000))
+
+
+def test_few_messages_are_one_partition_many_are_more(path, monkeypatch) -> None:
+    fill(path, count=1000)
+    options = batch_options({"path": path, "topic": "orders"})
+    engine = reading(path)
+    [span] = plan.spans(engine, options)
+    assert len(plan.share_out(engine, options, [span])) == 1
+    monkeypatch.setattr(plan, "ALONE", 100)
+    monkeypatch.setattr(plan, "PARTITION_MESSAGES", 300)
+    assert [piece.count for piece in plan.share_out(engine, options, [span])] == [250] * 4
+    monkeypatch.setattr(plan, "PARTITION_BYTES", 1000)
+    assert len(plan.share_out(engine, options, [span])) > 4
+
+
+def test_an_empty_log_and_an_empty_range_have_no_rows(spark, path) -> None:
+    with xl.open(path) as engine:
+        engine.topic("orders")
+    assert read(spark, path).count() == 0  # Spark makes a partition of its own for none
+    assert read(spark, path).collect() == []
+    fill(path)
+    assert read(spark, path, startingOffsets="latest").count() == 0
+    assert list(Rows(schema_of("messages"), True).of(InputPartition(None))) == []
+
+
+def test_filters_are_spark_s_own(spark, path) -> None:
+    """The planned reader is kept: had it taken a filter, the scan without one would use it."""
+    assert BatchReader.pushFilters is DataSourceReader.pushFilters
+    fill(path, count=10)
+    frame = read(spark, path)
+    assert frame.where("offset > 5").count() == 4
+    assert frame.count() == 10
+
+
+def test_a_range_is_fixed_when_it_is_first_run(spark, path) -> None:
+    fill(path, count=3)
+    frame = read(spark, path)
+    assert frame.count() == 3
+    fill(path, count=3)
+    assert read(spark, path).count() == 6
+
+
+# ---- what is not there -------------------------------------------------------------------
+
+
+def test_trimmed_offsets_are_an_error_or_passed_over(spark, path) -> None:
+    fill(path, count=10)
+    trim(path, "orders", 4)
+    assert offsets(read(spark, path)) == [4, 5, 6, 7, 8, 9]  # earliest is what there is
+    first = {"startingOffsets": json.dumps({"orders": 2})}
+    assert "2 was trimmed" in refused("DATA_LOSS", lambda: read(spark, path, **first).count())
+    assert offsets(read(spark, path, failOnDataLoss="false", **first)) == [4, 5, 6, 7, 8, 9]
+    beyond = {"endingOffsets": json.dumps({"orders": 20})}
+    refused("DATA_LOSS", lambda: read(spark, path, **beyond).count())
+    assert read(spark, path, failOnDataLoss="false", **beyond).count() == 6
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_is_trimmed_between_planning_and_reading(path, strict) -> None:
+    fill(path, count=10)
+    engine = reading(path)
+    rows = Rows(schema_of("messages"), strict)
+    trim(path, "orders", 4)
+    batches = rows.of(Slice(plan.Span("orders", 1, 8), Place.of(engine)))
+    if strict:
+        with pytest.raises(SourceError, match="DATA_LOSS"):
+            list(batches)
+    else:
+        assert [n for batch in batches for n in batch["offset"].to_pylist()] == [4, 5, 6, 7]
+
+
+def test_a_topic_that_ended_before_its_plan_is_data_loss(path) -> None:
+    fill(path, count=10)
+    rows = Rows(schema_of("messages"), True)
+    with pytest.raises(SourceError, match=r"ends at offset 10, before 12"):
+        list(rows.of(Slice(plan.Span("orders", 5, 12), Place.of(reading(path)))))
+
+
+def test_errors_name_what_is_wrong(spark, path) -> None:
+    fill(path)
+    assert "no topic 'nothing'" in refused(
+        "TOPIC_NOT_FOUND", lambda: read(spark, path, "nothing").count()
+    )
+    assert "startingOffsets meant" in refused(
+        "OPTION", lambda: read(spark, path, startingOffset="earliest").count()
+    )
+    refused("LEDGER", lambda: read(spark, path + "-not").count())
+    refused("OPTION", lambda: spark.read.format(FORMAT).load(path).count())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topic": "a", "topics": "b"}, "topic and topics"),
+        ({"topicsPattern": "["}, "no regular expression"),
+        ({"topic": ""}, "topic is missing"),
+        ({"topic": "a", "startingOffsets": "5"}, "startingOffsets='5'"),
+        ({"topic": "a", "startingOffsets": '{"a": -7}'}, "startingOffsets="),
+        ({"topic": "a", "startingOffsets": "latest", "startingTimestamp": "1"}, "one of them"),
+        ({"topic": "a", "startingTimestamp": "yesterday"}, "ISO 8601"),
+        ({"topic": "a", "minPartitions": "0"}, "from 1 on"),
+        ({"topic": "a", "view": "message"}, "messages or epochs"),
+        ({"topic": "a", "failOnDataLoss": "perhaps"}, "true or false"),
+        ({"topic": "a", "maxOffsetsPerTrigger": "5"}, "no option of spark.read"),
+    ],
+)
+def test_options_are_checked_by_name(options, words) -> None:
+    with pytest.raises(SourceError, match="EXCLUSIVELOG_OPTION") as caught:
+        batch_options({"path": "log", **options})
+    assert words in str(caught.value)
+
+
+# ---- views -------------------------------------------------------------------------------
+
+
+def test_views_show_what_the_ledger_knows(spark, path) -> None:
+    fill(path, "orders", 4)
+    fill(path, "orders", 3)
+    fill(path, "empty", 0)
+
+    def view(name: str, **options: object) -> list[dict[str, object]]:
+        frame = spark.read.format(FORMAT).option("view", name)
+        for key, value in options.items():
+            frame = frame.option(key, value)
+        return [row.asDict() for row in frame.load(path).collect()]
+
+    topics = {row["topic"]: row for row in view("topics")}
+    assert (topics["orders"]["messages"], topics["orders"]["epoch"]) == (7, 2)
+    assert topics["empty"]["messages"] == 0
+    spans = [(row["epoch"], row["first_offset"], row["last_offset"]) for row in view("epochs")]
+    assert spans == [(1, 0, 3), (2, 4, 6)]
+    assert view("epochs", topic="empty") == []
+    producers = [row for row in view("producers") if row["topic"] == "orders"]
+    assert producers == [
+        {"topic": "orders", "producer": "alice", "last_sequence_id": 6, "live": False}
+    ]
+    assert view("txns") == []
+
+
+# ---- streams -----------------------------------------------------------------------------
+
+
+def test_a_stream_takes_no_more_than_the_limit_and_nothing_twice(spark, path, tmp_path) -> None:
+    fill(path, count=25)
+    query = stream(spark, path, tmp_path / "ckpt", maxOffsetsPerTrigger=10)
+    finish(query)
+    assert [p.numInputRows for p in query.recentProgress if p.numInputRows] == [10, 10, 5]
+    assert values(path, "out") == as_bytes(range(25))
+    fill(path, count=5, start=25)
+    finish(stream(spark, path, tmp_path / "ckpt", maxOffsetsPerTrigger=10))
+    assert values(path, "out") == as_bytes(range(30))
+
+
+def test_a_limit_of_bytes_takes_whole_entries(path) -> None:
+    with xl.open(path) as engine:
+        with engine.topic("orders").producer("exclusive") as producer:
+            for _ in range(4):
+                producer.send_many([bytes(1000)] * 300)  # 300 kB each: an entry of its own
+    options = stream_options({"path": path, "topic": "orders", "maxBytesPerTrigger": "400000"})
+    reader = StreamReader(options, schema_of("messages"))
+    limit = reader.getDefaultReadLimit()
+    assert limit.max_bytes == 400_000
+    first = reader.latestOffset({"orders": 0}, limit)
+    assert first == {"orders": 600}
+    assert reader.latestOffset(first, limit) == {"orders": 1200}
+    assert reader.latestOffset({"orders": 1200}, limit) == {"orders": 1200}
+
+
+def test_a_stream_begins_at_the_end_unless_told(path) -> None:
+    fill(path, count=7)
+    options = stream_options({"path": path, "topicsPattern": ".*"})
+    reader = StreamReader(options, schema_of("messages"))
+    start = reader.initialOffset()
+    assert start == {"orders": 7}
+    fill(path, "later", 3)  # a topic that comes later is read whole
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert end == {"later": 3, "orders": 7}
+    assert [p.span for p in reader.partitions(start, end)] == [plan.Span("later", 0, 3)]
+    assert reader.partitions(end, end) == []
+    reader.prepareForTriggerAvailableNow()
+    fill(path, "later", 3)
+    assert reader.latestOffset(end, reader.getDefaultReadLimit()) == end
+    assert reader.reportLatestOffset() == {"later": 6, "orders": 7}
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_a_stream_whose_offsets_were_trimmed(path, strict) -> None:
+    fill(path, count=10)
+    options = {"path": path, "topic": "orders", "failOnDataLoss": strict}
+    reader = StreamReader(stream_options(options), schema_of("messages"))
+    trim(path, "orders", 6)
+    if strict == "true":
+        with pytest.raises(SourceError, match="DATA_LOSS"):
+            reader.partitions({"orders": 3}, {"orders": 10})
+    else:
+        [part] = reader.partitions({"orders": 3}, {"orders": 10})
+        assert part.span == plan.Span("orders", 6, 10)
+
+
+# ---- other machines ----------------------------------------------------------------------
+
+
+def test_an_executor_on_another_machine_says_so(path) -> None:
+    fill(path)
+    here = Place.of(reading(path))
+    rows = Rows(schema_of("messages"), True)
+    for place in (replace(here, boot="another"), replace(here, inode=(1, 2))):
+        with pytest.raises(SourceError, match="REMOTE_EXECUTOR") as caught:
+            list(rows.of(Slice(plan.Span("orders", 0, 5), place)))
+        assert '"access", "inline"' in str(caught.value)
+    with pytest.raises(SourceError, match="another ledger"):
+        list(rows.of(Slice(plan.Span("orders", 0, 5), replace(here, uuid="x"))))
+
+
+def test_inline_partitions_bring_their_messages(spark, path) -> None:
+    fill(path, count=100)
+    assert offsets(read(spark, path, access="inline", minPartitions=3)) == list(range(100))
+    options = batch_options({"path": path, "topic": "orders", "access": "inline"})
+    reader = BatchReader(options, schema_of("messages"))
+    [part] = pickle.loads(pickle.dumps(reader.partitions()))
+    assert part.place is None
+    [batch] = reader.read(part)
+    assert batch["value"].to_pylist() == values(path, "orders")
+
+
+def test_inline_has_a_limit(path) -> None:
+    fill(path, count=100)
+    rows = Rows(schema_of("messages"), True)
+    with pytest.raises(SourceError, match="access=inline ships at most"):
+        Budget(100).pack(rows.read(reading(path), plan.Span("orders", 0, 100)))
+
+
+def test_a_process_keeps_few_ledgers_open(tmp_path) -> None:
+    paths = [str(tmp_path / str(number)) for number in range(MOST_KEPT + 1)]
+    for path in paths:
+        fill(path)
+    engines = [reading(path) for path in paths]
+    assert [engine.closed for engine in engines] == [True] + [False] * MOST_KEPT
+    assert reading(paths[1]) is engines[1]
+    assert not reading(paths[0]).closed
+
+
+def test_a_ledger_that_was_made_anew_is_opened_anew(path, tmp_path) -> None:
+    where = str(tmp_path / "other")
+    fill(where, count=3)
+    before = reading(where)
+    shutil.rmtree(where)
+    with pytest.raises(xl.LedgerError):
+        reading(where)
+    assert before.closed
+    fill(where, count=5)
+    assert reading(where).topic("orders", create=False).next_offset == 5
+
+
+# ---- discovery ---------------------------------------------------------------------------
+
+
+def test_spark_finds_the_source_by_itself(spark: SparkSession, path) -> None:
+    import pyspark_exclusivelog
+
+    assert pyspark_exclusivelog.DefaultSource.name() == FORMAT
+    fill(path)
+    other = spark.newSession()
+    assert other.read.format(FORMAT).option("topic", "orders").load(path).count() == 10
