@@ -44,6 +44,7 @@ cdef extern from *:
         uint32_t arrivals;      /* counts who has come to wait for a flush */
         uint32_t led;           /* `arrivals` when the last flush began */
         uint32_t crowd;         /* how many the last flush served, and how many came meanwhile */
+        uint32_t unsettled;     /* what became of a dead process's transaction is not known yet */
     } xj_words;
 
     #define XJ_READY offsetof(xj_words, ready)
@@ -72,10 +73,25 @@ cdef extern from *:
             || xj_start_mutex(&w->turn.mutex);
     }
 
+    static uint32_t *xj_word(pthread_mutex_t *m) {
+    #ifdef __GLIBC__
+        return (uint32_t *)m;
+    #else
+        return (uint32_t *)m + 1;       /* musl */
+    #endif
+    }
+
     /* What the dead holder did is either whole (tail had moved) or to be written over. It may
        have committed a change of ownership that nobody was told of; and parts of its frames
-       may outlast what is written over them, which have a lower version then. */
+       may outlast what is written over them, which have a lower version then.
+
+       Worse, LMDB itself may not know yet of what the dead has committed: its readers go by a
+       word that is set behind the write which is the commit, and the next writer sets it
+       right. Until then the tables must not be believed. Who dies in a transaction has the
+       turn, too; the kernel may not have come to that mutex yet. */
     static int xj_repair(xj_words *w) {
+        if (xl_load(xj_word(&w->turn.mutex)))
+            xl_store(&w->unsettled, 1);
         __atomic_add_fetch(&w->version, 1, __ATOMIC_SEQ_CST);
         return pthread_mutex_consistent(&w->write.mutex);
     }
@@ -113,13 +129,7 @@ cdef extern from *:
     static void xj_give_turn(xj_words *w) { pthread_mutex_unlock(&w->turn.mutex); }
 
     /* The kernel frees a robust mutex by this very word: it is the id of the thread. */
-    static uint32_t xj_holder(pthread_mutex_t *m) {
-    #ifdef __GLIBC__
-        return xl_load((uint32_t *)m) & FUTEX_TID_MASK;
-    #else
-        return xl_load((uint32_t *)m + 1) & FUTEX_TID_MASK;     /* musl */
-    #endif
-    }
+    static uint32_t xj_holder(pthread_mutex_t *m) { return xl_load(xj_word(m)) & FUTEX_TID_MASK; }
     static uint32_t xj_appending(xj_words *w) { return xj_holder(&w->write.mutex); }
     static uint32_t xj_writing(xj_words *w) { return xj_holder(&w->turn.mutex); }
 
@@ -189,6 +199,7 @@ cdef extern from *:
         uint32_t arrivals
         uint32_t led
         uint32_t crowd
+        uint32_t unsettled
     ctypedef struct xj_frame:
         uint32_t magic
         uint32_t size
@@ -466,6 +477,7 @@ cdef class Journal:
         xl_store64(&self.shared.applied, position)
         xl_store64(&self.shared.version, self.shared.version + 1)
         xl_store(&self.shared.failed, 0)
+        xl_store(&self.shared.unsettled, 0)
         xl_store(&self.shared.ready, 1)
         self._tell_flushed()
 
@@ -483,6 +495,18 @@ cdef class Journal:
     def unlock(self):
         """Let others append again."""
         xj_unlock(self.shared)
+
+    @property
+    def unsettled(self):
+        """Has a process died whose last transaction the tables may not show yet? A transaction
+        that nobody appends beside settles it."""
+        return xl_load(&self.shared.unsettled) != 0
+
+    cdef void _settle(self) noexcept:
+        # With the mutex held, in a transaction of LMDB's, which knows of all that was committed.
+        if self.shared.unsettled:
+            xl_store64(&self.shared.version, self.shared.version + 1)
+            xl_store(&self.shared.unsettled, 0)
 
     def take_turn(self):
         """Be the only one who changes the tables. In front of LMDB's own lock, because here a
@@ -717,7 +741,7 @@ cdef class Journal:
         with nogil:
             self._adopt_generation()
             there = (self.generation == generation and self.shared.version == version
-                     and not self._outran(at))
+                     and not self.shared.unsettled and not self._outran(at))
             if there:
                 self._catch_up()
                 self._scan_for(&fresh, at, self.shared.tail)

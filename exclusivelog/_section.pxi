@@ -147,6 +147,7 @@ cdef class Section:
             if self.exclusive:
                 self.journal.lock()
                 self.held = True
+                self.journal._settle()
                 self.caught_up(self.inside)
         except BaseException:
             txn, self.txn = self.txn, None

@@ -127,6 +127,9 @@ def look_up(ledger: Ledger, appender: _core.Appender) -> None:
     ledger.check()
     while True:
         version = journal.version  # before the tables: what changes later is seen by it
+        if journal.unsettled:
+            ledger.settle()
+            continue
         with ledger.read() as tables:
             row = tables.topic(session.topic)
             check_may_write(tables, row, session)

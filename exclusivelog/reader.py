@@ -77,6 +77,7 @@ class Reader(_core.Cursor):
         self._busy_until = 0.0
         self._scanned = 0, 0  # (generation, position): how far the journal lies behind us
         self._read_to = 0
+        self._known_end = 0  # the topic had messages up to there when it was last looked at
         self._version = 0  # of the journal when the tables were looked into,
         self._looked = 0.0  # and when that was
         self._ahead = 1
@@ -146,7 +147,7 @@ class Reader(_core.Cursor):
 
     def _has_more(self, tables: Tables) -> bool:
         row = self._existing(tables.latest(self.topic_id, self._since(tables)))
-        end = max(row.next_offset, self._read_to)
+        end = self._known_end = max(row.next_offset, self._read_to)
         if end > max(self.position, self._horizon, row.first_offset):
             return True
         return self.position < self._horizon and bool(
@@ -158,7 +159,8 @@ class Reader(_core.Cursor):
             row = tables.latest(self.topic_id, self._since(tables))
             return self._existing(row).next_offset
 
-        return max(self._engine.look(look), self._read_to)
+        self._known_end = max(self._engine.look(look), self._read_to)
+        return self._known_end
 
     # ---- read ----------------------------------------------------------------------------
 
@@ -171,7 +173,8 @@ class Reader(_core.Cursor):
                 return view
             self.move_to(self._horizon)
         found = self._read_on_in_journal()
-        if found is not None:
+        # Between a commit and the news of it the tables may have what the journal hides yet.
+        if found or (found is not None and self.position >= self._known_end):
             return found
         journal = self._engine.ledger.journal
         version = 0 if journal is None else journal.version

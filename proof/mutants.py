@@ -56,6 +56,8 @@ MUTANTS = (
            " or words.version != p.version", "", ("torture", "test_b_epochs.py")),
     Mutant("a change of owner tells no append", JOURNAL,
            "        if ownership:\n", "        if False:\n", ("torture", "test_b_epochs.py")),
+    Mutant("a dead process's commit comes as a surprise", JOURNAL,
+           "            xl_store(&w->unsettled, 1);", "            ;", ("test_h_crashes.py",)),
     Mutant("a take-over keeps the epoch", ADMIT, "Decision(Verdict.TAKE_OVER, epoch + 1)",
            "Decision(Verdict.TAKE_OVER, epoch)", ("model",)),
     Mutant("a grant lowers the epoch", ADMIT, "and not in_transit else epoch + 1",
@@ -97,6 +99,9 @@ MUTANTS = (
            "return readers + empty", ("test_d_queue.py", "test_c_losing.py")),
     Mutant("an append wakes no reader", "_batch.pxi", "            xl_wake(word, INT_MAX)\n",
            "            pass\n", ("test_e_following.py", "test_g_readers.py")),
+    Mutant("a reader ends before an end that it knows of", "reader.py",
+           "if found or (found is not None and self.position >= self._known_end):",
+           "if found is not None:", ("test_g_readers.py",)),
     # ---- what is durable
     Mutant("an append is not flushed", JOURNAL, "if outcome == PLACED and p.flushed:",
            "if False:", ("crash-states",)),

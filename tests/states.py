@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -103,6 +104,7 @@ def struck_after(seconds: float, call: Callable[[], object]) -> None:
         raise Struck
 
     before = signal.signal(signal.SIGALRM, strike)
+    gc.disable()  # nor from its callbacks, which test tools have
     # A condition variable of Python's that is struck may say RuntimeError instead.
     with contextlib.suppress(Struck, RuntimeError):
         try:
@@ -110,6 +112,7 @@ def struck_after(seconds: float, call: Callable[[], object]) -> None:
             call()
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
+    gc.enable()
     signal.signal(signal.SIGALRM, before)
 
 

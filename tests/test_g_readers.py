@@ -697,3 +697,44 @@ def test_g5_a_reader_used_by_a_signal_handler_while_it_reads_does_not_crash(path
         print("fine")
     """
     assert finish(source, path).strip() == "fine"
+
+
+class Watched:
+    """A transaction: `look` is called when it is committed, and nobody knows of it yet."""
+
+    def __init__(self, txn: Any, look: Callable[[], None]) -> None:
+        self._txn, self._look = txn, look
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._txn, name)
+
+    def commit(self) -> None:
+        self._txn.commit()
+        self._look()
+
+
+def test_g5_what_the_tables_have_is_read_before_anybody_says_so(engine, topic, monkeypatch) -> None:
+    """A checkpoint has moved an unflushed message into the tables, where it is durable, and has
+    not said yet that it did. Who knows that there is a message gets it."""
+    found: list[Any] = []
+    settle, begin = log._flush_and_settle, engine.ledger._begin_write
+
+    def look() -> None:
+        found.append(reader.has_message_available())
+        found.append(rest(reader))
+
+    def checkpoint_first(*args: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.ledger, "_begin_write", lambda: Watched(begin(), look))
+            engine.ledger.checkpoint()
+        settle(*args)
+
+    with topic.producer("exclusive") as producer, topic.reader() as reader:
+        producer.send(b"0")
+        engine.ledger.checkpoint()
+        producer.send(b"1")
+        assert rest(reader) == [b"0", b"1"]
+        assert rest(reader) == []  # from here on it looks into the journal alone
+        monkeypatch.setattr(log, "_flush_and_settle", checkpoint_first)
+        producer.send_async(b"2").result()
+    assert found == [True, [b"2"]]

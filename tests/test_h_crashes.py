@@ -23,6 +23,7 @@ import itertools
 import mmap
 import os
 import random
+import select
 import shutil
 import signal
 import time
@@ -114,6 +115,88 @@ def test_g3_two_dead_owners_batches_do_not_become_one(path, tmp_path) -> None:
     with xl.open(copy) as engine:
         assert values(engine.topic("t")) in ([], [b"1", b"2", b"3"], [b"a", b"b", b"c"])
         assert engine.verify().problems == ()
+
+
+# ---- B2, G3: death between the write that is a commit and the news of it -----------------
+
+# LMDB commits by writing a page, and then sets the word by which its readers find it.
+DIES_IN_A_COMMIT = """
+    import os, sys
+    import exclusivelog as xl
+    with xl.open(sys.argv[1]) as engine:
+        topic = engine.topic("t")
+        shared = topic.producer("shared") if sys.argv[2] == "large" else None
+        print(os.getpid(), flush=True)
+        input()
+        if sys.argv[2] == "large":
+            shared.send_many([b"large" * 100] * LARGE)
+        elif sys.argv[2] == "take over":
+            topic.producer("exclusive_with_fencing", name="taker")
+        else:
+            topic.terminate()
+        print("alive", flush=True)
+        input()
+"""
+LARGE = 1000
+
+
+def die_in_a_commit(path: Path, what: str, when: int) -> bool:
+    """A process dies right behind the `when`-th write of a commit; False if that has fewer."""
+    with child(DIES_IN_A_COMMIT.replace("LARGE", str(LARGE)), path, what) as victim:
+        pid = int(line(victim))
+        injection = f"inject=pwrite64:signal=SIGSTOP:when={when}"
+        with traced(pid, "-o", os.devnull, "-e", "trace=pwrite64", "-e", injection):
+            tell(victim)
+
+            def stopped() -> bool:
+                options = os.WSTOPPED | os.WNOWAIT | os.WNOHANG
+                return os.waitid(os.P_PID, pid, options) is not None
+
+            until(lambda: stopped() or select.select([victim.stdout], [], [], 0)[0])
+            died = stopped()
+            victim.kill()
+            victim.wait(PATIENCE)
+            return died
+
+
+def send_while_possible(producer: xl.Producer, values: list[bytes]) -> list[bytes]:
+    """Those of the values that were acknowledged."""
+    sent = []
+    for value in values:
+        with contextlib.suppress(xl.ProducerFencedError, xl.TopicTerminatedError):
+            producer.send(value)
+            sent.append(value)
+    return sent
+
+
+@needs_strace
+@pytest.mark.parametrize("what", ["large", "take over", "terminate"])
+def test_b2_a_commit_whose_process_dies_before_anybody_knows_of_it(tmp_path, what) -> None:
+    """Nobody can tell at first whether the commit has come about. Whoever sends on must have
+    found out before: what it sends is in the log for good, in its place, and once the take-over
+    or the end of the topic shows, nothing more gets in."""
+    for when in itertools.count(1):
+        path = tmp_path / str(when)
+        with xl.open(path) as engine, no_checkpoints(engine):
+            topic = engine.topic("t")
+            with topic.producer("shared" if what == "large" else "exclusive") as mine:
+                sent = send_while_possible(mine, [b"0"])
+                died = die_in_a_commit(path, what, when)
+                sent += send_while_possible(mine, [b"1", b"2"])
+                with engine.ledger.write_beside():
+                    pass  # at the latest now LMDB finds out
+                with engine.ledger.read() as tables:
+                    row = tables.topic(topic.id)
+                closed = what != "large" and not (row.owner == mine.session.id and not row.flags)
+                sent += send_while_possible(mine, [b"3"])
+                assert b"3" not in sent if closed else sent == [b"0", b"1", b"2", b"3"]
+            found = values(topic)
+            assert [value for value in found if len(value) == 1] == sent
+            assert len(found) - len(sent) in (0, LARGE if what == "large" else 0)
+            assert engine.verify().problems == ()
+        if not died:
+            assert when > 1, "hardly anything was written"
+            return
 
 
 # ---- H1, B9: death between two instructions ----------------------------------------------

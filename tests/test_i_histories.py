@@ -24,7 +24,7 @@ import pytest
 
 import exclusivelog as xl
 from tests.children import child, line, tell
-from tests.linearizability import UNKNOWN, Call, WholeMap, check, check_per_key
+from tests.linearizability import UNKNOWN, Call, Failure, WholeMap, check, check_per_key
 from tests.players import KEYS, NURSERY, WRITERS, crew, frozen
 from tests.processes import PATIENCE
 from tests.states import everything, open_counts
@@ -147,6 +147,21 @@ def look_at_the_end(path: Path, number: int) -> list[Call]:
     return [Call(number, "get", key, None, found.get(key), now, now + 1) for key in KEYS]
 
 
+def told(failure: Failure | None, history: list[Call], path: Path) -> str:
+    """The failure, the calls of the same key around it, and what the log has of that key."""
+    if failure is None:
+        return ""
+    stuck = min(failure.candidates, key=lambda call: call.end)
+    calls = sorted((c for c in history if c.key == stuck.key), key=lambda call: call.begin)
+    around = [c for c in calls if abs(c.begin - stuck.begin) < 1e9 or c.begin < stuck.end < c.end]
+    with xl.open(path / "log") as engine, engine.topic("map").reader() as reader:
+        logged = [
+            f"{m.offset} epoch {m.epoch} {m.producer_name}: {m.raw_value!r}"
+            for m in reader if m.key == stuck.key.encode()
+        ]  # fmt: skip
+    return "\n".join([str(failure), "calls:", *map(str, around), "log:", *logged])
+
+
 def record(path: Path, style: str, **options: Any) -> list[Call]:
     """The history of a crew that was tormented for a while."""
     dice = random.Random(len(style))
@@ -168,7 +183,7 @@ def test_i2_what_many_processes_do_to_their_keys_is_linearizable(
     history = record(tmp_path, "one key", durabilities=durabilities)
     assert len(history) > 300
     failure = check_per_key(history)
-    assert failure is None, str(failure)
+    assert failure is None, told(failure, history, tmp_path)
 
 
 def test_i2_so_it_is_with_calls_that_concern_all_keys(tmp_path: Path) -> None:
