@@ -314,7 +314,10 @@ def test_a_directory_is_known_by_its_mark(tmp_path) -> None:
     assert here.shared
     assert not Directory(here.root, "another").shared
     assert not Directory(str(tmp_path / "not there"), here.probe).shared
-    for name in ("..", ".", "../x", "/"):  # names cannot climb out
+    umlauts = "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 127  # longer, quoted, than a name may be
+    Path(here.of(umlauts, 3)).mkdir(parents=True)
+    here.remove_old(umlauts)
+    for name in ("..", ".", "../x", "/", umlauts):  # names cannot climb out
         assert Path(here.of(name, 3)).resolve().parent.parent == tmp_path / "a"
 
 
