@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from exclusivelog import _core, access
 from exclusivelog.access import Session
 from exclusivelog.tables import Tables
-from exclusivelog.topic import check_name, create_topic, existing
+from exclusivelog.topic import check_name, existing, is_internal
 from exclusivelog.types import AccessMode
 
 if TYPE_CHECKING:
@@ -94,7 +94,8 @@ def append_once(
     - `batches`: topic name -> its messages. Topics are made if need be.
 
     Raises ProducerFencedError where a later run, or anybody else, has had one of the topics
-    since (rules B3, B4), ProducerBusyError, TopicTerminatedError, LedgerError.
+    since (rules B3, B4), ProducerBusyError, TopicTerminatedError, LedgerError; ValueError for a
+    topic of the library's own.
 
     >>> def part(*values):
     ...     return Part(_core.strings(list(values)))
@@ -111,12 +112,26 @@ def append_once(
     run.check()
     if (number is None) != (run.writer is None):
         raise ValueError(f"number={number!r} and writer={run.writer!r}: both, or none")
-    topics = {name: create_topic(engine.ledger, name, True)[0] for name in batches}
-    with engine.ledger.write_all() as tables:
+    for name in batches:
+        check_writable(name)
+    with engine.ledger.write_all() as tables:  # makes topics, too: what fails leaves none
         return {
-            name: _append(engine, tables, topics[name], run, number, parts)
+            name: _append(engine, tables, _topic(tables, name), run, number, parts)
             for name, parts in batches.items()
         }
+
+
+def check_writable(topic: object) -> str:
+    """The name, or ValueError or TypeError unless a topic of that name can be appended to."""
+    name = check_name(topic, "topic")
+    if is_internal(name):
+        raise ValueError(f"topic {name!r} is the library's own: it can only be read")
+    return name
+
+
+def _topic(tables: Tables, name: str) -> int:
+    row = tables.find_topic(name) or tables.new_topic(name)
+    return row.id
 
 
 def _append(

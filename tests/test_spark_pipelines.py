@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import re
+import time
 import xml.dom.minidom
 from collections import Counter
 from html.parser import HTMLParser
@@ -147,6 +148,19 @@ def test_what_is_archived_can_be_trimmed(spark, path, tmp_path) -> None:
     assert rows(spark, tmp_path / "a" / "orders") == expected(*range(12))
 
 
+def test_an_archive_that_is_not_there_any_more_is_missed(spark, path, tmp_path) -> None:
+    """A disk that is not mounted, say: to go on would trim what is in no archive."""
+    fill(path, count=10)
+    to = tmp_path / "archive"
+    archive.run(spark, path, "orders", str(to))
+    to.rename(tmp_path / "elsewhere")
+    fill(path, count=5, start=10)
+    with pytest.raises(SourceError, match=r"PIPELINE.*before 10.*mounted"):
+        archive.run(spark, path, "orders", str(to), keep=dt.timedelta(0))
+    with xl.open(path, readonly=True) as engine:
+        assert engine.topic("orders").first_offset == 0
+
+
 # ---- compact -----------------------------------------------------------------------------
 
 
@@ -182,6 +196,29 @@ def test_a_compacted_topic_is_written_once(spark, path) -> None:
         messages = list(engine.topic("last").reader())
     assert [(m.key, m.value) for m in messages] == [(b"a", b"2"), (b"c", b"1"), (b"", b"e")]
     assert messages[0].properties == {"p": "q", "origin_offset": "3", "origin_epoch": "1"}
+
+
+def test_a_key_that_is_gone_is_gone_from_the_compacted_topic(spark, path) -> None:
+    """What it was compacted into has its last value from before: only a tombstone ends that."""
+    keyed(path)
+    compact.run(spark, path, "orders", to_topic="last")
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send(None, key="a")
+    compact.run(spark, path, "orders", to_topic="last")
+    with xl.open(path, readonly=True) as engine:
+        latest = {message.key: message.value for message in engine.topic("last").reader()}
+    assert {key for key, value in latest.items() if value is not None} == {b"c", b""}
+
+
+def test_a_topic_that_was_made_anew_is_compacted_anew(spark, path) -> None:
+    keyed(path)
+    compact.run(spark, path, "orders", to_topic="last")
+    with xl.open(path) as engine:
+        engine.delete_topic("orders")
+    fill(path, count=3)
+    assert compact.run(spark, path, "orders", to_topic="last").keys == 3
+    with pytest.raises(SourceError, match="into itself"):
+        compact.run(spark, path, "orders", to_topic="orders")
 
 
 # ---- replay ------------------------------------------------------------------------------
@@ -222,6 +259,37 @@ def test_a_replay_of_what_is_not_there_is_refused(spark, path, tmp_path) -> None
         replay.run(spark, path, "orders", path)
     with pytest.raises(SourceError, match="neither a ledger nor an archive"):
         replay.run(spark, str(tmp_path), "orders", path, to_topic="x")
+
+
+def test_a_replay_does_not_step_over_what_was_trimmed(spark, path, tmp_path) -> None:
+    fill(path, count=10)
+    copy = str(tmp_path / "copy")
+    replay.run(spark, path, "orders", copy, end=4)
+    archive.run(spark, path, "orders", str(tmp_path / "archive"))
+    trim(path, "orders", 6)
+    with pytest.raises(SourceError, match=r"DATA_LOSS.*not all of 4 to 9"):
+        replay.run(spark, path, "orders", copy)
+    assert replay.run(spark, str(tmp_path / "archive"), "orders", copy).messages == 6
+    assert replay.run(spark, path, "orders", copy).messages == 0
+    assert values(copy, "orders") == as_bytes(range(10))
+
+
+def test_a_topic_that_was_made_anew_is_replayed_anew(spark, path, tmp_path) -> None:
+    fill(path, count=10)
+    copy = str(tmp_path / "copy")
+    replay.run(spark, path, "orders", copy)
+    with xl.open(path) as engine:
+        engine.delete_topic("orders")
+    fill(path, count=5, start=10)
+    assert replay.run(spark, path, "orders", copy).messages == 5
+    assert values(copy, "orders") == as_bytes(range(15))
+
+
+@pytest.mark.parametrize("run", [archive.run, replay.run])
+def test_chunks_of_nothing_are_refused(spark, path, tmp_path, run) -> None:
+    fill(path)
+    with pytest.raises(SourceError, match="chunk=0"):
+        run(spark, path, "orders", str(tmp_path / "to"), chunk=0)
 
 
 # ---- audit -------------------------------------------------------------------------------
@@ -283,6 +351,59 @@ def test_what_is_wrong_is_named(records, claim, words) -> None:
     grants = Counter({("orders", 1): 1, ("orders", 2): 1})
     [failed] = [v for v in judge(summary, grants) if not v.holds and v.claim == claim]
     assert words in failed.facts
+
+
+def test_a_topic_that_does_not_exist_is_not_sound(spark, path, tmp_path) -> None:
+    fill(path)
+    for topic in ("ordres", "__events__"):
+        with pytest.raises(SourceError, match="TOPIC_NOT_FOUND"):
+            audit.run(spark, path, [topic])
+        with pytest.raises(SourceError, match="TOPIC_NOT_FOUND"):
+            report.run(spark, path, str(tmp_path / "page.html"), [topic])
+
+
+def test_others_may_write_while_an_owner_is_away(spark, path) -> None:
+    """Shared producers take no epoch: they write under that of who owned the topic before them.
+    It may come back as one of them, or where it was (rule B5), as a run of batches does."""
+    part = Part(_core.strings([b"y"]))
+    with xl.open(path) as engine:
+        silent = engine.topic("silent")
+        silent.producer("exclusive", name="alice").close()
+        topic = engine.topic("orders")
+        epoch = 0
+        for _ in range(2):
+            claim = {"topic_epoch": epoch} if epoch else {}
+            with topic.producer("exclusive", name="alice", **claim) as alice:
+                epoch = alice.topic_epoch
+                alice.send(b"x")
+            time.sleep(0.002)
+            for where in (silent, topic):
+                with where.producer(name="bob") as bob, where.producer(name="alice") as alice:
+                    for producer in (bob, alice, bob):
+                        producer.send(b"z")
+            time.sleep(0.002)
+        for number in range(2):
+            append_once(engine, Run("job", "run", "spark"), number, {"batches": [part]})
+            with engine.topic("batches").producer(name="bob") as bob:
+                bob.send(b"z")
+        assert topic.epoch == 1
+    assert [v for v in audit.run(spark, path) if not v.holds] == []
+
+
+def test_who_wrote_while_another_held_the_topic_is_named() -> None:
+    summary = Summary("orders")
+    for record in (run_of(1, "a", 0, 9, messages=9, first_time=10, last_time=90),
+                   run_of(1, "b", 5, 5, first_time=50, last_time=50)):  # fmt: skip
+        summary.add(record)
+    party = {"producer": "a"}
+    grant = xl.Event(5, "orders", 1, "grant", "request", 0, None, party)
+    for end, count in ((95, 1), (40, 0)):
+        last = xl.Event(end, "orders", 1, "release", "closed", 0, party, None)
+        grants, tenures = audit._grants([grant, last]), audit._tenures([grant, last], set())
+        failed = [v.facts for v in judge(summary, grants, tenures) if not v.holds]
+        assert failed == ["epoch 1: b in between"] * count
+    tenures = audit._tenures([grant], {("orders", 1)})  # it holds it still
+    assert any(v.facts == "epoch 1: b in between" for v in judge(summary, grants, tenures))
 
 
 # ---- report ------------------------------------------------------------------------------
@@ -436,8 +557,22 @@ def test_an_audit_that_finds_something_says_so_by_its_status(command, path, monk
     assert "FAILED\torders\tevery epoch is granted once" in said
 
 
+def test_what_spark_passes_on_is_told_in_a_line(command, path, monkeypatch) -> None:
+    fill(path)
+
+    def read_on(spark, ledger, topic, start, stop):
+        return read(spark, ledger, topic, start, stop + 1)
+
+    read = archive.read
+    monkeypatch.setattr(archive, "read", read_on)
+    status, said, told = command("archive", path, "orders", f"{path}-archive", "--quiet")
+    assert (status, said, len(told.splitlines())) == (1, "", 1)
+    assert "[EXCLUSIVELOG_DATA_LOSS]" in told
+
+
 def test_wrong_arguments_are_named(capsys) -> None:
-    for arguments in (["archive"], ["compact", "log", "orders"], ["audit", "l", "--conf", "x"]):
+    for arguments in (["archive"], ["compact", "log", "orders"], ["audit", "l", "--conf", "x"],
+                      ["archive", "log", "orders", "to", "--keep", "inf"]):  # fmt: skip
         with pytest.raises(SystemExit) as caught:
             commands.parse(arguments)
         assert caught.value.code == 2

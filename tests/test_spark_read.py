@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 import exclusivelog as xl
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SourceError
-from exclusivelog.spark.handles import MOST_KEPT, Place, reading
+from exclusivelog.spark.handles import MOST_KEPT, Place, reading, writing
 from exclusivelog.spark.options import batch_options, stream_options
 from exclusivelog.spark.source import BatchReader, Budget, Rows, Slice, StreamReader
 from exclusivelog.spark.views import schema_of
@@ -223,6 +223,7 @@ def test_errors_name_what_is_wrong(spark, path) -> None:
     )
     refused("LEDGER", lambda: read(spark, path + "-not").count())
     refused("OPTION", lambda: spark.read.format(FORMAT).load(path).count())
+    refused("OPTION", lambda: read(spark, path, view="message").count())
 
 
 @pytest.mark.parametrize(
@@ -239,6 +240,9 @@ def test_errors_name_what_is_wrong(spark, path) -> None:
         ({"topic": "a", "view": "message"}, "messages or epochs"),
         ({"topic": "a", "failOnDataLoss": "perhaps"}, "true or false"),
         ({"topic": "a", "maxOffsetsPerTrigger": "5"}, "no option of spark.read"),
+        ({"topic": "a", "minPartitions": str(2**63)}, "below 2**63"),
+        ({"topic": "a", "startingOffsets": '{"A": 5}'}, "'A', which is not among those read"),
+        ({"topicsPattern": "a.", "endingOffsets": '{"b": 5}'}, "'b', which is not among"),
     ],
 )
 def test_options_are_checked_by_name(options, words) -> None:
@@ -257,6 +261,8 @@ def test_views_show_what_the_ledger_knows(spark, path) -> None:
 
     def view(name: str, **options: object) -> list[dict[str, object]]:
         frame = spark.read.format(FORMAT).option("view", name)
+        if (columns := options.pop("columns", None)) is not None:
+            frame = frame.schema(columns)
         for key, value in options.items():
             frame = frame.option(key, value)
         return [row.asDict() for row in frame.load(path).collect()]
@@ -272,6 +278,12 @@ def test_views_show_what_the_ledger_knows(spark, path) -> None:
         {"topic": "orders", "producer": "alice", "last_sequence_id": 6, "live": False}
     ]
     assert view("txns") == []
+    trim(path, "orders", 2)  # within an entry
+    trimmed = [(row["first_offset"], row["messages"]) for row in view("epochs", topic="orders")]
+    assert trimmed == [(2, 2), (4, 3)]
+    with xl.open(path) as engine, engine.topic("orders").producer("exclusive", name="bob"):
+        [row] = view("topics", topic="orders", columns="owner_since timestamp, owner string")
+        assert (row["owner"], row["owner_since"] is None) == ("bob", False)
 
 
 # ---- streams -----------------------------------------------------------------------------
@@ -298,9 +310,10 @@ def test_a_limit_of_bytes_takes_whole_entries(path) -> None:
     limit = reader.getDefaultReadLimit()
     assert limit.max_bytes == 400_000
     first = reader.latestOffset({"orders": 0}, limit)
-    assert first == {"orders": 600}
-    assert reader.latestOffset(first, limit) == {"orders": 1200}
-    assert reader.latestOffset({"orders": 1200}, limit) == {"orders": 1200}
+    assert plan.split(first)[0] == {"orders": 600}
+    last = reader.latestOffset(first, limit)
+    assert plan.split(last)[0] == {"orders": 1200}
+    assert reader.latestOffset(last, limit) == last
 
 
 def test_a_stream_begins_at_the_end_unless_told(path) -> None:
@@ -308,10 +321,10 @@ def test_a_stream_begins_at_the_end_unless_told(path) -> None:
     options = stream_options({"path": path, "topicsPattern": ".*"})
     reader = StreamReader(options, schema_of("messages"))
     start = reader.initialOffset()
-    assert start == {"orders": 7}
+    assert plan.split(start)[0] == {"orders": 7}
     fill(path, "later", 3)  # a topic that comes later is read whole
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
-    assert end == {"later": 3, "orders": 7}
+    assert plan.split(end)[0] == {"later": 3, "orders": 7}
     assert [p.span for p in reader.partitions(start, end)] == [plan.Span("later", 0, 3)]
     assert reader.partitions(end, end) == []
     reader.prepareForTriggerAvailableNow()
@@ -332,6 +345,114 @@ def test_a_stream_whose_offsets_were_trimmed(path, strict) -> None:
     else:
         [part] = reader.partitions({"orders": 3}, {"orders": 10})
         assert part.span == plan.Span("orders", 6, 10)
+
+
+def made_anew(path: str, count: int, topic: str = "orders") -> None:
+    """Delete a topic, and make another one of that name."""
+    with xl.open(path) as engine:
+        engine.delete_topic(topic)
+    fill(path, topic, count)
+
+
+def test_offsets_of_a_topic_that_was_made_anew_are_not_taken_for_the_old_ones(path) -> None:
+    """It has more messages than the old one had when the stream last looked: only the topic's id
+    tells them apart, and all of them are new."""
+    fill(path, count=5)
+    options = {"path": path, "topic": "orders", "startingOffsets": "earliest"}
+    reader = StreamReader(stream_options(options), schema_of("messages"))
+    everything = reader.getDefaultReadLimit()
+    end = reader.latestOffset(reader.initialOffset(), everything)
+    made_anew(path, 8)
+    later = reader.latestOffset(end, everything)
+    with pytest.raises(SourceError, match=r"DATA_LOSS.*made anew"):
+        reader.partitions(end, later)
+    options["failOnDataLoss"] = "false"
+    reader = StreamReader(stream_options(options), schema_of("messages"))
+    assert [p.span for p in reader.partitions(end, later)] == [plan.Span("orders", 0, 8)]
+    # What was planned before is gone as a whole; it is no part of the new topic.
+    assert reader.partitions(reader.initialOffset() | {"orders": 0, "": end[""]}, end) == []
+    assert reader.latestOffset(later, everything) == later
+
+
+def test_what_was_planned_is_not_read_from_a_topic_that_was_made_anew(path) -> None:
+    fill(path, count=5)
+    options = batch_options({"path": path, "topic": "orders"})
+    [part] = BatchReader(options, schema_of("messages")).partitions()
+    made_anew(path, 8)
+    with pytest.raises(SourceError, match=r"DATA_LOSS.*made anew"):
+        list(Rows(schema_of("messages"), True).of(part))
+    assert list(Rows(schema_of("messages"), False).of(part)) == []
+
+
+def test_a_stream_of_topics_of_which_one_is_deleted(path) -> None:
+    """A micro-batch that was planned with it must be readable after a restart."""
+    fill(path, "a", 5)
+    fill(path, "b", 5)
+    options = {"path": path, "topicsPattern": "[ab]", "startingOffsets": "earliest"}
+    reader = StreamReader(stream_options(options), schema_of("messages"))
+    everything = reader.getDefaultReadLimit()
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, everything)
+    with xl.open(path) as engine:
+        engine.delete_topic("b")
+    assert [p.span.topic for p in reader.partitions({**start, "b": 5}, end)] == ["a"]
+    with pytest.raises(SourceError, match="no topic 'b'"):
+        reader.partitions(start, end)
+    with pytest.raises(SourceError, match=r"DATA_LOSS.*'b' was deleted"):
+        reader.latestOffset(end, everything)
+    options["failOnDataLoss"] = "false"
+    reader = StreamReader(stream_options(options), schema_of("messages"))
+    assert [p.span.topic for p in reader.partitions(start, end)] == ["a"]
+    assert plan.split(reader.latestOffset(end, everything))[0] == {"a": 5}
+
+
+@pytest.mark.parametrize(
+    "limit", [{"maxOffsetsPerTrigger": "10"}, {"maxBytesPerTrigger": "1"}], ids=["offsets", "bytes"]
+)
+def test_a_limit_knows_where_a_trimmed_topic_begins(path, limit) -> None:
+    """A topic that comes later, and was trimmed before a stream sees it, has lost nothing that
+    the stream was to read."""
+    fill(path, "a", 100)
+    options = {"path": path, "topicsPattern": "[ab]", "startingOffsets": "earliest", **limit}
+    reader = StreamReader(stream_options(options), schema_of("messages"))
+    position = reader.initialOffset()
+    fill(path, "b", 100)
+    trim(path, "b", 60)
+    read: dict[str, list[int]] = {"a": [], "b": []}
+    for _ in range(20):
+        end = reader.latestOffset(position, reader.getDefaultReadLimit())
+        for part in reader.partitions(position, end):
+            read[part.span.topic] += range(part.span.start, part.span.end)
+        position = end
+    assert read == {"a": list(range(100)), "b": list(range(60, 100))}
+
+
+def test_a_small_topic_does_not_wait_for_a_large_one(path) -> None:
+    """One that always has more than the limit must not keep the single message of another."""
+    available = {"clicks": 1_000_000, "alerts": 1, "none": 5}
+    assert plan.limited({"none": 5}, available, 100) == {"clicks": 99, "alerts": 1, "none": 5}
+    available = {"alerts": 1, "clicks": 1_000_000}
+    assert plan.limited({}, available, 100) == {"alerts": 1, "clicks": 99}
+
+
+def test_a_limit_of_bytes_starves_no_topic(path) -> None:
+    with xl.open(path) as engine:
+        for topic in ("a", "b"):
+            with engine.topic(topic).producer("exclusive") as producer:
+                for _ in range(4):
+                    producer.send_many([bytes(1000)] * 300)
+    options = {"path": path, "topics": "a,b", "maxBytesPerTrigger": "400000"}
+    reader = StreamReader(stream_options(options), schema_of("messages"))
+    end = reader.latestOffset({"a": 0, "b": 0}, reader.getDefaultReadLimit())
+    assert plan.split(end)[0] == {"a": 300, "b": 300}
+
+
+def test_a_topic_that_was_trimmed_to_its_end_has_nothing_of_a_range(path) -> None:
+    fill(path, count=10)
+    rows = Rows(schema_of("messages"), False)
+    part = Slice(plan.Span("orders", 1, 8), Place.of(reading(path)))
+    trim(path, "orders", 10)
+    assert list(rows.of(part)) == []
 
 
 # ---- other machines ----------------------------------------------------------------------
@@ -375,6 +496,16 @@ def test_a_process_keeps_few_ledgers_open(tmp_path) -> None:
     assert [engine.closed for engine in engines] == [True] + [False] * MOST_KEPT
     assert reading(paths[1]) is engines[1]
     assert not reading(paths[0]).closed
+
+
+def test_a_ledger_is_the_same_by_all_its_names(tmp_path) -> None:
+    """A worker may read by one name, and commit by another."""
+    where, link = str(tmp_path / "other"), str(tmp_path / "link")
+    fill(where)
+    (tmp_path / "link").symlink_to(where)
+    assert reading(link).topics() == ["orders"]
+    assert writing(where).topic("orders").next_offset == 10
+    assert reading(link).topics() == ["orders"]
 
 
 def test_a_ledger_that_was_made_anew_is_opened_anew(path, tmp_path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import StructType
 
 import exclusivelog as xl
 from exclusivelog import _core
@@ -19,6 +20,7 @@ from exclusivelog.once import Part, Run, append_once, record, recorded
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
 from exclusivelog.spark.staging import Directory, Piece, check_arrived, parts
+from exclusivelog.spark.writer import Job, Staged, StreamWriter
 from tests.sparks import (
     as_bytes,
     epochs,
@@ -105,7 +107,7 @@ def test_a_batch_that_is_refused_by_one_topic_is_in_none(engine) -> None:
         pass
     with pytest.raises(xl.ProducerFencedError):
         append_once(engine, run, 1, {"a": [part(b"1")], "b": [part(b"1")]})
-    assert engine.topic("a").next_offset == 0
+    assert engine.topics() == ["b"]  # none is made for it
     assert engine.topic("a").epoch == 0  # and no epoch is used up (rule A2)
     assert recorded(engine, "a") == {}
 
@@ -121,6 +123,19 @@ def test_a_failure_in_the_middle_leaves_nothing(engine) -> None:
     assert (topic.next_offset, topic.epoch) == (0, 0)
     append_once(engine, Run("job", "run", "spark"), 0, {"a": [part(b"1")]})
     assert engine.verify().ok
+
+
+def test_the_library_s_own_topics_are_not_written(engine, path) -> None:
+    """Rule E5: what `__events__` says has happened, and nothing else."""
+    engine.topic("a").producer("exclusive").close()
+    before = list(engine.history())
+    run = Run("job", "run", "spark")
+    with pytest.raises(ValueError, match="can only be read"):
+        append_once(engine, run, 0, {"b": [part(b"1")], "__events__": [part(b"{}")]})
+    assert list(engine.history()) == before
+    assert engine.topics() == ["a"]
+    with pytest.raises(SourceError, match=r"OPTION.*can only be read"):
+        batch_write_options({"path": path, "topic": "__events__"})
 
 
 def test_numbers_are_recorded_without_disturbing_the_owner(engine) -> None:
@@ -181,6 +196,17 @@ def test_a_numbered_batch_is_written_once(spark, path) -> None:
     assert values(path, "free") == [b"0", b"0"]
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 20], ids=["in files", "inline"])
+def test_a_job_may_have_any_name(spark, path, tmp_path, limit) -> None:
+    """A name of 255 bytes is three times as long where it is a directory's."""
+    name = "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 127
+    for version in (0, 1, 1):
+        options = {"topic": "out", "txnAppId": name, "txnVersion": version, "inlineLimit": limit}
+        write(numbers(spark, 2), path, **options)
+    assert values(path, "out") == as_bytes([0, 1] * 2)
+    assert left_in(tmp_path / STAGING) == []
+
+
 def test_a_column_says_which_topic(spark, path) -> None:
     frame = numbers(spark, 100).withColumn(
         "topic", F.when(F.col("value").cast("int") % 2 == 0, "even").otherwise("odd")
@@ -188,6 +214,8 @@ def test_a_column_says_which_topic(spark, path) -> None:
     write(frame, path, inlineLimit=0)
     assert values(path, "even") == as_bytes(range(0, 100, 2))
     assert values(path, "odd") == as_bytes(range(1, 100, 2))
+    own = frame.withColumn("topic", F.lit("__events__"))
+    assert "can only be read" in refused("SCHEMA", lambda: write(own, path))
     nulls = frame.withColumn("topic", F.lit(None).cast("string"))
     assert "is null" in refused("SCHEMA", lambda: write(nulls, path))
     assert len(values(path, "even")) == 50
@@ -210,6 +238,8 @@ def test_what_cannot_be_written_is_refused(spark, path) -> None:
     assert "may not be null" in refused("SCHEMA", lambda: write(odd, path, topic="out"))
     with pytest.raises(SourceError, match=r"EXCLUSIVELOG_OPTION.*checkpoint"):
         stream_write_options({"path": "x", "txnAppId": "a"})
+    with pytest.raises(SourceError, match=r"EXCLUSIVELOG_OPTION.*below 2\*\*63"):
+        batch_write_options({"path": "x", "txnAppId": "a", "txnVersion": str(2**63)})
     with pytest.raises(SourceError, match=r"EXCLUSIVELOG_OPTION.*wait_for_exclusive"):
         batch_write_options({"path": "x", "producerAccessMode": "wait_for_exclusive"})
 
@@ -266,13 +296,28 @@ def test_a_job_that_fails_leaves_nothing_behind(spark, path, tmp_path) -> None:
 # ---- staging -----------------------------------------------------------------------------
 
 
+def test_a_run_with_nothing_to_append_disturbs_nobody(path, tmp_path) -> None:
+    """It may have been superseded, and nothing has told it (rule B3): what another run of the
+    query has staged is not its own to remove."""
+    options = stream_write_options({"path": path, "topic": "out"})
+    writer = StreamWriter(options, StructType().add("value", "binary"))
+    staged = Path(writer.directory.of("query", "new run", 1)) / "part-0-0-0.arrow"
+    staged.parent.mkdir(parents=True)
+    staged.touch()
+    writer.commit([Staged(Job("query", "old run", 1), 0)], 1)
+    assert staged.exists()
+
+
 def test_a_directory_is_known_by_its_mark(tmp_path) -> None:
     here = Directory.prepare(str(tmp_path / "a"))
     assert here == Directory.prepare(str(tmp_path / "a"))
     assert here.shared
     assert not Directory(here.root, "another").shared
     assert not Directory(str(tmp_path / "not there"), here.probe).shared
-    for name in ("..", ".", "../x", "/"):  # names cannot climb out
+    umlauts = "\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 127  # longer, quoted, than a name may be
+    Path(here.of(umlauts, 3)).mkdir(parents=True)
+    here.remove_old(umlauts)
+    for name in ("..", ".", "../x", "/", umlauts):  # names cannot climb out
         assert Path(here.of(name, 3)).resolve().parent.parent == tmp_path / "a"
 
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import datetime as dt
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CHUNK = 5_000_000
+CODED = re.compile(r"\[EXCLUSIVELOG_\w+\].*")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -119,7 +121,7 @@ def _place(text: str) -> int | dt.datetime:
 def _days(text: str) -> dt.timedelta:
     try:
         return dt.timedelta(days=abs(float(text)))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r}: it takes days") from None
 
 
@@ -137,6 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     except (xl.ExclusiveLogError, ValueError, OSError) as error:
         print(f"exclusivelog.spark: {error}", file=sys.stderr)
+        return 1
+    except Exception as error:  # what Spark passes on, between its own words and a stack
+        found = CODED.search(str(error))
+        if found is None:
+            raise
+        print(f"exclusivelog.spark: {found[0]}", file=sys.stderr)
         return 1
 
 

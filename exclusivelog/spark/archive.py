@@ -66,9 +66,16 @@ def run(
     Raises SourceError: DATA_LOSS where messages are gone that were not archived, PIPELINE where
     the archive is another ledger's, or does not hold what was written.
     """
+    check_chunk(chunk)
     with coded(), xl.open(ledger, "archive", create=False) as engine:
         job = Archive(spark, engine, topic, to, Progress(spark, out))
         return job.go(before, chunk, keep)
+
+
+def check_chunk(chunk: int) -> None:
+    """SourceError unless so many messages at once get somewhere."""
+    if chunk < 1:
+        raise SourceError(PIPELINE, f"chunk={chunk}: it takes a whole number from 1 on")
 
 
 class Archive:
@@ -106,6 +113,13 @@ class Archive:
     def _claim_the_directory(self) -> None:
         mark = f"{self._engine.ledger.uuid} {self._topic.id}"
         found = self._files.read(f"{self._where}/_ledger")
+        if found is None and self._done:
+            raise SourceError(
+                PIPELINE,
+                f"the ledger has recorded that offsets before {self._done} of topic "
+                f"{self._topic.name!r} are in {self._where}, and there is no archive: is it "
+                "mounted? Choose another directory to begin anew",
+            )
         if found is None:
             self._files.write(f"{self._where}/_ledger", mark)
         elif found != mark:
@@ -115,9 +129,12 @@ class Archive:
                 f"({found}, not {mark}); choose another directory",
             )
 
+    @property
+    def _done(self) -> int:
+        return recorded(self._engine, self._topic.name).get(self._writer, 0)
+
     def _begin(self) -> int:
-        done = recorded(self._engine, self._topic.name).get(self._writer, 0)
-        first = self._topic.first_offset
+        done, first = self._done, self._topic.first_offset
         if done < first and (done or self._ranges()):
             raise SourceError(
                 DATA_LOSS,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Record = dict[str, Any]
+Epoch = tuple[str, int]  # topic, number
 
 COLUMNS = (
     "topic string, epoch bigint, producer string, first_offset bigint, last_offset bigint, "
-    "messages bigint, first_sequence_id bigint, last_sequence_id bigint, falls bigint, gaps bigint"
+    "messages bigint, first_sequence_id bigint, last_sequence_id bigint, falls bigint, "
+    "gaps bigint, first_time timestamp, last_time timestamp"
 )
 TIMES = ("bucket", "first_time", "last_time")
 SHOWN = 3  # faults that are named, of each kind
+FOREVER = 2**63
 
 
 @dataclass(frozen=True)
@@ -44,13 +47,28 @@ class Verdict:
 
 @dataclass
 class Span:
-    """The messages of one epoch and one producer."""
+    """The messages of one epoch and one producer; `times` are the first and the last one's of
+    each run."""
 
     epoch: int
     producer: str
     first: int
     last: int
     messages: int = 0
+    times: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Tenure:
+    """Who owns an epoch, and from when to when, in ms since 1970; more than once where it came
+    back (rule B5). Whose end was not told, may hold it still, or leave it between batches."""
+
+    producer: str
+    held: list[tuple[int, int]] = field(default_factory=list)
+
+    def covers(self, time: int) -> bool:
+        """Did it hold the topic then, for certain?"""
+        return any(start < time < end for start, end in self.held)
 
 
 @dataclass
@@ -71,6 +89,7 @@ class Summary:
             span = self.spans[key] = Span(*key, run["first_offset"], run["last_offset"])
         span.last = max(span.last, run["last_offset"])
         span.messages += run["messages"]
+        span.times += [run.get("first_time", 0), run.get("last_time", 0)]
         self.gaps += run["gaps"]
         before = self.sequences.get(run["producer"], -1)
         if run["falls"] or run["first_sequence_id"] <= before:
@@ -93,19 +112,37 @@ def run(
     """Judge topics (None: all); a verdict for each claim about each topic."""
     progress = Progress(spark, out)
     with coded(), xl.open(ledger, "audit", readonly=True) as engine:
-        names = engine.topics() if topics is None else list(topics)
+        names = names_of(engine, topics)
         with progress.step(f"reading {len(names)} topics"):
             found = runs(spark, engine.path, names)
-        return verdicts(names, found, engine.history())  # of leaders that came meanwhile, too
+        events = list(engine.history())  # of leaders that came meanwhile, too
+        return verdicts(names, found, events, owned(engine, names))
+
+
+def names_of(engine: xl.Engine, topics: Sequence[str] | None) -> list[str]:
+    """These topics, or (None) all; TopicNotFoundError for one that does not exist: nothing can
+    be said about it."""
+    known = engine.topics()
+    for topic in topics or ():
+        if topic not in known:
+            raise xl.TopicNotFoundError(f"{engine.path} has no topic {topic!r}")
+    return known if topics is None else list(dict.fromkeys(topics))
+
+
+def owned(engine: xl.Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
+    """(topic, epoch) of those that somebody holds now."""
+    owners = ((topic, engine.topic(topic, create=False).owner) for topic in topics)
+    return {(topic, owner.epoch) for topic, owner in owners if owner is not None}
 
 
 def verdicts(
-    topics: Iterable[str], found: Iterable[Record], events: Iterable[Event]
-) -> list[Verdict]:
+    topics: Iterable[str], found: Iterable[Record], events: Sequence[Event],
+    held: Set[tuple[str, int]] = frozenset(),
+) -> list[Verdict]:  # fmt: skip
     """Every claim about each of these topics, judged by its `runs`; the events were read after
-    them."""
-    grants = _grants(events)
-    return [verdict for one in _summaries(found, topics) for verdict in judge(one, grants)]
+    them, and `held` is what is `owned` now."""
+    grants, tenures = _grants(events), _tenures(events, held)
+    return [verdict for one in _summaries(found, topics) for verdict in judge(one, grants, tenures)]
 
 
 def runs(
@@ -140,7 +177,7 @@ def _summaries(found: Iterable[Record], topics: Iterable[str]) -> list[Summary]:
     return list(summaries.values())
 
 
-def _grants(events: Iterable[Event]) -> Counter[tuple[str, int]]:
+def _grants(events: Iterable[Event]) -> Counter[Epoch]:
     """(topic, epoch) -> how often it was granted, not counting who only came back."""
     return Counter(
         (event.topic, event.epoch)
@@ -149,10 +186,29 @@ def _grants(events: Iterable[Event]) -> Counter[tuple[str, int]]:
     )
 
 
+def _tenures(events: Iterable[Event], held: Set[tuple[str, int]]) -> dict[Epoch, Tenure]:
+    """(topic, epoch) -> its owner. A run of batches (`once.py`) holds the topic within its
+    transactions alone, and gives nothing back."""
+    found: dict[Epoch, Tenure] = {}
+    since: dict[Epoch, int] = {}
+    for event in events:
+        epoch = event.topic, event.epoch
+        if event.kind == "grant" and event.target is not None:
+            found.setdefault(epoch, Tenure(event.target["producer"]))
+            since[epoch] = event.time
+        elif event.kind in ("release", "evict") and epoch in since:
+            found[epoch].held.append((since.pop(epoch), event.time))
+    for epoch in since.keys() & held:
+        found[epoch].held.append((since[epoch], FOREVER))
+    return found
+
+
 # ---- judging -----------------------------------------------------------------------------
 
 
-def judge(summary: Summary, grants: Counter[tuple[str, int]]) -> list[Verdict]:
+def judge(
+    summary: Summary, grants: Counter[Epoch], tenures: Mapping[Epoch, Tenure] | None = None
+) -> list[Verdict]:
     """Every claim about one topic.
 
     >>> summary = Summary("orders")
@@ -168,7 +224,7 @@ def judge(summary: Summary, grants: Counter[tuple[str, int]]) -> list[Verdict]:
         for claim, (faults, facts) in {
             "epochs never interleave": _interleaving(summary),
             "offsets are dense": _density(summary),
-            "one producer in each exclusive epoch": _producers(summary, grants),
+            "one producer in each exclusive epoch": _producers(summary, grants, tenures or {}),
             "sequence ids rise": (summary.falls, f"{len(summary.sequences)} producers"),
             "every epoch is granted once": _granted(summary, grants),
         }.items()
@@ -200,22 +256,34 @@ def _density(summary: Summary) -> Found:
     return faults, f"{count:,} messages from {first} to {last}"
 
 
-def _producers(summary: Summary, grants: Counter[tuple[str, int]]) -> Found:
-    """Others may share an exclusive epoch once its owner has left: never in between."""
+def _producers(summary: Summary, grants: Counter[Epoch], tenures: Mapping[Epoch, Tenure]) -> Found:
+    """Others may share an exclusive epoch while its owner is away: never while it holds it."""
     faults, exclusive = [], 0
     for spans in summary.epochs:
         epoch = spans[0].epoch
         if not grants[summary.topic, epoch]:
             continue  # shared producers write under the epoch that was there before them
         exclusive += 1
-        owner = min(spans, key=lambda span: span.first)
-        if owner.last - owner.first + 1 != owner.messages:
-            others = sorted(span.producer for span in spans if span is not owner)
-            faults.append(f"epoch {epoch} of {owner.producer}: {', '.join(others)} in between")
+        others = _in_between(spans, tenures.get((summary.topic, epoch)))
+        if others:
+            faults.append(f"epoch {epoch}: {', '.join(sorted(others))} in between")
     return faults, f"{exclusive} exclusive epochs"
 
 
-def _granted(summary: Summary, grants: Counter[tuple[str, int]]) -> Found:
+def _in_between(spans: Sequence[Span], tenure: Tenure | None) -> list[str]:
+    """Who wrote among the messages of the epoch's owner, and not while it was away."""
+    first = min(spans, key=lambda span: span.first)
+    name = first.producer if tenure is None else tenure.producer
+    owner = next((span for span in spans if span.producer == name), None)
+    if owner is None or owner.last - owner.first + 1 == owner.messages:
+        return []
+    return [
+        span.producer for span in spans
+        if span is not owner and (tenure is None or any(map(tenure.covers, span.times)))
+    ]  # fmt: skip
+
+
+def _granted(summary: Summary, grants: Counter[Epoch]) -> Found:
     faults = []
     for spans in summary.epochs:
         epoch = spans[0].epoch

@@ -2,7 +2,8 @@
 
 The greatest offset of each key first, from two columns; then the messages of those offsets.
 Messages without a key are nobody's last word, and are left out. Doing it again when nothing
-has come since changes nothing.
+has come since changes nothing. A topic that was compacted into before has older messages of
+keys that are gone: so the next ones bring tombstones along.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 import exclusivelog as xl
+from exclusivelog import _core
 from exclusivelog.once import recorded
 from exclusivelog.spark import NAME, plan
 from exclusivelog.spark.archive import read
@@ -49,30 +51,33 @@ def run(
     """
     if (to is None) == (to_topic is None):
         raise SourceError(PIPELINE, "to and to_topic: one of them")
+    if to_topic == topic:
+        raise SourceError(PIPELINE, f"topic {topic!r} cannot be compacted into itself")
     progress = Progress(spark, out)
     with coded(), xl.open(ledger, "compact", create=False) as engine:
         here = plan.row(engine, topic)
         end = here.next_offset
         frame = latest(spark, engine.path, topic, here.first_offset, end)
         if to is not None:
+            frame = frame.where("value is not null")
             mark = {"ledger": engine.ledger.uuid, "topic": here.id, "end": end}
             keys = _into_files(Files(spark, to), frame, to, mark, progress)
         else:
             assert to_topic is not None
-            keys = _into_topic(engine, frame, (topic, to_topic), end, progress)
+            keys = _into_topic(engine, frame, here, to_topic, progress)
         return Compacted(topic, end, keys)
 
 
 def latest(spark: SparkSession, ledger: str, topic: str, start: int, stop: int) -> DataFrame:
-    """The last message of each key among [start, stop), in the order of their offsets."""
+    """The last message of each key among [start, stop), tombstones too, in the order of their
+    offsets."""
     messages = read(spark, ledger, topic, start, stop)
     keys = spark.read.schema("offset bigint, key binary").format(NAME).option("topic", topic)
     keys = keys.option("startingOffsets", json.dumps({topic: start}))
     found = keys.option("endingOffsets", json.dumps({topic: stop})).load(ledger)
     last = found.where("key is not null").groupBy("key").agg({"offset": "max"})
     last = last.selectExpr("`max(offset)` as offset")
-    kept = messages.join(last, "offset", "left_semi").where("value is not null")
-    return kept.orderBy("offset")
+    return messages.join(last, "offset", "left_semi").orderBy("offset")
 
 
 def with_origin(frame: DataFrame) -> DataFrame:
@@ -112,17 +117,19 @@ def _into_files(
 
 
 def _into_topic(
-    engine: xl.Engine, frame: DataFrame, topics: tuple[str, str], end: int, progress: Progress
+    engine: xl.Engine, frame: DataFrame, source: _core.TopicRow, target: str, progress: Progress
 ) -> int | None:
-    source, target = topics
-    writer = job_name("compact", source)
+    # By its id: a topic that was made anew has offsets of its own.
+    writer, end = job_name("compact", str(source.id), source.name), source.next_offset
     engine.topic(target)
     before = recorded(engine, target).get(writer)
     if before is not None and before >= end:
         progress.say(f"{target} is up to date")
         return None
     count = plan.row(engine, target).next_offset
-    with progress.step(f"compacting {source} into {target}"):
+    if count == 0:
+        frame = frame.where("value is not null")
+    with progress.step(f"compacting {source.name} into {target}"):
         sink = with_origin(frame).write.format(NAME).mode("append").option("topic", target)
         sink.option("txnAppId", writer).option("txnVersion", end).save(engine.path)
     return plan.row(engine, target).next_offset - count

@@ -54,7 +54,7 @@ def writing(path: str) -> xl.Engine:
 
 
 def _handle(path: str, writes: bool) -> _Handle:
-    key = os.getpid(), path
+    key = os.getpid(), os.path.realpath(path)  # a process has a ledger open once
     with _opening:
         handle = _handles.pop(key, None)
         if handle is not None and not _fits(handle, path, writes):

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exclusivelog.errors import ExclusiveLogError
-from exclusivelog.once import Run
+from exclusivelog.once import Run, check_writable
 from exclusivelog.producer import to_ms
 from exclusivelog.spark.errors import OPTION, SourceError
 from exclusivelog.topic import check_name
@@ -26,6 +26,7 @@ VIEWS = ("messages", "epochs", "producers", "topics", "txns", "runs")
 DIRECT, INLINE = "direct", "inline"
 INLINE_BYTES = 1 << 20
 STAGING_NAME = "staging"
+MOST = 2**63 - 1
 
 WHICH = ("topic", "topics", "topicsPattern", "subscribe", "subscribePattern")
 READING = (
@@ -68,6 +69,11 @@ def ledger_path(options: Options) -> str:
 
 
 # ---- reading -----------------------------------------------------------------------------
+
+
+def view_of(options: Options) -> str:
+    """Which view is read."""
+    return _one_of(options, "view", VIEWS)
 
 
 @dataclass(frozen=True)
@@ -127,11 +133,15 @@ def stream_options(options: Options) -> ReadOptions:
 
 
 def _read_options(options: Options, start: str) -> ReadOptions:
-    view = _one_of(options, "view", VIEWS)
+    view = view_of(options)
     names, pattern = _which(options, view)
+    first, last = _bounds(options, "starting", start), _bounds(options, "ending", LATEST)
+    for bounds, name in ((first, "startingOffsets"), (last, "endingOffsets")):
+        for topic in bounds.topics:
+            if not (re.fullmatch(pattern, topic) if names is None else topic in names):
+                raise refuse(f"{name} names the topic {topic!r}, which is not among those read")
     return ReadOptions(
-        path=ledger_path(options), names=names, pattern=pattern,
-        start=_bounds(options, "starting", start), end=_bounds(options, "ending", LATEST),
+        path=ledger_path(options), names=names, pattern=pattern, start=first, end=last,
         fail_on_data_loss=_one_of(options, "failOnDataLoss", ("true", "false")) == "true",
         min_partitions=_number(options, "minPartitions", 1) or 1,
         max_offsets=_number(options, "maxOffsetsPerTrigger", None),
@@ -222,8 +232,8 @@ def _number(options: Options, name: str, default: int | None, least: int = 1) ->
     value = options.get(name)
     if value is None:
         return default
-    if not value.strip().isdecimal() or int(value) < least:
-        raise refuse(f"{name}={value!r}: it takes a whole number from {least} on")
+    if not value.strip().isdecimal() or not least <= int(value) <= MOST:
+        raise refuse(f"{name}={value!r}: it takes a whole number from {least} on, below 2**63")
     return int(value)
 
 
@@ -271,6 +281,8 @@ def stream_write_options(options: Options) -> WriteOptions:
 def _write_options(options: Options, app_id: str | None, version: int | None) -> WriteOptions:
     path, topic = ledger_path(options), options.get("topic")
     try:
+        if topic is not None:
+            check_writable(topic)
         mode = AccessMode.parse(options.get("producerAccessMode", "exclusive_with_fencing"))
         producer = options.get("producerName")
         Run(app_id, None, producer or "spark", mode).check()
@@ -279,7 +291,7 @@ def _write_options(options: Options, app_id: str | None, version: int | None) ->
     limit = _number(options, "inlineLimit", INLINE_BYTES, 0)
     staging = options.get("stagingDir") or os.path.join(path, STAGING_NAME)
     return WriteOptions(
-        path=path, topic=None if topic is None else _topic_name(topic, "topic"),
-        producer=producer, access_mode=mode, staging=os.path.abspath(staging),
+        path=path, topic=topic, producer=producer, access_mode=mode,
+        staging=os.path.abspath(staging),
         inline_limit=INLINE_BYTES if limit is None else limit, app_id=app_id, version=version,
     )  # fmt: skip

@@ -8,10 +8,12 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from exclusivelog import _core
 from exclusivelog.engine import Engine
+from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.log import offset_at_time
 from exclusivelog.producer import to_ms
 from exclusivelog.segments import REFERENCE, is_reference
@@ -25,15 +27,21 @@ ALONE = 100_000  # messages that are not worth a second partition
 SAMPLES = 8
 
 Offsets = dict[str, int]
+# Of a stream, as its checkpoint keeps it: {topic: next offset}, and the topics' ids besides.
+# One that was deleted and made anew has the same name, and offsets of its own.
+Position = dict[str, Any]
+IDS = ""  # where they are: no topic has this name
 
 
 @dataclass(frozen=True)
 class Span:
-    """The messages of a topic from `start` up to, not with, `end`."""
+    """The messages of a topic from `start` up to, not with, `end`. `id` is the topic's; None:
+    whichever has the name."""
 
     topic: str
     start: int
     end: int
+    id: int | None = field(default=None, compare=False)
 
     @property
     def count(self) -> int:
@@ -53,7 +61,20 @@ def topics(engine: Engine, options: ReadOptions) -> list[str]:
 
 def row(engine: Engine, topic: str) -> _core.TopicRow:
     """The topic's row as it is now; TopicNotFoundError where there is none."""
-    return engine.latest(engine.topic(topic, create=False).id)
+    number = engine.topic(topic, create=False).id
+    return engine.look(lambda tables: existing_latest(tables, number))
+
+
+def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
+    """The rows of the topics that the options name, or match."""
+    found = {}
+    for topic in topics(engine, options):
+        try:
+            found[topic] = row(engine, topic)
+        except TopicNotFoundError:
+            if options.names is not None:  # one that matches may be deleted meanwhile
+                raise
+    return found
 
 
 # ---- a batch: from here to there ---------------------------------------------------------
@@ -63,15 +84,15 @@ def spans(engine: Engine, options: ReadOptions) -> list[Span]:
     """What a batch reads. Raises SourceError for offsets that are not there, unless
     failOnDataLoss is false: then what is there of them."""
     found = []
-    for topic in topics(engine, options):
-        start = _resolve(engine, topic, options.start, options.fail_on_data_loss)
-        end = _resolve(engine, topic, options.end, options.fail_on_data_loss)
-        found.append(Span(topic, start, max(start, end)))
+    for topic, here in rows(engine, options).items():
+        start = _resolve(engine, here, options.start, options.fail_on_data_loss)
+        end = _resolve(engine, here, options.end, options.fail_on_data_loss)
+        found.append(Span(topic, start, max(start, end), here.id))
     return found
 
 
-def _resolve(engine: Engine, topic: str, bounds: Bounds, strict: bool) -> int:
-    here, place = row(engine, topic), bounds.of(topic)
+def _resolve(engine: Engine, here: _core.TopicRow, bounds: Bounds, strict: bool) -> int:
+    place = bounds.of(here.name)
     offset = place_of(engine, here, place)
     if not isinstance(place, int):
         return offset
@@ -117,17 +138,60 @@ def check_there(here: _core.TopicRow, offset: int, strict: bool) -> int:
 # ---- a stream: as far as the limit allows ------------------------------------------------
 
 
-def starts(engine: Engine, options: ReadOptions) -> Offsets:
+def starts(engine: Engine, options: ReadOptions) -> Position:
     """Where a new stream begins."""
-    return {
-        topic: _resolve(engine, topic, options.start, options.fail_on_data_loss)
-        for topic in topics(engine, options)
+    found = rows(engine, options)
+    strict = options.fail_on_data_loss
+    offsets = {
+        topic: _resolve(engine, here, options.start, strict) for topic, here in found.items()
     }
+    return {**offsets, IDS: {topic: here.id for topic, here in found.items()}}
 
 
-def ends(engine: Engine, options: ReadOptions) -> Offsets:
+def ends(engine: Engine, options: ReadOptions) -> Position:
     """Where the topics end now."""
-    return {topic: row(engine, topic).next_offset for topic in topics(engine, options)}
+    found = rows(engine, options)
+    offsets = {topic: here.next_offset for topic, here in found.items()}
+    return {**offsets, IDS: {topic: here.id for topic, here in found.items()}}
+
+
+def split(position: Mapping[str, Any]) -> tuple[Offsets, dict[str, int]]:
+    """The offsets of a position, and the ids of its topics as far as they are known.
+
+    >>> split({"a": 3, "": {"a": 1}}), split({"a": 3})
+    (({'a': 3}, {'a': 1}), ({'a': 3}, {}))
+    """
+    offsets = {topic: offset for topic, offset in position.items() if topic != IDS}
+    return offsets, dict(position.get(IDS, {}))
+
+
+def goes_on(
+    engine: Engine, options: ReadOptions, start: Mapping[str, Any], available: Position
+) -> Offsets:
+    """Where the next micro-batch begins in each topic: behind what was read, if that is there."""
+    offsets, ids = split(start)
+    wanted, _ = split(available)
+    gone = offsets.keys() - wanted.keys()
+    if gone and options.fail_on_data_loss:
+        raise SourceError(
+            DATA_LOSS,
+            f"topic {min(gone)!r} was deleted, perhaps with messages that were not read. "
+            "failOnDataLoss=false goes on without it",
+        )
+    found = {}
+    for topic, end in wanted.items():
+        first = _first(engine, topic)
+        begin = offsets.get(topic, first)
+        anew = ids.get(topic) not in (None, available[IDS].get(topic))
+        found[topic] = first if anew or begin > end else max(begin, first)
+    return found
+
+
+def _first(engine: Engine, topic: str) -> int:
+    try:
+        return int(row(engine, topic).first_offset)
+    except TopicNotFoundError:  # meanwhile
+        return 0
 
 
 def limited(start: Mapping[str, int], available: Offsets, most: int) -> Offsets:
@@ -137,32 +201,41 @@ def limited(start: Mapping[str, int], available: Offsets, most: int) -> Offsets:
     ({'a': 9, 'b': 11}, {'a': 8})
     """
     waiting = {topic: max(0, end - start.get(topic, 0)) for topic, end in available.items()}
-    total = sum(waiting.values())
-    if total <= most:
+    if sum(waiting.values()) <= most:
         return dict(available)
-    taken, found = 0, {}
-    seen = 0
+    shares = _shares(waiting, most)
+    return {
+        topic: start.get(topic, 0) + shares[topic] if count else available[topic]
+        for topic, count in waiting.items()
+    }
+
+
+def _shares(waiting: Offsets, most: int) -> Offsets:
+    total, seen, shares = sum(waiting.values()), 0, {}
     for topic, count in waiting.items():
-        seen += count
-        share = most * seen // total - taken  # what is rounded off goes to the next one
-        taken += share
-        found[topic] = start.get(topic, 0) + share if count else available[topic]
-    return found
+        before, seen = seen, seen + count
+        # What is rounded off goes to the next one.
+        shares[topic] = most * seen // total - most * before // total
+    for topic, count in waiting.items():  # nobody waits for another one to run dry
+        richest = max(shares, key=lambda name: shares[name])
+        if count and not shares[topic] and shares[richest] > 1:
+            shares[topic], shares[richest] = 1, shares[richest] - 1
+    return shares
 
 
 def limited_bytes(
     engine: Engine, start: Mapping[str, int], available: Offsets, most: int
 ) -> Offsets:
     """As `limited`, for about so many bytes as the ledger keeps them: whole entries, at least
-    one, topic after topic."""
-    found, left = {}, most
-    for topic, end in available.items():
-        begin = start.get(topic, 0)
-        if left <= 0 or end <= begin:
-            found[topic] = min(begin, end) if end > begin else end
-            continue
-        found[topic], used = _within_bytes(engine, topic, begin, end, left)
-        left -= used
+    one of each topic."""
+    found = dict(available)
+    waiting = [topic for topic, end in available.items() if end > start.get(topic, 0)]
+    for index, topic in enumerate(waiting):
+        share = most // (len(waiting) - index)  # what one leaves goes to those behind it
+        found[topic], used = _within_bytes(
+            engine, topic, start.get(topic, 0), available[topic], share
+        )
+        most = max(0, most - used)
     return found
 
 
@@ -186,23 +259,51 @@ def entry_bytes(data: bytes) -> int:
 
 
 def steps(
-    engine: Engine, options: ReadOptions, start: Mapping[str, int], end: Mapping[str, int]
+    engine: Engine, options: ReadOptions, start: Mapping[str, Any], end: Mapping[str, Any]
 ) -> list[Span]:
     """What a micro-batch reads. A topic that came later is read from its first message on."""
+    (begins, before), (stops, planned) = split(start), split(end)
     found = []
-    for topic, stop in end.items():
-        here = row(engine, topic)
-        begin = start.get(topic, here.first_offset)
-        if begin == stop:
+    for topic, stop in stops.items():
+        anew = before.get(topic, planned.get(topic)) != planned.get(topic)
+        if begins.get(topic) == stop and not anew:
             continue
-        strict = options.fail_on_data_loss
-        if begin > stop:  # the topic was deleted, and made anew
-            check_there(here, begin, strict)
-            begin = here.first_offset
-        begin = check_there(here, begin, strict)
-        stop = check_there(here, stop, strict)
-        found.append(Span(topic, begin, max(begin, stop)))
+        try:
+            here = _planned_for(engine, topic, planned.get(topic))
+        except (TopicNotFoundError, SourceError):
+            if options.fail_on_data_loss:
+                raise
+            continue
+        begin = begins.get(topic, here.first_offset)
+        found.append(_step(here, begin, stop, anew, options.fail_on_data_loss))
     return [span for span in found if span.count]
+
+
+def _planned_for(engine: Engine, topic: str, number: int | None) -> _core.TopicRow:
+    here = row(engine, topic)
+    if number not in (None, here.id):
+        raise made_anew(topic)
+    return here
+
+
+def made_anew(topic: str) -> SourceError:
+    """What was to be read of the topic is gone."""
+    return SourceError(
+        DATA_LOSS,
+        f"topic {topic!r} was deleted and made anew, perhaps with messages that were not read. "
+        "failOnDataLoss=false goes on with what there is",
+    )
+
+
+def _step(here: _core.TopicRow, begin: int, stop: int, anew: bool, strict: bool) -> Span:
+    if anew and strict:
+        raise made_anew(here.name)
+    if anew or begin > stop:
+        check_there(here, begin, strict)
+        begin = here.first_offset
+    begin = check_there(here, begin, strict)
+    stop = check_there(here, stop, strict)
+    return Span(here.name, begin, max(begin, stop), here.id)
 
 
 # ---- partitions --------------------------------------------------------------------------
@@ -250,4 +351,5 @@ def cut(span: Span, count: int) -> Iterator[Span]:
     count = min(count, span.count)
     for index in range(count):
         start = span.start + index * span.count // count
-        yield Span(span.topic, start, span.start + (index + 1) * span.count // count)
+        end = span.start + (index + 1) * span.count // count
+        yield replace(span, start=start, end=end)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 import exclusivelog as xl
 from exclusivelog.once import recorded
 from exclusivelog.spark import NAME, plan
-from exclusivelog.spark.archive import CHUNK, read
+from exclusivelog.spark.archive import CHUNK, check_chunk, read
 from exclusivelog.spark.compact import with_origin
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
 from exclusivelog.spark.files import Files, job_name, place
@@ -70,28 +70,43 @@ def run(
     Raises SourceError: DATA_LOSS where offsets of the range are not there.
     """
     to_topic = to_topic or topic
-    if os.path.abspath(source) == os.path.abspath(to) and to_topic == topic:
+    if os.path.realpath(source) == os.path.realpath(to) and to_topic == topic:
         raise SourceError(PIPELINE, f"topic {topic!r} cannot be replayed into itself")
+    check_chunk(chunk)
     progress = Progress(spark, out)
     with coded():
         origin = _origin(spark, source, topic)
-        first = origin.first if start is None else start
+        writer = job_name("replay", origin.name, str(start or 0))
+        first = _done(to, to_topic, writer)
+        if first is None:
+            first = origin.first if start is None else start
         stop = origin.end if end is None else end
-        if first < origin.first or stop > origin.end:
+        if first < min(origin.first, stop) or stop > origin.end:
             raise SourceError(
                 DATA_LOSS, f"{source} has offsets {origin.first} to {origin.end - 1} of topic "
                 f"{topic!r}, not all of {first} to {stop - 1}",
             )  # fmt: skip
         with xl.open(to, "replay") as engine:
-            writer = job_name("replay", origin.name, str(start or 0))
             return _replay(spark, origin, engine, to_topic, writer, (first, stop, chunk), progress)
+
+
+def _done(ledger: str, topic: str, writer: str) -> int | None:
+    """Where an earlier call of the same replay has come to."""
+    if not ledger_exists(os.path.abspath(ledger)):
+        return None
+    with xl.open(ledger, "replay", readonly=True) as engine:
+        try:
+            return recorded(engine, topic).get(writer)
+        except xl.TopicNotFoundError:
+            return None
 
 
 def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
     if ledger_exists(os.path.abspath(source)):
         with xl.open(source, "replay", readonly=True) as engine:
             here = plan.row(engine, topic)
-            name = f"{engine.ledger.uuid}:{topic}"
+            # By its id: a topic that was made anew has offsets of its own.
+            name = _name(engine.ledger.uuid, str(here.id), topic)
             return Origin(name, here.first_offset, here.next_offset, None, engine.path, topic)
     files = Files(spark, source)
     where = place(files.absolute(source), topic)
@@ -103,16 +118,20 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
     if count == 0 or high - low + 1 != count:
         raise SourceError(DATA_LOSS, f"{where} has {count} messages from {low} to {high}")
     # The same messages, wherever they are read from: a replay may go on from the archive.
-    return Origin(f"{mark.split()[0]}:{topic}", low, high + 1, frame, source, topic)
+    ledger, number = mark.split()
+    return Origin(_name(ledger, number, topic), low, high + 1, frame, source, topic)
+
+
+def _name(ledger: str, number: str, topic: str) -> str:
+    return f"{ledger}:{number}:{topic}"
 
 
 def _replay(
     spark: SparkSession, origin: Origin, engine: xl.Engine, topic: str, writer: str,
     bounds: tuple[int, int, int], progress: Progress,
 ) -> Replayed:  # fmt: skip
-    start, end, chunk = bounds
-    before = engine.topic(topic).next_offset
-    first = at = max(start, recorded(engine, topic).get(writer, start))
+    first, end, chunk = bounds
+    before, at = engine.topic(topic).next_offset, first
     while at < end:
         stop = min(at + chunk, end)
         with progress.step(f"{origin.topic} {at} to {stop - 1} into {topic}"):

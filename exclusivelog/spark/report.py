@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 
-COLUMNS = audit.COLUMNS + ", bucket timestamp, first_time timestamp, last_time timestamp"
+COLUMNS = audit.COLUMNS + ", bucket timestamp"
 BUCKETS_MS = (
     10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000,
     3_600_000, 21_600_000, 86_400_000,
@@ -158,12 +158,12 @@ def run(
 
     progress = Progress(spark, out)
     with coded(), xl.open(ledger, "report", readonly=True) as engine:
-        names = engine.topics() if topics is None else list(topics)
+        names = audit.names_of(engine, topics)
         with progress.step(f"reading {len(names)} topics"):
             buckets, found = _runs(spark, engine, names)
             events = list(engine.history())
         stories = [_story(name, buckets[name], found, events) for name in names]
-        verdicts = audit.verdicts(names, found, events)
+        verdicts = audit.verdicts(names, found, events, audit.owned(engine, names))
         path = engine.path
     stories.sort(key=lambda story: -story.messages)
     silences = [t.silence for s in stories for t in s.take_overs if t.silence is not None]

@@ -32,7 +32,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from exclusivelog.engine import Engine
-from exclusivelog.errors import OffsetTrimmedError
+from exclusivelog.errors import OffsetTrimmedError, TopicNotFoundError
 from exclusivelog.reader import Reader
 from exclusivelog.spark import NAME, plan
 from exclusivelog.spark.errors import DATA_LOSS, OPTION, OVERWRITE, SourceError, coded
@@ -43,11 +43,13 @@ from exclusivelog.spark.options import (
     batch_write_options,
     stream_options,
     stream_write_options,
+    view_of,
 )
-from exclusivelog.spark.plan import Offsets, Span
+from exclusivelog.spark.plan import Offsets, Position, Span
 from exclusivelog.spark.runs import READ, summed_up
 from exclusivelog.spark.views import VIEWS, check_columns, records, schema_of
 from exclusivelog.spark.writer import BatchWriter, StreamWriter
+from exclusivelog.topic import Topic
 
 READ_BYTES = 8 << 20
 BATCH_ROWS = 1 << 16
@@ -64,7 +66,7 @@ class ExclusiveLogSource(DataSource):
 
     def schema(self) -> StructType:
         """All columns of the view that is read."""
-        return schema_of(self.options.get("view", "messages").strip().lower())
+        return schema_of(view_of(self.options))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
@@ -147,9 +149,14 @@ class Rows:
             yield _shaped(batch, schema, span.topic)
 
     def _messages(self, engine: Engine, span: Span, wanted: list[str]) -> Iterator[pa.RecordBatch]:
-        with engine.topic(span.topic, create=False).reader(start=span.start) as reader:
+        topic = self._topic(engine, span)
+        if topic is None:
+            return
+        with topic.reader(start=span.start) as reader:
             while reader.position < span.end:
                 batch = self._next(reader, wanted)
+                if batch is None and not self._strict:
+                    return
                 if batch is None:
                     raise _ended_early(span, reader.position)
                 # Whole entries are read: the last one may go on behind the end.
@@ -157,14 +164,26 @@ class Rows:
                 for start in range(0, rows, BATCH_ROWS):
                     yield batch.slice(start, min(BATCH_ROWS, rows - start))
 
-    def _next(self, reader: Reader, wanted: list[str]) -> pa.RecordBatch | None:
+    def _topic(self, engine: Engine, span: Span) -> Topic | None:
+        """The topic that was planned for; None if it is gone, and the user does not mind."""
         try:
-            return reader.read_arrow(READ_BYTES, wanted)
-        except OffsetTrimmedError as error:  # between planning and reading
+            topic = engine.topic(span.topic, create=False)
+            if span.id not in (None, topic.id):
+                raise plan.made_anew(span.topic)
+        except (TopicNotFoundError, SourceError):
             if self._strict:
-                raise SourceError(DATA_LOSS, str(error)) from error
-            reader.seek("earliest")
-            return reader.read_arrow(READ_BYTES, wanted)
+                raise
+            return None
+        return topic
+
+    def _next(self, reader: Reader, wanted: list[str]) -> pa.RecordBatch | None:
+        while True:
+            try:
+                return reader.read_arrow(READ_BYTES, wanted)
+            except OffsetTrimmedError as error:  # between planning and reading
+                if self._strict:
+                    raise SourceError(DATA_LOSS, str(error)) from error
+                reader.seek("earliest")
 
 
 def _ended_early(span: Span, at: int) -> SourceError:
@@ -261,13 +280,13 @@ class BatchReader(_Planned, DataSourceReader):
 
 
 class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes. Its position is {topic: next offset}."""
+    """Reads what comes. Its position is {topic: next offset}, and the topics' ids."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
-        self._target: Offsets | None = None
+        self._target: Position | None = None
 
-    def initialOffset(self) -> Offsets:  # noqa: N802
+    def initialOffset(self) -> Position:  # noqa: N802
         """Where a new query begins."""
         with coded():
             return plan.starts(reading(self.options.path), self.options)
@@ -280,22 +299,26 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
             return ReadMaxBytes(self.options.max_bytes)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: Mapping[str, int], limit: ReadLimit) -> Offsets:  # noqa: N802
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> Position:  # noqa: N802
         """How far the next micro-batch goes."""
         with coded():
             engine = reading(self.options.path)
             available = self._available(engine)
+            begin = plan.goes_on(engine, self.options, start, available)
+            offsets, ids = plan.split(available)
             if isinstance(limit, ReadMaxRows):
-                return plan.limited(start, available, limit.max_rows)
-            if isinstance(limit, ReadMaxBytes):
-                return plan.limited_bytes(engine, start, available, limit.max_bytes)
-            return available
+                offsets = plan.limited(begin, offsets, limit.max_rows)
+            elif isinstance(limit, ReadMaxBytes):
+                offsets = plan.limited_bytes(engine, begin, offsets, limit.max_bytes)
+            return {**offsets, plan.IDS: ids}
 
-    def _available(self, engine: Engine) -> Offsets:
+    def _available(self, engine: Engine) -> Position:
         now = plan.ends(engine, self.options)
         if self._target is None:
             return now
-        return {topic: min(end, now.get(topic, end)) for topic, end in self._target.items()}
+        (ends, ids), (target, former) = plan.split(now), plan.split(self._target)
+        offsets = {topic: min(end, ends.get(topic, end)) for topic, end in target.items()}
+        return {**offsets, plan.IDS: {topic: ids.get(topic, former[topic]) for topic in offsets}}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Nothing that comes from now on counts."""
@@ -305,9 +328,9 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
         """For the query's progress: how far the topics go, whatever the limit."""
         with coded():
-            return plan.ends(reading(self.options.path), self.options)
+            return plan.split(plan.ends(reading(self.options.path), self.options))[0]
 
-    def partitions(self, start: Mapping[str, int], end: Mapping[str, int]) -> list[InputPartition]:
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """The partitions of one micro-batch."""
         with coded():
             engine = reading(self.options.path)

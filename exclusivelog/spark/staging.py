@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import io
 import os
 import secrets
@@ -35,6 +36,7 @@ from exclusivelog.spark.errors import SCHEMA, STAGING, SourceError
 
 PROBE = ".exclusivelog-staging"
 LEFT_BEHIND_SECONDS = 7 * 86_400
+LONGEST = 255  # bytes of a file's name
 CHUNK_BYTES = 4 << 20  # gathered before they are written, so that the log gets large entries
 
 STAGED = pa.schema([
@@ -80,8 +82,7 @@ class Directory:
         >>> Directory("/staging", "").of("..", "a/b", 3)
         '/staging/%2E%2E/a%2Fb/3'
         """
-        safe = (quote(str(name), safe="").replace(".", "%2E") for name in names)
-        return os.path.join(self.root, *safe)
+        return os.path.join(self.root, *(_safe(str(name)) for name in names))
 
     def remove(self, *names: object) -> None:
         """Remove a directory in it. A straggler may write into it meanwhile, and is left alone:
@@ -90,10 +91,16 @@ class Directory:
 
     def remove_old(self, *names: object) -> None:
         """Remove what killed runs have left in a directory: what nobody has touched for long."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(OSError):  # the batch is in the log: nothing may fail any more
             for entry in list(os.scandir(self.of(*names))):
                 if time.time() - entry.stat().st_mtime > LEFT_BEHIND_SECONDS:
                     shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def _safe(name: str) -> str:
+    # A name has up to 255 bytes, and quoted three times as many: too many for a file system.
+    quoted = quote(name, safe="").replace(".", "%2E")
+    return quoted if len(quoted) <= LONGEST else hashlib.sha256(name.encode()).hexdigest()
 
 
 def _mark(path: str) -> str:

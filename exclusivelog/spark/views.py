@@ -110,13 +110,15 @@ def _epochs(engine: Engine, name: str) -> list[Record]:
         found: dict[int, Record] = {}
         for _, data in tables.entries(here.id, here.first_offset):
             entry = _core.Entry(tables.load(data))
+            first = max(entry.base_offset, here.first_offset)  # before it, they were trimmed
+            begun = entry.message(first - entry.base_offset).publish_time
             record = found.setdefault(entry.epoch, {
-                "topic": name, "epoch": entry.epoch, "first_offset": entry.base_offset,
-                "messages": 0, "producers": [], "first_time": entry.publish_time * 1000,
+                "topic": name, "epoch": entry.epoch, "first_offset": first,
+                "messages": 0, "producers": [], "first_time": begun * 1000,
             })  # fmt: skip
-            record["last_offset"] = entry.base_offset + entry.count - 1
+            record["last_offset"] = entry.end - 1
             record["last_time"] = entry.last_publish_time * 1000
-            record["messages"] += entry.count
+            record["messages"] += entry.end - first
             if entry.producer_name not in record["producers"]:
                 record["producers"].append(entry.producer_name)
         return list(found.values())

@@ -31,7 +31,7 @@ from pyspark.sql.types import (
 )
 
 import exclusivelog as xl
-from exclusivelog.once import Run, append_once
+from exclusivelog.once import Run, append_once, check_writable
 from exclusivelog.spark.errors import SCHEMA, SourceError, coded
 from exclusivelog.spark.handles import ledger_exists, writing
 from exclusivelog.spark.options import WriteOptions
@@ -45,7 +45,7 @@ TAKEN: dict[str, tuple[DataType, ...]] = {
 }  # fmt: skip
 # What the log gives a message anew: they may come along from reading another one.
 ITS_OWN = ("offset", "epoch", "publish_time", "producer", "sequence_id")
-MOST_TOPICS = 100  # of one task
+PRODUCER_BYTES = 255
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,10 @@ class _Writer:
         if None in names:
             raise SourceError(SCHEMA, "the column 'topic' is null in a row; which topic?")
         for name in names:
+            try:
+                check_writable(name)
+            except ValueError as error:
+                raise SourceError(SCHEMA, f"the column 'topic': {error}") from None
             yield name, batch if len(names) == 1 else batch.filter(pc.equal(column, name))
 
     # ---- on the driver -------------------------------------------------------------------
@@ -158,16 +162,19 @@ class _Writer:
             )  # fmt: skip
             batches = {topic: parts(found) for topic, found in pieces.items()}
             append_once(writing(self.options.path), run, job.number, batches)
-        self._clean(job, stream)
+        self._clean(job, stream, appended=bool(pieces))
 
     def _producer(self, job: Job) -> str:
         if self.options.producer is not None:
             return self.options.producer
-        return "spark" if job.name is None else f"spark-{job.name}"[:255]
+        if job.name is None:
+            return "spark"
+        return f"spark-{job.name}".encode()[:PRODUCER_BYTES].decode(errors="ignore")
 
-    def _clean(self, job: Job, stream: bool) -> None:
-        if stream and self.options.access_mode is not AccessMode.SHARED:
-            # The query's other runs are superseded: what they have left behind goes, too.
+    def _clean(self, job: Job, stream: bool, appended: bool) -> None:
+        if stream and appended and self.options.access_mode is not AccessMode.SHARED:
+            # The query's other runs are superseded: what they have left behind goes, too. Who
+            # had nothing to append may be superseded itself.
             self.directory.remove(job.place[0])
         else:  # a batch job of the same name may run at the same time, into another topic
             self.directory.remove(*job.place[:2])
