@@ -322,7 +322,7 @@ def read_entries(
         except ValueError as error:
             if found:
                 break
-            raise _damaged(tables, topic, last, error) from None
+            raise _damaged(tables, topic, offset, last, error) from None
         expected = last + 1
         found.append(entry)
         size += entry.nbytes
@@ -344,16 +344,30 @@ def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None)
 
 
 def _damaged(
-    tables: Tables, topic: _core.TopicRow, last: int, error: ValueError
+    tables: Tables, topic: _core.TopicRow, offset: int, last: int, error: ValueError
 ) -> LedgerCorruptedError:
-    # The entry's own idea of where it begins cannot be trusted: its neighbour's end can.
-    before = tables.last_offset_before(topic.id, last)
+    """What stands at `offset` is damaged: an entry that is to end with `last`, unless that is
+    damaged itself. Of where it begins and ends its neighbours are the better witnesses."""
+    before = tables.last_offset_before(topic.id, offset)
     first = topic.first_offset if before is None else before + 1
+    stop = _next_sound(tables, topic, offset)
+    if offset <= last < stop:
+        stop = last + 1
     return LedgerCorruptedError(
-        f"topic {topic.name!r}: the entry with offsets {first} to {last} is damaged: {error}; "
-        f"seek({last + 1}) steps over it",
-        topic=topic.name, offsets=range(first, last + 1),
+        f"topic {topic.name!r}: the entry with offsets {first} to {stop - 1} is damaged: {error}; "
+        f"seek({stop}) steps over it",
+        topic=topic.name, offsets=range(first, stop),
     )  # fmt: skip
+
+
+def _next_sound(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
+    for last, data in tables.entries(topic.id, offset):
+        with contextlib.suppress(ValueError):
+            entry = _core.Entry(tables.load(data))
+            check_place(entry, topic.id, last, None)
+            if entry.base_offset > offset:
+                return int(entry.base_offset)
+    return max(offset + 1, int(tables.latest(topic.id).next_offset))
 
 
 def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedError:
@@ -391,18 +405,23 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
         entries += 1
         try:
             entry = _core.Entry(tables.load(data))
+            check_place(entry, topic.id, last, None)
+            if entry.base_offset > expected:
+                problems.append(str(_missing(topic, expected, entry.base_offset)))
             # The first one may begin with messages that were trimmed.
-            trimmed = entries == 1 and entry.base_offset < expected
-            check_place(entry, topic.id, last, None if trimmed else expected)
+            elif entry.base_offset < expected and entries > 1:
+                raise ValueError(f"it begins at offset {entry.base_offset}, in its predecessor")
             if entry.epoch < epoch or entry.epoch > topic.epoch:
                 raise ValueError(f"its epoch {entry.epoch} follows epoch {epoch}")
             if entry.publish_time < published:
                 raise ValueError("it was published before its predecessor")
             epoch, published = entry.epoch, entry.last_publish_time
             messages += entry.end - max(entry.base_offset, expected)
+            expected = last + 1
         except ValueError as error:
-            problems.append(str(_damaged(tables, topic, last, error)))
-        expected = last + 1
+            damage = _damaged(tables, topic, expected, last, error)
+            problems.append(str(damage))
+            expected = damage.offsets.stop if damage.offsets else last + 1
     if expected != topic.next_offset:
         problems.append(str(_missing(topic, expected, topic.next_offset)))
     return entries, messages, problems + list(_verify_views(tables, topic))

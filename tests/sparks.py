@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 import exclusivelog as xl
 
-PATIENCE = 60.0
+PATIENCE = 150.0
 FORMAT = "exclusivelog"
 
 

@@ -4,6 +4,7 @@ twice, is in the log once; whoever was superseded, writes no more."""
 from __future__ import annotations
 
 import datetime as dt
+import glob
 import os
 import time
 from pathlib import Path
@@ -279,10 +280,16 @@ def test_a_task_that_is_tried_again_leaves_nothing_behind(spark, path, tmp_path)
 
 
 def test_a_job_that_fails_leaves_nothing_behind(spark, path, tmp_path) -> None:
+    """One of its two tasks fails when the other one has staged its rows."""
+    staged = str(tmp_path / STAGING / "**" / "part-0-*.arrow")
+
     @F.udf("string", useArrow=False)
     def fail(value: str) -> str:
-        if value == "999":
-            raise RuntimeError("fails for good")
+        deadline = time.monotonic() + 30
+        while value == "999":
+            if glob.glob(staged, recursive=True) or time.monotonic() > deadline:
+                raise RuntimeError("fails for good")
+            time.sleep(0.01)
         return value
 
     frame = numbers(spark, 1000, 2).withColumn("value", fail("value"))
