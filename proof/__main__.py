@@ -1,7 +1,8 @@
-"""`python -m proof [--size small|medium|full] [--fresh] [INSTRUMENT ...]`
+"""`python -m proof [--size small|medium|full] [--slices N] [--fresh] [INSTRUMENT ...]`
 
 Runs the instruments, adds what they found to build/proof.json, and prints the report card. The
-exit code is 0 only if no rule was broken and every control was noticed.
+exit code is 0 only if no rule was broken and every control was noticed. A full run is made of
+slices, each of which is added when it is done: it may be ended at any moment.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from itertools import islice
 from pathlib import Path
 
-from proof.instruments import INSTRUMENTS, SIZES, run
+from proof.instruments import INSTRUMENTS, run
 from proof.report import RESULTS, Card
+from proof.sizes import SIZES, Size
+from proof.totals import as_json, lines
 
 
 def main() -> int:
@@ -21,6 +25,7 @@ def main() -> int:
     parser.add_argument("instruments", nargs="*", metavar="INSTRUMENT",
                         help=f"all of them by default: {', '.join(INSTRUMENTS)}")  # fmt: skip
     parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--slices", type=int, help="of each instrument, instead of all")
     parser.add_argument("--fresh", action="store_true", help="forget the runs before")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of JSON")
     options = parser.parse_args()
@@ -29,13 +34,20 @@ def main() -> int:
         parser.error(f"there is no instrument {', '.join(sorted(unknown))}")
     card = Card.here() if options.fresh else Card.load(options.results)
     for name in options.instruments or INSTRUMENTS:
-        with tempfile.TemporaryDirectory(prefix="proof-") as where:
-            figure = run(name, SIZES[options.size], Path(where))
-        print(f"{name}: {figure.verdict} in {figure.seconds:.0f} s", file=sys.stderr, flush=True)
-        card.add(figure)
-        card.save(options.results)  # after each: a long proof may be ended
-    print(card.text())
+        for size in islice(SIZES[options.size].sliced(name), options.slices):
+            take(card, name, size)
+            card.save(options.results, totals=as_json(card))
+    print(card.text(), "", *lines(card), sep="\n")
     return 0 if card.green else 1
+
+
+def take(card: Card, name: str, size: Size) -> None:
+    """Run one slice of an instrument, and add it to the card."""
+    with tempfile.TemporaryDirectory(prefix="proof-") as where:
+        figure = run(name, size, Path(where))
+    card.add(figure)
+    verdict, part = card.figures[figure.instrument].verdict, f"{size.slice + 1}/{size.of}"
+    print(f"{name} {part}: {verdict}, {figure.seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ whoever hunts there must find nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -247,3 +248,10 @@ def catch(mutant: Mutant) -> tuple[str, str]:
             if found := hunt(copy, hunter):
                 return hunter, found
     return "", ""
+
+
+@functools.cache
+def blamed_by(hunter: str) -> str:
+    """What this hunter has against the library as it is: it should be nothing."""
+    with tree(None) as copy:
+        return hunt(copy, hunter)

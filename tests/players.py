@@ -30,6 +30,7 @@ from tests.states import open_counts
 
 KEYS = ["a", "b", "c", "d"]
 KEEPALIVE = 0.5
+SNAPSHOT_EVERY = 20  # writes, where there are snapshots
 
 
 # ---- the traffic -------------------------------------------------------------------------
@@ -53,6 +54,8 @@ class Player:
         """Call the map until there is a file of that name."""
         while not os.path.exists(over) and os.getppid() != 1:
             self.call(*self.choose())
+            if self._style == "snapshots" and self._dice.random() < 0.03:
+                self._map.topic.trim(before=self._map.snapshot())
             if self._style != "two calls":
                 time.sleep(self._dice.random() * 0.002)
 
@@ -118,7 +121,8 @@ def play(path: str, notes: str, number: int, style: str, durability: str, over: 
     """What a process does."""
     options: Any = {"durability": durability} if durability else {}
     with xl.open(path, f"p{number}", keepalive=KEEPALIVE, **options) as engine:
-        with xl.SharedMap(engine.topic("map")) as shared:
+        often = {"snapshot_every": SNAPSHOT_EVERY} if style == "snapshots" else {}
+        with xl.SharedMap(engine.topic("map"), **often) as shared:
             Player(shared, notes, number, style).play(over)
 
 
@@ -135,6 +139,7 @@ class Crew:
     living: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     deaths: dict[int, int] = field(default_factory=dict)
     started: int = 0
+    stops: int = 0
 
     def start(self, style: str | None = None) -> None:
         """One process more."""
@@ -168,6 +173,7 @@ class Crew:
             self.start()
         else:
             victim.send_signal(signal.SIGSTOP)
+            self.stops += 1
             time.sleep(dice.choice([0.01, 0.1, KEEPALIVE + 0.2]))
             victim.send_signal(signal.SIGCONT)
 
