@@ -3,14 +3,18 @@ before any engine is opened."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import exclusivelog as xl
 from tests.children import child, line, tell
 
 SERVES = "import sys; from proof.beside import serve; serve(sys.argv[1])"
@@ -21,8 +25,19 @@ def serve(name: str) -> None:
     """Call `module:function` with each line of input, a list, and print what it gives."""
     module, _, function = name.partition(":")
     work = getattr(importlib.import_module(module), function)
+    warm_up()
     for job in sys.stdin:
         print(json.dumps(work(*json.loads(job))), flush=True)
+
+
+def warm_up() -> None:
+    """Open a ledger and close it again: whoever is forked from here inherits what is imported and
+    compiled at the first time."""
+    with tempfile.TemporaryDirectory(prefix="warm-") as where:
+        with xl.open(Path(where) / "log") as engine, engine.topic("t").producer() as producer:
+            producer.send(b"1")
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, every object there is
 
 
 def spread(

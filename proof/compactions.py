@@ -31,7 +31,7 @@ from tests.children import PATIENCE
 from tests.victims import die_at_commit, garbage
 
 FORGETS = "forgets"  # a sabotage: trimming does not mind how far the view reaches
-SLICE = 40  # kills on one ledger
+SLICE = 20  # kills on one ledger
 LONGEST_LIFE = 0.15  # seconds of a writer, from its first call on
 SIZES = (10, 10, 10, 300, 5000)  # bytes of a message
 KEYS = 12

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from proof import compactions, failpoints, fuzz, mutants, shutdowns, sprints, stateful, suites
+import exclusivelog as xl
+from proof import (
+    chores,
+    compactions,
+    failpoints,
+    fuzz,
+    mutants,
+    shutdowns,
+    sprints,
+    stateful,
+    suites,
+)
 from proof.deaths import EARLY
 from proof.flips import flip_beside
 from proof.judges import about
@@ -63,6 +75,36 @@ def test_every_failpoint_is_a_place_and_is_left_as_it_was(place: str) -> None:
     assert getattr(owner, name) is usual
 
 
+def test_a2_chores_are_done_or_not_done(path: str) -> None:
+    with xl.open(path) as engine:
+        chores.do(Path(path), engine)
+    assert list(chores.judge(Path(path))) == []
+
+
+def half_a_transaction(engine: xl.Engine) -> None:
+    engine.topic("made").producer().send(b"of others")
+
+
+def half_a_write(engine: xl.Engine) -> None:
+    shared: xl.SharedMap[str, int] = xl.SharedMap(engine.topic("map"))
+    shared.put("a", 2)
+
+
+def a_claim_too_many(engine: xl.Engine) -> None:
+    for _ in range(2):
+        engine.own("chores", {"claim": None}).release()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "rule"), [(half_a_transaction, "G3"), (half_a_write, "I1"), (a_claim_too_many, "F2")]
+)
+def test_a2_controls_of_chores(path: str, spoil: Callable[[xl.Engine], None], rule: str) -> None:
+    with xl.open(path) as engine:
+        chores.do(Path(path), engine)
+        spoil(engine)
+    assert about(chores.judge(Path(path)), rule)
+
+
 def test_every_place_comes_to_its_turn() -> None:
     """Where a run takes some of the places, it is not always the same ones."""
     assert 0 < SIZES["small"].failpoint_places < len(failpoints.PLACES)
@@ -83,7 +125,7 @@ def test_g7_views_while_everybody_is_killed(tmp_path: Path) -> None:
 
 
 def test_g7_control_of_views_while_everybody_is_killed(tmp_path: Path) -> None:
-    [found] = compactions.kill_beside(tmp_path, 30, 1, compactions.FORGETS)
+    [found] = compactions.kill_beside(tmp_path, 20, 1, compactions.FORGETS)
     assert about(found.broken, "G7")
 
 
