@@ -1,4 +1,4 @@
-"""`python -m proof [--size small|medium|full] [--slices N] [--fresh] [INSTRUMENT ...]`
+"""`python -m proof [--size small|medium|full] [--slices N|M-N] [--fresh] [INSTRUMENT ...]`
 
 Runs the instruments, adds what they found to build/proof.json, and prints the report card. The
 exit code is 0 only if no rule was broken and every control was noticed. A full run is made of
@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from itertools import islice
 from pathlib import Path
 
 from proof.instruments import INSTRUMENTS, run
@@ -25,7 +24,8 @@ def main() -> int:
     parser.add_argument("instruments", nargs="*", metavar="INSTRUMENT",
                         help=f"all of them by default: {', '.join(INSTRUMENTS)}")  # fmt: skip
     parser.add_argument("--size", choices=SIZES, default="small")
-    parser.add_argument("--slices", type=int, help="of each instrument, instead of all")
+    parser.add_argument("--slices", type=slices, default=slice(None), metavar="N|M-N",
+                        help="the first N, or the Mth to the Nth, instead of all")  # fmt: skip
     parser.add_argument("--fresh", action="store_true", help="forget the runs before")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file of JSON")
     options = parser.parse_args()
@@ -34,11 +34,21 @@ def main() -> int:
         parser.error(f"there is no instrument {', '.join(sorted(unknown))}")
     card = Card.here() if options.fresh else Card.load(options.results)
     for name in options.instruments or INSTRUMENTS:
-        for size in islice(SIZES[options.size].sliced(name), options.slices):
+        for size in list(SIZES[options.size].sliced(name))[options.slices]:
             take(card, name, size)
             card.save(options.results, totals=as_json(card))
     print(card.text(), "", *lines(card), sep="\n")
     return 0 if card.green else 1
+
+
+def slices(text: str) -> slice:
+    """Which slices are meant.
+
+    >>> list(range(1, 12))[slices("3")], list(range(1, 12))[slices("4-6")]
+    ([1, 2, 3], [4, 5, 6])
+    """
+    first, _, last = text.rpartition("-")
+    return slice(int(first or 1) - 1, int(last))
 
 
 def take(card: Card, name: str, size: Size) -> None:

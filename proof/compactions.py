@@ -117,12 +117,12 @@ def write(path: Path, where: Path, began: Path, seed: int, sabotage: str) -> Non
             die_at_commit(dice.randrange(1, 12), behind=dice.random() < 0.5)
         for number in itertools.count():
             chance = dice.random()
-            if chance < 0.06:
+            if chance < 0.03:
                 notes.write("compact")
                 notes.write("done", topic.compact())
             elif chance < 0.1:
                 notes.write("trim")
-                before = int(dice.random() * (int(began.read_bytes()) + 1))
+                before = int(dice.choice((dice.random(), 1)) * int(began.read_bytes()))
                 notes.write("done", topic.trim(before=before))
             else:
                 append(producer, notes, some(dice, f"{seed}/{number}"))
@@ -159,7 +159,7 @@ def watch(path: Path, where: Path, began: Path, seed: int) -> None:
         while True:
             os.pwrite(mark, b"%20d" % topic.next_offset, 0)
             notes.write("watch", *one_watch(topic, dice))
-            if dice.random() < 0.2:
+            if dice.random() < 0.05:
                 topic.compact()
 
 

@@ -409,23 +409,28 @@ def power_cuts(size: Size, where: Path) -> Figure:
 
 
 def fuzz_decoders(size: Size, where: Path) -> Figure:
-    """Entries, frames and rows of arbitrary bytes; the control has a bound unchecked."""
+    """Entries, frames and rows of arbitrary bytes: guided by coverage, with AddressSanitizer, and
+    then many more of them on the usual build. The control has a bound unchecked."""
     figure, seed = Figure("fuzz"), random.randrange(1 << 30)
-    if size.name in ("tiny", "small") or fuzz.missing():
+    seeds: list[fuzz.Seed] = []
+    if not size.guided or fuzz.missing():
         figure.notes.append(
             "blind, without AddressSanitizer: " + (fuzz.missing() or "that takes a larger SIZE")
         )
-        _take_fuzzed(figure, fuzz.run_lanes(ROOT, size.inputs, seed, ""))
         planted = fuzz.run(ROOT, 20_000, seed, "", fuzz.PLANTED)
         figure.controls["a decoder that stumbles over one kind of entry"] = bool(planted.broken)
-        return figure
-    with fuzz.sanitized() as (tree, preload):
-        _take_fuzzed(figure, fuzz.run_lanes(tree, size.inputs, seed, preload))
-        figure.notes.append("guided by coverage, with AddressSanitizer")
-    if size.controlled:
-        with fuzz.sanitized(fuzz.unbounded) as (tree, preload):
-            found = fuzz.run(tree, 200_000, seed, preload)
-        figure.controls["a decoder that does not look where a section ends"] = bool(found.broken)
+    else:
+        tree, preload = fuzz.sanitized_once()
+        guided = fuzz.run_lanes(tree, size.guided, seed, preload)
+        figure.count(with_sanitizer=size.guided)
+        _take_fuzzed(figure, guided)
+        seeds = [each for lane in guided for each in lane.seeds]
+        if size.controlled:
+            with fuzz.sanitized(fuzz.unbounded) as (tree, preload):
+                found = fuzz.run(tree, 200_000, seed, preload)
+            name = "a decoder that does not look where a section ends"
+            figure.controls[name] = bool(found.broken)
+    _take_fuzzed(figure, fuzz.run_lanes(ROOT, size.inputs, seed, "", seeds))
     return figure
 
 

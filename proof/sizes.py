@@ -27,7 +27,8 @@ class Size:
     flips: int
     disks: int  # for each flush
     cuts: int  # of the power, on each file system
-    inputs: int  # of the fuzzer
+    inputs: int  # of the fuzzer,
+    guided: int  # and so many more that coverage guides, with AddressSanitizer
     examples: int  # of the state machine
     history_seconds: float
     failpoint_calls: int  # of each place,
@@ -62,29 +63,30 @@ SIZES = {
     for size in (
         Size(
             "tiny", SMALL_WORLDS, torture_seconds=8, kill_points=12, sprints=40, flips=300, disks=3,
-            cuts=2, inputs=30_000, examples=20, history_seconds=6, failpoint_calls=1,
-            failpoint_places=0, state_seconds=2, torn_writes=10, compactors=20,
+            cuts=2, inputs=30_000, guided=0, examples=20, history_seconds=6, failpoint_calls=1,
+            failpoint_places=0, state_seconds=2, torn_writes=10, compactors=40,
         ),
         Size(
             "small", SMALL_WORLDS, torture_seconds=20, kill_points=12, sprints=60, flips=400,
-            disks=2, cuts=4, inputs=100_000, examples=15, history_seconds=8, failpoint_calls=1,
-            failpoint_places=7, state_seconds=3, torn_writes=10, compactors=40,
+            disks=2, cuts=4, inputs=100_000, guided=0, examples=15, history_seconds=8,
+            failpoint_calls=1, failpoint_places=7, state_seconds=3, torn_writes=10, compactors=40,
         ),
         Size(
             "medium", tuple(model.WORLDS.values())[:3], torture_seconds=150, kill_points=100,
-            sprints=1000, flips=3000, disks=20, cuts=25, inputs=60_000, examples=150,
-            history_seconds=60, failpoint_calls=3, failpoint_places=0, state_seconds=20,
-            torn_writes=50, compactors=200,
+            sprints=1000, flips=3000, disks=20, cuts=25, inputs=500_000, guided=60_000,
+            examples=150, history_seconds=60, failpoint_calls=3, failpoint_places=0,
+            state_seconds=20, torn_writes=50, compactors=200,
         ),
         Size(
-            "full", (*model.WORLDS.values(), *model.MOVING_WORLDS.values()),
+            "full",
+            (*model.WORLDS.values(), *model.MOVING_WORLDS.values(), *model.LARGE_WORLDS.values()),
             torture_seconds=150, kill_points=-1, sprints=1000, flips=1000, disks=20, cuts=25,
-            inputs=1_000_000, examples=500, history_seconds=60, failpoint_calls=3,
+            inputs=1_000_000, guided=200_000, examples=500, history_seconds=60, failpoint_calls=3,
             failpoint_places=0, state_seconds=20, torn_writes=50, compactors=200,
             slices={
-                "model": 12, "stateful": 20, "torture": 8, "histories": 10, "state": 10,
+                "model": 16, "stateful": 20, "torture": 8, "histories": 10, "state": 10,
                 "compaction": 10, "failpoints": 10, "kill-sweep": 6, "sprints": 11,
-                "crash-states": 30, "power-cuts": 10, "bit-flips": 100, "fuzz": 10, "mutants": 8,
+                "crash-states": 33, "power-cuts": 10, "bit-flips": 100, "fuzz": 10, "mutants": 8,
             },
         ),
     )
