@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 
 from proof.instruments import INSTRUMENTS, run
-from proof.report import RESULTS, Card
+from proof.report import RESULTS, Card, Figure
 from proof.sizes import SIZES, Size
 from proof.totals import as_json, lines
 
@@ -54,7 +55,12 @@ def slices(text: str) -> slice:
 def take(card: Card, name: str, size: Size) -> None:
     """Run one slice of an instrument, and add it to the card."""
     with tempfile.TemporaryDirectory(prefix="proof-") as where:
-        figure = run(name, size, Path(where))
+        try:
+            figure = run(name, size, Path(where))
+        except Exception as error:  # the others, and the slices before, count for all that
+            traceback.print_exc()
+            figure = Figure(name.partition(":")[0].replace("-", " "))
+            figure.broken.append(f"the instrument failed: {error!r}"[:500])
     card.add(figure)
     verdict, part = card.figures[figure.instrument].verdict, f"{size.slice + 1}/{size.of}"
     print(f"{name} {part}: {verdict}, {figure.seconds:.0f} s", file=sys.stderr, flush=True)

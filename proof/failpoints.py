@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -24,9 +23,9 @@ from typing import Any
 
 import exclusivelog as xl
 from proof import chores
+from proof.beside import spread
 from proof.deaths import EARLY, die_with_parent, small_journal
 from proof.work import Durability, act, judge
-from tests.children import child, line, tell
 
 PLACES = {
     "make the tables": "ledger:_create_environment",
@@ -185,15 +184,14 @@ def _work(path: Path, death: Death, acknowledge: Callable[[], object]) -> None:
             act(engine, "t", acknowledge)
 
 
-def serve() -> None:
-    """Do what each line of input says: a death, and the judgement of what it leaves."""
-    for job in sys.stdin:
-        where, *facts = json.loads(job)
-        death = Death(*facts)
-        with small_journal():
-            ended, count = let_die(Path(where), death)
-            broken = judge_all(Path(where), death, count)
-        print(json.dumps([ended, broken]), flush=True)
+def die_once(where: str, facts: list[Any]) -> tuple[list[Any], bool, list[str]]:
+    """A death, and the judgement of what it leaves. Call it where no engine is open."""
+    death, path = Death(*facts), Path(where)
+    with small_journal():
+        ended, count = let_die(path, death)
+        broken = judge_all(path, death, count)
+    shutil.rmtree(path, ignore_errors=True)
+    return facts, ended, broken
 
 
 def judge_all(path: Path, death: Death, count: int) -> list[str]:
@@ -207,9 +205,6 @@ def judge_all(path: Path, death: Death, count: int) -> list[str]:
     return broken
 
 
-SERVES = "from proof.failpoints import serve; serve()"
-
-
 def sweep(
     where: Path, calls: Iterable[int], sabotage: str = "", places: Iterable[str] = tuple(PLACES)
 ) -> Died:
@@ -217,15 +212,12 @@ def sweep(
     died = Died()
     durabilities: tuple[Durability, ...] = ("power", "process")
     every = itertools.product(durabilities, places, calls, (False, True))
-    with child(SERVES) as process:
-        for facts in every:
-            death = Death(*facts, sabotage)
-            tell(process, json.dumps([str(where / "log"), *vars(death).values()]))
-            ended, broken = json.loads(line(process))
-            died.tried += 1
-            died.deaths += not ended
-            if not ended:
-                died.reached.add(death.place)
-                died.broken += [f"{death}: {text}" for text in broken]
-            shutil.rmtree(where / "log", ignore_errors=True)
+    jobs = [(str(where / str(number)), [*facts, sabotage]) for number, facts in enumerate(every)]
+    for facts, ended, broken in spread("proof.failpoints:die_once", jobs, 2 * DEADLINE):
+        death = Death(*facts)
+        died.tried += 1
+        died.deaths += not ended
+        if not ended:
+            died.reached.add(death.place)
+            died.broken += [f"{death}: {text}" for text in broken]
     return died
