@@ -1,8 +1,8 @@
 """What else changes a ledger, besides the appends of `proof.work`: each of its kinds once.
 
-A waiter is promoted, a topic handed over, compacted, trimmed, snapshotted, deleted; a claim is
-taken, a reader's cursor committed with what was made of its messages. Whoever dies in the middle
-of it leaves each of these done or not done.
+Messages are committed together; a waiter is promoted; a topic is handed over, compacted, trimmed,
+deleted; a claim is taken; a map snapshotted; a reader's cursor committed with what was made of its
+messages. Whoever dies in the middle of it leaves each of these done or not done.
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ MADE = [b"of them"]
 
 def do(path: Path, engine: xl.Engine) -> None:
     """All of them, one after the other."""
+    with engine.topic("together").producer("exclusive") as producer:
+        for future in [producer.send_async(value) for value in SENT]:
+            future.result(10)
     topic = engine.topic("chores")
     owner = topic.producer("exclusive")
     owner.send_many(SENT, keys=KEYS)
@@ -73,6 +76,9 @@ def _judge_topics(engine: xl.Engine) -> Iterator[str]:
     first = topic.first_offset
     if found != list(enumerate(SENT))[first:] and found:
         yield f"G3 at offset {first}: the log is not what was sent"
+    together = values(engine.topic("together"))
+    if together != SENT[: len(together)]:
+        yield "B9: messages that were committed together are not what was sent"
     if first not in (0, 3):
         yield f"G8 at offset {first}: nobody trimmed up to there"
     if made not in ([], MADE):

@@ -50,13 +50,13 @@ PLACES = {
     "evict": "sessions:Sessions._evict_all",
     "release": "sessions:Sessions.release",
     "promote": "sessions:Sessions.promote",
-    "place an append": "log:_place",
-    "flush an append": "log:_flush_and_settle",
     "look an owner up": "log:look_up",
     "append to the tables": "log:append_to_tables",
 }
 # Those that the fixed work does not come to: before it, `proof.chores` is done.
 CHORES = {
+    "place an append": "log:_place",
+    "flush an append": "log:_flush_and_settle",
     "tell a winner": "mailbox:Mailbox._granted",
     "write a transaction": "transaction:Transaction._write",
     "write a cursor": "groups:Membership.write",

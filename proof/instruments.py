@@ -277,6 +277,8 @@ def die_at_failpoints(size: Size, where: Path) -> Figure:
     figure.count(tried=found.tried, deaths=found.deaths, violations=len(found.broken))
     figure.most(**{f"places/{place}": 1 for place in places})
     figure.most(**{f"places reached/{place}": 1 for place in found.reached})
+    if size.slice == 0:
+        figure.notes += [f"not reached: {p}" for p in places if p not in found.reached]
     figure.broken += found.broken
     if size.controlled:
         control = failpoints.sweep(made(where / "control"), [1], EARLY, ["checkpoint"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,12 +22,13 @@ from proof import (
     stateful,
     suites,
 )
-from proof.deaths import EARLY
+from proof.deaths import EARLY, small_journal
 from proof.flips import flip_beside
 from proof.judges import about
 from proof.report import Card, Figure
 from proof.sizes import SIZES
 from proof.totals import AIMS, as_json, lines
+from proof.work import act
 from tests.children import ROOT
 
 
@@ -103,6 +106,18 @@ def test_a2_controls_of_chores(path: str, spoil: Callable[[xl.Engine], None], ru
         chores.do(Path(path), engine)
         spoil(engine)
     assert about(chores.judge(Path(path)), rule)
+
+
+def test_every_failpoint_is_reached(path: str) -> None:
+    seen: set[str] = set()
+    with contextlib.ExitStack() as stack:
+        for place in failpoints.PLACES:
+            stack.enter_context(failpoints.armed(place, partial(seen.add, place)))
+        stack.enter_context(small_journal())
+        with xl.open(path) as engine:
+            chores.do(Path(path), engine)
+            act(engine, "t", lambda: None)
+    assert seen == set(failpoints.PLACES)
 
 
 def test_every_place_comes_to_its_turn() -> None:
