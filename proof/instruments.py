@@ -256,7 +256,7 @@ def compact_and_kill(size: Size, where: Path) -> Figure:
     if figure.broken:
         figure.notes.append(f"seed {seed}")
     if size.controlled:
-        control = compactions.kill_beside(where / "control", 20, seed, compactions.FORGETS)
+        control = compactions.kill_beside(where / "control", 40, seed, compactions.FORGETS)
         figure.controls["trimming does not mind how far the view reaches"] = any(
             about(found.broken, "G7") for found in control
         )
