@@ -1,6 +1,7 @@
 # make demo   the main job on real data        make test   everything that must hold
 # make bench  the comparison with the peers    make lint   style and types only
-# make proof [SIZE=small|medium|full] [PARTS="torture fuzz ..."]   the promises as figures
+# make proof [SIZE=small|medium|full] [PARTS="torture fuzz ..."] [SLICES=m-n]
+#             the promises as figures
 # Each creates the environment that it needs, in .venv, from pyproject.toml alone.
 
 PYTHON ?= python3
@@ -42,7 +43,7 @@ bench: $(READY)
 
 # What a run finds is added to build/proof.json.
 proof: $(READY)
-	$(BIN)/python -m proof --size=$(or $(SIZE),small) $(PARTS)
+	$(BIN)/python -m proof --size=$(or $(SIZE),small) $(SLICES:%=--slices=%) $(PARTS)
 
 torture: $(READY)
 	$(BIN)/python -m pytest -q tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)

@@ -26,6 +26,7 @@ from typing import Any
 
 import exclusivelog as xl
 from exclusivelog import journal
+from proof.beside import todo_safely
 from proof.work import CAPACITY, Durability, act, judge, judge_topic, steps, whole_steps
 from tests.children import PATIENCE, child, line, tell
 from tests.processes import values, within
@@ -145,14 +146,15 @@ def points(trace: Path) -> list[Point]:
 CHANGING = ("pwritev", "pwrite64", "writev", "fdatasync", "fsync", "rename", "futex", "write")
 
 
-def chosen(found: list[Point], every: bool, most: int) -> list[Point]:
-    """A sample, most of it of calls that change something."""
-    if every:
-        return found
+def chosen(found: list[Point], most: int, part: tuple[int, int]) -> list[Point]:
+    """A sample, most of it of calls that change something; or, if `most` is negative, every one
+    that belongs to this part: (number, of so many)."""
+    if most < 0:
+        number, of = part
+        return found[number::of]
     changing = [point for point in found if point.call in CHANGING]
     others = [point for point in found if point.call not in CHANGING]
-    dice = random.Random(len(found))
-    return dice.sample(changing, most * 3 // 4) + dice.sample(others, most // 4)
+    return random.sample(changing, most * 3 // 4) + random.sample(others, most // 4)
 
 
 @dataclass
@@ -219,19 +221,6 @@ def die_beside(
         return ended, broken + list(engine.verify().problems)
 
 
-_taking = threading.Lock()
-
-
-def todo_safely(items: Iterator[Any]) -> Iterator[Any]:
-    """The same items, for several threads."""
-    while True:
-        with _taking:
-            item = next(items, None)
-        if item is None:
-            return
-        yield item
-
-
 # ---- the sweep ---------------------------------------------------------------------------
 
 
@@ -249,11 +238,12 @@ def sweep(
     where: Path,
     durability: Durability,
     beside: bool,
-    every: bool,
-    most: int = 100,
+    most: int,
+    part: tuple[int, int] = (0, 1),
     sabotage: str = "",
 ) -> Swept:
-    """Let a victim die at every point, or at so many of them. The journal is a small one."""
+    """Let a victim die at so many points, or at every one (see `chosen`). The journal is a small
+    one."""
     die = die_beside if beside else die_alone
     trace, swept = where / "trace", Swept()
     with contextlib.ExitStack() as stack:
@@ -264,7 +254,7 @@ def sweep(
         swept.broken += [f"nobody died, {text}" for text in broken]
         found = points(trace)
         swept.points = len(found)
-        todo = iter(chosen(found, every, most))
+        todo = iter(chosen(found, most, part))
 
         def take(breeder: Any) -> None:
             for point in todo_safely(todo):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from proof.nursery import Born, nursery
 from proof.traffic import KEEPALIVE
-from tests.children import ROOT
 
 PROCESSES = 4
 STOPS = (0.01, 0.1, KEEPALIVE + 0.3)  # seconds
-PATIENCE = 30.0
 
 
 @dataclass
@@ -28,9 +24,9 @@ class Crew:
     path: Path  # of the notes
     ledger: Path
     rng: random.Random
+    born: Callable[..., Born]
     sabotage: str = ""
-    environment: dict[str, str] = field(default_factory=dict)
-    living: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    living: list[Born] = field(default_factory=list)
     started: int = 0
     kills: int = 0
     stops: int = 0
@@ -38,32 +34,21 @@ class Crew:
     def start(self) -> None:
         self.started += 1
         notes = self.path / f"notes-{self.started}.jsonl"
-        seed = self.rng.randrange(1 << 30)
-        code = f"from proof.traffic import play; play({str(self.ledger)!r}, "
-        code += f"{str(notes)!r}, {seed}, {self.sabotage!r})"
-        with open(self.path / f"stderr-{self.started}.txt", "wb") as stderr:
-            self.living.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    stderr=stderr,
-                    cwd=ROOT,
-                    env={**os.environ, **self.environment},
-                )
-            )
+        stderr, seed = self.path / f"stderr-{self.started}.txt", self.rng.randrange(1 << 30)
+        self.living.append(self.born(stderr, str(self.ledger), str(notes), seed, self.sabotage))
 
     def torment(self) -> None:
         """Do something cruel to one of them."""
         victim = self.rng.choice(self.living)
         if self.rng.random() < 0.7:
-            victim.kill()
-            victim.wait(PATIENCE)
             self.living.remove(victim)
+            victim.close()
             self.kills += 1
             self.start()
         else:
-            victim.send_signal(signal.SIGSTOP)
+            victim.signal(signal.SIGSTOP)
             time.sleep(self.rng.choice(STOPS))
-            victim.send_signal(signal.SIGCONT)
+            victim.signal(signal.SIGCONT)
             self.stops += 1
 
     def go_on(self, seconds: float) -> None:
@@ -75,9 +60,7 @@ class Crew:
 
     def end(self) -> None:
         while self.living:
-            process = self.living.pop()
-            process.kill()
-            process.wait(PATIENCE)
+            self.living.pop().close()
 
     def tracebacks(self) -> list[str]:
         """What a process died of by itself."""
@@ -86,12 +69,23 @@ class Crew:
 
 
 @contextmanager
+def players(
+    path: Path, ledger: Path, rng: random.Random, sabotage: str = "",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Crew]:  # fmt: skip
+    """Nobody yet; all that are started end with the block."""
+    with nursery("proof.traffic:play", environment) as born:
+        made = Crew(path, ledger, rng, born, sabotage)
+        try:
+            yield made
+        finally:
+            made.end()
+
+
+@contextmanager
 def crew(path: Path, seed: int, sabotage: str = "") -> Iterator[Crew]:
     """So many processes on the ledger `path`/log, each with its notes beside it."""
-    made = Crew(path, path / "log", random.Random(seed), sabotage)
-    try:
+    with players(path, path / "log", random.Random(seed), sabotage) as made:
         for _ in range(PROCESSES):
             made.start()
         yield made
-    finally:
-        made.end()

@@ -14,15 +14,14 @@ import os
 import random
 import shutil
 import signal
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import exclusivelog as xl
 from exclusivelog import journal
+from proof.beside import spread
 from proof.judges import Broken, judge_damage
-from tests.children import child, line, tell
 from tests.entries import refooted
 from tests.journals import FRAME, MAGIC, MORE, checkpoint, no_checkpoints
 
@@ -250,21 +249,28 @@ def _take(found: Flipped, damage: Damage, code: int, said: str) -> None:
 
 # ---- in processes of their own -----------------------------------------------------------
 
-FLIPS = "from proof.flips import serve; serve()"
+SLICE = 250  # damages of one ledger
+SECONDS, SECONDS_OF_A_FLIP = (
+    60.0,
+    2.0,
+)  # at most, on a busy machine; a child that hangs has DEADLINE
 
 
-def serve() -> None:
-    """Do what each line of input says."""
-    for job in sys.stdin:
-        where, seed, count, control = json.loads(job)
-        Path(where).mkdir(parents=True)
-        print(json.dumps(vars(flip(Path(where), seed, count, control))), flush=True)
+def flip_some(where: str, seed: int, count: int, control: bool) -> dict[str, object]:
+    """One slice."""
+    path = Path(where)
+    path.mkdir(parents=True)
+    found = flip(path, seed, count, control)
+    shutil.rmtree(path)
+    return vars(found)
 
 
-def flip_beside(where: Path, jobs: list[tuple[int, int, bool]], seconds: float) -> list[Flipped]:
-    """One process for each (seed, count, control), at the same time."""
-    with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(child(FLIPS)) for _ in jobs]
-        for process, job in zip(processes, jobs, strict=True):
-            tell(process, json.dumps([str(where / f"flips-{job}".replace(" ", "")), *job]))
-        return [Flipped(**json.loads(line(process, seconds))) for process in processes]
+def flip_beside(where: Path, count: int, seed: int, control: bool = False) -> Iterator[Flipped]:
+    """So many damages in slices, in processes of their own: what came of each slice."""
+    jobs = [
+        (str(where / str(start)), seed + start, min(SLICE, count - start), control)
+        for start in range(0, count, SLICE)
+    ]
+    seconds = SECONDS + SECONDS_OF_A_FLIP * SLICE
+    for found in spread("proof.flips:flip_some", jobs, seconds):
+        yield Flipped(**found)

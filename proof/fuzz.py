@@ -6,14 +6,17 @@ loaded before everything else; AddressSanitizer is loaded beside them, so that a
 behind an end is a death. Most inputs get a checksum that holds, or nothing would get past it. A
 decoder may refuse an input with ValueError, and do nothing else than that or its work.
 
-Without such a build (`--blind`) the same inputs are mutated from samples only.
+Without such a build (`--blind`) inputs are mutated from samples only, or from what a guided run
+has kept (`--seeds`), and some fifty times as many are tried.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import ctypes
+import functools
 import json
 import mmap
 import os
@@ -23,7 +26,8 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,6 +57,7 @@ LONGEST = 4096
 CAPACITY = 8192
 GENERATION = 7
 BOUND = "    if size > <size_t>(walk.end - here):\n"
+SECONDS, SECONDS_OF_AN_INPUT = 120.0, 0.01  # at most, on a busy machine
 PLANTED = "planted"  # a sabotage: a decoder that stumbles over something it should refuse
 
 
@@ -182,6 +187,9 @@ class Target:
     fix: Callable[[bytes, random.Random], bytes]
 
 
+Seed = tuple[int, str]  # which target, and an input for it, in hex
+
+
 @dataclass
 class Fuzzed:
     """What came of it."""
@@ -190,6 +198,7 @@ class Fuzzed:
     decoded: int = 0  # the others were refused
     kept: int = 0
     places: int = 0
+    seeds: list[Seed] = field(default_factory=list)  # what was kept
     broken: list[str] = field(default_factory=list)
 
 
@@ -219,13 +228,17 @@ def mutated(data: bytes, other: bytes, dice: random.Random) -> bytes:
     return bytes(changed[:LONGEST])
 
 
-def fuzz(inputs: int, seed: int, last: Path, blind: bool, sabotage: str) -> Fuzzed:
+def fuzz(
+    inputs: int, seed: int, last: Path, blind: bool, sabotage: str, seeds: Sequence[Seed] = ()
+) -> Fuzzed:
     """So many inputs. Each is written down before it is tried: it may be the last."""
     dice, found = random.Random(seed), Fuzzed()
     fresh_places, all_places = _coverage(blind)
     with last.open("r+b") as file:
         note = mmap.mmap(file.fileno(), LONGEST + 8)
     targets = _targets(sabotage)
+    for which, text in seeds:
+        targets[which].corpus.append(bytes.fromhex(text))
     for number in range(inputs):
         target = targets[number % len(targets)]
         data = mutated(dice.choice(target.corpus), dice.choice(target.corpus), dice)
@@ -240,6 +253,7 @@ def fuzz(inputs: int, seed: int, last: Path, blind: bool, sabotage: str) -> Fuzz
         found.inputs += 1
         if fresh_places():
             target.corpus.append(data)
+            found.seeds.append((number % len(targets), data.hex()))
             found.kept += 1
     found.places = all_places()
     return found
@@ -272,20 +286,37 @@ def _coverage(blind: bool) -> tuple[Callable[[], int], Callable[[], int]]:
 # ---- a process of its own, and the build for it ------------------------------------------
 
 
-def run(tree: Path, inputs: int, seed: int, preload: str, sabotage: str = "",
-        timeout: float = 3600.0) -> Fuzzed:  # fmt: skip
+def run_lanes(
+    tree: Path, inputs: int, seed: int, preload: str, seeds: Sequence[Seed] = ()
+) -> list[Fuzzed]:
+    """The same in two processes at once, each of which tries half of the inputs."""
+    halves = (inputs // 2, inputs - inputs // 2)
+    with ThreadPoolExecutor(len(halves)) as pool:
+        done = [
+            pool.submit(run, tree, half, seed + lane, preload, "", seeds)
+            for lane, half in enumerate(halves)
+        ]
+        return [each.result() for each in done]
+
+
+def run(
+    tree: Path, inputs: int, seed: int, preload: str, sabotage: str = "", seeds: Sequence[Seed] = ()
+) -> Fuzzed:
     """Fuzz in a child; its death is told with the input that it died of."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as where:
+        given = Path(where) / "seeds"
+        given.write_text(json.dumps(seeds))
         last = Path(where) / "last"
         last.write_bytes(bytes(LONGEST + 8))
         environment = {
             **os.environ, "PYTHONPATH": str(tree), "LD_PRELOAD": preload, "PYTHONMALLOC": "malloc",
             "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1:handle_segv=1",
         }  # fmt: skip
-        words = ["-m", "proof.fuzz", str(inputs), str(seed), str(last), sabotage]
+        words = ["-m", "proof.fuzz", str(inputs), str(seed), str(last), sabotage, str(given)]
         done = subprocess.run(
             [sys.executable, *words, *([] if preload else ["--blind"])], cwd=tree, text=True,
-            env=environment, capture_output=True, timeout=timeout, check=False,
+            env=environment, capture_output=True, check=False,
+            timeout=SECONDS + SECONDS_OF_AN_INPUT * inputs,
         )  # fmt: skip
         if done.returncode == 0:
             return Fuzzed(**json.loads(done.stdout))
@@ -316,6 +347,16 @@ def sanitized(change: Callable[[Path], object] = lambda copy: None) -> Iterator[
         yield copy, f"{os.path.realpath(asan)} {library}"
 
 
+_kept = contextlib.ExitStack()
+atexit.register(_kept.close)
+
+
+@functools.cache
+def sanitized_once() -> tuple[Path, str]:
+    """The same for all slices of a run: to build it takes a minute."""
+    return _kept.enter_context(sanitized())
+
+
 def unbounded(copy: Path) -> None:
     """The control: sections may reach beyond the entry's end."""
     path = copy / "exclusivelog" / "_entry.pxi"
@@ -342,9 +383,11 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("last", type=Path)
     parser.add_argument("sabotage")
+    parser.add_argument("seeds", type=Path)
     parser.add_argument("--blind", action="store_true")
     options = parser.parse_args()
-    found = fuzz(options.inputs, options.seed, options.last, options.blind, options.sabotage)
+    seeds = json.loads(options.seeds.read_text())
+    found = fuzz(options.inputs, options.seed, options.last, options.blind, options.sabotage, seeds)
     print(json.dumps(vars(found)))
 
 

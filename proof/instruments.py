@@ -7,66 +7,39 @@ import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from exclusivelog import access
-from proof import failpoints, fuzz, model, mutants, shutdowns, stateful, suites
+from proof import (
+    compactions,
+    failpoints,
+    fuzz,
+    maps,
+    model,
+    mutants,
+    shutdowns,
+    sprints,
+    stateful,
+    suites,
+)
 from proof.deaths import EARLY, small_journal, sweep
 from proof.faults import crew
 from proof.flips import flip_beside
 from proof.judges import ACKNOWLEDGED, REFUSED, about
 from proof.power import Verdicts, judge_all, record, stored_cuts
 from proof.report import Figure
+from proof.sizes import Size
 from proof.traffic import TOPICS, UNCHECKED, Record, judge_ledger, read_notes
 from proof.work import TOPICS as WORKED_ON
 from tests.children import ROOT
+from tests.players import WRITERS
 from tests.power_cuts import Disk, cuts
 
 NO_STRACE = "strace is not installed"
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much each instrument does."""
-
-    name: str
-    worlds: tuple[model.World, ...]
-    torture_seconds: float
-    kill_points: int  # of each of the four sweeps; -1: every one
-    flips: int
-    disks: int  # for each flush
-    cuts: int  # of the power, on each file system
-    inputs: int  # of the fuzzer
-    examples: int  # of the state machine
-    history_seconds: float
-    failpoint_calls: int  # of each place
-
-
-SMALL_WORLDS = (*model.SMALL_WORLDS[:2], *model.SMALL_MOVING_WORLDS[:2])
-SIZES = {
-    size.name: size
-    for size in (
-        Size("tiny", SMALL_WORLDS, torture_seconds=8, kill_points=12, flips=300, disks=3,
-             cuts=2, inputs=30_000, examples=20, history_seconds=6, failpoint_calls=1),
-        Size("small", SMALL_WORLDS, torture_seconds=20, kill_points=12, flips=400, disks=2,
-             cuts=4, inputs=100_000, examples=15, history_seconds=8, failpoint_calls=1),
-        Size(
-            "medium", tuple(model.WORLDS.values())[:3], torture_seconds=150, kill_points=100,
-            flips=3000, disks=20, cuts=25, inputs=60_000, examples=150,
-            history_seconds=60, failpoint_calls=3,
-        ),
-        Size(
-            "full", (*model.WORLDS.values(), *model.MOVING_WORLDS.values()),
-            torture_seconds=1800, kill_points=-1, flips=100_000, disks=100, cuts=250,
-            inputs=10_000_000, examples=10_000, history_seconds=1200,
-            failpoint_calls=30,
-        ),
-    )
-}  # fmt: skip
 
 
 # ---- rules -------------------------------------------------------------------------------
@@ -75,13 +48,9 @@ SIZES = {
 def count_rules(size: Size, where: Path) -> Figure:
     """Every rule of the semantics has tests that carry its number."""
     figure, sources = Figure("rules"), suites.sources()
-    wanted = [rule for rule in suites.all_rules() if rule not in suites.NOT_BUILT]
-    covered = suites.rules_with_tests(sources)
-    figure.count(rules=len(wanted), with_tests=sum(rule in covered for rule in wanted))
+    wanted, covered = suites.all_rules(), suites.rules_with_tests(sources)
+    figure.most(rules=len(wanted), with_tests=sum(rule in covered for rule in wanted))
     figure.broken += [f"{rule.upper()} has no test" for rule in wanted if rule not in covered]
-    figure.notes += [
-        f"{rule.upper()} is not built yet: {what}" for rule, what in suites.NOT_BUILT.items()
-    ]
     without = suites.rules_with_tests([text.replace("test_b2_", "test_") for text in sources])
     figure.controls["without the tests of B2"] = "b2" not in without
     return figure
@@ -117,6 +86,12 @@ def compare_with_a_list(size: Size, where: Path) -> Figure:
     steps, wrong = stateful.run(size.examples)
     figure.count(steps=steps)
     figure.broken += [wrong] if wrong else []
+    if size.controlled:
+        figure.controls["a take-over that keeps the epoch"] = _keeps_the_epoch()
+    return figure
+
+
+def _keeps_the_epoch() -> bool:
     usual = access.admit
 
     def keeps_the_epoch(**facts: Any) -> access.Decision:
@@ -126,8 +101,7 @@ def compare_with_a_list(size: Size, where: Path) -> Figure:
 
     with mock.patch.object(access, "admit", keeps_the_epoch):
         _, wrong = stateful.run(50)
-    figure.controls["a take-over that keeps the epoch"] = bool(wrong)
-    return figure
+    return bool(wrong)
 
 
 # ---- model -------------------------------------------------------------------------------
@@ -136,14 +110,16 @@ def compare_with_a_list(size: Size, where: Path) -> Figure:
 def walk_model(size: Size, where: Path) -> Figure:
     """Every interleaving of small worlds, decided by the library's own access.py."""
     figure = Figure("model")
-    for world in size.worlds:
+    for world in size.share(size.worlds):
         try:
             states, steps = model.walk(world, model.Rules(), most=10**8)
         except model.Violation as violation:
             figure.broken.append(f"{world}: {violation}")
-        else:
-            figure.count(worlds=1, states=states, steps=steps)
-    if size.name == "tiny":
+        else:  # the same again is nothing new
+            figure.most(
+                **{f"worlds/{world}": 1, f"states/{world}": states, f"steps/{world}": steps}
+            )
+    if not size.controlled:
         return figure
     controls: list[tuple[model.Rules, tuple[model.World, ...]]]
     controls = [(rules, model.SMALL_WORLDS) for rules in model.CONTROLS.values()]
@@ -185,7 +161,7 @@ def torture_figure(size: Size, where: Path) -> Figure:
     """Random traffic, random deaths; the control appends without the look at who owns a topic."""
     seed = int.from_bytes(os.urandom(4), "little")
     figure = torture(made(where / "sound"), size.torture_seconds, seed)
-    if size.name == "tiny":
+    if not size.controlled:
         return figure
     control = torture(made(where / "control"), min(10, size.torture_seconds), seed, UNCHECKED)
     figure.controls["appends that do not look who owns the topic"] = bool(
@@ -210,7 +186,8 @@ def histories(size: Size, where: Path) -> Figure:
         operations=record.operations, acknowledged=record.count(ACKNOWLEDGED),
         reads=sum(map(len, record.reads.values())), anomalies=len(figure.broken),
     )  # fmt: skip
-    for name, spoil in (("two calls at each other's time", swap_times), ("a read with a gap", gap)):
+    spoils = (("two calls at each other's time", swap_times), ("a read with a gap", gap))
+    for name, spoil in spoils if size.controlled else ():
         spoilt = read_notes(where)
         spoil(spoilt)
         found = judge_ledger(where / "log", spoilt, TOPICS, send=False)
@@ -234,21 +211,102 @@ def gap(record: Record) -> None:
     reads[number] = replace(read, values=read.values[:1] + read.values[2:])
 
 
+# ---- shared state ------------------------------------------------------------------------
+
+ONE_BY_ONE = "one by one"  # the writer that is a control
+
+
+def share_state(size: Size, where: Path) -> Figure:
+    """Histories of a map are linearizable, and no death tears a write to many keys."""
+    figure, dice = Figure("state"), random.Random()
+    for name, (style, options) in maps.STYLES.items():
+        place = made(where / name.replace(" ", "-"))
+        played = maps.record(place, style, size.state_seconds, dice, **options)
+        failure = maps.judge(style, played.calls)
+        figure.count(
+            operations=len(played.calls), kills=played.kills, stops=played.stops,
+            anomalies=int(failure is not None),
+        )  # fmt: skip
+        if failure is not None:
+            figure.broken.append(f"I2: {name}: {maps.told(failure, played.calls, place)}")
+    for writer in WRITERS.keys() - {ONE_BY_ONE}:
+        torn = list(maps.torn(made(where / writer.replace(" ", "-")), writer, size.torn_writes))
+        figure.count(kills=len(torn), torn=sum(torn))
+        figure.broken += [f"I1: {writer}: only some of the keys were written"] * any(torn)
+    if size.controlled:
+        control = maps.record_untroubled(made(where / "control"), "two calls", 1.5)
+        figure.controls["an update of two calls"] = maps.judge("two calls", control) is not None
+        torn_one_by_one = maps.torn(made(where / "torn"), ONE_BY_ONE, 50)
+        figure.controls["keys put one by one"] = any(torn_one_by_one)
+    return figure
+
+
+# ---- compaction --------------------------------------------------------------------------
+
+
+def compact_and_kill(size: Size, where: Path) -> Figure:
+    """A compacted view beside a dictionary; the control trims what no view has."""
+    figure, seed = Figure("compaction"), random.randrange(1 << 30)
+    for found in compactions.kill_beside(where / "sound", size.compactors, seed):
+        figure.count(
+            kills=found.kills, operations=found.appends, compactions=found.compactions,
+            trims=found.trims, watches=found.watches, violations=len(found.broken),
+        )  # fmt: skip
+        figure.broken += found.broken
+    if figure.broken:
+        figure.notes.append(f"seed {seed}")
+    if size.controlled:
+        control = compactions.kill_beside(where / "control", 40, seed, compactions.FORGETS)
+        figure.controls["trimming does not mind how far the view reaches"] = any(
+            about(found.broken, "G7") for found in control
+        )
+    return figure
+
+
 # ---- failpoints --------------------------------------------------------------------------
 
 
 def die_at_failpoints(size: Size, where: Path) -> Figure:
     """Death before and behind every named place of the library's own code."""
     figure = Figure("failpoints")
-    places = list(failpoints.PLACES)[:: 1 if size.name != "small" else 4]
-    found = failpoints.sweep(made(where / "sound"), size.failpoint_calls, places=places)
+    places = list(failpoints.PLACES)
+    if size.failpoint_places:
+        places = random.sample(places, size.failpoint_places)
+    calls = range(1, 1 + size.failpoint_calls * size.of)
+    found = failpoints.sweep(made(where / "sound"), size.share(calls), places=places)
     figure.count(tried=found.tried, deaths=found.deaths, violations=len(found.broken))
-    figure.counts["places_reached"] = len(found.reached)
-    figure.notes += [f"never reached: {place}" for place in places if place not in found.reached]
+    figure.most(**{f"places/{place}": 1 for place in places})
+    figure.most(**{f"places reached/{place}": 1 for place in found.reached})
+    if size.slice == 0:
+        figure.notes += [f"not reached: {p}" for p in places if p not in found.reached]
     figure.broken += found.broken
-    if size.name != "tiny":
-        control = failpoints.sweep(made(where / "control"), 1, EARLY, ["checkpoint"])
+    if size.controlled:
+        control = failpoints.sweep(made(where / "control"), [1], EARLY, ["checkpoint"])
         figure.controls["an append that is acknowledged before it is made"] = bool(
+            about(control.broken, "H1")
+        )
+    return figure
+
+
+# ---- sprints -----------------------------------------------------------------------------
+
+
+def kill_at_full_speed(size: Size, where: Path) -> Figure:
+    """Death between any two instructions of a sender; the control counts an append as made before
+    it makes it."""
+    figure, seed = Figure("sprints"), random.randrange(1 << 30)
+    for found in sprints.kill_beside(where / "sound", size.sprints, seed):
+        figure.count(
+            kills=found.kills, operations=found.operations, acknowledged=found.acknowledged,
+            lost=about(found.broken, "H1"), slow=found.slow,
+        )  # fmt: skip
+        figure.most(longest_pause_ms=round(1000 * found.longest))
+        figure.broken += found.broken
+    if figure.broken:
+        figure.notes.append(f"seed {seed}")
+    if size.controlled:
+        [control] = sprints.kill_beside(where / "control", 12, seed, EARLY)
+        figure.controls["an append that is counted before it is made"] = bool(
             about(control.broken, "H1")
         )
     return figure
@@ -266,14 +324,16 @@ def kill_sweep(size: Size, where: Path) -> Figure:
     for durability in ("power", "process"):
         for beside in (False, True):
             place = made(where / f"{durability}-{beside}")
-            swept = sweep(place, durability, beside, size.kill_points < 0, size.kill_points)
-            figure.count(points=swept.points, tried=swept.tried, deaths=swept.died)
+            swept = sweep(place, durability, beside, size.kill_points, (size.slice, size.of))
+            figure.most(**{f"points/{durability}, {beside}": swept.points})
+            figure.count(tried=swept.tried, deaths=swept.died)
             figure.broken += swept.broken
             shutil.rmtree(place)
-    control = sweep(made(where / "control"), "power", False, False, 8, EARLY)
-    figure.controls["an append that is acknowledged before it is made"] = bool(
-        about(control.broken, "H1")
-    )
+    if size.controlled:
+        control = sweep(made(where / "control"), "power", False, 8, sabotage=EARLY)
+        figure.controls["an append that is acknowledged before it is made"] = bool(
+            about(control.broken, "H1")
+        )
     return figure
 
 
@@ -294,7 +354,7 @@ def crash_states(size: Size, where: Path) -> Figure:
         _take_disks(figure, judge_all(flushed, made(where / "power"), "power", 1))
         stored = stored_cuts(where / "stored", 1, size.disks, dice)
         _take_disks(figure, judge_all(stored, made(where / "process"), "process", 1))
-        if size.name != "tiny":
+        if size.controlled:
             _control_disks(figure, where, trace)
     return figure
 
@@ -340,7 +400,7 @@ def power_cuts(size: Size, where: Path) -> Figure:
         figure.broken += [f"{kind}: {text}" for text in found.broken]
     if not figure.counts:
         figure.skipped = "; ".join(figure.notes)
-    elif size.name != "tiny":
+    elif size.controlled:
         kind = next(kind for kind in ("ext4", "xfs") if not shutdowns.missing(kind))
         lying = shutdowns.cut_again_and_again(where / "control", kind, 3, lying=True)
         figure.controls["a disk that lies about its flushes"] = bool(about(lying.broken, "H1"))
@@ -351,29 +411,36 @@ def power_cuts(size: Size, where: Path) -> Figure:
 
 
 def fuzz_decoders(size: Size, where: Path) -> Figure:
-    """Entries, frames and rows of arbitrary bytes; the control has a bound unchecked."""
+    """Entries, frames and rows of arbitrary bytes: guided by coverage, with AddressSanitizer, and
+    then many more of them on the usual build. The control has a bound unchecked."""
     figure, seed = Figure("fuzz"), random.randrange(1 << 30)
-    if size.name in ("tiny", "small") or fuzz.missing():
+    seeds: list[fuzz.Seed] = []
+    if not size.guided or fuzz.missing():
         figure.notes.append(
             "blind, without AddressSanitizer: " + (fuzz.missing() or "that takes a larger SIZE")
         )
-        _take_fuzzed(figure, fuzz.run(ROOT, size.inputs, seed, ""))
         planted = fuzz.run(ROOT, 20_000, seed, "", fuzz.PLANTED)
         figure.controls["a decoder that stumbles over one kind of entry"] = bool(planted.broken)
-        return figure
-    with fuzz.sanitized() as (tree, preload):
-        _take_fuzzed(figure, fuzz.run(tree, size.inputs, seed, preload))
-        figure.notes.append("guided by coverage, with AddressSanitizer")
-    with fuzz.sanitized(fuzz.unbounded) as (tree, preload):
-        found = fuzz.run(tree, 200_000, seed, preload)
-        figure.controls["a decoder that does not look where a section ends"] = bool(found.broken)
+    else:
+        tree, preload = fuzz.sanitized_once()
+        guided = fuzz.run_lanes(tree, size.guided, seed, preload)
+        figure.count(with_sanitizer=size.guided)
+        _take_fuzzed(figure, guided)
+        seeds = [each for lane in guided for each in lane.seeds]
+        if size.controlled:
+            with fuzz.sanitized(fuzz.unbounded) as (tree, preload):
+                found = fuzz.run(tree, 200_000, seed, preload)
+            name = "a decoder that does not look where a section ends"
+            figure.controls[name] = bool(found.broken)
+    _take_fuzzed(figure, fuzz.run_lanes(ROOT, size.inputs, seed, "", seeds))
     return figure
 
 
-def _take_fuzzed(figure: Figure, found: fuzz.Fuzzed) -> None:
-    figure.count(inputs=found.inputs, decoded=found.decoded, kept=found.kept)
-    figure.counts["places"] = max(figure.counts.get("places", 0), found.places)
-    figure.broken += found.broken
+def _take_fuzzed(figure: Figure, lanes: list[fuzz.Fuzzed]) -> None:
+    for found in lanes:
+        figure.count(inputs=found.inputs, decoded=found.decoded, kept=found.kept)
+        figure.most(places=found.places)
+        figure.broken += found.broken
 
 
 # ---- flipped bits ------------------------------------------------------------------------
@@ -382,8 +449,7 @@ def _take_fuzzed(figure: Figure, found: fuzz.Fuzzed) -> None:
 def bit_flips(size: Size, where: Path) -> Figure:
     """Damage to every region of every file; the control has checksums that hold."""
     figure, seed = Figure("bit flips"), random.randrange(1 << 30)
-    jobs = [(seed, size.flips // 2, False), (seed + 1, -(-size.flips // 2), False)]
-    for found in flip_beside(where, jobs, seconds=60 + size.flips):
+    for found in flip_beside(where / "sound", size.flips, seed):
         figure.count(
             flips=found.flips, harmless=found.harmless, named=found.named,
             clear_errors=found.refused,
@@ -393,10 +459,11 @@ def bit_flips(size: Size, where: Path) -> Figure:
         figure.broken += found.broken
     if figure.counts["deaths_inside_lmdb"] > 0.01 * figure.counts["flips"]:
         figure.broken.append("LMDB dies of its own damaged pages more often than was known")
-    [control] = flip_beside(where, [(seed, 4, True)], seconds=60)
-    figure.controls["values changed under checksums that hold"] = any(
-        "wrong data" in text for text in control.broken
-    )
+    if size.controlled:
+        [control] = flip_beside(where / "control", 4, seed, control=True)
+        figure.controls["values changed under checksums that hold"] = any(
+            "wrong data" in text for text in control.broken
+        )
     return figure
 
 
@@ -410,22 +477,23 @@ def hunt_mutants(size: Size, where: Path, only: str = "") -> Figure:
     if size.name == "small":
         figure.skipped = "they take longer than this size has: make proof SIZE=medium PARTS=mutants"
         return figure
-    catchers: set[str] = set()
-    for mutant in mutants.MUTANTS:
+    for mutant in size.share(mutants.MUTANTS):
         if only in f"{mutant.name} {mutant.file}":
             hunter, said = mutants.catch(mutant)
             take_mutant(figure, mutant.name, hunter, said)
-            catchers.add(hunter)
-    with mutants.tree(None) as copy:
-        blamed = [hunter for hunter in sorted(catchers - {""}) if mutants.hunt(copy, hunter)]
-    figure.controls["nobody who caught one blames the library as it is"] = not blamed
-    figure.notes += [f"{hunter} blames the library as it is" for hunter in blamed]
+            if hunter and (blamed := mutants.blamed_by(hunter)):
+                figure.notes.append(f"{hunter} blames the library as it is: {blamed}")
+                figure.controls[CATCHERS] = False
+    figure.controls.setdefault(CATCHERS, True)
     return figure
+
+
+CATCHERS = "nobody who caught one blames the library as it is"
 
 
 def take_mutant(figure: Figure, name: str, hunter: str, said: str) -> None:
     """Tell who has caught it."""
-    figure.count(mutants=1, caught=int(bool(hunter)))
+    figure.most(**{f"mutants/{name}": 1, f"caught/{name}": int(bool(hunter))})
     if hunter:
         figure.notes.append(f"{name}: caught by {hunter}: {said}")
     else:
@@ -440,8 +508,11 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "stateful": compare_with_a_list,
     "torture": torture_figure,
     "histories": histories,
+    "state": share_state,
+    "compaction": compact_and_kill,
     "failpoints": die_at_failpoints,
     "kill-sweep": kill_sweep,
+    "sprints": kill_at_full_speed,
     "crash-states": crash_states,
     "power-cuts": power_cuts,
     "faults": suite("faults", "test_h_faults.py", "a full disk is taken for a broken one"),
@@ -459,7 +530,7 @@ def made(path: Path) -> Path:
 
 
 def run(name: str, size: Size, where: Path) -> Figure:
-    """One instrument, timed; of the mutants also some: `mutants:WORD`."""
+    """One slice of an instrument, timed; of the mutants also some: `mutants:WORD`."""
     began = time.monotonic()
     name, _, only = name.partition(":")
     instrument = partial(hunt_mutants, only=only) if only else INSTRUMENTS[name]

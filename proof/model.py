@@ -999,6 +999,13 @@ MOVING_WORLDS = {
         (0, 1), opens=2, deaths=1, moves=1, settles=True
     ),
 }
+# For a full run.
+LARGE_WORLDS = {
+    "a move, three requests and a death": World((0, 1), opens=3, deaths=1, moves=1),
+    "two deaths and a hang": World((0, 1), opens=3, deaths=2, stops=1),
+    "two share an engine, a death and a hang": World((0, 0, 1), opens=3, deaths=1, stops=1),
+    "four requests, a death and a hang": World((0, 1), opens=4, deaths=1, stops=1),
+}
 SMALL_WORLDS = (
     World((0, 1), opens=2, deaths=1, stops=1),
     World((0, 1, 2), opens=3, deaths=1, stops=0),

@@ -9,6 +9,7 @@ whoever hunts there must find nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -134,6 +135,15 @@ MUTANTS = (
            ("test_g_messages.py", "test_b_outcomes.py")),
     Mutant("a sequence id of a large batch is used twice", "log.py",
            "if batch.base_sequence <= sequence:", "if False:", ("test_g_messages.py",)),
+    # ---- what is made of the log
+    Mutant("trimming does not mind how far the view reaches", "retention.py",
+           "return view.horizon < min(first, row.next_offset)", "return False",
+           ("compaction", "test_g_compaction.py")),
+    Mutant("a new owner of a map does not catch up", "state.py",
+           "                self._catch_up()\n        except BaseException:\n"
+           "            producer.close()",
+           "                pass\n        except BaseException:\n            producer.close()",
+           ("state", "test_i_histories.py")),
     # ---- what is damaged, what fails
     Mutant("an entry's checksum is skipped", "_entry.pxi",
            "if _sum_all(data, start, size) ^", "if False and _sum_all(data, start, size) ^",
@@ -247,3 +257,10 @@ def catch(mutant: Mutant) -> tuple[str, str]:
             if found := hunt(copy, hunter):
                 return hunter, found
     return "", ""
+
+
+@functools.cache
+def blamed_by(hunter: str) -> str:
+    """What this hunter has against the library as it is: it should be nothing."""
+    with tree(None) as copy:
+        return hunt(copy, hunter)

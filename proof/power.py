@@ -24,7 +24,8 @@ from typing import Any
 import exclusivelog as xl
 from exclusivelog import _core, journal, lockfile
 from exclusivelog.ledger import Ledger
-from proof.deaths import die_with_parent, todo_safely
+from proof.beside import todo_safely
+from proof.deaths import die_with_parent
 from proof.work import CAPACITY, CHECKPOINTS, act, judge
 from tests.children import PATIENCE, ROOT, child, command, line, tell
 from tests.journals import FRAME, MAGIC, MORE, PADDING, checkpoint, no_checkpoints

@@ -35,6 +35,7 @@ class Figure:
     notes: list[str] = field(default_factory=list)
     seconds: float = 0.0
     runs: int = 1
+    highest: dict[str, int] = field(default_factory=dict)  # counts that are not added up
 
     @property
     def verdict(self) -> str:
@@ -57,11 +58,27 @@ class Figure:
         for name, number in counts.items():
             self.counts[name] = self.counts.get(name, 0) + number
 
+    def most(self, **counts: int) -> None:
+        """Count what another run does again: of each the highest stays."""
+        for name, number in counts.items():
+            self.highest[name] = max(self.highest.get(name, 0), number)
+
+    @property
+    def told(self) -> dict[str, int]:
+        """All counts, for people; `highest` has one for each thing that is counted once, as in
+        `caught/a mutant`."""
+        found = {name.replace("_", " "): number for name, number in self.counts.items()}
+        for name, number in self.highest.items():
+            what = name.partition("/")[0].replace("_", " ")
+            found[what] = found.get(what, 0) + number
+        return found
+
     def add(self, other: Figure) -> None:
         """Take another run of the same instrument in."""
         self.count(**other.counts)
+        self.most(**other.highest)
         self.broken += other.broken
-        self.skipped = other.skipped if not self.counts else ""
+        self.skipped = other.skipped if not self.told else ""
         self.notes = list(dict.fromkeys(self.notes + other.notes))
         for name, noticed in other.controls.items():
             self.controls[name] = self.controls.get(name, True) and noticed
@@ -95,10 +112,12 @@ class Card:
                 card.figures = {f["instrument"]: Figure(**f) for f in kept["figures"]}
         return card
 
-    def save(self, path: Path = RESULTS) -> None:
-        """Write the file."""
+    def save(self, path: Path = RESULTS, **more: Any) -> None:
+        """Write the file, in one go: a long proof may be ended while we do so."""
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(self.as_json(), indent=1) + "\n")
+        new = path.with_name(path.name + ".new")
+        new.write_text(json.dumps(self.as_json() | more, indent=1) + "\n")
+        new.replace(path)
 
     def as_json(self) -> dict[str, Any]:
         """The whole card."""
@@ -131,8 +150,8 @@ class Card:
 def _lines(figure: Figure) -> Iterable[str]:
     runs = f"{figure.runs} runs added up, " if figure.runs > 1 else ""
     yield f"{figure.instrument:<14}{figure.verdict:<10}({runs}{figure.seconds:.0f} s)"
-    if figure.counts:
-        yield "  " + ", ".join(f"{number:,} {name}" for name, number in figure.counts.items())
+    if figure.told:
+        yield "  " + ", ".join(f"{number:,} {name}" for name, number in figure.told.items())
     if figure.skipped:
         yield f"  skipped: {figure.skipped}"
     for name, noticed in figure.controls.items():

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from exclusivelog.lockfile import BOOT
-from proof.faults import Crew
+from proof.faults import Crew, players
 from proof.judges import ACKNOWLEDGED
 from proof.traffic import TOPICS, judge_ledger, read_notes
 
@@ -28,6 +28,7 @@ SHUTDOWN, WITHOUT_THE_LOG = 0x8004587D, 2
 MEGABYTES = {"ext4": 64, "xfs": 320}  # the least that xfs takes, about
 WRITERS = 2
 CUTS_OF_A_LEDGER = 5
+LEAST_SECONDS = 0.1  # of life between two cuts
 LYING = "int fsync(int f) { return 0; } int fdatasync(int f) { return 0; }\n"
 
 
@@ -70,27 +71,31 @@ def _one_ledger(
     with image.open("wb") as file:
         file.truncate(MEGABYTES[kind] << 20)
     _do(f"mkfs.{kind}", "-q", str(image))
-    crew = Crew(place, place / "disk" / "log", dice, environment=environment)
-    for _ in range(cuts):
-        with mounted(image, place / "disk") as disk:
-            another_boot(disk / "log")
-            try:
-                for _ in range(WRITERS):
-                    crew.start()
-                time.sleep(0.4 + dice.random())
-                shut_down(disk)
-            finally:
-                crew.end()
-        found.cuts += 1
-        with mounted(image, place / "disk") as disk:
-            another_boot(disk / "log")
-            broken = list(judge_ledger(disk / "log", read_notes(place), TOPICS, send=False))
-        found.broken += broken
-        if broken:
-            break
+    with players(place, place / "disk" / "log", dice, environment=environment) as crew:
+        for _ in range(cuts):
+            broken = _one_cut(place, image, crew, dice)
+            found.cuts += 1
+            found.broken += broken
+            if broken:
+                break
     record = read_notes(place)
     found.operations += record.operations
     found.acknowledged += record.count(ACKNOWLEDGED)
+
+
+def _one_cut(place: Path, image: Path, crew: Crew, dice: random.Random) -> list[str]:
+    with mounted(image, place / "disk") as disk:
+        another_boot(disk / "log")
+        try:
+            for _ in range(WRITERS):
+                crew.start()
+            time.sleep(LEAST_SECONDS + dice.random())
+            shut_down(disk)
+        finally:
+            crew.end()
+    with mounted(image, place / "disk") as disk:
+        another_boot(disk / "log")
+        return list(judge_ledger(disk / "log", read_notes(place), TOPICS, send=False))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ from tests.children import ROOT
 SECONDS = 1800.0
 # How many rules each section of the semantics has.
 SECTIONS = {"a": 6, "b": 10, "c": 6, "d": 8, "e": 5, "f": 6, "g": 9, "h": 2, "i": 4}
-NOT_BUILT = {"g7": "compaction"} | dict.fromkeys(("i1", "i2", "i3", "i4"), "shared state")
 NAMED = re.compile(r"^ *def test_([a-i]\d+)_", re.M)
 
 

@@ -12,8 +12,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,14 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
+from proof.nursery import Born, nursery
 from tests import DURABILITY
-from tests.children import ROOT
 from tests.linearizability import UNKNOWN, Call, updated
-from tests.processes import PATIENCE, until
+from tests.processes import until
 from tests.states import open_counts
 
 KEYS = ["a", "b", "c", "d"]
 KEEPALIVE = 0.5
+SNAPSHOT_EVERY = 20  # writes, where there are snapshots
 
 
 # ---- the traffic -------------------------------------------------------------------------
@@ -53,6 +52,8 @@ class Player:
         """Call the map until there is a file of that name."""
         while not os.path.exists(over) and os.getppid() != 1:
             self.call(*self.choose())
+            if self._style == "snapshots" and self._dice.random() < 0.03:
+                self._map.topic.trim(before=self._map.snapshot())
             if self._style != "two calls":
                 time.sleep(self._dice.random() * 0.002)
 
@@ -118,7 +119,8 @@ def play(path: str, notes: str, number: int, style: str, durability: str, over: 
     """What a process does."""
     options: Any = {"durability": durability} if durability else {}
     with xl.open(path, f"p{number}", keepalive=KEEPALIVE, **options) as engine:
-        with xl.SharedMap(engine.topic("map")) as shared:
+        often = {"snapshot_every": SNAPSHOT_EVERY} if style == "snapshots" else {}
+        with xl.SharedMap(engine.topic("map"), **often) as shared:
             Player(shared, notes, number, style).play(over)
 
 
@@ -131,10 +133,12 @@ class Crew:
 
     path: Path
     style: str
+    born: Callable[..., Born]
     durabilities: tuple[str, ...] = ("",)
-    living: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    living: dict[int, Born] = field(default_factory=dict)
     deaths: dict[int, int] = field(default_factory=dict)
     started: int = 0
+    stops: int = 0
 
     def start(self, style: str | None = None) -> None:
         """One process more."""
@@ -144,10 +148,7 @@ class Crew:
             style or self.style, self.durabilities[self.started % len(self.durabilities)],
             str(self.path / "over"),
         )  # fmt: skip
-        code = f"from tests.players import play; play{arguments!r}"
-        with open(self.path / f"stderr-{self.started}", "wb") as stderr:
-            command = [sys.executable, "-c", code]
-            self.living[self.started] = subprocess.Popen(command, stderr=stderr, cwd=ROOT)
+        self.living[self.started] = self.born(self.path / f"stderr-{self.started}", *arguments)
 
     def notes(self, number: int) -> Path:
         """Where this one notes its calls; it is there once it plays."""
@@ -161,22 +162,24 @@ class Crew:
         """Kill one, and start another; or stop one for a while."""
         number, victim = dice.choice(list(self.living.items()))
         if dice.random() < 0.5:
-            victim.kill()
-            victim.wait(PATIENCE)
+            victim.close()
             self.deaths[number] = time.monotonic_ns()
             del self.living[number]
             self.start()
         else:
-            victim.send_signal(signal.SIGSTOP)
+            victim.signal(signal.SIGSTOP)
+            self.stops += 1
             time.sleep(dice.choice([0.01, 0.1, KEEPALIVE + 0.2]))
-            victim.send_signal(signal.SIGCONT)
+            victim.signal(signal.SIGCONT)
 
     def finish(self) -> None:
         """Let those that live come to an end; they must end well."""
         self.await_all()
         (self.path / "over").touch()
         for number, process in self.living.items():
-            assert process.wait(PATIENCE) == 0, (self.path / f"stderr-{number}").read_text()
+            until(lambda process=process: not process.alive)
+            said = (self.path / f"stderr-{number}").read_text()
+            assert "Traceback" not in said, said
 
     def history(self) -> list[Call]:
         """All that was called."""
@@ -216,16 +219,16 @@ def made(number: int, begun: dict[str, Any], result: Any, end: int) -> Call:
 @contextmanager
 def crew(path: Path, style: str, count: int = 3, **options: Any) -> Iterator[Crew]:
     """So many processes that play; all are killed and reaped in the end, whatever happens."""
-    made = Crew(path, style, **options)
-    try:
-        for _ in range(count):
-            made.start()
-        made.await_all()
-        yield made
-    finally:
-        for process in made.living.values():
-            process.kill()
-            process.wait(PATIENCE)
+    with nursery("tests.players:play") as born:
+        made = Crew(path, style, born, **options)
+        try:
+            for _ in range(count):
+                made.start()
+            made.await_all()
+            yield made
+        finally:
+            for process in made.living.values():
+                process.close()
 
 
 # ---- many keys at once ------------------------------------------------------------------

@@ -19,32 +19,13 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import compaction
 from exclusivelog.tables import U64
+from proof.compactions import Sent, compacted, kept, read, state_of
 from tests.processes import PATIENCE, State, Worker, send, until, within
 from tests.states import struck_after
 from tests.test_g_readers import PUBLISHED, moment, publish
 from tests.victims import die_at_commit, garbage, say, victim
 
 LARGE = 200_000  # bytes, more than goes into the tables themselves
-
-Sent = tuple[int, bytes | None, bytes | None]  # offset, key, value
-
-
-def kept(sent: list[Sent]) -> list[Sent]:
-    """What rule G7 says must be left of these messages."""
-    last = {key: offset for offset, key, _ in sent if key is not None}
-    return [
-        (offset, key, value)
-        for offset, key, value in sent
-        if value is not None and (key is None or last[key] == offset)
-    ]
-
-
-def read(reader: xl.Reader) -> list[Sent]:
-    return [(message.offset, message.key, message.value) for message in reader]
-
-
-def compacted(topic: xl.Topic, **options: Any) -> list[Sent]:
-    return read(topic.reader(read_compacted=True, **options))
 
 
 class Writer:
@@ -213,16 +194,6 @@ def test_g7_one_that_has_begun_misses_nothing_that_came_since(
         assert offsets == sorted(set(offsets))
         assert set(writer.sent[began:]) <= set(found) <= set(writer.sent)
         assert state_of(found) == state_of(writer.sent)
-
-
-def state_of(messages: list[Sent]) -> dict[bytes, bytes]:
-    state: dict[bytes, bytes] = {}
-    for _, key, value in messages:
-        if key is not None and value is not None:
-            state[key] = value
-        elif key is not None:
-            state.pop(key, None)
-    return state
 
 
 def write_on(state: State, count: int) -> None:

@@ -20,30 +20,25 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import mmap
 import os
 import random
 import select
 import shutil
-import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import exclusivelog as xl
 from exclusivelog import journal
-from proof.deaths import AT_ONCE, die_with_parent, sweep, traced
-from proof.judges import Call, Row
-from proof.judges import judge as judge_calls
+from proof.deaths import AT_ONCE, sweep, traced
 from proof.power import judge_all, power_fails, record, short_life, stored_cuts
+from proof.sprints import judge_sprints, kill_beside
 from proof.work import CAPACITY, TOPICS
 from tests.children import PATIENCE, child, line, tell
 from tests.disks import needs_strace
 from tests.journals import no_checkpoints
 from tests.power_cuts import Disk, cuts
-from tests.processes import until, values, within
+from tests.processes import until, values
 
 # ---- H1, G3: death at a system call ------------------------------------------------------
 
@@ -54,8 +49,8 @@ from tests.processes import until, values, within
 def test_g3_dying_at_a_system_call(tmp_path, request, durability, beside) -> None:
     """The victim makes the ledger, appends one message, batches of several entries and large
     ones, makes checkpoints, fences its own producer, and closes; death strikes in all of it."""
-    every = request.config.getoption("--every-crash")
-    swept = sweep(tmp_path, durability, beside, every)
+    most = -1 if request.config.getoption("--every-crash") else 100
+    swept = sweep(tmp_path, durability, beside, most)
     print(f"\n{swept.tried} points of {swept.points}, {swept.died} deaths")
     assert swept.broken == []
     assert swept.died > swept.tried // 2, "hardly anybody died"
@@ -201,114 +196,18 @@ def test_b2_a_commit_whose_process_dies_before_anybody_knows_of_it(tmp_path, wha
 
 # ---- H1, B9: death between two instructions ----------------------------------------------
 
-# What a sprinter and the one beside it tell the test, without a system call.
-PACER, PACER_COUNT, SPRINTERS = 0, 1, 2  # numbers in the notes: go on?, count, counts
-Notes = memoryview  # of 64-bit numbers: each is stored at once, unlike with struct.pack_into
-
-
-def note(where: Path) -> Notes:
-    """Shared memory that outlives whoever writes into it."""
-    with where.open("r+b") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
-
-
-def parts(count: int) -> int:
-    """Every tenth append is a batch of three entries, the others are one message."""
-    return 3 if count % 10 == 9 else 1
-
-
-def sprint(path: str, notes: Notes, at: int, name: str, pause: Callable[[], object]) -> None:
-    """Send as fast as can be, and count what was acknowledged."""
-    with xl.open(path, durability="process", name=name) as engine:
-        producer = engine.topic("t").producer("shared", name=name, max_batch_messages=1)
-        for count in itertools.count():
-            pause()
-            if parts(count) == 1:
-                producer.send(b"%s/%d/0" % (name.encode(), count))
-            else:
-                producer.send_many([b"%s/%d/%d" % (name.encode(), count, n) for n in range(3)])
-            notes[at] = count + 1
-
-
-def pace(path: str, where: str) -> None:
-    """The one who lives: sends as long as the notes say so."""
-    notes = note(Path(where))
-
-    def pause() -> None:
-        while not notes[PACER]:
-            time.sleep(0.0002)
-
-    sprint(path, notes, PACER_COUNT, "pacer", pause)
-
-
-def sprint_to_death(path: str, where: str, rounds: int, seed: int) -> None:
-    """One sprinter after the other is killed; prints how long the pacer then stood still."""
-    notes, dice = note(Path(where)), random.Random(seed)
-    for number in range(rounds):
-        at = SPRINTERS + number
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent()
-            with contextlib.suppress(BaseException):
-                sprint(path, notes, at, f"s{number}", lambda: None)
-            os._exit(1)
-        wait_for(lambda at=at: notes[at] > 0)
-        notes[PACER] = 1
-        time.sleep(dice.random() * 0.004)
-        os.kill(pid, signal.SIGKILL)
-        began, seen = time.monotonic(), notes[PACER_COUNT]
-        wait_for(lambda seen=seen: notes[PACER_COUNT] > seen + 1)
-        print(time.monotonic() - began, flush=True)
-        notes[PACER] = 0
-        _, status = os.waitpid(pid, 0)
-        assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL, "it has failed by itself"
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "nobody goes on"
-        time.sleep(0.0001)
-
-
-def judge_sprints(found: list[bytes], acknowledged: dict[str, int]) -> list[str]:
-    """Each one's appends are there in order, once, whole; one more than acknowledged may be."""
-    calls = []
-    for name, count in acknowledged.items():
-        for number in range(count + 1):
-            messages = [f"{name}/{number}/{part}".encode() for part in range(parts(number))]
-            call = Call(name, tuple(messages), begun=0, exclusive=False)
-            calls.append(call if number == count else call.acknowledged(ended=0))
-    rows = [Row(offset, 0, 0, value) for offset, value in enumerate(found)]
-    return [str(broken) for broken in judge_calls(rows, calls)]
-
 
 def test_h1_dying_at_full_speed_beside_another_sender(tmp_path, request) -> None:
     """`process`: no system call in an append, the death strikes among stores through the mapping
     and inside the critical section. Whoever sends at the same time goes on at once."""
     rounds = 1500 if request.config.getoption("--every-crash") else 150
-    path, where = tmp_path / "log", tmp_path / "notes"
-    where.write_bytes(bytes(8 * (SPRINTERS + rounds)))
-    xl.open(path).close()
-    with child(module_call("pace"), path, where) as pacer:
-        with child(module_call("sprint_to_death"), path, where, rounds, 7) as sprinters:
-            pauses = [float(line(sprinters)) for _ in range(rounds)]
-            assert sprinters.wait(PATIENCE) == 0
-        assert pacer.poll() is None
-        pacer.kill()
-        pacer.wait(PATIENCE)
-    notes = note(where)
-    acknowledged = {f"s{n}": notes[SPRINTERS + n] for n in range(rounds)}
-    acknowledged["pacer"] = notes[PACER_COUNT]
-    with xl.open(path, durability="process") as engine:
-        found = within(lambda: values(engine.topic("t")), 2 * PATIENCE)
-        assert judge_sprints(found, acknowledged) == []
-        assert engine.verify().problems == ()
-        with engine.topic("t").producer("exclusive", timeout=10) as producer:
-            assert producer.send(b"next") == len(found)
-    slow = sum(pause > 0.4 for pause in pauses)
-    print(f"\n{rounds} deaths, {len(found)} messages, {max(pauses):.3f} s at most, {slow} slow")
-    assert max(pauses) < AT_ONCE
+    slices = list(kill_beside(tmp_path, rounds, 7))
+    kills, slow = sum(s.kills for s in slices), sum(s.slow for s in slices)
+    longest, sent = max(s.longest for s in slices), sum(s.acknowledged for s in slices)
+    print(f"\n{kills} deaths, {sent} messages, {longest:.3f} s at most, {slow} slow")
+    assert [text for s in slices for text in s.broken] == []
+    assert kills == rounds
+    assert longest < AT_ONCE
     assert slow <= rounds // 20
 
 
@@ -320,16 +219,6 @@ def test_the_judge_of_sprints_turns_red() -> None:
     for wrong in (sound[:-2], sound[1:], [*sound, sound[-1]], [*sound[:9], *batch[:2]]):
         assert judge_sprints(wrong, {"a": 10, "b": 0}) != []
     assert judge_sprints(sound, {"a": 11, "b": 1}) != []
-
-
-def module_call(function: str) -> str:
-    """Source that calls a function of this module with what stands in sys.argv."""
-    return f"""
-        import sys
-        from tests import test_h_crashes
-        arguments = [int(a) if a.isdigit() else a for a in sys.argv[1:]]
-        test_h_crashes.{function}(*arguments)
-    """
 
 
 # ---- H1: power cuts ----------------------------------------------------------------------

@@ -12,22 +12,16 @@ latest, and for an update that is a read and then a write. Those are the control
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import exclusivelog as xl
-from tests.children import child, line, tell
-from tests.linearizability import UNKNOWN, Call, Failure, WholeMap, check, check_per_key
-from tests.players import KEYS, NURSERY, WRITERS, crew, frozen
-from tests.processes import PATIENCE
-from tests.states import everything, open_counts
+from proof.maps import record, told, torn
+from tests.linearizability import UNKNOWN, Call, WholeMap, check, check_per_key
+from tests.players import KEYS, WRITERS, crew
 
 SECONDS = 5.0  # of torment
 
@@ -138,40 +132,9 @@ def test_the_checker_agrees_with_brute_force() -> None:
 # ---- the promise -----------------------------------------------------------------------
 
 
-def look_at_the_end(path: Path, number: int) -> list[Call]:
-    """What somebody finds who comes when all is over."""
-    with xl.open(path / "log") as engine, xl.SharedMap(engine.topic("map")) as shared:
-        found = {key: frozen(value) for key, value in everything(shared).items()}
-        assert engine.verify().ok
-    now = time.monotonic_ns()
-    return [Call(number, "get", key, None, found.get(key), now, now + 1) for key in KEYS]
-
-
-def told(failure: Failure | None, history: list[Call], path: Path) -> str:
-    """The failure, the calls of the same key around it, and what the log has of that key."""
-    if failure is None:
-        return ""
-    stuck = min(failure.candidates, key=lambda call: call.end)
-    calls = sorted((c for c in history if c.key == stuck.key), key=lambda call: call.begin)
-    around = [c for c in calls if abs(c.begin - stuck.begin) < 1e9 or c.begin < stuck.end < c.end]
-    with xl.open(path / "log") as engine, engine.topic("map").reader() as reader:
-        logged = [
-            f"{m.offset} epoch {m.epoch} {m.producer_name}: {m.raw_value!r}"
-            for m in reader if m.key == stuck.key.encode()
-        ]  # fmt: skip
-    return "\n".join([str(failure), "calls:", *map(str, around), "log:", *logged])
-
-
-def record(path: Path, style: str, **options: Any) -> list[Call]:
+def tormented(path: Path, style: str, **options: Any) -> list[Call]:
     """The history of a crew that was tormented for a while."""
-    dice = random.Random(len(style))
-    with crew(path, style, **options) as hands:
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end or len(hands.deaths) < 3:
-            time.sleep(dice.random() * 0.25)
-            hands.torment(dice)
-        hands.finish()
-        return hands.history() + look_at_the_end(path, hands.started + 1)
+    return record(path, style, SECONDS, random.Random(len(style)), **options).calls
 
 
 @pytest.mark.parametrize(
@@ -180,18 +143,27 @@ def record(path: Path, style: str, **options: Any) -> list[Call]:
 def test_i2_what_many_processes_do_to_their_keys_is_linearizable(
     tmp_path: Path, durabilities: tuple[str, ...]
 ) -> None:
-    history = record(tmp_path, "one key", durabilities=durabilities)
+    history = tormented(tmp_path, "one key", durabilities=durabilities)
     assert len(history) > 300
     failure = check_per_key(history)
     assert failure is None, told(failure, history, tmp_path)
 
 
 def test_i2_so_it_is_with_calls_that_concern_all_keys(tmp_path: Path) -> None:
-    history = record(tmp_path, "whole map")
+    history = tormented(tmp_path, "whole map")
     assert len(history) > 300
     assert any(call.name == "update_all" and call.result == len(KEYS) for call in history)
     failure = check(history, WholeMap)
     assert failure is None, str(failure)
+
+
+def test_i4_so_it_is_where_all_begin_with_a_snapshot_and_the_rest_is_trimmed(
+    tmp_path: Path,
+) -> None:
+    history = tormented(tmp_path, "snapshots")
+    assert len(history) > 300
+    failure = check_per_key(history)
+    assert failure is None, told(failure, history, tmp_path)
 
 
 def test_i2_the_control_an_update_of_two_calls_is_not(tmp_path: Path) -> None:
@@ -215,41 +187,6 @@ def test_i2_the_control_reads_without_latest_are_not(tmp_path: Path) -> None:
 
 
 # ---- all keys or none --------------------------------------------------------------------
-
-
-def turns(engine: xl.Engine, writer: str) -> set[int]:
-    """The numbers that stand in the keys."""
-    topic = engine.topic("map")
-    if writer == "operations":
-        with open_counts(topic) as counts:
-            return set(counts.read(dict, latest=True).values())
-    with xl.SharedMap(topic) as shared:
-        return {value[0] for value in everything(shared).values()}
-
-
-def torn(path: Path, writer: str, rounds: int) -> Iterator[bool]:
-    """Kill a writer again and again: were only some of the keys written?"""
-    dice, acknowledged = random.Random(rounds), path / "acknowledged"
-    acknowledged.write_bytes(b"%20d" % 0)
-    with (
-        xl.open(path / "log") as engine,
-        child(NURSERY, path / "log", acknowledged, writer) as nursery,
-    ):
-        for _ in range(rounds):
-            last = int(acknowledged.read_bytes())
-            tell(nursery)
-            pid = int(line(nursery))
-            deadline = time.monotonic() + PATIENCE
-            while int(acknowledged.read_bytes()) < last + 2 and time.monotonic() < deadline:
-                time.sleep(0.001)
-            time.sleep(dice.uniform(0, 0.01))
-            os.kill(pid, signal.SIGKILL)
-            assert line(nursery) == "dead"
-            found, last = turns(engine, writer), int(acknowledged.read_bytes())
-            assert found <= {last, last + 1}
-            # Who died before it could say so has written one more.
-            acknowledged.write_bytes(b"%20d" % max(found))
-            yield len(found) > 1
 
 
 @pytest.mark.parametrize("writer", [name for name in WRITERS if name != "one by one"])

@@ -1,0 +1,99 @@
+"""Processes that are forked from one that has imported everything: each costs some milliseconds,
+not the start of an interpreter, and so more of them can be killed.
+
+>>> with nursery("time:sleep") as born:
+...     process = born(os.devnull, 60)
+...     process.alive, process.kill(), process.alive
+(True, None, False)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proof.deaths import die_with_parent
+from tests.children import PATIENCE, child, line, tell
+
+BREEDS = "import sys; from proof.nursery import breed; breed(sys.argv[1])"
+
+
+@dataclass
+class Born:
+    """One of them. It is known by a descriptor: its number may be another one's once it is dead."""
+
+    pidfd: int
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it lives."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, number)
+
+    @property
+    def alive(self) -> bool:
+        """Has it not ended yet?"""
+        return not select.select([self.pidfd], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until all that it had open is closed."""
+        self.signal(signal.SIGKILL)
+        gone, _, _ = select.select([self.pidfd], [], [], PATIENCE)
+        assert gone, "a process does not die"
+
+    def close(self) -> None:
+        """Kill it, and forget it."""
+        self.kill()
+        os.close(self.pidfd)
+
+
+@contextlib.contextmanager
+def nursery(
+    work: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Callable[..., Born]]:
+    """`born(stderr, ...)` calls `module:function` with the rest, in a process of its own that
+    writes its errors to the file `stderr`. None outlives the block."""
+    with child(BREEDS, work, env={**os.environ, **(environment or {})}) as process:
+
+        def born(stderr: Path | str, *arguments: Any) -> Born:
+            tell(process, json.dumps([str(stderr), *arguments]))
+            return Born(os.pidfd_open(int(line(process))))
+
+        yield born
+
+
+def breed(work: str) -> None:
+    """Fork one for each line of input; it dies with this process at the latest."""
+    module, _, name = work.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    children: set[int] = set()
+    for job in sys.stdin:
+        stderr, *arguments = json.loads(job)
+        pid = os.fork()
+        if pid == 0:
+            _live(stderr, function, arguments)
+        print(pid, flush=True)
+        # Those that have died meanwhile are reaped, but only now: until its descriptor is open,
+        # nobody else has its number.
+        children = {each for each in children if os.waitpid(each, os.WNOHANG)[0] == 0} | {pid}
+
+
+def _live(stderr: str, function: Callable[..., None], arguments: list[Any]) -> None:
+    try:
+        die_with_parent()
+        os.dup2(os.open(stderr, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
+        function(*arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
