@@ -351,6 +351,8 @@ class Outcome(IntEnum):
 
 class Outrun(Exception): ...
 
+def make_private(start: int, size: int) -> None: ...
+
 @final
 class Journal:
     def __new__(

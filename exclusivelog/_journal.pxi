@@ -227,7 +227,6 @@ cdef extern from *:
     int sched_yield() noexcept nogil
     int close_file "close"(int) noexcept nogil
     int fdatasync(int) noexcept nogil
-    int PROT_WRITE
     int EDEADLK
     int ETIMEDOUT
     int ENOSPC

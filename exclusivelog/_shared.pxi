@@ -389,7 +389,11 @@ cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void*, size_t, int, int, int, int64_t)
     int munmap(void*, size_t)
     int PROT_READ
+    int PROT_WRITE
     int MAP_SHARED
+    int MAP_PRIVATE
+    int MAP_ANONYMOUS
+    int MAP_FIXED
     void* MAP_FAILED
 
 
@@ -438,3 +442,11 @@ def start_writing(int fd, int64_t position, int64_t size):
     """Let the disk begin with these bytes; the flush that must follow has less to do then."""
     with nogil:
         sync_file_range(fd, position, size, SYNC_FILE_RANGE_WRITE)  # no more than a hint
+
+
+def make_private(size_t start, size_t size):
+    """From now on what this process stores there is its own, and what others store it does not
+    see; it begins with zeros."""
+    cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED
+    if mmap(<void*>start, size, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED:
+        raise OSError(errno, _os.strerror(errno))

@@ -638,10 +638,27 @@ class Ledger:
     def abandon(self) -> None:
         """After a fork, in the child: let go of the inherited copy without touching the
         parent's. Where a transaction was running it must stay as it is, for ever."""
-        if self._quiet:
+        if self._quiet and self._leave_the_readers():
             self._env.close()
             self.segments.forget()
             self.lockfile.close()
+
+    def _leave_the_readers(self) -> bool:
+        # A transaction that is over keeps its place in LMDB's table of readers until its object
+        # is gone. Closing gives the places of all such objects back, and they are the parent's:
+        # in a table of the child's own that harms nobody.
+        try:
+            inode = os.stat(os.path.join(self.path, "lock.mdb")).st_ino
+            with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+                lines = [line.split(maxsplit=5) for line in maps]
+        except OSError:
+            return False
+        for span, _, _, _, number, *name in lines:
+            if int(number) == inode and name and name[0].rstrip("\n").endswith("/lock.mdb"):
+                start, end = (int(text, 16) for text in span.split("-"))
+                _core.make_private(start, end - start)
+                return True
+        return False
 
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import os
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from tests.children import child, line, tell
+from tests.children import child, finish, line, tell
 from tests.processes import (
     PATIENCE,
     Failed,
@@ -625,6 +626,36 @@ def test_c5_a_child_s_closing_and_cancelling_harms_nothing_in_the_parent(
     assert [message.value for message in inherited.reader] == [b"before", b"parent"]
     inherited.producer.close()
     assert inherited.future.result(timeout=10).send(b"promoted") == 2
+
+
+READERS = """
+    import struct, sys
+    table = open(sys.argv[1] + "/lock.mdb", "rb").read()
+    print([struct.unpack_from("<I", table, at + 8)[0] for at in range(128, 4096, 64)])
+"""
+
+
+def test_c5_a_child_leaves_the_parent_s_place_among_the_readers(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """A transaction that is over keeps its place in LMDB's table of readers until its object is
+    gone: a variable may hold that. A child gives back what it inherited of it, for itself alone.
+    In the table the place would be free, somebody else would take it, and the parent would give
+    it back once more: under a reader whose pages are then written over."""
+
+    def places() -> list[int]:
+        # Read by somebody else: who closes the file loses the locks that LMDB has on it.
+        found: list[int] = ast.literal_eval(finish(READERS, engine.path))
+        return [pid for pid in found if pid]
+
+    with engine.ledger.read() as tables:
+        pass
+    before = places()
+    assert os.getpid() in before
+    forked(os.getpid)
+    assert places().count(os.getpid()) == before.count(os.getpid())
+    del tables
+    assert topic.next_offset == 0
 
 
 def test_c5_a_child_can_open_an_engine_of_its_own(engine: xl.Engine, topic: xl.Topic) -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +206,30 @@ def test_g9_an_entry_of_another_topic_is_found(engine, topic, damage) -> None:
     reader = topic.reader(4)
     assert caught(lambda: list(reader)).offsets == range(4, 8)
     assert len(engine.verify().problems) == 1
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_g9_a_damaged_key_costs_its_own_entry(path, monkeypatch, index) -> None:
+    """An entry seems to stand far behind the end of its topic, and its neighbours out of order."""
+    never_pack(monkeypatch)
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        number = engine.topic("orders").id
+        for first in range(0, 12, 2):
+            producer.send_many([b"%d" % first, b"%d" % (first + 1)])
+        checkpoint(engine)
+    data = Path(path, "data.mdb")
+    content, key = bytearray(data.read_bytes()), PAIR.pack(number, 2 * index + 1)
+    assert key in content
+    at = content.find(key)
+    while at >= 0:  # also in pages that are out of use
+        content[at + len(key) - 3] ^= 128
+        at = content.find(key, at + 1)
+    data.write_bytes(content)
+    with xl.open(path) as engine:
+        seen, named = step_over(engine.topic("orders"))
+        assert seen.keys() | named >= set(range(12))
+        assert all(value == b"%d" % offset for offset, (value, *_) in seen.items())
+        assert engine.verify().problems
 
 
 def test_g9_damage_in_one_topic_is_no_other_topics(engine, topic, damage) -> None:
