@@ -379,6 +379,7 @@ def test_i2_increments_of_a_signal_handler_are_counted_or_refused(path: str) -> 
                 signal.setitimer(signal.ITIMER_REAL, 0.0005)
                 for _ in range(20000):
                     increment()
+                signal.signal(signal.SIGALRM, signal.SIG_IGN)  # it would set the timer again
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 print(counts.get("n") == done, counts.get("m") == len(struck) > 0)
     """
