@@ -148,11 +148,22 @@ class Reader(_core.Cursor):
     def _has_more(self, tables: Tables) -> bool:
         row = self._existing(tables.latest(self.topic_id, self._since(tables)))
         end = self._known_end = max(row.next_offset, self._read_to)
-        if end > max(self.position, self._horizon, row.first_offset):
+        horizon = self._horizon_over(tables, row)
+        if end > max(self.position, horizon, row.first_offset):
             return True
-        return self.position < self._horizon and bool(
-            view_entries(tables, self.topic_id, self.position, self._horizon, None, 1)
+        return self.position < horizon and bool(
+            view_entries(tables, self.topic_id, self.position, horizon, None, 1)
         )
+
+    def _horizon_over(self, tables: Tables, row: _core.TopicRow) -> int:
+        """Before it, the compacted view is read: what had been compacted when the reader began
+        and, for trimmed="earliest", what has been trimmed since. Not more, for the topic still
+        has messages there that a later view lacks (rule G7)."""
+        overtaken = max(self.position, self._horizon) < row.first_offset
+        if not (self._compacted and overtaken and self._trimmed == "earliest"):
+            return self._horizon
+        view = tables.view(self.topic_id)
+        return self._horizon if view is None else min(view.horizon, row.first_offset)
 
     def _end(self) -> int:
         def look(tables: Tables) -> int:
@@ -225,6 +236,9 @@ class Reader(_core.Cursor):
     def _read_on(self, tables: Tables) -> list[_core.Entry]:
         row = self._existing(tables.topic(self.topic_id))
         if self.position < row.first_offset and self._trimmed == "earliest":
+            self._horizon = self._horizon_over(tables, row)
+            if self.position < self._horizon and (found := self._read_view(tables)):
+                return found
             self.move_to(row.first_offset)
         if self.position < row.first_offset:
             raise OffsetTrimmedError(

@@ -437,3 +437,40 @@ def test_g7_a_compacted_reader_from_a_time_begins_in_the_view(topic: xl.Topic) -
     topic.trim(before=2)
     start = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
     assert [m.value for m in topic.reader(start, read_compacted=True)] == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("met", [0, 1, 2], ids="{} messages met".format)
+@pytest.mark.parametrize("behind", [0, 2], ids="{} messages behind".format)
+def test_g7_one_overtaken_by_a_trim_goes_on_in_the_newer_view(
+    topic: xl.Topic, met: int, behind: int
+) -> None:
+    """A reader has begun in a view. Behind that view come messages, and go: compacted, and
+    trimmed. What the newer view has of them was written after it began: it is still to come,
+    and so is what the log has, replaced by now or not."""
+    producer = topic.producer()
+    producer.send_many([b"0", b"1"], keys=["a", "b"])
+    topic.compact()
+    reader = topic.reader(read_compacted=True, trimmed="earliest")
+    found = [message.offset for message in reader.read_batch(met)] if met else []
+    producer.send_many([b"2", b"3", b"4"], keys=["c", "c", "d"])
+    producer.send_many([b"5", b"6"][:behind], keys=["e", "e"][:behind])
+    topic.compact()
+    assert topic.trim(before=5) == 5
+    assert reader.has_message_available()
+    found += [message.offset for message in reader]
+    assert found == [0, 1, 3, 4, *range(5, 5 + behind)]
+    assert not reader.has_message_available()
+
+
+def test_g7_one_that_waits_is_overtaken_by_a_trim(topic: xl.Topic) -> None:
+    """It stands at the end of the log, and there was no view when it began."""
+    reader = topic.reader(read_compacted=True, trimmed="earliest")
+    producer = topic.producer()
+    producer.send(b"0", key="a")
+    assert reader.read_next(0).offset == 0
+    producer.send_many([b"1", b"2", b"3"], keys=["b", "b", "c"])
+    topic.compact()
+    assert topic.trim(before=4) == 4
+    assert [reader.read_next(0).offset for _ in range(2)] == [2, 3]
+    producer.send(b"4", key="b")
+    assert reader.read_next(0).offset == 4

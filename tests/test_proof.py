@@ -150,7 +150,15 @@ SEEN = [[0, "a", "1"], [1, "b", "2"], [2, "a", "3"], [3, "b", None]]
 
 @pytest.mark.parametrize("seen", [SEEN, SEEN[2:], SEEN[1:]], ids=["all", "the view", "an old one"])
 def test_g7_what_a_watcher_may_see(seen: list[list[object]]) -> None:
-    assert list(compactions.judge_watch(SENT, 3, 4, seen)) == []
+    assert list(compactions.judge_watch(SENT, 3, 4, 0, seen)) == []
+
+
+def test_g7_a_watcher_may_be_overtaken_by_what_trims_a_tombstone() -> None:
+    seen = [*SEEN[:3], [4, "c", "5"]]
+    sent: list[compactions.Sent] = [*SENT, (4, b"c", b"5")]
+    assert list(compactions.judge_watch(sent, 4, 5, 4, seen)) == []
+    for gone in (0, 3):
+        assert any("dictionary" in text for text in compactions.judge_watch(sent, 4, 5, gone, seen))
 
 
 @pytest.mark.parametrize(
@@ -163,7 +171,7 @@ def test_g7_what_a_watcher_may_see(seen: list[list[object]]) -> None:
     ],
 )
 def test_g7_controls_of_what_a_watcher_may_see(seen: list[list[object]], what: str) -> None:
-    assert any(what in text for text in compactions.judge_watch(SENT, 3, 4, seen))
+    assert any(what in text for text in compactions.judge_watch(SENT, 3, 4, 0, seen))
 
 
 def test_a_list_and_a_ledger_agree() -> None:

@@ -137,17 +137,32 @@ def test_partitions_share_out_every_message_once(spark, path) -> None:
     assert sorted(offsets(frame)) == list(range(1000))
 
 
-def test_few_messages_are_one_partition_many_are_more(path, monkeypatch) -> None:
+def test_few_messages_are_one_partition_many_are_as_many_for_each_core(path, monkeypatch) -> None:
     fill(path, count=1000)
     options = batch_options({"path": path, "topic": "orders"})
     engine = reading(path)
     [span] = plan.spans(engine, options)
-    assert len(plan.share_out(engine, options, [span])) == 1
-    monkeypatch.setattr(plan, "ALONE", 100)
-    monkeypatch.setattr(plan, "PARTITION_MESSAGES", 300)
-    assert [piece.count for piece in plan.share_out(engine, options, [span])] == [250] * 4
-    monkeypatch.setattr(plan, "PARTITION_BYTES", 1000)
-    assert len(plan.share_out(engine, options, [span])) > 4
+
+    def counts(*spans: plan.Span) -> list[int]:
+        return [piece.count for piece in plan.share_out(engine, options, spans)]
+
+    monkeypatch.setattr(plan, "cores", lambda: 4)
+    assert counts() == []
+    assert counts(span) == [1000]
+    monkeypatch.setattr(plan, "LEAST_MESSAGES", 400)
+    assert counts(span) == [333, 333, 334]  # three are worth their cost
+    monkeypatch.setattr(plan, "LEAST_MESSAGES", 10)
+    assert counts(span) == [250] * 4  # and a hundred were, but no more can run at once
+    assert counts(span, span) == [500] * 4
+    monkeypatch.setattr(plan, "MOST_MESSAGES", 240)
+    assert counts(span) == [125] * 8  # five needed, three more that no core is idle
+    assert counts(*[span] * 4) == [200] * 20
+    monkeypatch.setattr(plan, "MOST_MESSAGES", 10_000)
+    monkeypatch.setattr(plan, "MOST_BYTES", 1000)
+    assert len(counts(span)) > 4
+    monkeypatch.setattr(plan, "LEAST_MESSAGES", 10_000)
+    monkeypatch.setattr(plan, "LEAST_BYTES", 1000)
+    assert len(counts(span)) > 4
 
 
 def test_an_empty_log_and_an_empty_range_have_no_rows(spark, path) -> None:

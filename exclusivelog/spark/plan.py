@@ -1,11 +1,13 @@
 """Which offsets are read, and how they are shared out: decisions about topics, no Spark.
 
-A Python task costs 20 to 40 ms before its first row: few, large partitions are best.
+A Python task costs 20 to 40 ms before its first row: few, large partitions are best, and as many
+for each core.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,8 +24,9 @@ from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Wh
 from exclusivelog.tables import Tables
 from exclusivelog.topic import existing
 
-PARTITION_MESSAGES, PARTITION_BYTES = 500_000, 64 << 20
-ALONE = 100_000  # messages that are not worth a second partition
+# Less is not worth a partition of its own; more is too much to be read again by a second attempt.
+LEAST_MESSAGES, LEAST_BYTES = 200_000, 32 << 20
+MOST_MESSAGES, MOST_BYTES = 2_500_000, 256 << 20
 SAMPLES = 8
 
 Offsets = dict[str, int]
@@ -312,16 +315,29 @@ def _step(here: _core.TopicRow, begin: int, stop: int, anew: bool, strict: bool)
 def share_out(engine: Engine, options: ReadOptions, wanted: Iterable[Span]) -> list[Span]:
     """The spans, cut into partitions, in the order of topics and offsets."""
     spans = [span for span in wanted if span.count]
-    least = -(-options.min_partitions // len(spans)) if spans else 1
-    return [piece for span in spans for piece in cut(span, max(least, pieces(span, engine)))]
+    if not spans:
+        return []
+    least, lanes = -(-options.min_partitions // len(spans)), -(-cores() // len(spans))
+    return [
+        piece for span in spans for piece in cut(span, max(least, pieces(engine, span, lanes)))
+    ]
 
 
-def pieces(span: Span, engine: Engine) -> int:
-    """How many partitions a span is worth."""
-    size = span.count * _message_bytes(engine, span)
-    if span.count <= ALONE and size <= PARTITION_BYTES:
-        return 1
-    return max(-(-span.count // PARTITION_MESSAGES), -(-int(size) // PARTITION_BYTES))
+def cores() -> int:
+    """How many tasks this machine can run at once. The executors are on it, too."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def pieces(engine: Engine, span: Span, lanes: int) -> int:
+    """How many partitions a span is worth, of which `lanes` can be read at once."""
+    size = int(span.count * _message_bytes(engine, span))
+    worth = max(-(-span.count // LEAST_MESSAGES), -(-size // LEAST_BYTES))
+    if worth <= lanes:
+        return worth
+    needed = max(-(-span.count // MOST_MESSAGES), -(-size // MOST_BYTES))
+    return -(-needed // lanes) * lanes  # no lane is to be idle while the last ones are read
 
 
 def _message_bytes(engine: Engine, span: Span) -> float:
