@@ -1,4 +1,4 @@
-"""The ledger: its files, its transactions, and what can go wrong with them (rule H2).
+"""The ledger: its files and its transactions.
 
 A ledger is a directory:
 
@@ -10,8 +10,9 @@ segments/     large entries, which the tables refer to (see segments.py)
 owners.lock   who lives, and whom to wake (see lockfile.py)
 ```
 
-This is the only file that imports lmdb. Every write transaction begins and commits within
-one call of one thread, and is synced before it counts (rules A2, H1).
+Every write transaction begins and commits within one call of one thread, and is synced before
+it counts (rules A2, H1). The files around this one know of LMDB, too, and no others:
+environment.py makes and checks its file, faults.py says what its errors mean.
 """
 
 from __future__ import annotations
@@ -21,11 +22,8 @@ import errno
 import functools
 import logging
 import os
-import re
-import resource
 import secrets
 import shutil
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,15 +33,23 @@ import lmdb
 import msgpack
 
 from exclusivelog import _core
+from exclusivelog.environment import (
+    LMDB_ENGINE,
+    check_header,
+    create_environment,
+    identity,
+    make_directory,
+    refuse_remote,
+)
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
     LedgerError,
-    LedgerFullError,
     LedgerIOError,
     LedgerVersionError,
 )
 from exclusivelog.events import write_events
+from exclusivelog.faults import translated, translation
 from exclusivelog.hangs import Watch
 from exclusivelog.journal import inode, open_journal, refuse_a_second_life
 from exclusivelog.lockfile import LockFile
@@ -54,17 +60,6 @@ log = logging.getLogger("exclusivelog")
 
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
 DEFAULT_MAX_READERS = 1022
-LMDB_MAGIC = 0xBEEFC0DE
-LMDB_ENGINE = 0  # the 0.9 file format, whatever this machine's py-lmdb would choose
-NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
-HARDLY_ANY_ROOM = 1 << 18  # bytes; a write that was cut short leaves less
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
-# Locks, shared mappings and flushes do not hold there what they hold on a local disk.
-REMOTE_FILE_SYSTEMS = {
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
-    "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
-}  # fmt: skip
 FORK_WAIT_SECONDS = 5.0
 CHECKPOINT_SECONDS = 1.0  # the longest that an append waits for its checkpoint
 RETRY_SECONDS = 0.25  # after a checkpoint that failed
@@ -116,7 +111,7 @@ class Ledger:
                 f"{path} holds no ledger, and {'readonly=True' if readonly else 'create=False'}"
             )
         owners = os.path.join(path, "owners.lock")
-        with _translated(path, readonly=readonly):
+        with translated(path, readonly):
             if not readonly:
                 refuse_a_second_life(path, owners)
             self.lockfile = LockFile(owners, mode=mode & 0o666, readonly=readonly)
@@ -126,8 +121,8 @@ class Ledger:
                 with contextlib.nullcontext() if looks else self.lockfile.opening():
                     self.lockfile.refuse_other_namespaces()
                     if not os.path.exists(data):
-                        _create_environment(path, mode)
-                    _check_header(data)
+                        create_environment(path, mode)
+                    check_header(data)
                     self._env = self._open_environment(mode, map_size, max_readers)
                     try:
                         self.journal = self._open_journal(mode)
@@ -171,16 +166,16 @@ class Ledger:
         path = os.path.abspath(path)
         with _opening:
             if create and not readonly:
-                _make_directory(path, mode)
+                make_directory(path, mode)
             if not os.path.isdir(path):
                 raise LedgerError(f"{path} is no directory; a ledger lives in one of its own")
-            ledger = _open_ledgers.get(_identity(path))
+            ledger = _open_ledgers.get(identity(path))
             if ledger is None:
                 ledger = cls(
                     path, create=create and not readonly, mode=mode, map_size=map_size,
                     max_readers=max_readers, readonly=readonly, kill_hung=kill_hung,
                 )  # fmt: skip
-                _open_ledgers[_identity(path)] = ledger
+                _open_ledgers[identity(path)] = ledger
             elif ledger.readonly and not readonly:
                 raise LedgerError(
                     f"{path} is open with readonly=True in this process; close that engine first"
@@ -229,7 +224,7 @@ class Ledger:
         return env
 
     def _open_tables(self) -> dict[str, Any]:
-        with _translated(self.path, readonly=self.readonly):
+        with translated(self.path, self.readonly):
             try:
                 databases = self._open_databases()
                 with self._env.begin() as txn:
@@ -505,14 +500,7 @@ class Ledger:
 
     def translated(self, error: BaseException) -> LedgerError | None:
         """The library's own error for one of LMDB's or the system's; None for any other."""
-        if isinstance(error, lmdb.Error):
-            raised = _translate(self.path, error, getattr(error, "code", 0), self.readonly)
-        elif isinstance(error, struct.error):
-            return LedgerCorruptedError(f"{self.path}: a row is damaged: {error}")
-        elif isinstance(error, OSError) and not isinstance(error, TimeoutError):
-            raised = _translate(self.path, error, error.errno or 0, self.readonly)
-        else:
-            return None
+        raised = translation(self.path, error, self.readonly)
         if isinstance(raised, LedgerIOError):
             self.fail(raised)
         return raised
@@ -554,7 +542,7 @@ class Ledger:
 
     def stats(self) -> dict[str, int]:
         """Sizes in bytes and counts, as LMDB knows them."""
-        with self._inside(), _translated(self.path, self):
+        with self._inside(), translated(self.path, fail=self.fail):
             info = self._env.info()
             page = self._env.stat()["psize"]
             with self._env.begin() as txn:
@@ -571,7 +559,7 @@ class Ledger:
 
     def backup(self, path: str) -> None:
         """A consistent, compacted copy of the tables into an empty directory."""
-        with self._inside(), _translated(self.path, self):
+        with self._inside(), translated(self.path, fail=self.fail):
             os.makedirs(path, exist_ok=True)
             if os.listdir(path):
                 raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
@@ -763,182 +751,3 @@ os.register_at_fork(
     after_in_parent=_after_fork_in_parent,
     after_in_child=_after_fork_in_child,
 )
-
-
-# ---- creation ----------------------------------------------------------------------------
-
-
-# LMDB's meta pages, the first two of the file: where the size of a page, the number of the
-# last page in use and the transaction's number stand in them.
-META_PAGE_SIZE, META_LAST_PAGE, META_TXN, META_BYTES = 40, 136, 144, 152
-
-
-def _make_directory(path: str, mode: int) -> None:
-    if not os.path.isdir(path):
-        with _translated(path):
-            try:
-                os.makedirs(path, mode=mode, exist_ok=True)
-            except FileExistsError:
-                raise LedgerError(f"{path} is a file; a ledger lives in a directory") from None
-            sync_directory(os.path.dirname(path))
-
-
-def _create_environment(path: str, mode: int) -> None:
-    """A whole data.mdb or none: LMDB's own creation leaves a file that is void for ever if it
-    is interrupted."""
-    for leftover in os.listdir(path):
-        if leftover.startswith(".creating-"):
-            shutil.rmtree(os.path.join(path, leftover))
-    temporary = os.path.join(path, f".creating-{secrets.token_hex(8)}")
-    os.mkdir(temporary, mode)
-    try:
-        env = lmdb.open(
-            temporary, map_size=1 << 22, max_dbs=len(NAMES), mode=mode & 0o666, lock=False,
-            lib_version=LMDB_ENGINE,
-        )  # fmt: skip
-        with env, env.begin(write=True) as txn:
-            for name in NAMES:
-                database = env.open_db(name.encode(), txn=txn)
-                if name == "meta":
-                    header = {"version": FORMAT, "uuid": secrets.token_hex(16)}
-                    txn.put(b"format", msgpack.packb(header), db=database)
-        sync_directory(temporary)
-        os.rename(os.path.join(temporary, "data.mdb"), os.path.join(path, "data.mdb"))
-        sync_directory(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _check_header(data: str) -> None:
-    """Refuse what LMDB would take for its own, or die of."""
-    with open(data, "rb") as file:
-        head = file.read(24)
-        _check_kind(data, head)
-        metas = [head + file.read(META_BYTES - 24)]
-        page_size = struct.unpack_from("<I", metas[0].ljust(META_BYTES), META_PAGE_SIZE)[0]
-        file.seek(page_size)
-        metas.append(file.read(META_BYTES))
-        size = os.fstat(file.fileno()).st_size  # after them: a writer may be at work
-    whole = [meta for meta in metas if len(meta) == META_BYTES]
-    newest = max(whole, key=lambda meta: struct.unpack_from("<Q", meta, META_TXN), default=None)
-    last_page = 1 if newest is None else struct.unpack_from("<Q", newest, META_LAST_PAGE)[0]
-    wanted = (last_page + 1) * page_size
-    if size < wanted:
-        # A page that is not in the file is a SIGBUS to whoever touches its mapping.
-        raise LedgerCorruptedError(f"{data} is cut off: it has {size} bytes of {wanted}")
-
-
-def _check_kind(data: str, head: bytes) -> None:
-    if len(head) < 24:
-        raise LedgerCorruptedError(f"{data} is cut off after {len(head)} bytes")
-    magic, version = struct.unpack_from("<II", head, 16)
-    if magic != LMDB_MAGIC:
-        raise LedgerVersionError(f"{data} is no ledger's file; choose another directory")
-    if version != 1:
-        raise LedgerVersionError(
-            f"{data} has LMDB file format {version}; this version of exclusivelog reads format 1"
-        )
-
-
-def _identity(path: str) -> tuple[int, int]:
-    stat = os.stat(path)
-    return stat.st_dev, stat.st_ino
-
-
-# ---- refusals ----------------------------------------------------------------------------
-
-
-def file_system(path: str) -> str:
-    """The type of the file system that `path` is on, as the kernel names it.
-
-    >>> file_system("/proc")
-    'proc'
-    """
-    path = os.path.realpath(path)
-    best, kind = "", "unknown"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-        for line in mounts:
-            before, _, after = line.partition(" - ")
-            mount = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), before.split()[4])
-            inside = path == mount or path.startswith(mount.rstrip("/") + "/")
-            if inside and len(mount) >= len(best):
-                best, kind = mount, after.split()[0]
-    return kind
-
-
-def refuse_remote(path: str) -> None:
-    """LedgerError where locks and shared mappings cannot be trusted."""
-    kind = file_system(path)
-    if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
-        raise LedgerError(
-            f"{path} is on a {kind} file system, where locks and shared mappings cannot be "
-            "trusted; put the ledger on a local disk"
-        )
-
-
-@contextlib.contextmanager
-def _translated(
-    path: str, ledger: Ledger | None = None, *, readonly: bool = False
-) -> Iterator[None]:
-    """The library's own errors for LMDB's and the system's."""
-    try:
-        yield
-    except lmdb.Error as error:
-        raised = _translate(path, error, getattr(error, "code", 0), readonly)
-        if ledger is not None and isinstance(raised, LedgerIOError):
-            ledger.fail(raised)
-        raise raised from error
-    except struct.error as error:
-        raise LedgerCorruptedError(f"{path}: a row is damaged: {error}") from error
-    except OSError as error:
-        if isinstance(error, TimeoutError):
-            raise
-        raise _translate(path, error, error.errno or 0, readonly) from error
-
-
-def _ran_out_of_room(path: str) -> bool:
-    """LMDB calls a write that the system cut short an I/O error, whatever cut it."""
-    data = os.path.join(path, "data.mdb")
-    try:
-        disk, size = os.statvfs(path), os.stat(data).st_size
-    except OSError:
-        return False
-    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    limited = limit != resource.RLIM_INFINITY and size + HARDLY_ANY_ROOM > limit
-    return limited or disk.f_bfree * disk.f_frsize < HARDLY_ANY_ROOM
-
-
-def _translate(path: str, error: Exception, code: int, readonly: bool) -> LedgerError:
-    if isinstance(error, lmdb.MapFullError):
-        return LedgerFullError(
-            f"{path}: the map is full; open the ledger with a larger map_size, or trim it"
-        )
-    if isinstance(error, lmdb.ReadersFullError):
-        return LedgerFullError(
-            f"{path}: max_readers read at the same time; close some, or remove lock.mdb while no "
-            "engine is open and open again with more"
-        )
-    if code in NO_ROOM or (code == errno.EIO and _ran_out_of_room(path)):
-        return LedgerFullError(f"{path}: no room left ({error}); nothing was written")
-    if code in SHORT_OF:
-        return LedgerError(
-            f"{path}: the system is short of files or memory ({error}); nothing was written. "
-            "Try again, or raise the limit (ulimit -n, -v)"
-        )
-    if code in NO_SUCH_PLACE:
-        return LedgerError(f"{path} cannot be opened: {error}; a ledger lives in a directory")
-    if code in (errno.EACCES, errno.EROFS, errno.EPERM) or isinstance(error, lmdb.ReadonlyError):
-        return LedgerError(
-            f"{path} cannot be written ({error}); check its owner and mount"
-            + (
-                ". Readers, too, must be able to write lock.mdb, unless the mount is read-only"
-                if readonly
-                else ", or open it with readonly=True"
-            )
-        )
-    damaged = lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError
-    if isinstance(error, damaged):
-        return LedgerCorruptedError(f"{path}/data.mdb is damaged: {error}; restore a backup")
-    if isinstance(error, lmdb.VersionMismatchError):
-        return LedgerVersionError(f"{path}/data.mdb has another LMDB file format: {error}")
-    return LedgerIOError(f"{path}: {error}; close the engine and open it again")

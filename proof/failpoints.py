@@ -28,7 +28,7 @@ from proof.deaths import EARLY, die_with_parent, small_journal
 from proof.work import Durability, act, judge
 
 PLACES = {
-    "make the tables": "ledger:_create_environment",
+    "make the tables": "ledger:create_environment",
     "make the journal": "journal:_create",
     "make the lock file": "lockfile:_open_or_create",
     "flush a directory": "segments:sync_directory",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import commit, cpu_model, device
-from exclusivelog.ledger import file_system
+from exclusivelog.environment import file_system
 from tests.children import ROOT
 
 RESULTS = ROOT / "build" / "proof.json"

@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import ledger as ledger_module
+from exclusivelog import faults
 from exclusivelog.journal import CAPACITY, HEADER
 from tests.children import ROOT, child, command, finish, line, tell
 from tests.disks import OPENS, disk, leave, needs_strace
@@ -555,7 +555,7 @@ def test_h2_every_error_of_the_system_has_an_answer() -> None:
         errno.ESTALE: xl.LedgerIOError,
     }  # fmt: skip
     for code, expected in answers.items():
-        with pytest.raises(xl.LedgerError) as caught, ledger_module._translated("/some/path"):
+        with pytest.raises(xl.LedgerError) as caught, faults.translated("/some/path"):
             raise OSError(code, os.strerror(code))
         assert type(caught.value) is expected
         assert "/some/path" in str(caught.value)

@@ -20,9 +20,8 @@ import msgpack
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import ledger as ledger_module
-from exclusivelog import lockfile
-from exclusivelog.ledger import file_system
+from exclusivelog import environment, lockfile, tables
+from exclusivelog.environment import file_system
 from tests.children import command, finish
 from tests.disks import OPENS, TELLS_ALL, digest, disk
 from tests.processes import values
@@ -195,7 +194,7 @@ def database(path: Path) -> None:
         connection.commit()
 
 
-EVERY_TABLE = ledger_module.NAMES
+EVERY_TABLE = tables.NAMES
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "text": lambda path: (path / "data.mdb").write_text("Dear diary,\n" * 1000),
     "zeros": lambda path: (path / "data.mdb").write_bytes(bytes(1 << 16)),
@@ -416,7 +415,7 @@ REMOTE = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "fuse.sshfs", "fu
 
 @pytest.mark.parametrize("kind", REMOTE)
 def test_h2_network_and_fuse_file_systems_are_refused(tmp_path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(ledger_module, "file_system", lambda path: kind)
+    monkeypatch.setattr(environment, "file_system", lambda path: kind)
     with pytest.raises(xl.LedgerError, match=re.escape(kind)):
         xl.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -424,7 +423,7 @@ def test_h2_network_and_fuse_file_systems_are_refused(tmp_path, monkeypatch, kin
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "unknown"])
 def test_h2_local_file_systems_are_taken(path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(ledger_module, "file_system", lambda path: kind)
+    monkeypatch.setattr(environment, "file_system", lambda path: kind)
     with xl.open(path):
         pass
 

@@ -178,6 +178,17 @@ def test_every_column_arrives(spark, path) -> None:
     assert {first.producer_name, third.producer_name} == {"job"}
 
 
+def test_a_time_too_far_back_for_arrow_is_refused(spark, path) -> None:
+    """A reader would give it in microseconds, which begin at -2**63."""
+    first = -1000 * ((2**63 - 1) // 1000)
+    query = "select binary('x') as value, timestamp_micros({}) as event_time"
+    write(spark.sql(query.format(first)), path, topic="orders")
+    refused("SCHEMA", lambda: write(spark.sql(query.format(first - 1)), path, topic="orders"))
+    with xl.open(path) as engine:
+        [message] = engine.topic("orders").reader()
+    assert message.event_time == first // 1000
+
+
 @pytest.mark.parametrize("limit", [0, 1 << 20], ids=["in files", "inline"])
 def test_partitions_are_appended_in_their_order(spark, path, tmp_path, limit) -> None:
     write(numbers(spark, 5000, 4), path, topic="out", inlineLimit=limit)

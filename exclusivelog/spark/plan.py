@@ -318,9 +318,7 @@ def share_out(engine: Engine, options: ReadOptions, wanted: Iterable[Span]) -> l
     if not spans:
         return []
     least, lanes = -(-options.min_partitions // len(spans)), -(-cores() // len(spans))
-    return [
-        piece for span in spans for piece in cut(span, max(least, pieces(engine, span, lanes)))
-    ]
+    return [piece for span in spans for piece in cut(span, max(least, pieces(engine, span, lanes)))]
 
 
 def cores() -> int:

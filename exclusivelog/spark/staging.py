@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from exclusivelog import _core
 from exclusivelog.arrow import arrow_column
 from exclusivelog.once import Part
-from exclusivelog.producer import MAX_MESSAGE_BYTES, encode_properties
+from exclusivelog.producer import MAX_MESSAGE_BYTES, MAX_TIME, encode_properties
 from exclusivelog.spark.errors import SCHEMA, STAGING, SourceError
 
 PROBE = ".exclusivelog-staging"
@@ -239,7 +239,13 @@ def _bytes(column: pa.Array) -> pa.Array:
 def _times(column: pa.Array) -> pa.Array:
     # The log keeps ms. Downwards also before 1970, which a division would not do.
     if pa.types.is_timestamp(column.type):
-        whole = pc.floor_temporal(column.cast(pa.timestamp("us")), unit="millisecond")
+        times = column.cast(pa.timestamp("us"))
+        first = pc.min(times.cast(pa.int64())).as_py()
+        if first is not None and first < -1000 * MAX_TIME:
+            raise SourceError(
+                SCHEMA, f"event_time={first} us since 1970: it takes {-1000 * MAX_TIME} at least"
+            )
+        whole = pc.floor_temporal(times, unit="millisecond")
         return pc.divide(whole.cast(pa.int64()), 1000)
     return column.cast(pa.int64())
 

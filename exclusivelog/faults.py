@@ -1,0 +1,100 @@
+"""What the errors of LMDB and of the system mean for a ledger, and the way out (rule H2)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import struct
+from collections.abc import Callable, Iterator
+
+import lmdb
+
+from exclusivelog.errors import (
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    LedgerIOError,
+    LedgerVersionError,
+)
+
+NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
+HARDLY_ANY_ROOM = 1 << 18  # bytes; a write that was cut short leaves less
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+
+@contextlib.contextmanager
+def translated(
+    path: str, readonly: bool = False, fail: Callable[[LedgerIOError], None] | None = None
+) -> Iterator[None]:
+    """The library's own errors for LMDB's and the system's. `fail` is told what is final."""
+    try:
+        yield
+    except Exception as error:
+        raised = translation(path, error, readonly)
+        if raised is None:
+            raise
+        if fail is not None and isinstance(raised, LedgerIOError):
+            fail(raised)
+        raise raised from error
+
+
+def translation(path: str, error: BaseException, readonly: bool = False) -> LedgerError | None:
+    """The library's own error for one of LMDB's or the system's; None for any other."""
+    if isinstance(error, struct.error):
+        return LedgerCorruptedError(f"{path}: a row is damaged: {error}")
+    if isinstance(error, lmdb.Error):
+        return _translate(path, error, getattr(error, "code", 0), readonly)
+    if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        return _translate(path, error, error.errno or 0, readonly)
+    return None
+
+
+def _ran_out_of_room(path: str) -> bool:
+    """LMDB calls a write that the system cut short an I/O error, whatever cut it."""
+    data = os.path.join(path, "data.mdb")
+    try:
+        disk, size = os.statvfs(path), os.stat(data).st_size
+    except OSError:
+        return False
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limited = limit != resource.RLIM_INFINITY and size + HARDLY_ANY_ROOM > limit
+    return limited or disk.f_bfree * disk.f_frsize < HARDLY_ANY_ROOM
+
+
+def _translate(path: str, error: Exception, code: int, readonly: bool) -> LedgerError:
+    if isinstance(error, lmdb.MapFullError):
+        return LedgerFullError(
+            f"{path}: the map is full; open the ledger with a larger map_size, or trim it"
+        )
+    if isinstance(error, lmdb.ReadersFullError):
+        return LedgerFullError(
+            f"{path}: max_readers read at the same time; close some, or remove lock.mdb while no "
+            "engine is open and open again with more"
+        )
+    if code in NO_ROOM or (code == errno.EIO and _ran_out_of_room(path)):
+        return LedgerFullError(f"{path}: no room left ({error}); nothing was written")
+    if code in SHORT_OF:
+        return LedgerError(
+            f"{path}: the system is short of files or memory ({error}); nothing was written. "
+            "Try again, or raise the limit (ulimit -n, -v)"
+        )
+    if code in NO_SUCH_PLACE:
+        return LedgerError(f"{path} cannot be opened: {error}; a ledger lives in a directory")
+    if code in (errno.EACCES, errno.EROFS, errno.EPERM) or isinstance(error, lmdb.ReadonlyError):
+        return LedgerError(
+            f"{path} cannot be written ({error}); check its owner and mount"
+            + (
+                ". Readers, too, must be able to write lock.mdb, unless the mount is read-only"
+                if readonly
+                else ", or open it with readonly=True"
+            )
+        )
+    damaged = lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError
+    if isinstance(error, damaged):
+        return LedgerCorruptedError(f"{path}/data.mdb is damaged: {error}; restore a backup")
+    if isinstance(error, lmdb.VersionMismatchError):
+        return LedgerVersionError(f"{path}/data.mdb has another LMDB file format: {error}")
+    return LedgerIOError(f"{path}: {error}; close the engine and open it again")
