@@ -1,10 +1,15 @@
-"""docs/proof.md's two tables, out of a file of results: `python -m proof.table [FILE]`."""
+"""docs/proof.md's tables, out of files of results, added up: `python -m proof.table [FILE ...]`.
+
+Runs beside each other write files of their own (`python -m proof --results FILE`).
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from proof import totals
 from proof.report import RESULTS, Card, Figure
 
 
@@ -32,11 +37,24 @@ def caught(figure: Figure) -> list[str]:
     return lines
 
 
+def added_up(paths: Sequence[Path]) -> Card:
+    """What all of them have about the library as it is."""
+    card = Card.here()
+    for path in paths:
+        found = Card.load(path)
+        if found.dropped or not path.exists():
+            raise SystemExit(f"{path} has no figures of the library as it is")
+        for figure in found.figures.values():
+            card.add(figure)
+    return card
+
+
 def main() -> None:
-    """Print both."""
-    path = Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS
-    card = Card.load(path)
-    print("\n".join([", ".join(card.machine.values()), "", *figures(card)]))
+    """Print them."""
+    card = added_up([Path(name) for name in sys.argv[1:]] or [RESULTS])
+    print(
+        "\n".join([", ".join(card.machine.values()), "", *figures(card), "", *totals.table(card)])
+    )
     if "mutants" in card.figures:
         print("\n".join(["", *caught(card.figures["mutants"])]))
 

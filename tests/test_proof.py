@@ -21,6 +21,7 @@ from proof import (
     sprints,
     stateful,
     suites,
+    table,
 )
 from proof.deaths import EARLY, small_journal
 from proof.flips import flip_beside
@@ -247,6 +248,25 @@ def test_the_parts_of_totals_are_counts_of_instruments() -> None:
         for instrument, count in aim.parts:
             assert f'Figure("{instrument}")' in source
             assert count.removesuffix("_on_ext4").removesuffix("_on_xfs") in source
+
+
+def test_files_of_runs_beside_each_other_are_added_up(tmp_path: Path) -> None:
+    cards = [Card.here(), Card.here()]
+    cards[0].add(Figure("bit flips", {"flips": 99_999}))
+    cards[1].add(Figure("bit flips", {"flips": 1}))
+    cards[1].add(Figure("model", highest={"states/a world": 5}))
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for card, path in zip(cards, paths, strict=True):
+        card.save(path)
+    card = table.added_up(paths)
+    assert (card.figures["bit flips"].told, card.figures["bit flips"].runs) == (
+        {"flips": 100_000}, 2,
+    )  # fmt: skip
+    assert card.figures["model"].told == {"states": 5}
+    paths[1].write_text(paths[1].read_text().replace(card.library, "another"))
+    for wrong in ([paths[1]], [tmp_path / "nowhere"]):
+        with pytest.raises(SystemExit, match="no figures"):
+            table.added_up(wrong)
 
 
 def test_figures_of_another_library_are_dropped(tmp_path: Path) -> None:
