@@ -22,18 +22,22 @@ from exclusivelog.errors import (
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; a write that was cut short leaves less
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+OPEN_AGAIN = "close the engine and open it again"
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
 @contextlib.contextmanager
 def translated(
-    path: str, readonly: bool = False, fail: Callable[[LedgerIOError], None] | None = None
-) -> Iterator[None]:
-    """The library's own errors for LMDB's and the system's. `fail` is told what is final."""
+    path: str, readonly: bool = False, fail: Callable[[LedgerIOError], None] | None = None,
+    way_out: str = OPEN_AGAIN,
+) -> Iterator[None]:  # fmt: skip
+    """The library's own errors for LMDB's and the system's. `fail` is told what is final, and
+    `way_out` is said where there is no better advice."""
     try:
         yield
     except Exception as error:
-        raised = translation(path, error, readonly)
+        raised = translation(path, error, readonly, way_out)
         if raised is None:
             raise
         if fail is not None and isinstance(raised, LedgerIOError):
@@ -41,14 +45,16 @@ def translated(
         raise raised from error
 
 
-def translation(path: str, error: BaseException, readonly: bool = False) -> LedgerError | None:
+def translation(
+    path: str, error: BaseException, readonly: bool = False, way_out: str = OPEN_AGAIN
+) -> LedgerError | None:
     """The library's own error for one of LMDB's or the system's; None for any other."""
     if isinstance(error, struct.error):
         return LedgerCorruptedError(f"{path}: a row is damaged: {error}")
     if isinstance(error, lmdb.Error):
-        return _translate(path, error, getattr(error, "code", 0), readonly)
+        return _translate(path, error, getattr(error, "code", 0), readonly, way_out)
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-        return _translate(path, error, error.errno or 0, readonly)
+        return _translate(path, error, error.errno or 0, readonly, way_out)
     return None
 
 
@@ -64,7 +70,7 @@ def _ran_out_of_room(path: str) -> bool:
     return limited or disk.f_bfree * disk.f_frsize < HARDLY_ANY_ROOM
 
 
-def _translate(path: str, error: Exception, code: int, readonly: bool) -> LedgerError:
+def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: str) -> LedgerError:
     if isinstance(error, lmdb.MapFullError):
         return LedgerFullError(
             f"{path}: the map is full; open the ledger with a larger map_size, or trim it"
@@ -92,9 +98,8 @@ def _translate(path: str, error: Exception, code: int, readonly: bool) -> Ledger
                 else ", or open it with readonly=True"
             )
         )
-    damaged = lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError
-    if isinstance(error, damaged):
+    if isinstance(error, DAMAGED):
         return LedgerCorruptedError(f"{path}/data.mdb is damaged: {error}; restore a backup")
     if isinstance(error, lmdb.VersionMismatchError):
         return LedgerVersionError(f"{path}/data.mdb has another LMDB file format: {error}")
-    return LedgerIOError(f"{path}: {error}; close the engine and open it again")
+    return LedgerIOError(f"{path}: {error}; {way_out}")

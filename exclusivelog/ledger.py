@@ -49,7 +49,7 @@ from exclusivelog.errors import (
     LedgerVersionError,
 )
 from exclusivelog.events import write_events
-from exclusivelog.faults import translated, translation
+from exclusivelog.faults import DAMAGED, translated, translation
 from exclusivelog.hangs import Watch
 from exclusivelog.journal import inode, open_journal, refuse_a_second_life
 from exclusivelog.lockfile import LockFile
@@ -67,6 +67,7 @@ RETRY_SECONDS = 0.25  # after a checkpoint that failed
 # is more than this is taken over before, while others go on.
 TAKEN_OVER_AT_ONCE = 256 << 10
 MOST_LOOKS = 100
+UNFINISHED = "what is there is no backup; remove it, and make one into an empty directory"
 
 Found = TypeVar("Found")
 
@@ -559,19 +560,29 @@ class Ledger:
 
     def backup(self, path: str) -> None:
         """A consistent, compacted copy of the tables into an empty directory."""
-        with self._inside(), translated(self.path, fail=self.fail):
+        # What befalls the copy is not the end of the ledger: nothing of it is pending.
+        with self._inside(), translated(path, way_out=UNFINISHED):
+            if os.path.exists(path) and not os.path.isdir(path):
+                raise LedgerError(f"{path} is a file; a backup goes into a directory of its own")
             os.makedirs(path, exist_ok=True)
             if os.listdir(path):
                 raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
             for _ in range(MOST_LOOKS):
                 with self.segments.held() as files:
-                    self._env.copy(path, compact=True)
+                    self._copy_tables(path)
                     applied = self._copy_segments(path, files)
                 if self._copy_journal(path, applied):
                     break
                 shutil.rmtree(path)  # the tables were copied too long before the journal
                 os.makedirs(path)
             sync_directory(path)
+
+    def _copy_tables(self, path: str) -> None:
+        try:
+            self._env.copy(path, compact=True)
+        except DAMAGED:
+            with translated(self.path):  # it is ours, not the copy
+                raise
 
     def _copy_journal(self, path: str, applied: int) -> bool:
         # Whoever opens the copy recovers from it what its tables do not have yet.

@@ -326,6 +326,47 @@ def test_h2_a_backup_without_room(path, small_disk) -> None:
         assert engine.verify().ok
 
 
+def a_file(path, monkeypatch) -> None:
+    path.write_bytes(b"")
+
+
+def filled_meanwhile(path, monkeypatch) -> None:
+    """By another backup into the same directory, between our look into it and our copy."""
+    look = os.listdir
+
+    def listdir(where: str) -> list[str]:
+        names = look(where)
+        if where == str(path) and not names:
+            (path / "data.mdb").write_bytes(b"")
+        return names
+
+    monkeypatch.setattr(os, "listdir", listdir)
+
+
+def failing(path, monkeypatch) -> None:
+    """A medium that answers with EIO."""
+
+    def makedirs(where: str, **options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), where)
+
+    monkeypatch.setattr(os, "makedirs", makedirs)
+
+
+@pytest.mark.parametrize("befalls", [a_file, filled_meanwhile, failing])
+def test_h2_a_backup_that_fails_is_not_the_end_of_the_ledger(
+    path, tmp_path, monkeypatch, befalls
+) -> None:
+    """What is wrong is wrong with the copy: the engine goes on, and so do other processes."""
+    with xl.open(path) as engine, engine.topic("t").producer() as producer:
+        befalls(tmp_path / "copy", monkeypatch)
+        with pytest.raises(xl.LedgerError):
+            engine.backup(tmp_path / "copy")
+        monkeypatch.undo()
+        assert producer.send(b"x") == 0
+        assert not engine.ledger.journal.failed  # which ends the others, too
+        engine.backup(tmp_path / "roomy")
+
+
 # ---- H2: the map is full -----------------------------------------------------------------
 
 
