@@ -25,6 +25,7 @@ from proof import (
     sprints,
     stateful,
     suites,
+    world,
 )
 from proof.deaths import EARLY, small_journal, sweep
 from proof.faults import crew
@@ -32,6 +33,7 @@ from proof.flips import flip_beside
 from proof.judges import ACKNOWLEDGED, REFUSED, about
 from proof.power import Verdicts, judge_all, record, stored_cuts
 from proof.report import Figure
+from proof.rules import CONTROLS, MOVING_CONTROLS, Rules
 from proof.sizes import Size
 from proof.traffic import TOPICS, UNCHECKED, Record, judge_ledger, read_notes
 from proof.work import TOPICS as WORKED_ON
@@ -110,23 +112,23 @@ def _keeps_the_epoch() -> bool:
 def walk_model(size: Size, where: Path) -> Figure:
     """Every interleaving of small worlds, decided by the library's own access.py."""
     figure = Figure("model")
-    for world in size.share(size.worlds):
+    for small in size.share(size.worlds):
         try:
-            states, steps = model.walk(world, model.Rules(), most=10**8)
-        except model.Violation as violation:
-            figure.broken.append(f"{world}: {violation}")
+            states, steps = model.walk(small, Rules(), most=10**8)
+        except world.Violation as violation:
+            figure.broken.append(f"{small}: {violation}")
         else:  # the same again is nothing new
             figure.most(
-                **{f"worlds/{world}": 1, f"states/{world}": states, f"steps/{world}": steps}
+                **{f"worlds/{small}": 1, f"states/{small}": states, f"steps/{small}": steps}
             )
     if not size.controlled:
         return figure
-    controls: list[tuple[model.Rules, tuple[model.World, ...]]]
-    controls = [(rules, model.SMALL_WORLDS) for rules in model.CONTROLS.values()]
-    controls += [(rules, model.SMALL_MOVING_WORLDS) for rules in model.MOVING_CONTROLS.values()]
+    controls: list[tuple[Rules, tuple[world.World, ...]]]
+    controls = [(broken, world.SMALL_WORLDS) for broken in CONTROLS.values()]
+    controls += [(broken, world.SMALL_MOVING_WORLDS) for broken in MOVING_CONTROLS.values()]
     if size.name == "small":
         controls = controls[::5]
-    noticed = sum(model.find_out(rules, worlds) is not None for rules, worlds in controls)
+    noticed = sum(model.find_out(broken, worlds) is not None for broken, worlds in controls)
     figure.controls[f"{len(controls)} broken rules, one by one"] = noticed == len(controls)
     return figure
 

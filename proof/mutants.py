@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant("a frame's checksum is skipped", JOURNAL,
            "    return _crc(entry, size) ^", "    return True or _crc(entry, size) ^",
            ("crash-states", "bit-flips")),
-    Mutant("a full disk is taken for a broken one", "ledger.py", "if code in NO_ROOM or (code",
+    Mutant("a full disk is taken for a broken one", "faults.py", "if code in NO_ROOM or (code",
            "if False or (code", ("test_h_faults.py",)),
     Mutant("a failed flush is forgotten", JOURNAL,
            "            xl_swap(&words.failed, 0, errno)\n", "            pass\n",

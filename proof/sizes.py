@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from proof import model
+from proof import world
 
 Thing = TypeVar("Thing")
 
@@ -20,7 +20,7 @@ class Size:
     """What one slice of each instrument does."""
 
     name: str
-    worlds: tuple[model.World, ...]
+    worlds: tuple[world.World, ...]
     torture_seconds: float
     kill_points: int  # of each of the four sweeps; -1: every one
     sprints: int  # kills at full speed
@@ -57,7 +57,7 @@ class Size:
         return list(things[self.slice :: self.of])
 
 
-SMALL_WORLDS = (*model.SMALL_WORLDS[:2], *model.SMALL_MOVING_WORLDS[:2])
+SMALL_WORLDS = (*world.SMALL_WORLDS[:2], *world.SMALL_MOVING_WORLDS[:2])
 SIZES = {
     size.name: size
     for size in (
@@ -72,14 +72,14 @@ SIZES = {
             failpoint_calls=1, failpoint_places=7, state_seconds=3, torn_writes=10, compactors=40,
         ),
         Size(
-            "medium", tuple(model.WORLDS.values())[:3], torture_seconds=150, kill_points=100,
+            "medium", tuple(world.WORLDS.values())[:3], torture_seconds=150, kill_points=100,
             sprints=1000, flips=3000, disks=20, cuts=25, inputs=500_000, guided=60_000,
             examples=150, history_seconds=60, failpoint_calls=3, failpoint_places=0,
             state_seconds=20, torn_writes=50, compactors=200,
         ),
         Size(
             "full",
-            (*model.WORLDS.values(), *model.MOVING_WORLDS.values(), *model.LARGE_WORLDS.values()),
+            (*world.WORLDS.values(), *world.MOVING_WORLDS.values(), *world.LARGE_WORLDS.values()),
             torture_seconds=150, kill_points=-1, sprints=1000, flips=1000, disks=20, cuts=25,
             inputs=1_000_000, guided=200_000, examples=500, history_seconds=60, failpoint_calls=3,
             failpoint_places=0, state_seconds=20, torn_writes=50, compactors=200,

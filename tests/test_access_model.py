@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proof.model import (
-    CONTROLS,
-    MOVING_CONTROLS,
-    MOVING_WORLDS,
-    SMALL_MOVING_WORLDS,
-    SMALL_WORLDS,
-    WORLDS,
-    Rules,
-    World,
-    find_out,
-    walk,
-)
+from proof.model import find_out, walk
+from proof.rules import CONTROLS, MOVING_CONTROLS, Rules
+from proof.world import MOVING_WORLDS, SMALL_MOVING_WORLDS, SMALL_WORLDS, WORLDS, World
 
 
 @pytest.mark.parametrize(
