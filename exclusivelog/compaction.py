@@ -42,10 +42,13 @@ def compact(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted:
     while True:
         first_offset = _first_offset(ledger, topic)
         try:
-            return _compact_once(ledger, topic, slot, engine)
+            done = _compact_once(ledger, topic, slot, engine)
         except LedgerCorruptedError:
             if _first_offset(ledger, topic) == first_offset:
                 raise  # else it was trimmed while we read it
+        else:
+            if done is not None:
+                return done
 
 
 def _first_offset(ledger: Ledger, topic: int) -> int:
@@ -53,7 +56,8 @@ def _first_offset(ledger: Ledger, topic: int) -> int:
         return tables.topic(topic).first_offset
 
 
-def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted:
+def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted | None:
+    """None: it was of no use, for more was trimmed meanwhile than it has read."""
     view = None
     try:
         with ledger.write_beside() as tables:
@@ -64,13 +68,13 @@ def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compact
         work = _Work(ledger, topic, row.first_offset, former, view)
         last, read = _last_of_each_key(work)
         kept = _write(work, last)
-        _finish(work)
+        whole = _finish(work)
     except BaseException:
         give_up_view(ledger, topic, view)
         raise
     finally:
         empty_trash(ledger)
-    return Compacted(kept, read, view.horizon)
+    return Compacted(kept, read, view.horizon) if whole else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +86,21 @@ class _Work:
     view: View
 
 
-def _finish(work: _Work) -> None:
+def _finish(work: _Work) -> bool:
+    """False if a trim has gone beyond what it was made of, where there was no view to keep it
+    from that: what has replaced some of its messages is no more."""
     with work.ledger.write_beside() as tables:
         tables.check_making(work.view)
         if tables.view(work.topic) != work.former or _is_deleted(tables, work.topic):
             tables.discard(work.view.id)  # somebody else was faster
-            return
+            return True
+        if tables.topic(work.topic).first_offset > work.view.horizon:
+            tables.discard(work.view.id)
+            return False
         tables.put_view(work.topic, work.view)
         if work.former is not None:
             tables.discard(work.former.id)
+        return True
 
 
 def _is_deleted(tables: Tables, topic: int) -> bool:

@@ -34,27 +34,28 @@ def trim(ledger: Ledger, topic: int, first: int, renew: Renew) -> int:
     Where the topic has a compacted view that does not reach as far, `renew(topic)` makes it anew
     before: else it would go on to show what the messages that go have replaced (rule G7).
     """
-    while _has_a_view_before(ledger, topic, first):
+    # What comes from now on stays: else whoever appends could keep us at it for ever.
+    row = ledger.look(lambda tables: tables.latest(topic), unflushed=True)
+    first = min(first, row.next_offset)
+    while True:
+        with ledger.write_all() as tables:
+            row = tables.topic(topic)
+            first = min(first, row.next_offset)
+            if first <= row.first_offset or row.flags & _core.DELETED:
+                return row.first_offset
+            if _reaches(tables.view(topic), first):
+                row.first_offset = first
+                tables.put_topic(row)
+                tables.discard_before(topic, first)
+                tables.announce.add(topic)
+                break
         renew(topic)
-    with ledger.write_all() as tables:
-        row = tables.topic(topic)
-        first = min(first, row.next_offset)
-        if first <= row.first_offset or row.flags & _core.DELETED:
-            return row.first_offset
-        row.first_offset = first
-        tables.put_topic(row)
-        tables.discard_before(topic, first)
-        tables.announce.add(topic)
     empty_trash(ledger)
     return first
 
 
-def _has_a_view_before(ledger: Ledger, topic: int, first: int) -> bool:
-    with ledger.read() as tables:
-        view, row = tables.view(topic), tables.latest(topic)
-        if row.flags & _core.DELETED or view is None:
-            return False
-        return view.horizon < min(first, row.next_offset)
+def _reaches(view: View | None, first: int) -> bool:
+    return view is None or view.horizon >= first
 
 
 def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: int | None) -> int:

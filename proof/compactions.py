@@ -108,7 +108,7 @@ def write(path: Path, where: Path, began: Path, seed: int, sabotage: str) -> Non
     """Send, compact and trim until it is killed. What came since the watcher has `began` stays."""
     dice, notes = random.Random(seed), Notes(where)
     if sabotage == FORGETS:
-        vars(retention)["_has_a_view_before"] = lambda *_: False
+        vars(retention)["_reaches"] = lambda *_: True
     durability: Any = dice.choice(("power", "process"))
     with xl.open(path, durability=durability, name=f"w{seed}") as engine:
         topic = engine.topic("t")

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -474,3 +475,81 @@ def test_g7_one_that_waits_is_overtaken_by_a_trim(topic: xl.Topic) -> None:
     assert [reader.read_next(0).offset for _ in range(2)] == [2, 3]
     producer.send(b"4", key="b")
     assert reader.read_next(0).offset == 4
+
+
+# ---- trims that overtake a compaction ----------------------------------------------------
+
+
+REPLACED = [(0, b"x", b"0"), (4, b"c", b"y"), (5, b"d", b"z")]
+
+
+def replace_some(topic: xl.Topic) -> None:
+    """Behind [x, b, c]: b is deleted, c replaced, and d comes."""
+    with topic.producer() as producer:
+        producer.send_many([None, b"y", b"z"], keys=["b", "c", "d"])
+
+
+def compact_in_two_halves(state: State) -> None:
+    """Hold on before the new view becomes the topic's, until there is a file that says so."""
+    finish = compaction._finish
+
+    def hold_on(work: Any) -> Any:
+        compaction._finish = finish
+        Path(state.engine.path, "reached").touch()
+        until(Path(state.engine.path, "go on").exists)
+        return finish(work)
+
+    compaction._finish = hold_on
+    state.topic.compact()
+
+
+@pytest.mark.parametrize("views", [0, 1], ids=["the first view", "a later one"])
+def test_g7_a_trim_beyond_what_is_being_compacted_brings_back_nothing(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], views: int
+) -> None:
+    """Another process compacts. Before its view is the topic's, keys are deleted and replaced
+    behind the view's horizon, and those messages are trimmed."""
+    topic.producer().send_many([b"0", b"1", b"2"], keys=["x", "b", "c"])
+    for _ in range(views):
+        topic.compact()
+    process = worker()
+    process.start(compact_in_two_halves)
+    until(Path(engine.path, "reached").exists)
+    replace_some(topic)
+    assert topic.trim(before=5) == 5
+    Path(engine.path, "go on").touch()
+    process.answer()
+    for _ in range(2):
+        found = compacted(topic)
+        assert found == (REPLACED if views else REPLACED[-1:])
+        topic.compact()
+    assert engine.verify().ok
+    assert garbage(engine) == {}
+
+
+@pytest.mark.parametrize("views", [0, 1], ids=["the first view", "a later one"])
+def test_g7_a_compaction_and_appends_right_before_a_trims_commit(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, views: int
+) -> None:
+    """By then there is a view that does not reach as far as what is to go, even if there was none
+    when the trim began, or it was up to date."""
+    topic.producer().send_many([b"0", b"1", b"2"], keys=["x", "b", "c"])
+    for _ in range(views):
+        topic.compact()
+    write_all = engine.ledger.write_all
+
+    def compact_and_replace_some() -> Any:
+        monkeypatch.undo()
+        topic.compact()
+        replace_some(topic)
+        return write_all()
+
+    monkeypatch.setattr(engine.ledger, "write_all", compact_and_replace_some)
+    topic.trim(before=1 << 40)  # beyond the end: all that there is
+    for _ in range(2):
+        reader = topic.reader(read_compacted=True)
+        found = [(message.offset, message.key, message.value) for message in reader]
+        assert state_of(found) == {b"x": b"0", b"c": b"y", b"d": b"z"}
+        topic.compact()
+    assert engine.verify().ok
+    assert garbage(engine) == {}
