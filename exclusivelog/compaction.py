@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from exclusivelog import _core
-from exclusivelog.errors import LedgerCorruptedError
+from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import check_place
 from exclusivelog.retention import empty_trash, give_up_view
@@ -40,20 +40,24 @@ def compact(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted:
     """Make the topic's compacted view anew, up to its end as it is now."""
     ledger.checkpoint()
     while True:
-        first_offset = _first_offset(ledger, topic)
+        basis = _basis(ledger, topic)
         try:
             done = _compact_once(ledger, topic, slot, engine)
         except LedgerCorruptedError:
-            if _first_offset(ledger, topic) == first_offset:
-                raise  # else it was trimmed while we read it
+            if _basis(ledger, topic) == basis:
+                raise  # else it was trimmed, or its view replaced, while we read it
         else:
             if done is not None:
                 return done
 
 
-def _first_offset(ledger: Ledger, topic: int) -> int:
+def _basis(ledger: Ledger, topic: int) -> tuple[int, View | None]:
+    """What a view is made of; TopicNotFoundError once the topic was deleted."""
     with ledger.read() as tables:
-        return tables.topic(topic).first_offset
+        row = tables.topic(topic)
+        if row.flags & _core.DELETED:
+            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        return row.first_offset, tables.view(topic)
 
 
 def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted | None:

@@ -26,10 +26,14 @@ ROUND_SECONDS = 5.0
 
 
 Renew = Callable[[int], object]
+Limits = tuple[float | None, int | None]  # max_age in seconds, max_bytes
 
 
-def trim(ledger: Ledger, topic: int, first: int, renew: Renew) -> int:
-    """Remove what stands before the offset `first`; the topic's first offset then.
+def trim(
+    ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None = None
+) -> int:  # fmt: skip
+    """Remove what stands before the offset `first`; the topic's first offset then. `limits`: only
+    if the topic's retention is still that.
 
     Where the topic has a compacted view that does not reach as far, `renew(topic)` makes it anew
     before: else it would go on to show what the messages that go have replaced (rule G7).
@@ -43,6 +47,8 @@ def trim(ledger: Ledger, topic: int, first: int, renew: Renew) -> int:
             first = min(first, row.next_offset)
             if first <= row.first_offset or row.flags & _core.DELETED:
                 return row.first_offset
+            if limits is not None and tables.retention(topic) != limits:
+                return row.first_offset  # lifted since it was read: what has come since stays
             if _reaches(tables.view(topic), first):
                 row.first_offset = first
                 tables.put_topic(row)
@@ -62,14 +68,29 @@ def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: i
     """The first offset that was published at `oldest` (ms since 1970) or later, and among the
     newest entries that have that many bytes together. Among what checkpoints have taken over:
     what is still in the journal stays."""
-    with ledger.read() as tables:
-        row = tables.topic(topic)
-        first = row.first_offset
-        if oldest is not None:
-            first = max(first, _first_since(tables, row, oldest))
-        if max_bytes is not None:
-            first = max(first, _first_within(tables, row, max_bytes))
-        return first
+    looked_from = None
+    while True:
+        with ledger.read() as tables:
+            row = tables.topic(topic)
+            if row.flags & _core.DELETED:
+                return row.first_offset
+            try:
+                return _first_of(tables, row, oldest, max_bytes)
+            except LedgerCorruptedError:
+                if row.first_offset == looked_from:
+                    raise  # else it may have been trimmed or deleted while we read it
+            looked_from = row.first_offset
+
+
+def _first_of(
+    tables: Tables, row: _core.TopicRow, oldest: int | None, max_bytes: int | None
+) -> int:  # fmt: skip
+    first = row.first_offset
+    if oldest is not None:
+        first = max(first, _first_since(tables, row, oldest))
+    if max_bytes is not None:
+        first = max(first, _first_within(tables, row, max_bytes))
+    return first
 
 
 def _first_since(tables: Tables, row: _core.TopicRow, ms: int) -> int:
@@ -174,24 +195,23 @@ class Keeper:
         """Trim every topic that has more than it is to retain."""
         with self._ledger.read() as tables:
             retentions = tables.retentions()
-        for topic, (max_age, max_bytes) in retentions.items():
+        for topic, limits in retentions.items():
             if self._ended.is_set():
                 return
             try:
-                trim_what_is_old(self._ledger, topic, max_age, max_bytes, self._renew)
-            except LedgerCorruptedError as error:  # the others are trimmed all the same
+                trim_what_is_old(self._ledger, topic, limits, self._renew)
+            except (LedgerCorruptedError, TopicNotFoundError) as error:  # the others are trimmed
                 log.warning("retention: %s", error)
 
 
-def trim_what_is_old(
-    ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None, renew: Renew
-) -> int:
-    """Trim one topic by age (seconds) and size; its first offset then."""
+def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew) -> int:
+    """Trim one topic by age and size, as long as these are its limits; its first offset then."""
+    max_age, max_bytes = limits
     with ledger.read() as tables:
         before = tables.topic(topic).first_offset
     oldest = None if max_age is None else int((time.time() - max_age) * 1000)
     first = first_to_retain(ledger, topic, oldest, max_bytes)
-    return trim(ledger, topic, first, renew) if first > before else before
+    return trim(ledger, topic, first, renew, limits) if first > before else before
 
 
 def set_retention(ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None) -> None:

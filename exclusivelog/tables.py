@@ -725,6 +725,13 @@ class Tables:
             for key, row in self._txn.cursor(db=self._db["retention"])
         }
 
+    def retention(self, topic: int) -> tuple[float | None, int | None]:
+        """One topic's; (None, None) where it keeps all."""
+        row = self._txn.get(U64.pack(topic), db=self._db["retention"])
+        return (
+            (None, None) if row is None else tuple(self._decode("retention", msgpack.unpackb, row))
+        )
+
     def put_retention(self, topic: int, max_age: float | None, max_bytes: int | None) -> None:
         """Write what `retentions` reads."""
         if max_age is None and max_bytes is None:

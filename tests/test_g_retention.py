@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import _core, mailbox, retention, tables
+from exclusivelog import _core, compaction, mailbox, retention, tables
 from exclusivelog import topic as topic_module
 from exclusivelog.tables import PAIR
 from tests.journals import never_pack, no_checkpoints
@@ -661,6 +662,53 @@ def test_g8_whoever_ends_it_keeps_everything(engine, topic, often) -> None:
     assert rows(engine)["retention"] == []
 
 
+def hold_back(state: State) -> None:
+    """Apply no retention unless told to."""
+    retention.ROUND_SECONDS = 1e9
+
+
+def go_round_in_two_halves(state: State, step: str) -> None:
+    """Apply it, and hold on before a step until there is a file that says so."""
+    original = getattr(retention, step)
+
+    def hold_on(*args: Any) -> Any:
+        setattr(retention, step, original)
+        Path(state.engine.path, "reached").touch()
+        until(Path(state.engine.path, "go on").exists)
+        return original(*args)
+
+    setattr(retention, step, hold_on)
+    state.engine.keeper.go_round()
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_age": 10**6}], ids=["ended", "a longer one"])
+@pytest.mark.parametrize("step", ["trim_what_is_old", "first_to_retain", "trim"])
+def test_g8_a_limit_that_is_lifted_is_not_applied_any_more(
+    engine, topic, worker, monkeypatch, step, limits
+) -> None:
+    """Another process is about to apply it: it has read what is to be retained, and hangs, or
+    has other topics to trim first."""
+    monkeypatch.setattr(retention, "ROUND_SECONDS", 1e9)
+    process = worker()
+    process.call(hold_back)
+    fill(topic, 5)
+    engine.ledger.checkpoint()
+    topic.retention(max_age=0.0)
+    process.start(go_round_in_two_halves, step)
+    until(Path(engine.path, "reached").exists)
+    topic.retention(**limits)
+    fill(topic, 5)
+    engine.ledger.checkpoint()
+    Path(engine.path, "go on").touch()
+    process.answer()
+    assert topic.first_offset == 0
+    assert len(values(topic)) == 10
+    topic.retention(max_age=0.0)
+    process.call(go_round_in_two_halves, step)
+    assert topic.first_offset == 10
+    assert garbage(engine) == {}
+
+
 @pytest.mark.parametrize("wrong", [-1, -0.1, "1", True, float("nan")])
 def test_g8_a_wrong_age_is_named(topic, wrong) -> None:
     with pytest.raises((ValueError, TypeError), match="max_age"):
@@ -685,7 +733,7 @@ def test_g8_a_damaged_topic_does_not_keep_the_others(engine, often) -> None:
     until(lambda: other.first_offset == 8, timeout=2)
 
 
-# ---- G8: sealed --------------------------------------------------------------------------
+# ---- G9: what is on its way out ----------------------------------------------------------
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -693,7 +741,79 @@ def outcome(call: Callable[[], Any]) -> str:
         call()
     except xl.ExclusiveLogError as error:
         return type(error).__name__
+    except Failed as error:
+        return error.kind
     return "fine"
+
+
+def in_two_halves(state: State, module: Any, step: str, act: Callable[[State], Any]) -> Any:
+    """`act(state)`, which holds on before a step until there is a file that says so."""
+    original = getattr(module, step)
+
+    def hold_on(*args: Any, **kwargs: Any) -> Any:
+        setattr(module, step, original)
+        Path(state.engine.path, "reached").touch()
+        until(Path(state.engine.path, "go on").exists)
+        return original(*args, **kwargs)
+
+    setattr(module, step, hold_on)
+    return act(state)
+
+
+def trim_what_is_old_in_two_halves(state: State) -> int:
+    old = dt.datetime(1971, 1, 1, tzinfo=dt.UTC)
+    return in_two_halves(state, retention, "offset_at_time", lambda s: s.topic.trim(old))
+
+
+def compact_in_two_halves(state: State) -> int:
+    return in_two_halves(state, compaction, "_read", lambda s: s.topic.compact())
+
+
+@pytest.mark.parametrize("act", [trim_what_is_old_in_two_halves, compact_in_two_halves])
+@pytest.mark.parametrize("end", ["trimmed", "deleted"])
+def test_g9_what_goes_while_another_process_reads_it_is_not_damaged(
+    engine, topic, worker, act, end
+) -> None:
+    """A process is stopped in the middle of a look at large entries. Meanwhile their segment is
+    removed."""
+    process = worker()
+    with topic.producer() as producer:
+        producer.send_many([bytes(LARGE), bytes(LARGE)], keys=["a", "b"])
+    process.start(act)
+    until(Path(engine.path, "reached").exists)
+    if end == "trimmed":
+        topic.trim(2)
+    else:
+        engine.delete_topic("orders")
+    Path(engine.path, "go on").touch()
+    if end == "trimmed":
+        process.answer()
+    else:
+        assert outcome(process.answer) in ("fine", "TopicNotFoundError")
+    assert garbage(engine) == {}
+
+
+def test_g9_a_view_that_is_replaced_while_another_process_compacts_is_not_damaged(
+    engine, topic, worker
+) -> None:
+    process = worker()
+    with topic.producer() as producer:
+        producer.send(bytes(LARGE), key="a")
+        topic.compact()
+        topic.trim(1)
+        producer.send(b"1", key="b")
+        process.start(compact_in_two_halves)
+        until(Path(engine.path, "reached").exists)
+        producer.send(None, key="a")
+    topic.compact()
+    Path(engine.path, "go on").touch()
+    process.answer()
+    assert [m.key for m in topic.reader(read_compacted=True)] == [b"b"]
+    assert engine.verify().ok
+    assert garbage(engine) == {}
+
+
+# ---- G8: sealed --------------------------------------------------------------------------
 
 
 def sealed(call: Callable[[], Any], end: int) -> None:
