@@ -11,6 +11,8 @@ from exclusivelog.topic import NAME_BYTES
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+LONGEST = 255  # bytes of a file's name
+
 
 def job_name(kind: str, *about: str) -> str:
     """A writer's name: readable if it is short enough, always the same for the same job.
@@ -24,6 +26,15 @@ def job_name(kind: str, *about: str) -> str:
     return f"{kind}:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
+def file_name(quoted: str) -> str:
+    """A quoted name that a file can have: quoted, a name of 255 bytes has three times as many.
+
+    >>> file_name("orders"), len(file_name("%E6" * 255))
+    ('orders', 64)
+    """
+    return quoted if len(quoted) <= LONGEST else hashlib.sha256(quoted.encode()).hexdigest()
+
+
 def place(root: str, topic: str) -> str:
     """The directory of a topic in an archive.
 
@@ -33,7 +44,8 @@ def place(root: str, topic: str) -> str:
     name = quote(topic, safe="")
     # Such a name would lead out of it, or hide what it has from Spark.
     name = name.replace(".", "%2E") if name.startswith(".") else name
-    return f"{root.rstrip('/')}/{name.replace('_', '%5F') if name.startswith('_') else name}"
+    name = name.replace("_", "%5F") if name.startswith("_") else name
+    return f"{root.rstrip('/')}/{file_name(name)}"
 
 
 class Files:
