@@ -137,6 +137,20 @@ def test_a_topic_of_any_name_has_an_archive(spark, path, tmp_path, topic) -> Non
     assert values(str(tmp_path / "copy"), topic) == values(path, topic)
 
 
+@pytest.mark.parametrize("name", ["a[1]", "a{b,c}", "a*", "a\\b"])
+def test_a_directory_is_no_pattern(spark, path, tmp_path, name) -> None:
+    """Spark finds nothing in "a[1]", and in "a*" what is in "abc", too."""
+    fill(path)
+    fill(str(tmp_path / "other"), count=20)
+    archive.run(spark, str(tmp_path / "other"), "orders", str(tmp_path / "abc"))
+    to = str(tmp_path / name)
+    assert archive.run(spark, path, "orders", to).end == 10
+    assert replay.run(spark, to, "orders", str(tmp_path / "copy")).messages == 10
+    assert values(str(tmp_path / "copy"), "orders") == as_bytes(range(10))
+    assert compact.run(spark, path, "orders", to=str(tmp_path / "abc" / "latest")).keys == 3
+    assert compact.run(spark, path, "orders", to=f"{to}/latest").keys == 3
+
+
 def test_an_archive_belongs_to_one_topic(spark, path, tmp_path) -> None:
     fill(path)
     other = str(tmp_path / "other")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from exclusivelog.topic import NAME_BYTES
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LONGEST = 255  # bytes of a file's name
 
@@ -46,6 +47,12 @@ def place(root: str, topic: str) -> str:
     name = name.replace(".", "%2E") if name.startswith(".") else name
     name = name.replace("_", "%5F") if name.startswith("_") else name
     return f"{root.rstrip('/')}/{file_name(name)}"
+
+
+def parquet(spark: SparkSession, path: str) -> DataFrame:
+    """What is in that very directory: Spark takes a path that it reads for a pattern, and would
+    find nothing, or what is in others, too."""
+    return spark.read.parquet(re.sub(r"([][{}*?\\])", r"\\\1", path))
 
 
 class Files:
