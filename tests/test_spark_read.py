@@ -191,7 +191,7 @@ def test_small_topics_share_a_partition_and_a_large_one_has_the_cores(path, monk
 def test_at_least_as_many_partitions_as_were_asked_for(path) -> None:
     fill(path, "one", count=1)
     with xl.open(path) as engine:
-        engine.topic("one").producer().send(b"x" * 1_000_000)  # no reason to cut nothing else
+        engine.topic("one").producer().send(b"x" * 1_000_000)  # cannot be cut
     fill(path, "many", count=100)
     for least in (3, 10, 102):
         options = batch_options({"path": path, "topics": "one,many", "minPartitions": str(least)})
