@@ -23,7 +23,10 @@ from tests.sparks import as_bytes, epochs, fill, finish, left_in, stream, values
 FAULTS = ROOT / "tests" / "faults"
 LIMIT = 120
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("spark")]
+pytestmark = [
+    pytest.mark.timeout(300), pytest.mark.xdist_group("spark"),
+    pytest.mark.usefixtures("spark_home"),
+]  # fmt: skip
 
 
 def run(source: str, *args: object, status: int = 0, **environment: str) -> str:
@@ -73,16 +76,17 @@ CLUSTER = """
 import json, sys
 from pathlib import Path
 from exclusivelog.spark.session import local_session
+from tests.conftest import FAST
 from tests.sparks import numbers, read, write
 
 path, shared, faults, python_path = sys.argv[1:]
 spark = local_session("local-cluster[1,2,1024]", {
+    **FAST,
     "spark.executorEnv.EXCLUSIVELOG_TEST_ELSEWHERE": shared,
     "spark.executorEnv.PYTHONPATH": faults + ":" + python_path,
     "spark.executor.memory": "1g",
     "spark.task.maxFailures": "1",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.executor.extraJavaOptions": FAST["spark.driver.extraJavaOptions"],
 })
 found = {}
 

@@ -127,6 +127,30 @@ def test_what_was_trimmed_unarchived_is_missed(spark, path, tmp_path) -> None:
     assert archive.run(spark, path, "orders", str(tmp_path / "new")).start == 6
 
 
+@pytest.mark.parametrize("topic", ["\u65e5" * 85, "a/b *?[c]{d}%2F", "_.\\'\" =:#"])
+def test_a_topic_of_any_name_has_an_archive(spark, path, tmp_path, topic) -> None:
+    """Quoted, 255 bytes are three times as many: too long for a file's name."""
+    fill(path, topic)
+    to = str(tmp_path / "archive")
+    assert archive.run(spark, path, topic, to).end == 10
+    assert replay.run(spark, to, topic, str(tmp_path / "copy")).messages == 10
+    assert values(str(tmp_path / "copy"), topic) == values(path, topic)
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a{b,c}", "a*", "a\\b"])
+def test_a_directory_is_no_pattern(spark, path, tmp_path, name) -> None:
+    """Spark finds nothing in "a[1]", and in "a*" what is in "abc", too."""
+    fill(path)
+    fill(str(tmp_path / "other"), count=20)
+    archive.run(spark, str(tmp_path / "other"), "orders", str(tmp_path / "abc"))
+    to = str(tmp_path / name)
+    assert archive.run(spark, path, "orders", to).end == 10
+    assert replay.run(spark, to, "orders", str(tmp_path / "copy")).messages == 10
+    assert values(str(tmp_path / "copy"), "orders") == as_bytes(range(10))
+    assert compact.run(spark, path, "orders", to=str(tmp_path / "abc" / "latest")).keys == 3
+    assert compact.run(spark, path, "orders", to=f"{to}/latest").keys == 3
+
+
 def test_an_archive_belongs_to_one_topic(spark, path, tmp_path) -> None:
     fill(path)
     other = str(tmp_path / "other")
@@ -480,7 +504,7 @@ def test_names_cannot_break_the_page() -> None:
     assert "16 ms" in text
 
 
-def test_the_demo_draws_its_leaders(tmp_path) -> None:
+def test_the_demo_draws_its_leaders(spark_home, tmp_path) -> None:
     to = tmp_path / "demo.html"
     out = io.StringIO()
     sound = demo.demo(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import pickle
+import re
 import shutil
 from dataclasses import replace
 
@@ -144,7 +145,8 @@ def test_few_messages_are_one_partition_many_are_as_many_for_each_core(path, mon
     [span] = plan.spans(engine, options)
 
     def counts(*spans: plan.Span) -> list[int]:
-        return [piece.count for piece in plan.share_out(engine, options, spans)]
+        shared = plan.share_out(engine, options, spans)
+        return [sum(piece.count for piece in pieces) for pieces in shared]
 
     monkeypatch.setattr(plan, "cores", lambda: 4)
     assert counts() == []
@@ -163,6 +165,90 @@ def test_few_messages_are_one_partition_many_are_as_many_for_each_core(path, mon
     monkeypatch.setattr(plan, "LEAST_MESSAGES", 10_000)
     monkeypatch.setattr(plan, "LEAST_BYTES", 1000)
     assert len(counts(span)) > 4
+
+
+def spans_of(path: str, topics: str) -> list[plan.Span]:
+    return plan.spans(reading(path), batch_options({"path": path, "topics": topics}))
+
+
+def test_small_topics_share_a_partition_and_a_large_one_has_the_cores(path, monkeypatch) -> None:
+    """A task costs more than a small topic: 1,200 of them are not 1,200 tasks."""
+    fill(path, "large", count=1000)
+    small = [f"small-{n}" for n in range(40)]
+    with xl.open(path) as engine:
+        for name in small:
+            engine.topic(name).producer().send(b"only")
+    options = batch_options({"path": path, "topicsPattern": ".*"})
+    monkeypatch.setattr(plan, "cores", lambda: 4)
+    spans = spans_of(path, ",".join(["large", *small]))
+    assert plan.share_out(reading(path), options, spans) == [spans]
+    monkeypatch.setattr(plan, "LEAST_MESSAGES", 100)
+    shared = plan.share_out(reading(path), options, spans)
+    assert [sum(piece.count for piece in pieces) for pieces in shared] == [260] * 4
+    assert [len(pieces) for pieces in shared] == [1, 1, 1, 41]
+
+
+def test_at_least_as_many_partitions_as_were_asked_for(path) -> None:
+    fill(path, "one", count=1)
+    with xl.open(path) as engine:
+        engine.topic("one").producer().send(b"x" * 1_000_000)  # cannot be cut
+    fill(path, "many", count=100)
+    for least in (3, 10, 102):
+        options = batch_options({"path": path, "topics": "one,many", "minPartitions": str(least)})
+        shared = plan.share_out(reading(path), options, spans_of(path, "one,many"))
+        assert len(shared) == least
+        read = [(p.topic, n) for pieces in shared for p in pieces for n in range(p.start, p.end)]
+        assert read == [("one", 0), ("one", 1)] + [("many", n) for n in range(100)]
+
+
+def test_a_range_that_falls_on_the_ends_of_entries_is_not_cut_to_shreds(path) -> None:
+    """Each sample was an entry's last message, and as long as all of it."""
+    with xl.open(path) as engine:
+        producer = engine.topic("orders").producer("exclusive")
+        for _ in range(10):
+            producer.send_many([b"x" * 1000] * 1000)
+        with engine.ledger.read() as tables:
+            ends = [last for last, _ in tables.entries(engine.topic("orders").id, 0)]
+    step = ends[-1] - ends[-2]
+    span = plan.Span("orders", ends[0], ends[0] + 8 * step)
+    assert ends[1] - ends[0] == step
+    found = plan.share_out(reading(path), batch_options({"path": path, "topic": "orders"}), [span])
+    assert found == [[span]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffsets": '{"orders": 7}', "endingOffsets": '{"orders": 3}'},
+         "'orders', 3, is before its start, 7; see startingOffsets and endingOffsets"),
+        ({"startingOffsets": "latest", "endingOffsets": '{"orders": 3}'}, "start, latest"),
+        ({"startingOffsets": '{"orders": 7}', "endingOffsets": "earliest"}, "'orders', earliest"),
+        ({"startingTimestamp": "2026-02-01", "endingTimestamp": "2026-01-01"},
+         "see startingTimestamp and endingTimestamp"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_a_range_that_ends_before_it_starts_is_refused(path, options, words, strict) -> None:
+    fill(path)
+    given = batch_options({"path": path, "topic": "orders", "failOnDataLoss": strict, **options})
+    with pytest.raises(SourceError, match=re.escape(words)) as error:
+        plan.spans(reading(path), given)
+    assert error.value.code == "OPTION"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingOffsets": '{"orders": 7}', "endingOffsets": '{"orders": 7}'},
+        {"startingTimestamp": "2026-01-01", "endingTimestamp": "2026-01-01"},
+        {"startingTimestamp": "3026-01-01", "endingOffsets": '{"orders": 3}'},
+        {"startingOffsets": '{"orders": 12}', "failOnDataLoss": "false"},
+    ],
+)
+def test_a_range_with_nothing_in_it_is_empty(path, options) -> None:
+    fill(path)
+    [span] = plan.spans(reading(path), batch_options({"path": path, "topic": "orders", **options}))
+    assert span.count == 0
 
 
 def test_an_empty_log_and_an_empty_range_have_no_rows(spark, path) -> None:
@@ -213,7 +299,7 @@ def test_what_is_trimmed_between_planning_and_reading(path, strict) -> None:
     engine = reading(path)
     rows = Rows(schema_of("messages"), strict)
     trim(path, "orders", 4)
-    batches = rows.of(Slice(plan.Span("orders", 1, 8), Place.of(engine)))
+    batches = rows.of(Slice([plan.Span("orders", 1, 8)], Place.of(engine)))
     if strict:
         with pytest.raises(SourceError, match="DATA_LOSS"):
             list(batches)
@@ -225,7 +311,7 @@ def test_a_topic_that_ended_before_its_plan_is_data_loss(path) -> None:
     fill(path, count=10)
     rows = Rows(schema_of("messages"), True)
     with pytest.raises(SourceError, match=r"ends at offset 10, before 12"):
-        list(rows.of(Slice(plan.Span("orders", 5, 12), Place.of(reading(path)))))
+        list(rows.of(Slice([plan.Span("orders", 5, 12)], Place.of(reading(path)))))
 
 
 def test_errors_name_what_is_wrong(spark, path) -> None:
@@ -340,7 +426,7 @@ def test_a_stream_begins_at_the_end_unless_told(path) -> None:
     fill(path, "later", 3)  # a topic that comes later is read whole
     end = reader.latestOffset(start, reader.getDefaultReadLimit())
     assert plan.split(end)[0] == {"later": 3, "orders": 7}
-    assert [p.span for p in reader.partitions(start, end)] == [plan.Span("later", 0, 3)]
+    assert [p.spans for p in reader.partitions(start, end)] == [[plan.Span("later", 0, 3)]]
     assert reader.partitions(end, end) == []
     reader.prepareForTriggerAvailableNow()
     fill(path, "later", 3)
@@ -359,7 +445,7 @@ def test_a_stream_whose_offsets_were_trimmed(path, strict) -> None:
             reader.partitions({"orders": 3}, {"orders": 10})
     else:
         [part] = reader.partitions({"orders": 3}, {"orders": 10})
-        assert part.span == plan.Span("orders", 6, 10)
+        assert part.spans == [plan.Span("orders", 6, 10)]
 
 
 def made_anew(path: str, count: int, topic: str = "orders") -> None:
@@ -383,7 +469,7 @@ def test_offsets_of_a_topic_that_was_made_anew_are_not_taken_for_the_old_ones(pa
         reader.partitions(end, later)
     options["failOnDataLoss"] = "false"
     reader = StreamReader(stream_options(options), schema_of("messages"))
-    assert [p.span for p in reader.partitions(end, later)] == [plan.Span("orders", 0, 8)]
+    assert [p.spans for p in reader.partitions(end, later)] == [[plan.Span("orders", 0, 8)]]
     # What was planned before is gone as a whole; it is no part of the new topic.
     assert reader.partitions(reader.initialOffset() | {"orders": 0, "": end[""]}, end) == []
     assert reader.latestOffset(later, everything) == later
@@ -410,14 +496,16 @@ def test_a_stream_of_topics_of_which_one_is_deleted(path) -> None:
     end = reader.latestOffset(start, everything)
     with xl.open(path) as engine:
         engine.delete_topic("b")
-    assert [p.span.topic for p in reader.partitions({**start, "b": 5}, end)] == ["a"]
+    assert [[s.topic for s in p.spans] for p in reader.partitions({**start, "b": 5}, end)] == [
+        ["a"]
+    ]
     with pytest.raises(SourceError, match="no topic 'b'"):
         reader.partitions(start, end)
     with pytest.raises(SourceError, match=r"DATA_LOSS.*'b' was deleted"):
         reader.latestOffset(end, everything)
     options["failOnDataLoss"] = "false"
     reader = StreamReader(stream_options(options), schema_of("messages"))
-    assert [p.span.topic for p in reader.partitions(start, end)] == ["a"]
+    assert [[s.topic for s in p.spans] for p in reader.partitions(start, end)] == [["a"]]
     assert plan.split(reader.latestOffset(end, everything))[0] == {"a": 5}
 
 
@@ -437,7 +525,8 @@ def test_a_limit_knows_where_a_trimmed_topic_begins(path, limit) -> None:
     for _ in range(20):
         end = reader.latestOffset(position, reader.getDefaultReadLimit())
         for part in reader.partitions(position, end):
-            read[part.span.topic] += range(part.span.start, part.span.end)
+            for span in part.spans:
+                read[span.topic] += range(span.start, span.end)
         position = end
     assert read == {"a": list(range(100)), "b": list(range(60, 100))}
 
@@ -465,7 +554,7 @@ def test_a_limit_of_bytes_starves_no_topic(path) -> None:
 def test_a_topic_that_was_trimmed_to_its_end_has_nothing_of_a_range(path) -> None:
     fill(path, count=10)
     rows = Rows(schema_of("messages"), False)
-    part = Slice(plan.Span("orders", 1, 8), Place.of(reading(path)))
+    part = Slice([plan.Span("orders", 1, 8)], Place.of(reading(path)))
     trim(path, "orders", 10)
     assert list(rows.of(part)) == []
 
@@ -479,10 +568,10 @@ def test_an_executor_on_another_machine_says_so(path) -> None:
     rows = Rows(schema_of("messages"), True)
     for place in (replace(here, boot="another"), replace(here, inode=(1, 2))):
         with pytest.raises(SourceError, match="REMOTE_EXECUTOR") as caught:
-            list(rows.of(Slice(plan.Span("orders", 0, 5), place)))
+            list(rows.of(Slice([plan.Span("orders", 0, 5)], place)))
         assert '"access", "inline"' in str(caught.value)
     with pytest.raises(SourceError, match="another ledger"):
-        list(rows.of(Slice(plan.Span("orders", 0, 5), replace(here, uuid="x"))))
+        list(rows.of(Slice([plan.Span("orders", 0, 5)], replace(here, uuid="x"))))
 
 
 def test_inline_partitions_bring_their_messages(spark, path) -> None:
@@ -500,7 +589,7 @@ def test_inline_has_a_limit(path) -> None:
     fill(path, count=100)
     rows = Rows(schema_of("messages"), True)
     with pytest.raises(SourceError, match="access=inline ships at most"):
-        Budget(100).pack(rows.read(reading(path), plan.Span("orders", 0, 100)))
+        Budget(100).pack(rows.read(reading(path), [plan.Span("orders", 0, 100)]))
 
 
 def test_a_process_keeps_few_ledgers_open(tmp_path) -> None:

@@ -9,6 +9,7 @@ import os
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 from pyspark.errors import PySparkException
@@ -18,9 +19,10 @@ from pyspark.sql.types import StructType
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.once import Part, Run, append_once, record, recorded
+from exclusivelog.spark import staging
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
-from exclusivelog.spark.staging import Directory, Piece, check_arrived, parts
+from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
 from exclusivelog.spark.writer import Job, Staged, StreamWriter
 from tests.sparks import (
     as_bytes,
@@ -233,6 +235,38 @@ def test_a_column_says_which_topic(spark, path) -> None:
     assert len(values(path, "even")) == 50
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 20], ids=["staged", "inline"])
+def test_a_task_may_write_to_many_topics(spark, path, tmp_path, limit) -> None:
+    """They share one file, and what waits to be written has a limit: neither the files that a
+    process can have open nor its memory goes by the number of topics."""
+    frame = spark.range(0, 2000, 1, 1)
+    frame = frame.selectExpr("cast(id as string) value", "concat('t', id % 400) topic")
+    write(frame, path, inlineLimit=limit, stagingDir=tmp_path / "staging")
+    for topic in range(400):
+        assert values(path, f"t{topic}") == as_bytes(range(topic, 2000, 400))
+    assert left_in(tmp_path / "staging") == []
+
+
+def test_what_a_task_gathers_for_its_topics_has_a_limit(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(staging, "MOST_WAITING", 1000)
+    stage = Stage(Directory.prepare(str(tmp_path)), str(tmp_path / "job"), "part-0-0", 0)
+    sent: dict[str, list[bytes]] = {}
+    for number in range(600):
+        topic, value = f"t{number % 31 if number < 300 else 0}", b"%d" % number
+        sent.setdefault(topic, []).append(value)
+        stage.add(topic, staged(pa.RecordBatch.from_pydict({"value": [value]})))
+        assert sum(batch.nbytes for t in stage._topics.values() for batch in t.waiting) < 1000
+    pieces = stage.finish()
+    assert left_in(tmp_path) == [str(tmp_path / "job" / "part-0-0.arrow")]
+    assert {piece.topic: piece.rows for piece in pieces} == {t: len(v) for t, v in sent.items()}
+    with xl.open(str(tmp_path / "log")) as engine:
+        batches = {piece.topic: parts([piece]) for piece in pieces}
+        append_once(engine, Run(None, None, "spark"), None, batches)
+        for topic, found in sent.items():
+            assert [message.value for message in engine.topic(topic).reader()] == found
+
+
 def test_what_cannot_be_written_is_refused(spark, path) -> None:
     frame = numbers(spark, 1)
     text = refused("OVERWRITE", lambda: write(frame, path, mode="overwrite", topic="out"))
@@ -357,7 +391,7 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path) -> None:
 
 
 def test_staged_files_that_do_not_arrive_are_named(tmp_path) -> None:
-    lost = Piece("a", 1, path=str(tmp_path / "part-0-0-0.arrow"))
+    lost = Piece("a", 1, [0], path=str(tmp_path / "part-0-0-0.arrow"))
     with pytest.raises(SourceError, match=r"STAGING.*part-0-0-0.*stagingDir is not shared"):
         check_arrived({"a": [lost]})
     assert list(parts([])) == []

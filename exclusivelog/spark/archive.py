@@ -22,7 +22,7 @@ import exclusivelog as xl
 from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name, place
+from exclusivelog.spark.files import Files, job_name, parquet, place
 from exclusivelog.spark.progress import Progress
 
 if TYPE_CHECKING:
@@ -162,13 +162,13 @@ class Archive:
         final = f"{self._where}/range={start:020d}-{stop:020d}"
         if self._files.exists(final):
             with self._progress.step(f"looking through {final}"):
-                _check(_facts(self._spark.read.parquet(final)), None, start, stop, final)
+                _check(_facts(parquet(self._spark, final)), None, start, stop, final)
             return
         aside = f"{self._where}/_writing"
         self._files.remove(aside)
         with self._progress.step(f"offsets {start} to {stop - 1}"):
             written = self._write(start, stop, aside)
-            _check(_facts(self._spark.read.parquet(aside)), written, start, stop, aside)
+            _check(_facts(parquet(self._spark, aside)), written, start, stop, aside)
         self._files.rename(aside, final)
 
     def _write(self, start: int, stop: int, to: str) -> Any:

@@ -18,7 +18,7 @@ from exclusivelog.once import recorded
 from exclusivelog.spark import NAME, plan
 from exclusivelog.spark.archive import read
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name
+from exclusivelog.spark.files import Files, job_name, parquet
 from exclusivelog.spark.progress import Progress
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def _into_files(
     files.remove(aside)
     with progress.step("compacting"):
         frame.write.option("compression", "zstd").parquet(aside)
-        keys = frame.sparkSession.read.parquet(aside).count()
+        keys = parquet(frame.sparkSession, aside).count()
     files.write(f"{aside}/{MARK}", json.dumps(mark))
     files.remove(before)
     if files.exists(to):

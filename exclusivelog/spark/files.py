@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from exclusivelog.topic import NAME_BYTES
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+LONGEST = 255  # bytes of a file's name
 
 
 def job_name(kind: str, *about: str) -> str:
@@ -24,6 +27,15 @@ def job_name(kind: str, *about: str) -> str:
     return f"{kind}:{hashlib.sha256(name.encode()).hexdigest()}"
 
 
+def file_name(quoted: str) -> str:
+    """A quoted name that a file can have: quoted, a name of 255 bytes has three times as many.
+
+    >>> file_name("orders"), len(file_name("%E6" * 255))
+    ('orders', 64)
+    """
+    return quoted if len(quoted) <= LONGEST else hashlib.sha256(quoted.encode()).hexdigest()
+
+
 def place(root: str, topic: str) -> str:
     """The directory of a topic in an archive.
 
@@ -33,7 +45,14 @@ def place(root: str, topic: str) -> str:
     name = quote(topic, safe="")
     # Such a name would lead out of it, or hide what it has from Spark.
     name = name.replace(".", "%2E") if name.startswith(".") else name
-    return f"{root.rstrip('/')}/{name.replace('_', '%5F') if name.startswith('_') else name}"
+    name = name.replace("_", "%5F") if name.startswith("_") else name
+    return f"{root.rstrip('/')}/{file_name(name)}"
+
+
+def parquet(spark: SparkSession, path: str) -> DataFrame:
+    """What is in that very directory: Spark takes a path that it reads for a pattern, and would
+    find nothing, or what is in others, too."""
+    return spark.read.parquet(re.sub(r"([][{}*?\\])", r"\\\1", path))
 
 
 class Files:

@@ -1,15 +1,16 @@
 """Which offsets are read, and how they are shared out: decisions about topics, no Spark.
 
 A Python task costs 20 to 40 ms before its first row: few, large partitions are best, and as many
-for each core.
+for each core; small topics share one.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,7 +21,7 @@ from exclusivelog.log import offset_at_time
 from exclusivelog.producer import to_ms
 from exclusivelog.segments import REFERENCE, is_reference
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
-from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where
+from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse
 from exclusivelog.tables import Tables
 from exclusivelog.topic import existing
 
@@ -85,13 +86,40 @@ def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
 
 def spans(engine: Engine, options: ReadOptions) -> list[Span]:
     """What a batch reads. Raises SourceError for offsets that are not there, unless
-    failOnDataLoss is false: then what is there of them."""
+    failOnDataLoss is false: then what is there of them; and where the end is before the start."""
     found = []
     for topic, here in rows(engine, options).items():
+        _check_order(here, options)
         start = _resolve(engine, here, options.start, options.fail_on_data_loss)
         end = _resolve(engine, here, options.end, options.fail_on_data_loss)
         found.append(Span(topic, start, max(start, end), here.id))
     return found
+
+
+def _check_order(here: _core.TopicRow, options: ReadOptions) -> None:
+    """SourceError for a range that ends before it starts: of that, nothing is ever read."""
+    start, end = options.start.of(here.name), options.end.of(here.name)
+    if start == EARLIEST or end == LATEST:  # if not in order, then messages are missing
+        return
+    if isinstance(start, dt.datetime) != isinstance(end, dt.datetime):
+        return  # in no order: there may be no message that is before one and behind the other
+    if _number(here, start) > _number(here, end):
+        raise refuse(
+            f"the end of what is to be read of topic {here.name!r}, {end}, is before its start, "
+            f"{start}; see {_names('starting', start)} and {_names('ending', end)}"
+        )
+
+
+def _number(here: _core.TopicRow, place: Where) -> int:
+    if isinstance(place, dt.datetime):
+        return to_ms(place)
+    if isinstance(place, str):
+        return here.first_offset if place == EARLIEST else here.next_offset
+    return place
+
+
+def _names(end: str, place: Where) -> str:
+    return f"{end}Timestamp" if isinstance(place, dt.datetime) else f"{end}Offsets"
 
 
 def _resolve(engine: Engine, here: _core.TopicRow, bounds: Bounds, strict: bool) -> int:
@@ -312,13 +340,19 @@ def _step(here: _core.TopicRow, begin: int, stop: int, anew: bool, strict: bool)
 # ---- partitions --------------------------------------------------------------------------
 
 
-def share_out(engine: Engine, options: ReadOptions, wanted: Iterable[Span]) -> list[Span]:
-    """The spans, cut into partitions, in the order of topics and offsets."""
+def share_out(engine: Engine, options: ReadOptions, wanted: Iterable[Span]) -> list[list[Span]]:
+    """The spans in partitions, in the order of topics and offsets: a large one is cut, small
+    ones are read one after another by the same task."""
     spans = [span for span in wanted if span.count]
-    if not spans:
-        return []
-    least, lanes = -(-options.min_partitions // len(spans)), -(-cores() // len(spans))
-    return [piece for span in spans for piece in cut(span, max(least, pieces(engine, span, lanes)))]
+    sizes = [int(span.count * _message_bytes(engine, span)) for span in spans]
+    count = partitions(sum(span.count for span in spans), sum(sizes))
+    if options.min_partitions > count:  # by messages alone: one that is large is not cut
+        return cut(spans, [span.count for span in spans], options.min_partitions)
+    return cut(spans, [_weight(*pair) for pair in zip(spans, sizes, strict=True)], count)
+
+
+def _weight(span: Span, size: int) -> int:
+    return max(span.count * LEAST_BYTES, size * LEAST_MESSAGES)
 
 
 def cores() -> int:
@@ -328,42 +362,58 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def pieces(engine: Engine, span: Span, lanes: int) -> int:
-    """How many partitions a span is worth, of which `lanes` can be read at once."""
-    size = int(span.count * _message_bytes(engine, span))
-    worth = max(-(-span.count // LEAST_MESSAGES), -(-size // LEAST_BYTES))
+def partitions(count: int, size: int) -> int:
+    """How many partitions so many messages and bytes are worth.
+
+    >>> partitions(1, 1), partitions(0, 0)
+    (1, 0)
+    """
+    worth, lanes = max(-(-count // LEAST_MESSAGES), -(-size // LEAST_BYTES)), cores()
     if worth <= lanes:
         return worth
-    needed = max(-(-span.count // MOST_MESSAGES), -(-size // MOST_BYTES))
-    return -(-needed // lanes) * lanes  # no lane is to be idle while the last ones are read
+    needed = max(-(-count // MOST_MESSAGES), -(-size // MOST_BYTES))
+    return -(-needed // lanes) * lanes  # no core is to be idle while the last ones are read
 
 
 def _message_bytes(engine: Engine, span: Span) -> float:
     """About how long a message is, as the ledger keeps it: of a few entries here and there."""
     number = row(engine, span.topic).id
+    places = sorted({span.start + index * span.count // SAMPLES for index in range(SAMPLES)})
 
     def look(tables: Tables) -> float:
-        size = count = 0
-        for index in range(SAMPLES):
-            at = span.start + index * span.count // SAMPLES
-            before = at
-            for last, data in tables.entries(number, at):
-                size += entry_bytes(data)
-                count += last + 1 - before
-                break
-        return size / count if count else 0.0
+        found = [_entry(tables, number, place) for place in places]
+        count = sum(messages for messages, _ in found)
+        return sum(size for _, size in found) / count if count else 0.0
 
     return engine.look(look)
 
 
-def cut(span: Span, count: int) -> Iterator[Span]:
-    """The span in `count` pieces of about the same length; fewer if it has fewer messages.
+def _entry(tables: Tables, topic: int, place: int) -> tuple[int, int]:
+    """The messages and bytes of the entry behind the one that holds the place. Where that one
+    begins is not known: counted from the place on, its last message would be as long as all."""
+    found, begin = (0, 0), place
+    for last, data in itertools.islice(tables.entries(topic, place), 2):
+        found, begin = (last + 1 - begin, entry_bytes(data)), last + 1
+    return found
 
-    >>> [(piece.start, piece.end) for piece in cut(Span("a", 10, 20), 3)]
-    [(10, 13), (13, 16), (16, 20)]
+
+def cut(spans: Sequence[Span], weights: Sequence[int], count: int) -> list[list[Span]]:
+    """The spans in `count` partitions of about the same weight; fewer if there are fewer
+    messages.
+
+    >>> two = [Span("a", 10, 20), Span("b", 0, 5)]
+    >>> [[(p.topic, p.start, p.end) for p in part] for part in cut(two, [10, 5], 2)]
+    [[('a', 10, 17)], [('a', 17, 20), ('b', 0, 5)]]
     """
-    count = min(count, span.count)
-    for index in range(count):
-        start = span.start + index * span.count // count
-        end = span.start + (index + 1) * span.count // count
-        yield replace(span, start=start, end=end)
+    total, before, found = sum(weights), 0, [list[Span]() for _ in range(count)]
+    for span, weight in zip(spans, weights, strict=True):
+        # Where the boundaries lie that this span reaches over, and which partition is first.
+        first, behind = before * count // total, -(-(before + weight) * count // total)
+        inner = [total * index // count - before for index in range(first + 1, behind)]
+        at = [0, *(span.count * place // weight for place in inner), span.count]
+        for index, (start, end) in enumerate(itertools.pairwise(at), first):
+            if start < end:
+                piece = replace(span, start=span.start + start, end=span.start + end)
+                found[index].append(piece)
+        before += weight
+    return [pieces for pieces in found if pieces]

@@ -17,7 +17,7 @@ from exclusivelog.spark import NAME, plan
 from exclusivelog.spark.archive import CHUNK, check_chunk, read
 from exclusivelog.spark.compact import with_origin
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name, place
+from exclusivelog.spark.files import Files, job_name, parquet, place
 from exclusivelog.spark.handles import ledger_exists
 from exclusivelog.spark.progress import Progress
 
@@ -113,7 +113,7 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
     mark = files.read(f"{where}/_ledger")
     if mark is None:
         raise SourceError(PIPELINE, f"{source} is neither a ledger nor an archive of {topic!r}")
-    frame = spark.read.parquet(where).drop("range", "date")
+    frame = parquet(spark, where).drop("range", "date")
     low, high, count = frame.selectExpr("min(offset)", "max(offset)", "count(*)").collect()[0]
     if count == 0 or high - low + 1 != count:
         raise SourceError(DATA_LOSS, f"{where} has {count} messages from {low} to {high}")

@@ -2,7 +2,7 @@
 moves a few thousand rows.
 
 A row is about the messages of one epoch and producer (and, with `bucketMs`, of one stretch of
-time) among those that were read at once, 65536 at most. Rows of the same epoch, put together,
+time) among those that were read at once, 8192 at most. Rows of the same epoch, put together,
 say whether it lies in one piece.
 """
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,10 +104,10 @@ def _refuse_overwriting(overwrite: bool) -> None:
 
 @dataclass
 class Slice(InputPartition):
-    """A partition: some messages of a topic, to be read in `place`, or `data` if they came
-    along (Arrow IPC)."""
+    """A partition: some messages of one topic or more, to be read in `place`, or `data` if they
+    came along (Arrow IPC)."""
 
-    span: Span | None
+    spans: Sequence[Span]
     place: Place | None
     data: bytes | None = None
 
@@ -134,11 +134,16 @@ class Rows:
         if partition.data is not None:
             with pa.ipc.open_stream(partition.data) as stream:
                 yield from stream
-        elif partition.span is not None and partition.place is not None:
+        elif partition.place is not None:
             with coded():
-                yield from self.read(partition.place.engine(), partition.span)
+                yield from self.read(partition.place.engine(), partition.spans)
 
-    def read(self, engine: Engine, span: Span) -> Iterator[pa.RecordBatch]:
+    def read(self, engine: Engine, spans: Iterable[Span]) -> Iterator[pa.RecordBatch]:
+        """The messages of spans, one after another."""
+        for span in spans:
+            yield from self._read(engine, span)
+
+    def _read(self, engine: Engine, span: Span) -> Iterator[pa.RecordBatch]:
         """The messages of a span. No transaction is open between two batches."""
         schema = to_arrow_schema(self.schema, timezone="UTC")
         if self._runs:
@@ -216,14 +221,14 @@ class _Planned:
             schema, options.fail_on_data_loss, options.view == "runs", options.bucket_ms
         )
 
-    def slices(self, engine: Engine, spans: Iterable[Span]) -> list[InputPartition]:
+    def slices(self, engine: Engine, wanted: Iterable[Span]) -> list[InputPartition]:
         """Partitions of spans, with their messages inside if access=inline asks for it."""
         place = Place.of(engine)
-        cut = plan.share_out(engine, self.options, spans)
+        cut = plan.share_out(engine, self.options, wanted)
         if not self.options.inline:
-            return [Slice(span, place) for span in cut]
+            return [Slice(spans, place) for spans in cut]
         budget = Budget()
-        return [Slice(None, None, budget.pack(self.rows.read(engine, span))) for span in cut]
+        return [Slice((), None, budget.pack(self.rows.read(engine, spans))) for spans in cut]
 
 
 class Budget:
@@ -270,7 +275,7 @@ class BatchReader(_Planned, DataSourceReader):
         schema = to_arrow_schema(self.rows.schema, timezone="UTC")
         found = records(engine, self.options.view, plan.topics(engine, self.options))
         table = pa.Table.from_pylist(list(found), schema=schema)
-        return Slice(None, None, Budget().pack(table.to_batches()) or None)
+        return Slice((), None, Budget().pack(table.to_batches()) or None)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One partition's messages."""

@@ -3,7 +3,7 @@ commit message where it is small, else in Arrow files in a directory that both s
 
 ```text
 <stagingDir>/.exclusivelog-staging                     a random id: is it the same directory?
-<stagingDir>/<job>/<run>/<batch>/part-<p>-<attempt>-<n>.arrow
+<stagingDir>/<job>/<run>/<batch>/part-<p>-<attempt>.arrow     a task's, of all its topics
 ```
 
 The columns are value, key, properties (packed) and event_time (ms): what costs time is done
@@ -13,15 +13,13 @@ here, by all executors at once, and not in the one transaction that appends.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import io
 import os
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -33,11 +31,13 @@ from exclusivelog.arrow import arrow_column
 from exclusivelog.once import Part
 from exclusivelog.producer import MAX_MESSAGE_BYTES, MAX_TIME, encode_properties
 from exclusivelog.spark.errors import SCHEMA, STAGING, SourceError
+from exclusivelog.spark.files import file_name
 
 PROBE = ".exclusivelog-staging"
 LEFT_BEHIND_SECONDS = 7 * 86_400
-LONGEST = 255  # bytes of a file's name
-CHUNK_BYTES = 4 << 20  # gathered before they are written, so that the log gets large entries
+# Of a topic, gathered before they are written, so that the log gets large entries; and of all
+# topics of a task, however many these are.
+CHUNK_BYTES, MOST_WAITING = 4 << 20, 64 << 20
 
 STAGED = pa.schema([
     ("value", pa.binary()), ("key", pa.binary()), ("properties", pa.binary()),
@@ -98,9 +98,7 @@ class Directory:
 
 
 def _safe(name: str) -> str:
-    # A name has up to 255 bytes, and quoted three times as many: too many for a file system.
-    quoted = quote(name, safe="").replace(".", "%2E")
-    return quoted if len(quoted) <= LONGEST else hashlib.sha256(name.encode()).hexdigest()
+    return file_name(quote(name, safe="").replace(".", "%2E"))
 
 
 def _mark(path: str) -> str:
@@ -123,16 +121,18 @@ def _mark(path: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Messages for one topic: `data` (an Arrow file), or the `path` of one."""
+    """Messages for one topic: some `batches` of an Arrow file, `data` or the one at `path`."""
 
     topic: str
     rows: int
+    batches: Sequence[int]
     data: bytes | None = None
     path: str | None = None
 
 
 class Stage:
-    """One task's output. It stays in memory up to `limit` bytes."""
+    """One task's output. It stays in memory up to `limit` bytes; more goes to one file, however
+    many topics there are: files that a process can have open are few."""
 
     def __init__(self, directory: Directory, where: str, name: str, limit: int) -> None:
         self._directory = directory
@@ -140,16 +140,22 @@ class Stage:
         self._name = name
         self._limit = limit
         self._topics: dict[str, _Output] = {}
+        self._size = 0  # bytes in memory
+        self._file: _File | None = None
 
     def add(self, topic: str, batch: pa.RecordBatch) -> None:
         """Take messages for a topic, with the columns of `STAGED`."""
         output = self._topics.setdefault(topic, _Output())
         output.add(batch)
-        if sum(output.size for output in self._topics.values()) > self._limit:
-            for number, output in enumerate(self._topics.values()):
-                output.spill(functools.partial(self._new_file, number))
+        self._size += batch.nbytes
+        if self._file is None and self._size > self._limit:
+            self._file = self._new_file()
+        if self._file is not None and output.size >= CHUNK_BYTES:
+            self._write(self._file, [output])
+        if self._file is not None and self._size >= MOST_WAITING:
+            self._write(self._file, self._topics.values())
 
-    def _new_file(self, number: int) -> str:
+    def _new_file(self) -> _File:
         if not self._directory.shared:
             raise SourceError(
                 STAGING,
@@ -159,61 +165,74 @@ class Stage:
                 "raise inlineLimit",
             )
         os.makedirs(self._where, exist_ok=True)
-        return os.path.join(self._where, f"{self._name}-{number}.arrow")
+        return _File(os.path.join(self._where, f"{self._name}.arrow"))
+
+    def _write(self, file: _File, outputs: Iterable[_Output]) -> None:
+        for output in outputs:
+            self._size -= output.size
+            output.batches += file.write(output.take())
 
     def finish(self) -> list[Piece]:
         """What the driver is told."""
-        return [output.finish(topic) for topic, output in self._topics.items()]
+        if self._file is None:
+            return [output.in_memory(topic) for topic, output in self._topics.items()]
+        self._write(self._file, self._topics.values())
+        self._file.close()
+        return [
+            Piece(topic, output.rows, output.batches, path=self._file.path)
+            for topic, output in self._topics.items()
+        ]
 
 
 @dataclass
 class _Output:
-    """One task's messages for one topic, in memory or in a file."""
+    """One task's messages for one topic: what waits in memory, and which batches of its file."""
 
+    rows: int = 0
     size: int = 0  # bytes in memory
-    _rows: int = 0
-    _waiting: list[pa.RecordBatch] = field(default_factory=list)
-    _bytes_waiting: int = 0
-    _path: str | None = None
-    _sink: io.BytesIO | pa.OSFile | None = None
-    _file: pa.ipc.RecordBatchFileWriter | None = None
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self._rows += batch.num_rows
-        self._waiting.append(batch)
-        self._bytes_waiting += batch.nbytes
-        if self._path is None:
-            self.size += batch.nbytes
-        elif self._bytes_waiting >= CHUNK_BYTES:
-            self._write()
+        self.rows += batch.num_rows
+        self.size += batch.nbytes
+        self.waiting.append(batch)
 
-    def spill(self, new_file: Callable[[], str]) -> None:
-        if self._path is None:
-            self._path = new_file()
-            self._sink = pa.OSFile(self._path, "wb")
-            self._file = pa.ipc.new_file(self._sink, STAGED)
-            self.size = 0
+    def take(self) -> list[pa.RecordBatch]:
+        """What waits, put together as far as Arrow can."""
+        table = pa.Table.from_batches(self.waiting, STAGED).combine_chunks()
+        self.waiting, self.size = [], 0
+        return list(table.to_batches())
 
-    def _write(self) -> None:
-        if self._waiting:
-            assert self._file is not None
-            for batch in pa.Table.from_batches(self._waiting).combine_chunks().to_batches():
-                self._file.write_batch(batch)
-            self._waiting, self._bytes_waiting = [], 0
+    def in_memory(self, topic: str) -> Piece:
+        """All of it, to travel in the commit message."""
+        buffer, found = io.BytesIO(), self.take()
+        with pa.ipc.new_file(buffer, STAGED) as file:
+            for batch in found:
+                file.write_batch(batch)
+        return Piece(topic, self.rows, range(len(found)), data=buffer.getvalue())
 
-    def finish(self, topic: str) -> Piece:
-        if self._path is None:
-            buffer = io.BytesIO()
-            self._file = pa.ipc.new_file(buffer, STAGED)
-            self._write()
-            self._file.close()
-            return Piece(topic, self._rows, data=buffer.getvalue())
-        self._write()
-        assert self._file is not None
-        assert self._sink is not None
-        self._file.close()
+
+class _File:
+    """An Arrow file that is being written."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._sink = pa.OSFile(path, "wb")
+        self._writer = pa.ipc.new_file(self._sink, STAGED)
+        self._count = 0
+
+    def write(self, batches: list[pa.RecordBatch]) -> range:
+        """Write batches; their places in the file."""
+        first = self._count
+        for batch in batches:
+            self._writer.write_batch(batch)
+            self._count += 1
+        return range(first, self._count)
+
+    def close(self) -> None:
+        self._writer.close()
         self._sink.close()
-        return Piece(topic, self._rows, path=self._path)
 
 
 # ---- columns -----------------------------------------------------------------------------
@@ -279,7 +298,9 @@ def parts(pieces: Iterable[Piece]) -> Iterator[Part]:
             else:
                 source = stack.enter_context(pa.memory_map(piece.path))
             with pa.ipc.open_file(source) as file:
-                for index in range(file.num_record_batches):
+                for index in (
+                    range(file.num_record_batches) if piece.path is None else piece.batches
+                ):
                     yield _part(file.get_batch(index))
 
 
@@ -303,7 +324,7 @@ def _part(batch: pa.RecordBatch) -> Part:
 
 def check_arrived(pieces: Mapping[str, list[Piece]]) -> None:
     """SourceError unless the driver sees every staged file, whole."""
-    for path in (piece.path for found in pieces.values() for piece in found):
+    for path in {piece.path for found in pieces.values() for piece in found}:
         if path is not None and not os.path.exists(path):
             raise SourceError(
                 STAGING,
