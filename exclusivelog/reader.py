@@ -99,12 +99,16 @@ class Reader(_core.Cursor):
         self.move_to(self._look_again(lambda tables: self._find(tables, start, inclusive)))
 
     def _look_again(self, look: Callable[[Tables], Found]) -> Found:
-        """What `look` finds. What seems damaged may have been on its way out: then a second
-        look no longer meets it."""
-        try:
-            return self._engine.look(look)
-        except LedgerCorruptedError:
-            return self._engine.look(look)
+        """What `look` finds. What seems damaged may have been on its way out: then another look
+        does not meet it."""
+        met = ""
+        while True:
+            try:
+                return self._engine.look(look)
+            except LedgerCorruptedError as error:
+                if str(error) == met:
+                    raise
+                met = str(error)
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = self._existing(tables.latest(self.topic_id))

@@ -174,14 +174,15 @@ class Replica:
         return False
 
     def _read_snapshot(self) -> tuple[int, list[Item]] | None:
-        for last_try in (False, True):
+        met = ""
+        while True:
             try:
                 with self._engine.ledger.read() as tables:
                     return read_snapshot(tables, self.topic.id)
-            except LedgerCorruptedError:
-                if last_try:
+            except LedgerCorruptedError as error:
+                if str(error) == met:
                     raise  # else it may have been replaced, and removed, while we read it
-        return None
+                met = str(error)
 
     def _catch_up(self) -> None:
         """Apply what others have written."""
