@@ -397,6 +397,23 @@ def test_g9_a_reader_that_waits_meets_damage_too(topic, damage, tail) -> None:
     assert isinstance(seen[0], xl.LedgerCorruptedError) or seen[0].value == b"20"
 
 
+def test_g9_what_is_trimmed_while_it_is_read_is_no_damage(topic, monkeypatch) -> None:
+    """However often: each time the reader has begun anew, the next file is gone, too."""
+    sent = fill(topic, 20)
+    reader = topic.reader(trimmed="earliest")
+    read_on, gone = reader._read_on, []
+
+    def read_what_goes(tables: Any) -> Any:
+        if len(gone) == 3:
+            return read_on(tables)
+        gone.append(topic.trim(before=4 * len(gone) + 4))
+        raise xl.LedgerCorruptedError(f"what comes before offset {gone[-1]} is damaged")
+
+    monkeypatch.setattr(reader, "_read_on", read_what_goes)
+    assert [message.value for message in reader] == sent[12:]
+    assert gone == [4, 8, 12]
+
+
 # ---- the journal -----------------------------------------------------------------------
 # What was sent last stands in frames of the file `journal`: a header of 56 bytes, and an entry
 # that ends in a footer of 64. Where the header is damaged and the entry is not, nothing is lost.

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import snapshots
+from exclusivelog import snapshots, state
 from exclusivelog.ledger import Transaction
 from exclusivelog.retention import empty_trash
 from exclusivelog.state import Replica
@@ -176,6 +176,32 @@ def test_i4_old_messages_can_be_trimmed(
     assert (topic.first_offset, topic.next_offset) == (152, 153)
 
 
+def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again(
+    shared: Map, topic: xl.Topic, other: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it reads a large snapshot, the next one is there, and the file of the old one gone."""
+    fill(shared, 20)
+    topic.trim(before=shared.snapshot())
+    found: list[int] = []
+
+    def read_what_goes(tables: Any, number: int) -> Any:
+        horizon, items = snapshots.read_snapshot(tables, number)  # type: ignore[misc]
+        if len(found) == 4:
+            return horizon, items
+        found.append(horizon)
+        shared.put("turn", len(found))
+        topic.trim(before=shared.snapshot())
+        raise xl.LedgerCorruptedError(f"the snapshot as of offset {horizon} is damaged")
+
+    monkeypatch.setattr(state, "read_snapshot", read_what_goes)
+    opened = xl.SharedMap(other)
+    monkeypatch.undo()
+    assert found == sorted(set(found))
+    assert len(found) == 4
+    assert everything(opened) == everything(shared)
+    opened.close()
+
+
 def test_i4_a_state_without_a_snapshot_on_a_trimmed_topic_is_refused(
     shared: Map, topic: xl.Topic, other: xl.Topic
 ) -> None:
@@ -229,7 +255,7 @@ def test_i4_one_that_was_left_behind_does_not_read_on_as_if_nothing_were(
 HELD_UP = """
     import sys
     import exclusivelog as xl
-    from exclusivelog import snapshots
+    from exclusivelog import snapshots, state
 
     engine = xl.open(sys.argv[1])
     shared = xl.SharedMap(engine.topic("orders"), snapshot_every=None)
