@@ -403,7 +403,11 @@ class Mailbox:
     def hand_over(self) -> None:
         """Drain and release what is to be moved (rule E2): sends wait meanwhile."""
         with self.lock:
-            asked, self._to_release = self._to_release, []
+            asked: list[tuple[int, int]] = []
+            later: list[tuple[int, int]] = []
+            for session, topic in self._to_release:
+                (later if self._makes_producer(session) else asked).append((session, topic))
+            self._to_release = later
         if asked:
             try:
                 with self._engine.ledger.standstill:
@@ -412,6 +416,13 @@ class Mailbox:
                 with self.lock:
                     self._to_release = asked + self._to_release
                 raise
+
+    def _makes_producer(self, session: int) -> bool:
+        # Another thread has read the grant: only a producer that is there can be told where its
+        # topic goes.
+        future = self._settling.get(session)
+        made = self._engine.find_producer(session) is not None
+        return future is not None and not made and not future.done()
 
     def _hand_over(self, asked: list[tuple[int, int]]) -> None:
         producers = {session: self._engine.find_producer(session) for session, _ in asked}

@@ -157,9 +157,15 @@ def _session(engine: Engine, tables: Tables, topic: int, run: Run) -> Session:
         id=tables.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
         pid=engine.info.pid, engine_name=engine.name, name=run.producer, mode=mode, priority=0,
         created=_core.now(), tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
-        claim=None if shared or run.token is None else tables.fence(topic, run.token),
+        claim=None if shared or run.token is None else _claim(tables, topic, run.token),
         engine_properties=dict(engine.info.properties),
     )  # fmt: skip
+
+
+def _claim(tables: Tables, topic: int, token: str) -> int | None:
+    epoch, row = tables.fence(topic, token), tables.topic(topic)
+    # Of a topic that was made anew no epoch can be claimed; but its last owner was this run.
+    return None if row.flags & _core.REBORN and epoch == row.epoch else epoch
 
 
 def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterable[Part]) -> None:

@@ -189,16 +189,18 @@ class Replica:
         seen = self._words.load(self._word)  # before the look
         if self._torn:
             self._begin_anew()
-        try:
-            self._read_on()
-        except OffsetTrimmedError as error:
-            # Others may trim what is in a snapshot, and we have slept meanwhile.
-            if not self._take_snapshot():
-                raise OffsetTrimmedError(
-                    f"the state in topic {self.topic.name!r} cannot be restored: {error}; its "
-                    f"snapshot goes up to offset {self._position}"
-                ) from error
-            self._read_on()
+        while True:
+            try:
+                self._read_on()
+                break
+            except OffsetTrimmedError as error:
+                # Others may trim what is in a snapshot, and we have slept meanwhile, perhaps
+                # again while we restored it.
+                if not self._take_snapshot():
+                    raise OffsetTrimmedError(
+                        f"the state in topic {self.topic.name!r} cannot be restored: {error}; its "
+                        f"snapshot goes up to offset {self._position}"
+                    ) from error
         self._seen = seen
 
     def _read_on(self) -> None:

@@ -73,7 +73,7 @@ NAMES = (
 )  # fmt: skip
 FORMAT = 3
 # They go with it, key by key.
-OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "fences", "batches")
+OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
 # LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
 PACKED_ENTRY = 16 * 4096 - 16
 SMALL_ENTRY = 16 << 10  # is filled up, however little there is to add
@@ -303,6 +303,7 @@ class Tables:
         if former is not None:
             row.epoch = self.topic(former).epoch  # no epoch is ever used twice (rule B1)
             row.flags = _core.REBORN
+            self._move_fences(former, row.id)  # and who was fenced stays so (rule B4)
         self.put_topic(row)
         self._txn.put(row.name.encode(), U64.pack(row.id), db=self._db["names"])
         return row
@@ -805,6 +806,16 @@ class Tables:
         """Write what `fence` reads."""
         key = U64.pack(topic) + token.encode()
         self._txn.put(key, U64.pack(epoch), db=self._db["fences"])
+
+    def _move_fences(self, former: int, topic: int) -> None:
+        prefix = U64.pack(former)
+        cursor = self._txn.cursor(db=self._db["fences"])
+        found = cursor.set_range(prefix)
+        while found and cursor.key().startswith(prefix):
+            key, data = cursor.item()
+            self._txn.put(U64.pack(topic) + key[len(prefix) :], data, db=self._db["fences"])
+            self._txn.delete(key, db=self._db["fences"])
+            found = cursor.set_range(prefix)
 
     def batch(self, topic: int, writer: str) -> int | None:
         """The number of the last batch of a writer; None if there was none."""

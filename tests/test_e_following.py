@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import mailbox as mailbox_module
 from exclusivelog import producer as producer_module
 from tests.handovers import (
     COUNTS,
@@ -167,6 +168,47 @@ def test_e2_a_handle_follows_although_the_destination_has_not_read_its_mail_yet(
     sending.add_done_callback(lambda _: sent.set())
     assert sending.result(PATIENCE) == 0
     assert rival.result(PATIENCE).topic_epoch == 2
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    """A waiter is granted the topic. Whoever reads its mail, to cancel another request, is about
+    to make its producer when the topic is unloaded."""
+    a, b, _ = neighbours
+    first = a.topic("orders").producer(EXCLUSIVE)
+    rival = a.topic("orders").producer_async(WAIT, name="late", follow=follow)
+    reached, go_on = threading.Event(), threading.Event()
+    read, make = a.mailbox.read, mailbox_module.Producer
+
+    def read_second() -> None:
+        if threading.current_thread() is not a._guard or reached.is_set():
+            read()
+
+    def make_late(*args: Any) -> xl.Producer:
+        reached.set()
+        go_on.wait(PATIENCE)
+        return make(*args)
+
+    monkeypatch.setattr(a.mailbox, "read", read_second)
+    monkeypatch.setattr(mailbox_module, "Producer", make_late)
+    first.close()
+    reading = begin(a.mailbox.read)
+    assert reached.wait(PATIENCE)
+    moving = begin(a.unload, "orders", b.id, PATIENCE)
+    until(lambda: a.mailbox._to_release or moving.done())
+    go_on.set()
+    reading.result(PATIENCE)
+    producer = rival.result(PATIENCE)
+    [move] = moving.result(PATIENCE)
+    assert (move.state, move.source.producer_name) == ("assigned", "late")
+    if follow:
+        assert (producer.send(b"x"), producer.topic_epoch) == (0, 3)
+    else:
+        with pytest.raises(MOVED) as caught:
+            producer.send(b"x")
+        assert caught.value.successor.id == b.id
 
 
 def test_e2_a_send_that_looks_for_its_topic_waits_no_longer_than_its_timeout(

@@ -202,6 +202,41 @@ def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again
     opened.close()
 
 
+def write_on(state: State, turn: int) -> None:
+    """In a worker: write, take a snapshot, and trim what is in it."""
+    shared = state.kept["map"]
+    shared.put("turn", turn)
+    state.topic.trim(before=shared.snapshot())
+
+
+@pytest.mark.parametrize("call", ["get", "get latest", "open"])
+def test_i4_one_that_is_left_behind_may_be_so_again_while_it_restores_a_snapshot(
+    shared: Map, topic: xl.Topic, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch,
+    call: str,
+) -> None:  # fmt: skip
+    """Whoever writes, takes snapshots and trims, as it may, is faster than this one restores
+    what it finds."""
+    process = worker()
+    process.call(open_map, snapshot_every=None)
+    process.call(write_on, 0)
+    take_snapshot = Replica._take_snapshot
+    turns: list[int] = []
+
+    def take_what_goes(replica: Any) -> bool:
+        found = take_snapshot(replica)
+        if len(turns) < 4:
+            turns.append(len(turns) + 1)
+            process.call(write_on, turns[-1])
+        return found
+
+    monkeypatch.setattr(Replica, "_take_snapshot", take_what_goes)
+    if call == "open":
+        assert opened_afresh(topic) == {"turn": 4}
+    else:
+        assert shared.get("turn", latest=call == "get latest") == 4
+    assert turns == [1, 2, 3, 4]
+
+
 def test_i4_a_state_without_a_snapshot_on_a_trimmed_topic_is_refused(
     shared: Map, topic: xl.Topic, other: xl.Topic
 ) -> None:

@@ -79,6 +79,34 @@ def test_a_run_keeps_its_epoch_until_somebody_else_has_had_the_topic(engine) -> 
     assert grants == ["request", "request", "request"]  # none for what nobody can notice
 
 
+def test_b4_a_run_that_was_superseded_stays_so_when_its_topic_is_made_anew(engine, path) -> None:
+    first, second = Run("job", "run-1", "spark"), Run("job", "run-2", "spark")
+    append_once(engine, first, 0, {"a": [part(b"1")]})
+    append_once(engine, second, 1, {"a": [part(b"2")]})
+    for epoch in (3, 4):
+        engine.delete_topic("a")
+        with pytest.raises(xl.ProducerFencedError):
+            append_once(engine, first, 2, {"a": [part(b"stale")]})
+        assert engine.topics() == []
+        # Nobody has had it in between: the run goes on, under an epoch of its own (rule B1).
+        assert append_once(engine, second, epoch, {"a": [part(b"3")]})["a"].epoch == epoch
+        with xl.open(path, name="other") as other, pytest.raises(xl.ProducerFencedError):
+            append_once(other, first, epoch + 1, {"a": [part(b"stale")]})
+        assert append_once(engine, second, epoch + 1, {"a": [part(b"4")]})["a"].epoch == epoch
+        assert [message.value for message in engine.topic("a").reader()] == [b"3", b"4"]
+
+
+def test_b4_a_run_is_superseded_by_who_has_its_topic_once_it_is_made_anew(engine) -> None:
+    run = Run("job", "run", "spark")
+    append_once(engine, run, 0, {"a": [part(b"1")]})
+    engine.delete_topic("a")
+    with engine.topic("a").producer("exclusive") as owner, pytest.raises(xl.ProducerFencedError):
+        append_once(engine, run, 1, {"a": [part(b"stale")]})
+    assert owner.state == "closed"
+    with pytest.raises(xl.ProducerFencedError):
+        append_once(engine, run, 1, {"a": [part(b"stale")]})
+
+
 def test_a_new_run_fences_whoever_holds_the_topic(engine) -> None:
     topic = engine.topic("a")
     owner = topic.producer("exclusive", name="owner")
