@@ -131,7 +131,8 @@ MUTANTS = (
     Mutant("a batch is not held together", JOURNAL, "(MORE if i < p.count - 1 else 0)",
            "<uint32_t>0", ("crash-states", "test_h_crashes.py")),
     Mutant("what a dead holder left is not told apart", JOURNAL,
-           " or frame.version < version:", ":", ("crash-states", "test_h_crashes.py")),
+           " or frame.version < version:", ":",
+           ("crash-states", "test_h_crashes.py::test_g3_a_dead_owners_batch_does_not_come_back")),
     Mutant("a sequence id is used twice", JOURNAL,
            "        elif p.sequence <= p.last[0]:\n            return DUPLICATE\n"
            "        if p.sequence <= p.logged:\n            return DUPLICATE\n", "",
