@@ -19,9 +19,8 @@ JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
 demo: $(READY)
 	$(BIN)/exclusivelog demo $(shell $(JAVA) && echo --report demo-report.html)
 
-# Four at a time, also on two cores: most tests wait, for a deadline or a flush. Those of a group
-# stay together.
-PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4 --dist=loadgroup
+# Four at a time, also on two cores: most tests wait, for a deadline or a flush.
+PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 # Durability makes no difference to these: once is enough.
 ONCE := access_model c_clocks c_hangs cli core demo e_crashes examples f_claims h_creation \
     losing_data package proof state_examples \

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,24 @@ def pytest_configure(config: pytest.Config) -> None:
         tests.choose_durability()
     # A job in the background of a shell is deaf to Ctrl-C, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# By the beginnings of their files' names: what is made for the first of them serves all.
+TOGETHER = ("test_package", "test_spark")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whichever worker has one of these has all: else each worker starts a JVM of its own. (Groups
+    of xdist 3.8 would do it, if pytest 9.2 still let it rename tests.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0].rpartition("/")[2]
+            return next((name for name in TOGETHER if file.startswith(name)), nodeid)
+
+    return Together(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -166,7 +166,7 @@ def test_no_process_outlives_its_script(script: str, number: signal.Signals, pat
     command = [sys.executable, str(EXAMPLES / script), "--path", path]
     interrupted = number == signal.SIGINT
     with subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True) as process:
-        until(lambda: workers_of(path) == 3)
+        until(lambda: workers_of(path) >= 2)  # of three, one of which may be killed soon
         if interrupted:
             os.killpg(process.pid, number)  # as a terminal does it
         else:

@@ -27,7 +27,7 @@ OFFLINE = re.compile(
     "Read timed out|ProxyError|Network is unreachable|SSLError"
 )
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("package")]
+pytestmark = pytest.mark.timeout(600)
 
 
 class Environment:

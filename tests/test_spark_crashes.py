@@ -23,10 +23,7 @@ from tests.sparks import as_bytes, epochs, fill, finish, left_in, stream, values
 FAULTS = ROOT / "tests" / "faults"
 LIMIT = 120
 
-pytestmark = [
-    pytest.mark.timeout(300), pytest.mark.xdist_group("spark"),
-    pytest.mark.usefixtures("spark_home"),
-]  # fmt: skip
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("spark_home")]
 
 
 def run(source: str, *args: object, status: int = 0, **environment: str) -> str:

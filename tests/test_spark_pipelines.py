@@ -27,8 +27,6 @@ from exclusivelog.spark.report import Story, Tenure, Told
 from exclusivelog.spark.session import local_session
 from tests.sparks import as_bytes, epochs, fill, trim, values
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 def rows(spark, where: str | Path) -> list[tuple[int, bytes]]:
     frame = spark.read.parquet(str(where)).orderBy("offset")
@@ -512,8 +510,11 @@ def test_the_demo_draws_its_leaders(spark_home, tmp_path) -> None:
     )
     assert sound, out.getvalue()
     assert "Spark's audit" in out.getvalue()
-    found = outline(to.read_text())
-    assert found.tags["figure"] == 3
+    with xl.open(tmp_path / "log", readonly=True) as engine:
+        [topic] = [engine.topic(name) for name in engine.topics()]
+        leaders = {message.epoch for message in topic.reader()}
+    # The silence at each take-over is there to be drawn if not one of them has written all.
+    assert outline(to.read_text()).tags["figure"] == 2 + (len(leaders) > 1)
 
 
 def test_without_java_the_demo_says_how_to_get_it(tmp_path, monkeypatch) -> None:

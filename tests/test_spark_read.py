@@ -33,8 +33,6 @@ from tests.sparks import (
     values,
 )
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 
 @pytest.fixture(autouse=True)
 def _open(engine: xl.Engine) -> None:

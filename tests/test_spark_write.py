@@ -38,8 +38,6 @@ from tests.sparks import (
     write,
 )
 
-pytestmark = pytest.mark.xdist_group("spark")
-
 STAGING = "log/staging"
 
 
