@@ -592,6 +592,7 @@ cdef enum:
     TOO_LONG = 4
     NOT_RISING = 5
     LEFT_OVER = 6
+    NO_MESSAGES = 7
 
 _DAMAGE = {
     NO_ENTRY: "its size is no entry's",
@@ -600,6 +601,7 @@ _DAMAGE = {
     TOO_LONG: "its sections are longer than the entry",
     NOT_RISING: "its offsets do not rise from 0",
     LEFT_OVER: "it has bytes that belong to no section",
+    NO_MESSAGES: "it has no messages",
 }
 
 
@@ -677,6 +679,8 @@ cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
         return damage
     if laid.flags & ~KNOWN_FLAGS:
         return UNKNOWN_SECTIONS
+    if n == 0:  # there is no last one to ask for its offset or sequence id
+        return NO_MESSAGES
     walk.at, walk.end, walk.damage = start, start + size - FOOTER, WHOLE
     if laid.flags & VALUE_NULLS:
         laid.value_valid = <const uint8_t*>_take(&walk, (n + 7) // 8)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -222,6 +224,26 @@ def test_what_is_counted_once_is_not_added_up() -> None:
         again.most(**{"states/a world": states, "states/another one": 5})
         figure.add(again)
     assert figure.told == {"states": 85}
+
+
+NO_MESSAGES = """
+from exclusivelog import _core
+from proof import fuzz
+from tests.entries import refooted
+
+footer, name = fuzz.entries()[1][-fuzz.FOOTER.size :], b"name".ljust(8, b"\\0")
+for flags in range(128):
+    for extra in range(0, 40, 8):
+        data = refooted(bytes(8 + extra) + name + footer, count=0, flags=flags, name_length=4)
+        assert not fuzz.entry(data)
+        fuzz.Ring()(fuzz.framed([fuzz.entries()[1], data, data]))
+"""
+
+
+def test_g9_an_entry_without_messages_is_damage() -> None:
+    """Whatever sections it has. Whoever asked for the sequence id of its last message died."""
+    done = subprocess.run([sys.executable, "-c", NO_MESSAGES], cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == 0
 
 
 def test_slices_share_what_there_is() -> None:
