@@ -107,15 +107,21 @@ def mounted(image: Path, where: Path) -> Iterator[Path]:
     try:
         yield where
     finally:
-        _unmount(where)
+        _unmount(where, image)
 
 
-def _unmount(where: Path) -> None:
-    # Whoever makes a namespace of mounts, anywhere on the machine, keeps it busy for a moment.
-    deadline = time.monotonic() + UNMOUNTED_WITHIN
+def _unmount(where: Path, image: Path) -> None:
+    # Whoever makes a namespace of mounts, anywhere on the machine, keeps it busy for a moment. And
+    # a copy of it there is what the next mount would be: a file system that is shut down.
+    deadline, mounted_here = time.monotonic() + UNMOUNTED_WITHIN, True
     while True:
         try:
-            return _do("umount", str(where))
+            if mounted_here:
+                _do("umount", str(where))
+            mounted_here = False
+            if not _do("losetup", "-j", str(image)):
+                return
+            raise OSError(f"{image} is mounted elsewhere, too")
         except OSError:
             if time.monotonic() > deadline:
                 raise
@@ -147,7 +153,8 @@ def _lying(where: Path) -> Path:
     return library
 
 
-def _do(*words: str) -> None:
+def _do(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")
+    return done.stdout
