@@ -213,6 +213,8 @@ def unload(state: State, topics: Any, to: str, timeout: float = 20.0) -> list[tu
 def queue_up(state: State, **options: Any) -> None:
     """Wait for the topic, without waiting here."""
     state.kept["future"] = state.topic.producer_async(WAIT, **options)
+    # A producer that nobody keeps is closed, as soon as there is one.
+    state.kept.setdefault("queued", []).append(state.kept["future"])
 
 
 def take_turn(state: State) -> int:
