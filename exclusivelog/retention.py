@@ -29,9 +29,7 @@ Renew = Callable[[int], object]
 Limits = tuple[float | None, int | None]  # max_age in seconds, max_bytes
 
 
-def trim(
-    ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None = None
-) -> int:  # fmt: skip
+def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
     """Remove what stands before the offset `first`; the topic's first offset then. `limits`: only
     if the topic's retention is still that.
 
@@ -84,7 +82,7 @@ def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: i
 
 def _first_of(
     tables: Tables, row: _core.TopicRow, oldest: int | None, max_bytes: int | None
-) -> int:  # fmt: skip
+) -> int:
     first = row.first_offset
     if oldest is not None:
         first = max(first, _first_since(tables, row, oldest))
