@@ -214,7 +214,7 @@ def queue_up(state: State, **options: Any) -> None:
     """Wait for the topic, without waiting here."""
     state.kept["future"] = state.topic.producer_async(WAIT, **options)
     # A producer that nobody keeps is closed, as soon as there is one.
-    state.kept.setdefault("queued", []).append(state.kept["future"])
+    state.kept.setdefault("futures", []).append(state.kept["future"])
 
 
 def take_turn(state: State) -> int:
@@ -310,6 +310,7 @@ def retire(state: State, tag: str) -> str:
                 outcome = "owner"
     except xl.ExclusiveLogError as error:
         outcome = type(error).__name__
+    state.kept.pop("futures", None)
     taken, receipts = state.kept.pop("queued", (None, []))
     for value, receipt in receipts:
         with contextlib.suppress(xl.ExclusiveLogError):
