@@ -53,13 +53,13 @@ from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.mailbox import ProducerFuture
 from exclusivelog.ownership import Claim
 from exclusivelog.producer import Producer as SyncProducer
-from exclusivelog.producer import check_seconds
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.state import Replica
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.transaction import Transaction as SyncTransaction
 from exclusivelog.types import AccessMode, Move, Report
+from exclusivelog.waits import check_timeout
 
 __all__ = [
     "Engine",
@@ -152,8 +152,7 @@ class Producer(_Closing):
     async def send(self, value: Any, **options: Any) -> int:
         """Append one message; its offset, once it is durable. Options as in `Producer.send`."""
         timeout = options.pop("timeout", None)
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_timeout(timeout)
         transaction: Transaction | None = options.pop("transaction", None)
         if transaction is not None:
             return self.sync.send(value, transaction=transaction.of(self), **options)
@@ -206,8 +205,7 @@ class Reader(_Closing):
     async def read_next(self, timeout: float | None = None) -> Message:
         """The next message; waits for it at the end of the topic, up to `timeout` seconds
         (None: for ever), then WaitTimeoutError."""
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_timeout(timeout)
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:

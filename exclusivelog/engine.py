@@ -16,6 +16,7 @@ from exclusivelog import _core
 from exclusivelog.access import Session
 from exclusivelog.commit import Committer
 from exclusivelog.compaction import compact
+from exclusivelog.encoding import encode_properties
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -30,7 +31,7 @@ from exclusivelog.lockfile import Slot
 from exclusivelog.log import verify
 from exclusivelog.mailbox import Mailbox, ProducerFuture
 from exclusivelog.ownership import Claim, Claims, own
-from exclusivelog.producer import Options, Producer, check_seconds, encode_properties
+from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import Reader
 from exclusivelog.retention import Keeper, empty_trash
 from exclusivelog.sessions import MOVES, Sessions
@@ -46,6 +47,7 @@ from exclusivelog.topic import (
 )
 from exclusivelog.transaction import Transaction
 from exclusivelog.types import EngineInfo, Move, Report
+from exclusivelog.waits import check_seconds
 
 log = logging.getLogger("exclusivelog")
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from exclusivelog import _core, access
 from exclusivelog.access import Session
+from exclusivelog.encoding import Columns
 from exclusivelog.tables import Tables
 from exclusivelog.topic import check_name, existing, is_internal
 from exclusivelog.types import AccessMode
@@ -33,19 +34,6 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
 MODES = (access.SHARED, access.EXCLUSIVE, access.FENCING)
-
-
-@dataclass(frozen=True)
-class Part:
-    """Some messages, in columns, as `_core.strings` and `arrow.arrow_column` make them.
-
-    `properties` are packed (`producer.encode_properties`); `event_times` are in ms since 1970.
-    """
-
-    values: _core.Strings
-    keys: _core.Strings | None = None
-    properties: _core.Strings | None = None
-    event_times: list[int | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ class Run:
 
 
 def append_once(
-    engine: Engine, run: Run, number: int | None, batches: Mapping[str, Iterable[Part]]
+    engine: Engine, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
 ) -> dict[str, Appended]:
     """Append a batch to the topics that it has messages for: all of it, once, or nothing.
 
@@ -98,7 +86,7 @@ def append_once(
     topic of the library's own.
 
     >>> def part(*values):
-    ...     return Part(_core.strings(list(values)))
+    ...     return Columns(_core.strings(list(values)))
     >>> first, second = Run("job", "run-1", "spark"), Run("job", "run-2", "spark")
     >>> append_once(engine, first, 0, {"orders": [part(b"a", b"b")]})
     {'orders': Appended(offsets=range(0, 2), epoch=1)}
@@ -135,7 +123,12 @@ def _topic(tables: Tables, name: str) -> int:
 
 
 def _append(
-    engine: Engine, tables: Tables, topic: int, run: Run, number: int | None, parts: Iterable[Part]
+    engine: Engine,
+    tables: Tables,
+    topic: int,
+    run: Run,
+    number: int | None,
+    parts: Iterable[Columns],
 ) -> Appended:
     row, session = engine.sessions.visit(tables, _session(engine, tables, topic, run))
     if run.token is not None and session.exclusive:
@@ -168,12 +161,12 @@ def _claim(tables: Tables, topic: int, token: str) -> int | None:
     return None if row.flags & _core.REBORN and epoch == row.epoch else epoch
 
 
-def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterable[Part]) -> None:
+def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterable[Columns]) -> None:
     published = max(row.last_publish_time, time.time_ns() // 1_000_000)
     sequence, holder = tables.producer(row.id, session.name)
     appender = _core.Appender(session.name.encode(), sequence, ENTRY_MESSAGES, ENTRY_BYTES)
     for part in parts:
-        batch = appender.make_batch(part.values, part.keys, part.properties, part.event_times)
+        batch = part.batch(appender)
         appender.add_batch(batch)
         appender.take()
         for last, entry in batch.stamp(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import threading
 import time
 import weakref
@@ -12,12 +11,16 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import msgpack
-
 from exclusivelog import _core
 from exclusivelog._core import Outcome
 from exclusivelog.access import Session, Transfer
-from exclusivelog.arrow import arrow_column
+from exclusivelog.encoding import (
+    Encoded,
+    Serializer,
+    encode_columns,
+    encode_message,
+    encode_sequence,
+)
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -29,7 +32,7 @@ from exclusivelog.errors import (
 from exclusivelog.handover import moved_error
 from exclusivelog.log import REPAIRABLE, check_may_write, duplicate, refusal, repair
 from exclusivelog.types import AccessMode
-from exclusivelog.waits import in_slices
+from exclusivelog.waits import check_seconds, check_timeout, in_slices
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
@@ -37,14 +40,9 @@ if TYPE_CHECKING:
     from exclusivelog.reader import Reader
     from exclusivelog.transaction import Transaction
 
-log = logging.getLogger("exclusivelog")
-
-MAX_SEQUENCE_ID = 2**63 - 1
-SENT_AT_ONCE = 64 << 10  # bytes; what is larger goes the way of large batches
-MAX_MESSAGE_BYTES = 1 << 30
+SENT_AT_ONCE = 64 << 10  # bytes; a message from there on goes the long way, with its checks
 _LONGEST = threading.TIMEOUT_MAX
 FOLLOWED_WITHIN = 5.0  # seconds, by a producer whose topic was handed over
-MAX_TIME = (2**63 - 1) // 1000  # ms whose microseconds, as Arrow has them, are 64 bits still
 MOST = {
     "max_batch_messages": 10_000_000,
     "max_batch_bytes": 1 << 30,
@@ -53,8 +51,6 @@ MOST = {
 State = Literal["open", "fenced", "moved", "closed"]
 Sent = TypeVar("Sent")
 Send = Callable[["Producer", "float | None"], Sent]
-# value, key, properties, event time, sequence id
-Encoded = tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]
 
 
 class Moving(ProducerMovedError):
@@ -70,7 +66,7 @@ class Options:
     max_batch_messages: int = 100_000
     max_batch_bytes: int = 1 << 20
     max_pending_bytes: int = 64 << 20
-    dumps: Callable[[Any], bytes] | None = None
+    dumps: Serializer | None = None
     on_fenced: Callable[[Producer, ProducerFencedError], object] | None = None
     on_wanted: Callable[[Producer], object] | None = None
     follow: bool = True
@@ -496,8 +492,7 @@ class Producer:
                 offset = -1
             if offset >= 0:
                 return offset
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_timeout(timeout)
         message = self._encode(value, key, properties, event_time, sequence_id)
         if transaction is not None:
             transaction.add(
@@ -511,7 +506,7 @@ class Producer:
             raise duplicate(self._engine.ledger, appender, message[4])
 
     def _send(self, message: Encoded, timeout: float | None) -> int:
-        if timeout is None and sum(map(_size, message[:3])) < SENT_AT_ONCE:
+        if timeout is None and sum(len(part or b"") for part in message[:3]) < SENT_AT_ONCE:
             sent = self._send_now(lambda: self.appender.send(*message), message[4])
             if sent is not None:
                 return sent
@@ -555,7 +550,7 @@ class Producer:
         appender = self.appender
         if (
             type(value) is bytes and key is None and properties is None and event_time is None
-            and sequence_id is None and self._dumps is None and len(value) <= MAX_MESSAGE_BYTES
+            and sequence_id is None and self._dumps is None and len(value) < SENT_AT_ONCE
         ):  # fmt: skip
             # The most frequent call by far. What is closed or lost, the appender knows, too.
             try:
@@ -604,46 +599,24 @@ class Producer:
         >>> producer.send_many([b"a", b"b", None], keys=["x", "y", "x"])
         range(0, 3)
         """
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
-        values, keys, event_times = _unpack_record_batch(values, keys, event_times)
-        column = arrow_column(values, "values") or self._encode_all(values)
-        if column.largest > MAX_MESSAGE_BYTES:
-            raise _too_large("values", column.largest)
-        count = column.count
-        key_column = None
-        if keys is not None:
-            key_column = arrow_column(keys, "keys") or _core.strings(
-                _encode_each(_encode_key, keys, "keys")
-            )
-        packed = times = None
-        if properties is not None:
-            packed = _encode_each(_encode_properties, properties, "properties")
-        if event_times is not None:
-            times = _encode_each(_encode_time, event_times, "event_times")
-        _check_length("keys", None if key_column is None else key_column.count, count)
-        _check_length("properties", None if packed is None else len(packed), count)
-        _check_length("event_times", None if times is None else len(times), count)
+        check_timeout(timeout)
+        columns = encode_columns(values, keys, properties, event_times, self._dumps)
+        count = columns.values.count
         self._check()
         if count == 0:
             next_offset = self._engine.latest(self.session.topic).next_offset
             return range(next_offset, next_offset)
-        strings = None if packed is None else _core.strings(packed)
-        sequence = None if sequence_id is None else _encode_sequence(sequence_id)
+        sequence = None if sequence_id is None else encode_sequence(sequence_id)
         if transaction is not None:
             transaction.add(
                 self,
-                lambda appender: self._put_batch(
-                    appender, appender.make_batch(column, key_column, strings, times), sequence
-                ),
+                lambda appender: self._put_batch(appender, columns.batch(appender), sequence),
                 numbered=sequence is not None,
             )
             return range(-1, -1)
 
         def send(producer: Producer, left: float | None) -> int:
-            # Made for the appender that sends it: the producer's name is in it.
-            batch = producer.appender.make_batch(column, key_column, strings, times)
-            return producer._send_batch(batch, sequence, left)
+            return producer._send_batch(columns.batch(producer.appender), sequence, left)
 
         first = self._through(send, timeout, sequence)
         return range(first, first + count)
@@ -669,32 +642,7 @@ class Producer:
     ) -> Encoded:
         if self._lost is not None or self._closed or self._engine.closed:
             self._check()
-        if self._dumps is not None and value is not None:
-            value = self._dumps(value)
-        if type(value) is not bytes and value is not None:
-            value = _to_bytes(value)
-        if value is not None and len(value) > MAX_MESSAGE_BYTES:
-            raise _too_large("value", len(value))
-        return (
-            value,
-            None if key is None else _encode_key(key),
-            None if properties is None else _encode_properties(properties),
-            None if event_time is None else _encode_time(event_time),
-            None if sequence_id is None else _encode_sequence(sequence_id),
-        )
-
-    def _encode_all(self, values: Iterable[Any]) -> _core.Strings:
-        if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(
-            values, Iterable
-        ):
-            raise TypeError(f"values takes an iterable of messages, not {type(values).__name__}")
-        if self._dumps is not None:
-            values = (None if value is None else self._dumps(value) for value in values)
-        items = list(values)  # ours alone: it is encoded while other threads may run
-        try:
-            return _core.strings(items)
-        except TypeError:  # not all are bytes, and some may be like them
-            return _core.strings([None if item is None else _to_bytes(item) for item in items])
+        return encode_message(value, key, properties, event_time, sequence_id, self._dumps)
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
         if timeout is None:
@@ -729,8 +677,7 @@ class Producer:
         `timeout` in seconds (None: for ever), then WaitTimeoutError. A fenced producer
         raises, even if nothing waits (rule B3).
         """
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_timeout(timeout)
         self._check()
         self._through(lambda p, left: p._flush(left), timeout)
 
@@ -825,125 +772,3 @@ class Producer:
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-# ---- arguments ---------------------------------------------------------------------------
-
-
-def check_seconds(value: object, argument: str, takes: str) -> None:
-    """TypeError or ValueError unless it is a number of seconds, 0 or more."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        raise TypeError(f"{argument}={value!r}: it takes {takes}")
-    if not value >= 0:
-        raise ValueError(f"{argument}={value!r}: it takes {takes}")
-
-
-def _size(part: bytes | None) -> int:
-    return 0 if part is None else len(part)
-
-
-def _to_bytes(value: Any) -> bytes:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value)
-    raise TypeError(
-        f"value takes bytes or None, not {type(value).__name__}; or give the producer a serializer"
-    )
-
-
-def _encode_each(encode: Callable[[Any], Any], items: Iterable[Any], name: str) -> list[Any]:
-    if not isinstance(items, Iterable) or isinstance(items, (bytes, str)):
-        raise TypeError(f"{name} takes an iterable, not {type(items).__name__}")
-    return [encode(item) for item in items]
-
-
-def _too_large(argument: str, size: int) -> ValueError:
-    return ValueError(f"{argument} has {size} bytes; a message takes {MAX_MESSAGE_BYTES}")
-
-
-def _check_length(name: str, length: int | None, count: int) -> None:
-    if length is not None and length != count:
-        raise ValueError(f"{name} has {length} items, values has {count}")
-
-
-def _encode_key(key: Any) -> bytes | None:
-    if key is None:
-        return None
-    if isinstance(key, str):
-        try:
-            key = key.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError(f"key={key!r} cannot be written as UTF-8") from error
-    elif isinstance(key, (bytearray, memoryview)):
-        key = bytes(key)
-    elif not isinstance(key, bytes):
-        raise TypeError(f"key takes bytes, str or None, not {type(key).__name__}")
-    if len(key) > MAX_MESSAGE_BYTES:
-        raise _too_large("key", len(key))
-    return bytes(key)
-
-
-def _encode_properties(properties: Any) -> bytes | None:
-    packed = None if properties is None else encode_properties(properties)
-    if packed is not None and len(packed) > MAX_MESSAGE_BYTES:
-        raise _too_large("properties", len(packed))
-    return packed if properties else None
-
-
-def encode_properties(properties: Any) -> bytes:
-    """Properties as msgpack; TypeError unless they map str to str."""
-    if not isinstance(properties, Mapping) or not all(
-        isinstance(name, str) and isinstance(value, str) for name, value in properties.items()
-    ):
-        raise TypeError("properties takes a mapping of str to str")
-    try:
-        packed: bytes = msgpack.packb(dict(properties))
-    except UnicodeEncodeError as error:
-        raise ValueError(f"properties={properties!r} cannot be written as UTF-8") from error
-    return packed
-
-
-def _encode_time(time: Any) -> int | None:
-    if time is None:
-        return None
-    if isinstance(time, dt.datetime):
-        return to_ms(time)
-    if not isinstance(time, int) or isinstance(time, bool):
-        raise TypeError(f"event_time takes a datetime or ms since 1970 as an int, not {time!r}")
-    if not -MAX_TIME <= time <= MAX_TIME:
-        raise ValueError(f"event_time={time}: it takes ms within {MAX_TIME} of 1970")
-    return time
-
-
-def to_ms(time: dt.datetime) -> int:
-    """ms since 1970; a naive datetime is UTC.
-
-    >>> to_ms(dt.datetime(1970, 1, 1, 0, 0, 1))
-    1000
-    """
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=dt.UTC)
-    return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
-
-
-def _encode_sequence(sequence: Any) -> int | None:
-    if sequence is None:
-        return None
-    if not isinstance(sequence, int) or isinstance(sequence, bool):
-        raise TypeError(f"sequence_id takes an int, not {type(sequence).__name__}")
-    if not 0 <= sequence <= MAX_SEQUENCE_ID:
-        raise ValueError(f"sequence_id={sequence}: it takes 0 to 2**63 - 1")
-    return sequence
-
-
-def _unpack_record_batch(values: Any, keys: Any, event_times: Any) -> tuple[Any, Any, Any]:
-    schema = getattr(values, "schema", None)
-    if schema is None or not hasattr(values, "column"):
-        return values, keys, event_times
-    names = schema.names
-    if "value" not in names:
-        raise ValueError(f"values: a RecordBatch takes a column 'value'; this one has {names}")
-    if keys is None and "key" in names:
-        keys = values.column(names.index("key"))
-    if event_times is None and "event_time" in names:
-        event_times = values.column(names.index("event_time")).to_pylist()
-    return values.column(names.index("value")), keys, event_times

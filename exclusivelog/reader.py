@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exclusivelog import _core
 from exclusivelog.arrow import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.compaction import view_entries
+from exclusivelog.encoding import to_ms
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -22,9 +23,9 @@ from exclusivelog.errors import (
 )
 from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.log import READ_BYTES, check_place, offset_at_time, read_entries
-from exclusivelog.producer import check_seconds, to_ms
 from exclusivelog.serde import pick_loads
 from exclusivelog.tables import Tables
+from exclusivelog.waits import check_timeout
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -278,8 +279,7 @@ class Reader(_core.Cursor):
             ...
         exclusivelog.errors.WaitTimeoutError: topic 'orders' had no message at offset 0 within 0 s
         """
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_timeout(timeout)
         self._check()
         message = self.take_ready()
         if message is not None:

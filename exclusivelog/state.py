@@ -45,9 +45,10 @@ from exclusivelog.errors import (
     StateError,
 )
 from exclusivelog.mailbox import ProducerFuture
-from exclusivelog.producer import Producer, check_seconds
+from exclusivelog.producer import Producer
 from exclusivelog.snapshots import Item, read_snapshot
 from exclusivelog.topic import Topic
+from exclusivelog.waits import check_timeout
 
 log = logging.getLogger("exclusivelog")
 
@@ -83,8 +84,7 @@ class Replica:
             not isinstance(snapshot_every, int) or snapshot_every < 1
         ):
             raise ValueError(f"snapshot_every={snapshot_every!r}: it takes a number of writes")
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_timeout(timeout)
         if not isinstance(topic, Topic):
             raise TypeError(f"topic takes a Topic, not {type(topic).__name__}")
         self.topic = topic

@@ -181,6 +181,17 @@ class Tables:
                 f"{self._path}: a row of the table {table!r} is damaged: {error}"
             ) from None
 
+    def _rows(self, table: str, owner: int, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """(key, data) of the rows whose keys begin with the number `owner`, which is left out of
+        the keys, from the key `start` on. Lazy; do not change the table while walking."""
+        prefix = U64.pack(owner)
+        cursor = self._txn.cursor(db=self._db[table])
+        if cursor.set_range(prefix + start):
+            for key, data in cursor:
+                if not key.startswith(prefix):
+                    return
+                yield key[8:], data
+
     # ---- meta ----------------------------------------------------------------------------
 
     def next_id(self, counter: bytes) -> int:
@@ -334,14 +345,10 @@ class Tables:
         What the journal has of it before the position `since` is passed over; `scanned` then
         says how far it was read.
         """
-        cursor = self._txn.cursor(db=self._db["entries"])
-        if cursor.set_range(PAIR.pack(topic, offset)):
-            for key, data in cursor:
-                owner, last = PAIR.unpack(key)
-                if owner != topic:
-                    break
-                yield last, data
-                offset = last + 1
+        for key, data in self._rows("entries", topic, U64.pack(offset)):
+            last = U64.unpack(key)[0]
+            yield last, data
+            offset = last + 1
         yield from self._frames(topic, offset, max(self.applied, since))
 
     def _frames(self, topic: int, offset: int, start: int) -> Iterator[tuple[int, bytes]]:
@@ -568,13 +575,8 @@ class Tables:
         return self._txn.delete(queue_key(session), db=self._db["queue"])
 
     def _sessions(self, table: str, topic: int) -> Iterator[Session]:
-        cursor = self._txn.cursor(db=self._db[table])
-        prefix = U64.pack(topic)
-        if cursor.set_range(prefix):
-            for key, data in cursor:
-                if not key.startswith(prefix):
-                    return
-                yield self._decode(table, unpack_session, data)
+        for _, data in self._rows(table, topic):
+            yield self._decode(table, unpack_session, data)
 
     # ---- engines -------------------------------------------------------------------------
 
@@ -597,17 +599,12 @@ class Tables:
 
     def sessions_of(self, engine: str) -> list[Session]:
         """An engine's sessions, those that hold a topic first."""
-        cursor = self._txn.cursor(db=self._db["engines"])
-        prefix = U64.pack(int(engine, 16))
         found: list[Session] = []
-        if cursor.set_range(prefix):
-            for key, value in cursor:
-                if not key.startswith(prefix):
-                    break
-                table = "holders" if key[8] == HOLDER else "queue"
-                data = self._txn.get(value[2:], db=self._db[table])
-                if data is not None:
-                    found.append(self._decode(table, unpack_session, data))
+        for key, value in self._rows("engines", int(engine, 16)):
+            table = "holders" if key[0] == HOLDER else "queue"
+            data = self._txn.get(value[2:], db=self._db[table])
+            if data is not None:
+                found.append(self._decode(table, unpack_session, data))
         return found
 
     # ---- mail ----------------------------------------------------------------------------
@@ -620,16 +617,11 @@ class Tables:
 
     def mail(self, engine: str, after: int) -> list[tuple[int, list[Any]]]:
         """(number, [kind, session, ...]) of an engine's mail behind number `after`."""
-        cursor = self._txn.cursor(db=self._db["mail"])
-        box = int(engine, 16)
-        found = []
-        if cursor.set_range(PAIR.pack(box, after + 1)):
-            for key, data in cursor:
-                owner, number = PAIR.unpack(key)
-                if owner != box:
-                    break
-                found.append((number, self._decode("mail", msgpack.unpackb, data)))
-        return found
+        rows = self._rows("mail", int(engine, 16), U64.pack(after + 1))
+        return [
+            (U64.unpack(number)[0], self._decode("mail", msgpack.unpackb, data))
+            for number, data in rows
+        ]
 
     def drop_mail(self, engine: str, up_to: int) -> None:
         """Delete an engine's mail up to a number."""
@@ -808,14 +800,9 @@ class Tables:
         self._txn.put(key, U64.pack(epoch), db=self._db["fences"])
 
     def _move_fences(self, former: int, topic: int) -> None:
-        prefix = U64.pack(former)
-        cursor = self._txn.cursor(db=self._db["fences"])
-        found = cursor.set_range(prefix)
-        while found and cursor.key().startswith(prefix):
-            key, data = cursor.item()
-            self._txn.put(U64.pack(topic) + key[len(prefix) :], data, db=self._db["fences"])
-            self._txn.delete(key, db=self._db["fences"])
-            found = cursor.set_range(prefix)
+        for token, data in list(self._rows("fences", former)):
+            self._txn.put(U64.pack(topic) + token, data, db=self._db["fences"])
+            self._txn.delete(U64.pack(former) + token, db=self._db["fences"])
 
     def batch(self, topic: int, writer: str) -> int | None:
         """The number of the last batch of a writer; None if there was none."""
@@ -829,29 +816,17 @@ class Tables:
 
     def batches(self, topic: int) -> list[tuple[str, int]]:
         """(writer, number of its last batch) of all that have appended batches to a topic."""
-        cursor = self._txn.cursor(db=self._db["batches"])
-        prefix = U64.pack(topic)
-        found = []
-        if cursor.set_range(prefix):
-            for key, data in cursor:
-                if not key.startswith(prefix):
-                    break
-                number = self._decode("batches", BATCH.unpack, data)[0]
-                found.append((key[len(prefix) :].decode(), number))
-        return found
+        return [
+            (writer.decode(), self._decode("batches", BATCH.unpack, data)[0])
+            for writer, data in self._rows("batches", topic)
+        ]
 
     def producers(self, topic: int) -> list[tuple[str, int, int]]:
         """(name, last sequence id, live session or 0) of all that have written to a topic."""
-        cursor = self._txn.cursor(db=self._db["producers"])
-        prefix = U64.pack(topic)
-        found = []
-        if cursor.set_range(prefix):
-            for key, data in cursor:
-                if not key.startswith(prefix):
-                    break
-                row = self._decode("producers", PRODUCER.unpack, data)
-                found.append((key[len(prefix) :].decode(), *row))
-        return found
+        return [
+            (name.decode(), *self._decode("producers", PRODUCER.unpack, data))
+            for name, data in self._rows("producers", topic)
+        ]
 
 
 def _unpack_claimant(data: bytes) -> Claimant:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from exclusivelog import _core
+from exclusivelog.encoding import encode_properties, to_ms
 from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
 from exclusivelog.events import EVENTS
 from exclusivelog.ledger import Ledger
-from exclusivelog.producer import Options, Producer, check_seconds, encode_properties, to_ms
+from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import Reader
 from exclusivelog.retention import empty_trash, first_to_retain, set_retention, trim
 from exclusivelog.serde import pick_dumps
 from exclusivelog.sessions import Sessions, describe, owner_info
 from exclusivelog.tables import Tables
 from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
+from exclusivelog.waits import check_seconds, check_timeout
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
@@ -230,8 +232,7 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
         if topic_epoch is not None and (not isinstance(topic_epoch, int) or topic_epoch < 0):
             raise ValueError(f"topic_epoch={topic_epoch!r}: it takes an epoch, or None")
-        if timeout is not None:
-            check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+        check_timeout(timeout)
         check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
         if settle > LONGEST_SETTLE:
             raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")

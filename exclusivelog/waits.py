@@ -1,4 +1,4 @@
-"""Waits that a forked child does not inherit.
+"""Waits: how long, and such that a forked child does not inherit them.
 
 A signal handler may fork while its thread waits, and return in the child, too. What the child
 waits for then will be done by a thread that only its parent has; so every wait looks up now
@@ -32,3 +32,17 @@ def in_slices(
         check()
         if end is not None and time.monotonic() >= end:
             return False
+
+
+def check_timeout(timeout: object) -> None:
+    """TypeError or ValueError unless it is a number of seconds, 0 or more, or None: for ever."""
+    if timeout is not None:
+        check_seconds(timeout, "timeout", "seconds from 0 on, or None")
+
+
+def check_seconds(value: object, argument: str, takes: str) -> None:
+    """TypeError or ValueError unless it is a number of seconds, 0 or more."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{argument}={value!r}: it takes {takes}")
+    if not value >= 0:
+        raise ValueError(f"{argument}={value!r}: it takes {takes}")

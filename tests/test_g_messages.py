@@ -294,7 +294,8 @@ def test_g1_an_iterable_that_fails_midway_changes_nothing(topic) -> None:
 
 
 def test_g1_a_message_that_is_too_large_is_refused_however_it_is_sent(topic, monkeypatch) -> None:
-    monkeypatch.setattr("exclusivelog.producer.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("exclusivelog.encoding.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("exclusivelog.producer.SENT_AT_ONCE", 1000)  # it must be less
     with topic.producer() as producer:
         untouched = Untouched(topic, producer)
         for call in (producer.send, producer.send_async, lambda v: producer.send_many([b"x", v])):

@@ -17,7 +17,8 @@ from rich.console import Console
 
 import exclusivelog as xl
 from exclusivelog import _core, demo
-from exclusivelog.once import Part, Run, append_once, recorded
+from exclusivelog.encoding import Columns
+from exclusivelog.once import Run, append_once, recorded
 from exclusivelog.spark import __main__ as commands
 from exclusivelog.spark import archive, audit, compact, replay, report
 from exclusivelog.spark.audit import Summary, judge
@@ -323,7 +324,7 @@ def history(path: str) -> None:
         for engine, name in ((one, "alice"), (two, "bob")):
             with engine.topic("orders").producer("exclusive", name=name) as producer:
                 producer.send_many([b"x"] * 1000)
-        part = Part(_core.strings([b"y"] * 500))
+        part = Columns(_core.strings([b"y"] * 500))
         for number in range(2):
             append_once(one, Run("job", "run", "spark"), number, {"orders": [part]})
         with two.topic("orders").producer("exclusive_with_fencing", name="bob") as producer:
@@ -387,7 +388,7 @@ def test_a_topic_that_does_not_exist_is_not_sound(spark, path, tmp_path) -> None
 def test_others_may_write_while_an_owner_is_away(spark, path) -> None:
     """Shared producers take no epoch: they write under that of who owned the topic before them.
     It may come back as one of them, or where it was (rule B5), as a run of batches does."""
-    part = Part(_core.strings([b"y"]))
+    part = Columns(_core.strings([b"y"]))
     with xl.open(path) as engine:
         silent = engine.topic("silent")
         silent.producer("exclusive", name="alice").close()

@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.once import Part, Run, append_once, record, recorded
+from exclusivelog.encoding import Columns
+from exclusivelog.once import Run, append_once, record, recorded
 from exclusivelog.spark import staging
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
@@ -41,8 +42,8 @@ from tests.sparks import (
 STAGING = "log/staging"
 
 
-def part(*items: bytes | None) -> Part:
-    return Part(_core.strings(list(items)))
+def part(*items: bytes | None) -> Columns:
+    return Columns(_core.strings(list(items)))
 
 
 # ---- the transaction, without Spark ------------------------------------------------------

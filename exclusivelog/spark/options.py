@@ -14,9 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from exclusivelog.encoding import to_ms
 from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.once import Run, check_writable
-from exclusivelog.producer import to_ms
 from exclusivelog.spark.errors import OPTION, SourceError
 from exclusivelog.topic import check_name
 from exclusivelog.types import AccessMode

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exclusivelog import _core
+from exclusivelog.encoding import to_ms
 from exclusivelog.engine import Engine
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.log import offset_at_time
-from exclusivelog.producer import to_ms
 from exclusivelog.segments import REFERENCE, is_reference
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
 from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse

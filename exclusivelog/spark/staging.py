@@ -28,8 +28,7 @@ import pyarrow.compute as pc
 
 from exclusivelog import _core
 from exclusivelog.arrow import arrow_column
-from exclusivelog.once import Part
-from exclusivelog.producer import MAX_MESSAGE_BYTES, MAX_TIME, encode_properties
+from exclusivelog.encoding import MAX_MESSAGE_BYTES, MAX_TIME, Columns, encode_properties
 from exclusivelog.spark.errors import SCHEMA, STAGING, SourceError
 from exclusivelog.spark.files import file_name
 
@@ -289,7 +288,7 @@ PACK = {"event_time": _times, "properties": _properties}
 # ---- on the driver -----------------------------------------------------------------------
 
 
-def parts(pieces: Iterable[Piece]) -> Iterator[Part]:
+def parts(pieces: Iterable[Piece]) -> Iterator[Columns]:
     """The staged messages as the log takes them. Files are mapped, not copied into memory."""
     for piece in pieces:
         with contextlib.ExitStack() as stack:
@@ -304,7 +303,7 @@ def parts(pieces: Iterable[Piece]) -> Iterator[Part]:
                     yield _part(file.get_batch(index))
 
 
-def _part(batch: pa.RecordBatch) -> Part:
+def _part(batch: pa.RecordBatch) -> Columns:
     def strings(name: str) -> _core.Strings | None:
         column = batch.column(name)
         if column.null_count == len(column):
@@ -316,7 +315,7 @@ def _part(batch: pa.RecordBatch) -> Part:
     assert values is not None
     if values.largest > MAX_MESSAGE_BYTES:
         raise SourceError(SCHEMA, f"value has {values.largest} bytes; {MAX_MESSAGE_BYTES} fit")
-    return Part(
+    return Columns(
         values, strings("key"), strings("properties"),
         None if times.null_count == len(times) else times.to_pylist(),
     )  # fmt: skip
