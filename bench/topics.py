@@ -106,7 +106,7 @@ def _register_owners(engine: xl.Engine, names: Sequence[str]) -> list[xl.Produce
         for name in names:
             topic = tables.topic_id(name)
             assert topic is not None
-            number = tables.next_id(b"session")
+            number = tables.rows.next_id(b"session")
             session = Session(
                 id=number, topic=topic, engine=engine.id, slot=slot.index, pid=os.getpid(),
                 engine_name=engine.name, name=f"{engine.name}-{number}", mode="exclusive",

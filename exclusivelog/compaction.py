@@ -67,7 +67,7 @@ def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compact
         with ledger.write_beside() as tables:
             row = tables.topic(topic)
             former = tables.view(topic)
-            view = View(tables.next_id(b"topic"), row.next_offset)
+            view = View(tables.rows.next_id(b"topic"), row.next_offset)
             tables.begin_view(view.id, slot, engine)
         work = _Work(ledger, topic, row.first_offset, former, view)
         last, read = _last_of_each_key(work)

@@ -112,6 +112,7 @@ class Engine:
         self._ended = threading.Event()
         self._slot: Slot | None = None
         self._guard: threading.Thread | None = None
+        self._heart: threading.Thread | None = None
         self.id = "0" * 16
         self.info = EngineInfo("0" * 16, name, os.getpid(), dict(properties), 0.0)
         self._kill_hung = kill_hung
@@ -129,10 +130,11 @@ class Engine:
         self.id = self._slot.engine
         self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
         if self._keepalive is not None:
-            threading.Thread(
+            self._heart = threading.Thread(
                 target=self._keep_beating, args=(self._slot, self._keepalive),
                 name=f"exclusivelog-heart-{self.name}", daemon=True,
-            ).start()  # fmt: skip
+            )  # fmt: skip
+            self._heart.start()
         self._empty_trash()
         self._guard = threading.Thread(
             target=self._keep_watch, name=f"exclusivelog-{self.name}", daemon=True
@@ -652,6 +654,8 @@ class Engine:
             self.committer.fail(producer.appender, error)
         self.mailbox.fail_all(error)
         self.committer.stop()
+        if self._heart is not None and self._heart is not threading.current_thread():
+            self._heart.join(timeout=60)  # it has us, and the lock file's mapping
         for reader in list(self._readers):
             self.ledger.lockfile.announce(reader.topic_id)
         self.ledger.lockfile.announce(MOVES)

@@ -146,7 +146,7 @@ class Ledger:
         try:
             if not readonly:
                 with self.write() as tables:
-                    ends = {segment: end for segment, (end, _) in tables.segments().items()}
+                    ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
                     self.segments.sweep(ends)
                 if self.journal is not None and self.journal.backlog:
                     self.start_checkpoints()  # whoever appended that may be dead
@@ -302,11 +302,11 @@ class Ledger:
                     log.error("%s/journal is damaged at position %d", self.path, end)
                 tables.apply(max(end, known) if fresh else journal.tail)
                 tables.begin_generation(secrets.randbits(63) | 1, 0 if fresh else tables.applied)
-                tables.finish()
+                tables.large.sync()
                 txn.commit()
                 journal.begin(tables.generation, tables.applied)
             except BaseException:
-                tables.undo()
+                tables.large.undo()
                 raise
             finally:
                 journal.unlock()
@@ -547,7 +547,7 @@ class Ledger:
             info = self._env.info()
             page = self._env.stat()["psize"]
             with self._env.begin() as txn:
-                large = self.tables(txn).large_bytes()
+                large = self.tables(txn).large.total_bytes()
             return {
                 "map_size": info["map_size"],
                 "used_bytes": (info["last_pgno"] + 1) * page,
@@ -607,7 +607,7 @@ class Ledger:
             }
             with env.begin() as txn:
                 tables = Tables(txn, databases, path, copy, self.journal)
-                wanted, applied = tables.segments(), tables.applied
+                wanted, applied = tables.large.segments(), tables.applied
             for segment, (end, _) in wanted.items():
                 try:
                     if segment not in files:  # begun since
@@ -686,7 +686,7 @@ class Transaction(_Section):
             if self.journal is not None:
                 tables.apply(self.journal.tail)
         except BaseException:
-            tables.undo()
+            tables.large.undo()
             raise
 
     def recover(self, error: BaseException) -> None:
@@ -696,11 +696,11 @@ class Transaction(_Section):
     def finish(self, tables: Tables) -> None:
         """What must be done before the commit."""
         write_events(tables)
-        tables.finish()
+        tables.large.sync()
 
     def undo(self, tables: Tables) -> None:
         """What must be done where there is no commit."""
-        tables.undo()
+        tables.large.undo()
 
     def failed(self, error: BaseException) -> None:
         """The block, or the commit, has failed."""
@@ -712,7 +712,7 @@ class Transaction(_Section):
         """Whom to wake now that it is durable."""
         lockfile: LockFile = self.ledger.lockfile
         readers = [(lockfile.announce, (topic,)) for topic in tables.announce]
-        empty = [(self.ledger.segments.remove, (segment,)) for segment in tables.emptied]
+        empty = [(self.ledger.segments.remove, (segment,)) for segment in tables.large.emptied]
         return readers + [(lockfile.ring, (slot,)) for slot in tables.ring] + empty
 
 

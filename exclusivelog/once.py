@@ -147,7 +147,7 @@ def _session(engine: Engine, tables: Tables, topic: int, run: Run) -> Session:
     mode = AccessMode.parse(run.access_mode).value
     shared = mode == access.SHARED
     return Session(
-        id=tables.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
+        id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
         pid=engine.info.pid, engine_name=engine.name, name=run.producer, mode=mode, priority=0,
         created=_core.now(), tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
         claim=None if shared or run.token is None else _claim(tables, topic, run.token),

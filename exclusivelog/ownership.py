@@ -70,7 +70,7 @@ class Claims:
             for claimant in severed.values():
                 self._sever(tables, claimant)
             claimant = Claimant(
-                tables.next_id(b"claim"), engine.id, slot, engine.pid, engine.name, group,
+                tables.rows.next_id(b"claim"), engine.id, slot, engine.pid, engine.name, group,
                 generations, time.time_ns() // 1_000_000,
             )  # fmt: skip
             tables.put_claimant(claimant)

@@ -194,7 +194,7 @@ class Sessions:
             if follows is not None:
                 self._check_unbroken(tables, row, engine.id, follows)
             session = Session(
-                id=tables.next_id(b"session"), topic=topic, engine=engine.id, slot=slot,
+                id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=slot,
                 pid=engine.pid, engine_name=engine.name, name="", mode=mode, priority=priority,
                 created=created, tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
                 claim=claim, properties=properties, settle=settle, yields=yields,

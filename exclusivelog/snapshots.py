@@ -28,7 +28,7 @@ def write_snapshot(
     snapshot = None
     try:
         with ledger.write_beside() as tables:
-            snapshot = View(tables.next_id(b"topic"), offset)
+            snapshot = View(tables.rows.next_id(b"topic"), offset)
             tables.begin_view(snapshot.id, slot, engine)
         _write_items(ledger, snapshot, items)
         with ledger.write_beside() as tables:

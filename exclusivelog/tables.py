@@ -35,29 +35,22 @@ last offset: the entry that holds an offset is then the first at or after it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog._core import TopicRow
 from exclusivelog.access import Session, Transfer
-from exclusivelog.errors import EngineClosedError, LedgerCorruptedError, LedgerFullError
-from exclusivelog.segments import (
-    LARGE_ENTRY,
-    REFERENCE,
-    REFERENCE_MAGIC,
-    SEGMENT_BYTES,
-    Segments,
-    is_reference,
-    space,
-)
+from exclusivelog.errors import EngineClosedError, LedgerCorruptedError
+from exclusivelog.large import LargeEntries
+from exclusivelog.rows import PAIR, U64, Rows, u64
+from exclusivelog.segments import LARGE_ENTRY, REFERENCE, Segments, is_reference
 
 if TYPE_CHECKING:
     import lmdb
@@ -80,8 +73,6 @@ SMALL_ENTRY = 16 << 10  # is filled up, however little there is to add
 LARGE_PACKED_ENTRY = 1 << 20
 COLLECTED_BYTES = 256 << 10  # that are copied out of the journal at once
 
-U64 = struct.Struct(">Q")
-PAIR = struct.Struct(">QQ")
 PLACE = struct.Struct(">QQQIQ")
 INDEX = struct.Struct(">QBQ")
 PRODUCER = struct.Struct(">qQ")
@@ -90,9 +81,6 @@ SLOT = struct.Struct(">H")
 MAKER = struct.Struct(">HQ")
 HIGHEST_PRIORITY = 2**63 - 1
 HOLDER, WAITER = 0, 1
-
-Row = TypeVar("Row")
-
 
 SESSION_FIELDS = [field.name for field in fields(Session)]
 TRANSFER_FIELDS = [field.name for field in fields(Transfer)]
@@ -150,9 +138,9 @@ def claim_key(group: str, resource: str) -> bytes:
 class Tables:
     """Typed access within one transaction.
 
-    `ring` and `announce` gather whom to wake once the transaction is durable, `emptied` the
-    segments that can then be removed. `visible` is the position up to which the journal is to
-    be read, too; `applied` the one up to which it is in the tables.
+    `ring` and `announce` gather whom to wake once the transaction is durable. `visible` is the
+    position up to which the journal is to be read, too; `applied` the one up to which it is in
+    the tables. `rows` are the tables' bytes, `large` the entries that are in segments.
     """
 
     def __init__(
@@ -161,53 +149,20 @@ class Tables:
     ) -> None:  # fmt: skip
         self._journal = journal
         self.visible = 0
-        self._txn = txn
-        self._db = databases
-        self._path = path
-        self._segments = segments
-        self._grown: dict[int, int] = {}  # {segment: where it ended before}
+        self.rows = Rows(txn, databases, path)
+        self.large = LargeEntries(self.rows, segments)
         self.ring: set[int] = set()
         self.announce: set[int] = set()
-        self.emptied: set[int] = set()
         self.events: list[Event] = []  # what is written about this transaction (rule E5)
         self.scanned = 0
         self.generation, self.applied = self._applied()
-
-    def _decode(self, table: str, decode: Callable[[bytes], Row], data: bytes) -> Row:
-        try:
-            return decode(data)
-        except (struct.error, ValueError, TypeError) as error:
-            raise LedgerCorruptedError(
-                f"{self._path}: a row of the table {table!r} is damaged: {error}"
-            ) from None
-
-    def _rows(self, table: str, owner: int, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """(key, data) of the rows whose keys begin with the number `owner`, which is left out of
-        the keys, from the key `start` on. Lazy; do not change the table while walking."""
-        prefix = U64.pack(owner)
-        cursor = self._txn.cursor(db=self._db[table])
-        if cursor.set_range(prefix + start):
-            for key, data in cursor:
-                if not key.startswith(prefix):
-                    return
-                yield key[8:], data
-
-    # ---- meta ----------------------------------------------------------------------------
-
-    def next_id(self, counter: bytes) -> int:
-        """A number never given before."""
-        data = self._txn.get(counter, db=self._db["meta"])
-        number = 1 if data is None else U64.unpack(data)[0] + 1
-        self._txn.put(counter, U64.pack(number), db=self._db["meta"])
-        return number
 
     # ---- journal -------------------------------------------------------------------------
 
     def _applied(self) -> tuple[int, int]:
         if self._journal is None:
             return 0, 0
-        data = self._txn.get(b"journal", db=self._db["meta"])
-        return (0, 0) if data is None else self._decode("meta", PAIR.unpack, data)
+        return self.rows.find("meta", b"journal", PAIR.unpack) or (0, 0)
 
     def see(self, visible: int | None) -> None:
         """Read the journal, too, up to this position (None: as far as it goes)."""
@@ -218,7 +173,7 @@ class Tables:
     def begin_generation(self, generation: int, position: int) -> None:
         """The journal goes on with a new generation: all that it had is here."""
         self.generation, self.applied = generation, position
-        self._txn.put(b"journal", PAIR.pack(generation, position), db=self._db["meta"])
+        self.rows.put("meta", b"journal", PAIR.pack(generation, position))
 
     def apply(self, stop: int) -> None:
         """Take over what the journal has before the position `stop`."""
@@ -229,7 +184,7 @@ class Tables:
             for bundle in bundles:
                 self._apply_to(bundle)
         self.applied = stop
-        self._txn.put(b"journal", PAIR.pack(self.generation, stop), db=self._db["meta"])
+        self.rows.put("meta", b"journal", PAIR.pack(self.generation, stop))
 
     def _apply_to(self, bundle: _core.Bundle) -> None:
         row = self.topic(bundle.topic)
@@ -238,7 +193,7 @@ class Tables:
         if bundle.base_offset != row.next_offset:
             log.error(
                 "%s: the journal goes on at offset %d of topic %r, which ends at %d",
-                self._path, bundle.base_offset, row.name, row.next_offset,
+                self.rows.path, bundle.base_offset, row.name, row.next_offset,
             )  # fmt: skip
         before = self._entry_to_fill(row, bundle)
         most = PACKED_ENTRY if bundle.nbytes < LARGE_ENTRY else LARGE_PACKED_ENTRY
@@ -258,7 +213,7 @@ class Tables:
         if row.next_offset == row.first_offset:
             return None
         key = PAIR.pack(row.id, row.next_offset - 1)
-        data = self._txn.get(key, db=self._db["entries"])
+        data = self.rows.get("entries", key)
         if data is None or is_reference(data) or len(data) >= PACKED_ENTRY:
             return None
         if len(data) > max(SMALL_ENTRY, 4 * bundle.nbytes):
@@ -267,7 +222,7 @@ class Tables:
             entry = _core.Entry(data)
         except ValueError:
             return None  # it stays where it is, to be named
-        self._txn.delete(key, db=self._db["entries"])
+        self.rows.delete("entries", key)
         return entry
 
     def latest(self, topic: int, since: int = 0) -> TopicRow:
@@ -285,19 +240,18 @@ class Tables:
 
     def topic_id(self, name: str) -> int | None:
         """The id of the topic of that name, also of a deleted one."""
-        data = self._txn.get(name.encode(), db=self._db["names"])
-        return None if data is None else int(self._decode("names", U64.unpack, data)[0])
+        return self.rows.find("names", name.encode(), u64)
 
     def topic(self, topic: int) -> TopicRow:
         """The topic's row; it must exist."""
-        data = self._txn.get(U64.pack(topic), db=self._db["topics"])
-        if data is None:
-            raise LedgerCorruptedError(f"{self._path}: the row of topic {topic} is missing")
-        return self._decode("topics", TopicRow.unpack, data)
+        row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
+        if row is None:
+            raise LedgerCorruptedError(f"{self.rows.path}: the row of topic {topic} is missing")
+        return row
 
     def put_topic(self, row: TopicRow) -> None:
         """Write the row back."""
-        self._txn.put(U64.pack(row.id), row.pack(), db=self._db["topics"])
+        self.rows.put("topics", U64.pack(row.id), row.pack())
 
     def find_topic(self, name: str) -> TopicRow | None:
         """The row of the topic of that name, unless it was deleted."""
@@ -308,7 +262,7 @@ class Tables:
     def new_topic(self, name: str) -> TopicRow:
         """Make a topic of that name; there must be none."""
         row = TopicRow()
-        row.id = self.next_id(b"topic")
+        row.id = self.rows.next_id(b"topic")
         row.name = name
         former = self.topic_id(name)
         if former is not None:
@@ -316,14 +270,14 @@ class Tables:
             row.flags = _core.REBORN
             self._move_fences(former, row.id)  # and who was fenced stays so (rule B4)
         self.put_topic(row)
-        self._txn.put(row.name.encode(), U64.pack(row.id), db=self._db["names"])
+        self.rows.put("names", row.name.encode(), U64.pack(row.id))
         return row
 
     def topics(self) -> list[tuple[str, int]]:
         """(name, id) of all topics in the order of their names, deleted ones too."""
         return [
-            (key.decode(), self._decode("names", U64.unpack, data)[0])
-            for key, data in self._txn.cursor(db=self._db["names"])
+            (key.decode(), self.rows.decode("names", u64, data))
+            for key, data in self.rows.cursor("names")
         ]
 
     # ---- entries -------------------------------------------------------------------------
@@ -331,10 +285,10 @@ class Tables:
     def put_entry(self, topic: int, last_offset: int, entry: bytes) -> None:
         """Append an entry behind all others of its topic."""
         key = PAIR.pack(topic, last_offset)
-        row = entry if len(entry) < LARGE_ENTRY else self._put_large(entry)
-        if not self._txn.put(key, row, overwrite=False, db=self._db["entries"]):
+        row = entry if len(entry) < LARGE_ENTRY else self.large.put(entry)
+        if not self.rows.put("entries", key, row, overwrite=False):
             raise LedgerCorruptedError(
-                f"{self._path}: topic {topic} has an entry at offset {last_offset} already, "
+                f"{self.rows.path}: topic {topic} has an entry at offset {last_offset} already, "
                 "behind its own end"
             )
 
@@ -345,8 +299,8 @@ class Tables:
         What the journal has of it before the position `since` is passed over; `scanned` then
         says how far it was read.
         """
-        for key, data in self._rows("entries", topic, U64.pack(offset)):
-            last = U64.unpack(key)[0]
+        for key, data in self.rows.under("entries", topic, U64.pack(offset)):
+            last = u64(key)
             yield last, data
             offset = last + 1
         yield from self._frames(topic, offset, max(self.applied, since))
@@ -365,14 +319,14 @@ class Tables:
 
     def load(self, row: bytes) -> bytes | memoryview:
         """The bytes of the entry that a row is, or refers to; ValueError if they are not there."""
-        return self._segments.load(row)
+        return self.large.load(row)
 
     def last_offset_before(self, topic: int, offset: int) -> int | None:
         """The last offset of the entry that ends before `offset`."""
         frames = [last for last, _ in self._frames(topic, 0, self.applied) if last < offset]
         if frames:
             return frames[-1]
-        cursor = self._txn.cursor(db=self._db["entries"])
+        cursor = self.rows.cursor("entries")
         found = cursor.set_range(PAIR.pack(topic, offset))
         if not (cursor.prev() if found else cursor.last()):
             return None
@@ -385,20 +339,20 @@ class Tables:
         count = 0
         prefix = U64.pack(topic)
         for table in OF_A_TOPIC if before is None else ("entries",):
-            cursor = self._txn.cursor(db=self._db[table])
+            cursor = self.rows.cursor(table)
             while count < most and cursor.set_range(prefix) and cursor.key().startswith(prefix):
                 if table == "entries":
                     last = PAIR.unpack(cursor.key())[1]
                     if before is not None and last >= before:
                         break
-                    self._free(topic, last, cursor.value())
+                    self.large.free(topic, last, cursor.value())
                 cursor.delete()
                 count += 1
         return count
 
     def newest_entries(self, row: TopicRow) -> Iterator[tuple[int, int]]:
         """(bytes, first offset) of the topic's entries, the newest first."""
-        cursor = self._txn.cursor(db=self._db["entries"])
+        cursor = self.rows.cursor("entries")
         found = cursor.set_range(PAIR.pack(row.id, row.next_offset))
         found = cursor.prev() if found else cursor.last()
         while found:
@@ -414,97 +368,12 @@ class Tables:
                 begin = max(begin, last + 1) if topic == row.id else begin
             yield size, begin
 
-    # ---- segments ------------------------------------------------------------------------
-
-    def segments(self) -> dict[int, tuple[int, int]]:
-        """{segment: (bytes in use, entries that live)}."""
-        return {
-            U64.unpack(key)[0]: self._decode("segments", PAIR.unpack, row)
-            for key, row in self._txn.cursor(db=self._db["segments"])
-        }
-
-    def large_bytes(self) -> int:
-        """How long all segments are together."""
-        return self._large()[0]
-
-    def _large(self) -> tuple[int, int]:
-        # The limit is the highest that anybody has opened the ledger with, as LMDB's own is.
-        data = self._txn.get(b"large", db=self._db["meta"])
-        total, limit = (0, 0) if data is None else self._decode("meta", PAIR.unpack, data)
-        return total, max(limit, self._segments.limit)
-
-    def _add_large_bytes(self, count: int) -> None:
-        total, limit = self._large()
-        if count > 0 and total + count > limit:
-            raise LedgerFullError(
-                f"{self._path}: large entries take {total} bytes of {limit}, another one does not "
-                "fit; open the ledger with a larger map_size, or trim it"
-            )
-        self._txn.put(b"large", PAIR.pack(total + count, limit), db=self._db["meta"])
-
-    def _put_large(self, entry: bytes) -> bytes:
-        segment, end, live = self._newest_segment()
-        stop = space(end) + len(entry)
-        self._add_large_bytes(stop - end)
-        self._grown.setdefault(segment, end)
-        position = self._segments.append(segment, end, entry)
-        self._txn.put(U64.pack(segment), PAIR.pack(stop, live + 1), db=self._db["segments"])
-        return REFERENCE.pack(REFERENCE_MAGIC, segment, position, len(entry))
-
-    def _newest_segment(self) -> tuple[int, int, int]:
-        cursor = self._txn.cursor(db=self._db["segments"])
-        if cursor.last():
-            end, live = self._decode("segments", PAIR.unpack, cursor.value())
-            # Short ones where there is little room: only a whole one gives it back.
-            if end < min(SEGMENT_BYTES, self._large()[1] // 8):
-                return U64.unpack(cursor.key())[0], end, live
-        self.finish()  # it grows no more
-        return self.next_id(b"segment"), 0, 0
-
-    def _free(self, topic: int, last: int, row: bytes) -> None:
-        if not self._refers_to_its_own(topic, last, row):
-            return
-        key = REFERENCE.unpack(row)[1].to_bytes(8, "big")
-        data = self._txn.get(key, db=self._db["segments"])
-        if data is None:
-            return
-        end, live = self._decode("segments", PAIR.unpack, data)
-        if live > 1:
-            self._txn.put(key, PAIR.pack(end, live - 1), db=self._db["segments"])
-        else:
-            self._txn.delete(key, db=self._db["segments"])
-            self._add_large_bytes(-end)
-            self.emptied.add(U64.unpack(key)[0])
-
-    def _refers_to_its_own(self, topic: int, last: int, row: bytes) -> bool:
-        # A damaged row must not cost another topic its segment: rather some space is lost.
-        if not is_reference(row):
-            return False
-        try:
-            if _core.ends_as(self.load(row), topic, last):
-                return True
-        except ValueError as error:
-            log.debug("%s: %s", self._path, error)
-        log.warning("%s: a damaged entry of topic %d leaves its space behind", self._path, topic)
-        return False
-
-    def finish(self) -> None:
-        """What is in segments must be durable before the rows that refer to it."""
-        if self._grown:
-            self._segments.sync(max(self._grown))  # one that is full was synced before
-
-    def undo(self) -> None:
-        """The transaction is given up."""
-        for segment, end in self._grown.items():
-            with contextlib.suppress(OSError):  # the next one overwrites it
-                self._segments.cut(segment, end)
-
     # ---- producers -----------------------------------------------------------------------
 
     def producer(self, topic: int, name: str) -> tuple[int, int]:
         """(last sequence id or -1, live session or 0) of a producer name (rules A6, G2)."""
-        data = self._txn.get(U64.pack(topic) + name.encode(), db=self._db["producers"])
-        return (-1, 0) if data is None else self._decode("producers", PRODUCER.unpack, data)
+        key = U64.pack(topic) + name.encode()
+        return self.rows.find("producers", key, PRODUCER.unpack) or (-1, 0)
 
     def unused_name(self, topic: int, name: str) -> str:
         """The name, or one like it, such that nobody had it before."""
@@ -516,7 +385,7 @@ class Tables:
     def put_producer(self, topic: int, name: str, sequence: int, session: int) -> None:
         """Write what `producer` reads."""
         key = U64.pack(topic) + name.encode()
-        self._txn.put(key, PRODUCER.pack(sequence, session), db=self._db["producers"])
+        self.rows.put("producers", key, PRODUCER.pack(sequence, session))
 
     def free_name(self, session: Session) -> None:
         """The session's name may be registered again; its last sequence id stays."""
@@ -527,18 +396,17 @@ class Tables:
             self.put_producer(session.topic, session.name, sequence, 0)
         else:  # it never sent anything: nothing is left of it (rule A2)
             key = U64.pack(session.topic) + session.name.encode()
-            self._txn.delete(key, db=self._db["producers"])
+            self.rows.delete("producers", key)
 
     # ---- sessions ------------------------------------------------------------------------
 
     def holder(self, topic: int, session: int) -> Session | None:
         """An admitted session."""
-        data = self._txn.get(PAIR.pack(topic, session), db=self._db["holders"])
-        return None if data is None else self._decode("holders", unpack_session, data)
+        return self.rows.find("holders", PAIR.pack(topic, session), unpack_session)
 
     def holds(self, topic: int, session: int) -> bool:
         """Is this session admitted?"""
-        return self._txn.get(PAIR.pack(topic, session), db=self._db["holders"]) is not None
+        return self.rows.get("holders", PAIR.pack(topic, session)) is not None
 
     def holders(self, topic: int) -> list[Session]:
         """All admitted sessions of a topic."""
@@ -547,12 +415,12 @@ class Tables:
     def put_holder(self, session: Session) -> None:
         """Register an admitted session."""
         key = PAIR.pack(session.topic, session.id)
-        self._txn.put(key, pack_session(session), db=self._db["holders"])
+        self.rows.put("holders", key, pack_session(session))
         self._index(session, HOLDER, key)
 
     def drop_holder(self, session: Session) -> None:
         """Remove an admitted session."""
-        self._txn.delete(PAIR.pack(session.topic, session.id), db=self._db["holders"])
+        self.rows.delete("holders", PAIR.pack(session.topic, session.id))
         self._unindex(session, HOLDER)
 
     def waiters(self, topic: int) -> Iterator[Session]:
@@ -561,36 +429,36 @@ class Tables:
 
     def waiting(self, session: Session) -> bool:
         """Is this session still in the queue?"""
-        return self._txn.get(queue_key(session), db=self._db["queue"]) is not None
+        return self.rows.get("queue", queue_key(session)) is not None
 
     def put_waiter(self, session: Session) -> None:
         """Put a session into the queue."""
         key = queue_key(session)
-        self._txn.put(key, pack_session(session), db=self._db["queue"])
+        self.rows.put("queue", key, pack_session(session))
         self._index(session, WAITER, key)
 
     def drop_waiter(self, session: Session) -> bool:
         """Take a session out of the queue; False if it was not there."""
         self._unindex(session, WAITER)
-        return self._txn.delete(queue_key(session), db=self._db["queue"])
+        return self.rows.delete("queue", queue_key(session))
 
     def _sessions(self, table: str, topic: int) -> Iterator[Session]:
-        for _, data in self._rows(table, topic):
-            yield self._decode(table, unpack_session, data)
+        for _, data in self.rows.under(table, topic):
+            yield self.rows.decode(table, unpack_session, data)
 
     # ---- engines -------------------------------------------------------------------------
 
     def _index(self, session: Session, kind: int, key: bytes) -> None:
         index = INDEX.pack(int(session.engine, 16), kind, session.id)
-        self._txn.put(index, SLOT.pack(session.slot) + key, db=self._db["engines"])
+        self.rows.put("engines", index, SLOT.pack(session.slot) + key)
 
     def _unindex(self, session: Session, kind: int) -> None:
         index = INDEX.pack(int(session.engine, 16), kind, session.id)
-        self._txn.delete(index, db=self._db["engines"])
+        self.rows.delete("engines", index)
 
     def engines(self) -> Iterator[tuple[str, int]]:
         """(engine id, slot) of every engine that has sessions here, dead or alive."""
-        cursor = self._txn.cursor(db=self._db["engines"])
+        cursor = self.rows.cursor("engines")
         found = cursor.first()
         while found:
             engine = INDEX.unpack(cursor.key())[0]
@@ -600,32 +468,29 @@ class Tables:
     def sessions_of(self, engine: str) -> list[Session]:
         """An engine's sessions, those that hold a topic first."""
         found: list[Session] = []
-        for key, value in self._rows("engines", int(engine, 16)):
+        for key, value in self.rows.under("engines", int(engine, 16)):
             table = "holders" if key[0] == HOLDER else "queue"
-            data = self._txn.get(value[2:], db=self._db[table])
+            data = self.rows.get(table, value[2:])
             if data is not None:
-                found.append(self._decode(table, unpack_session, data))
+                found.append(self.rows.decode(table, unpack_session, data))
         return found
 
     # ---- mail ----------------------------------------------------------------------------
 
     def post(self, session: Session, kind: str, *details: Any) -> None:
         """Tell the session's engine what became of it, once this is durable."""
-        key = PAIR.pack(int(session.engine, 16), self.next_id(b"mail"))
-        self._txn.put(key, msgpack.packb([kind, session.id, *details]), db=self._db["mail"])
+        key = PAIR.pack(int(session.engine, 16), self.rows.next_id(b"mail"))
+        self.rows.put("mail", key, msgpack.packb([kind, session.id, *details]))
         self.ring.add(session.slot)
 
     def mail(self, engine: str, after: int) -> list[tuple[int, list[Any]]]:
         """(number, [kind, session, ...]) of an engine's mail behind number `after`."""
-        rows = self._rows("mail", int(engine, 16), U64.pack(after + 1))
-        return [
-            (U64.unpack(number)[0], self._decode("mail", msgpack.unpackb, data))
-            for number, data in rows
-        ]
+        rows = self.rows.under("mail", int(engine, 16), U64.pack(after + 1))
+        return [(u64(key), self.rows.decode("mail", msgpack.unpackb, data)) for key, data in rows]
 
     def drop_mail(self, engine: str, up_to: int) -> None:
         """Delete an engine's mail up to a number."""
-        cursor = self._txn.cursor(db=self._db["mail"])
+        cursor = self.rows.cursor("mail")
         box = int(engine, 16)
         while cursor.set_range(PAIR.pack(box, 0)):
             owner, number = PAIR.unpack(cursor.key())
@@ -637,196 +502,199 @@ class Tables:
 
     def discard(self, topic: int) -> None:
         """Mark a deleted topic's rows as still to go."""
-        self._txn.put(U64.pack(topic), b"", db=self._db["trash"])
+        self.rows.put("trash", U64.pack(topic), b"")
 
     def discard_before(self, topic: int, offset: int) -> None:
         """Mark a topic's entries that end before an offset as still to go."""
-        self._txn.put(U64.pack(topic), U64.pack(offset), db=self._db["trash"])
+        self.rows.put("trash", U64.pack(topic), U64.pack(offset))
 
     def discarded(self) -> dict[int, int | None]:
         """{topic: the offset before which its entries are to go, or None: all of it}."""
         return {
-            U64.unpack(key)[0]: U64.unpack(value)[0] if value else None
-            for key, value in self._txn.cursor(db=self._db["trash"])
+            u64(key): u64(value) if value else None
+            for key, value in self.rows.cursor("trash")
             if len(value) != MAKER.size
         }
 
     def empty(self, topic: int, before: int | None) -> None:
         """What `discarded` said has gone, unless more has come since."""
         value = b"" if before is None else U64.pack(before)
-        if self._txn.get(U64.pack(topic), db=self._db["trash"]) == value:
-            self._txn.delete(U64.pack(topic), db=self._db["trash"])
+        if self.rows.get("trash", U64.pack(topic)) == value:
+            self.rows.delete("trash", U64.pack(topic))
 
     # ---- compacted views -----------------------------------------------------------------
 
     def view(self, topic: int) -> View | None:
         """The topic's compacted view, if there is one."""
-        data = self._txn.get(U64.pack(topic), db=self._db["views"])
-        return None if data is None else View(*self._decode("views", PAIR.unpack, data))
+        return self.rows.find("views", U64.pack(topic), _unpack_view)
 
     def check_making(self, view: View) -> None:
         """EngineClosedError unless the engine that began to make this view has it still: once
         that is closed, others clear away what it leaves."""
-        row = self._txn.get(U64.pack(view.id), db=self._db["trash"])
+        row = self.rows.get("trash", U64.pack(view.id))
         if row is None or len(row) != MAKER.size:
             raise EngineClosedError("the engine was closed while it compacted, or took a snapshot")
 
     def put_view(self, topic: int, view: View) -> None:
         """This view is whole, and the topic's from now on."""
-        self._txn.delete(U64.pack(view.id), db=self._db["trash"])
-        self._txn.put(U64.pack(topic), PAIR.pack(view.id, view.horizon), db=self._db["views"])
+        self.rows.delete("trash", U64.pack(view.id))
+        self.rows.put("views", U64.pack(topic), PAIR.pack(view.id, view.horizon))
 
     def snapshot(self, topic: int) -> View | None:
         """Where the newest snapshot of the topic's state is, if there is one."""
-        data = self._txn.get(U64.pack(topic), db=self._db["snapshots"])
-        return None if data is None else View(*self._decode("snapshots", PAIR.unpack, data))
+        return self.rows.find("snapshots", U64.pack(topic), _unpack_view)
 
     def put_snapshot(self, topic: int, snapshot: View) -> None:
         """This snapshot is whole, and replaces the last one."""
         former = self.snapshot(topic)
         if former is not None:
             self.discard(former.id)
-        self._txn.delete(U64.pack(snapshot.id), db=self._db["trash"])
+        self.rows.delete("trash", U64.pack(snapshot.id))
         row = PAIR.pack(snapshot.id, snapshot.horizon)
-        self._txn.put(U64.pack(topic), row, db=self._db["snapshots"])
+        self.rows.put("snapshots", U64.pack(topic), row)
 
     def drop_views(self, topic: int) -> None:
         """The topic is gone, and its view and snapshot with it."""
         for table, found in (("views", self.view(topic)), ("snapshots", self.snapshot(topic))):
             if found is not None:
-                self._txn.delete(U64.pack(topic), db=self._db[table])
+                self.rows.delete(table, U64.pack(topic))
                 self.discard(found.id)
 
     def begin_view(self, view: int, slot: int, engine: str) -> None:
         """An engine begins to make a view; it is to go should the engine die."""
         maker = MAKER.pack(slot, int(engine, 16))
-        self._txn.put(U64.pack(view), maker, db=self._db["trash"])
+        self.rows.put("trash", U64.pack(view), maker)
 
     def unfinished_views(self) -> Iterator[tuple[int, int, str]]:
         """(view, slot, engine) of all that are being made, or were when their maker died."""
-        for key, value in self._txn.cursor(db=self._db["trash"]):
+        for key, value in self.rows.cursor("trash"):
             if len(value) == MAKER.size:
                 slot, engine = MAKER.unpack(value)
-                yield U64.unpack(key)[0], slot, f"{engine:016x}"
+                yield u64(key), slot, f"{engine:016x}"
 
     # ---- retention -----------------------------------------------------------------------
 
     def retentions(self) -> dict[int, tuple[float | None, int | None]]:
         """{topic: (max_age in seconds, max_bytes)} of the topics that do not keep all."""
         return {
-            U64.unpack(key)[0]: tuple(self._decode("retention", msgpack.unpackb, row))
-            for key, row in self._txn.cursor(db=self._db["retention"])
+            u64(key): self.rows.decode("retention", _unpack_limits, row)
+            for key, row in self.rows.cursor("retention")
         }
 
     def retention(self, topic: int) -> tuple[float | None, int | None]:
         """One topic's; (None, None) where it keeps all."""
-        row = self._txn.get(U64.pack(topic), db=self._db["retention"])
-        return (
-            (None, None) if row is None else tuple(self._decode("retention", msgpack.unpackb, row))
-        )
+        return self.rows.find("retention", U64.pack(topic), _unpack_limits) or (None, None)
 
     def put_retention(self, topic: int, max_age: float | None, max_bytes: int | None) -> None:
         """Write what `retentions` reads."""
         if max_age is None and max_bytes is None:
-            self._txn.delete(U64.pack(topic), db=self._db["retention"])
+            self.rows.delete("retention", U64.pack(topic))
             return
         row = msgpack.packb([max_age, max_bytes])
-        self._txn.put(U64.pack(topic), row, db=self._db["retention"])
+        self.rows.put("retention", U64.pack(topic), row)
 
     # ---- claims --------------------------------------------------------------------------
 
     def claim(self, group: str, resource: str) -> tuple[int, int]:
         """(last generation or 0, claimant or 0) of a resource."""
-        data = self._txn.get(claim_key(group, resource), db=self._db["claims"])
-        return (0, 0) if data is None else self._decode("claims", PAIR.unpack, data)
+        return self.rows.find("claims", claim_key(group, resource), PAIR.unpack) or (0, 0)
 
     def put_claim(self, group: str, resource: str, generation: int, claimant: int) -> None:
         """Write what `claim` reads."""
         row = PAIR.pack(generation, claimant)
-        self._txn.put(claim_key(group, resource), row, db=self._db["claims"])
+        self.rows.put("claims", claim_key(group, resource), row)
 
     def claimant(self, claimant: int) -> Claimant | None:
         """A claim session, if it was not severed or released."""
-        data = self._txn.get(U64.pack(claimant), db=self._db["claimants"])
-        return None if data is None else self._decode("claimants", _unpack_claimant, data)
+        return self.rows.find("claimants", U64.pack(claimant), _unpack_claimant)
 
     def put_claimant(self, claimant: Claimant) -> None:
         """Register a claim session."""
         row = msgpack.packb([getattr(claimant, name) for name in CLAIMANT_FIELDS])
-        self._txn.put(U64.pack(claimant.id), row, db=self._db["claimants"])
+        self.rows.put("claimants", U64.pack(claimant.id), row)
 
     def drop_claimant(self, claimant: int) -> None:
         """Remove a claim session."""
-        self._txn.delete(U64.pack(claimant), db=self._db["claimants"])
+        self.rows.delete("claimants", U64.pack(claimant))
 
     # ---- hand-overs ----------------------------------------------------------------------
 
     def transfer(self, topic: int) -> Transfer | None:
         """The topic's hand-over that is under way, or was given up half-way."""
-        data = self._txn.get(U64.pack(topic), db=self._db["transfers"])
-        return None if data is None else self._decode("transfers", _unpack_transfer, data)
+        return self.rows.find("transfers", U64.pack(topic), _unpack_transfer)
 
     def put_transfer(self, transfer: Transfer) -> None:
         """Write what `transfer` reads."""
         row = msgpack.packb([getattr(transfer, name) for name in TRANSFER_FIELDS])
-        self._txn.put(U64.pack(transfer.topic), row, db=self._db["transfers"])
+        self.rows.put("transfers", U64.pack(transfer.topic), row)
 
     def drop_transfer(self, topic: int) -> None:
         """The hand-over has ended, one way or another."""
-        self._txn.delete(U64.pack(topic), db=self._db["transfers"])
+        self.rows.delete("transfers", U64.pack(topic))
 
     # ---- cursors -------------------------------------------------------------------------
 
     def cursor(self, topic: int, group: str) -> int | None:
         """The offset at which a reader group goes on; None if it has not committed yet."""
-        data = self._txn.get(U64.pack(topic) + group.encode(), db=self._db["cursors"])
-        return None if data is None else int(self._decode("cursors", U64.unpack, data)[0])
+        return self.rows.find("cursors", U64.pack(topic) + group.encode(), u64)
 
     def put_cursor(self, topic: int, group: str, offset: int) -> None:
         """Write what `cursor` reads."""
         key = U64.pack(topic) + group.encode()
-        self._txn.put(key, U64.pack(offset), db=self._db["cursors"])
+        self.rows.put("cursors", key, U64.pack(offset))
 
     # ---- batches that are appended once --------------------------------------------------
 
     def fence(self, topic: int, token: str) -> int | None:
         """The epoch under which the run with this token writes; None if it is unknown."""
-        data = self._txn.get(U64.pack(topic) + token.encode(), db=self._db["fences"])
-        return None if data is None else int(self._decode("fences", U64.unpack, data)[0])
+        return self.rows.find("fences", U64.pack(topic) + token.encode(), u64)
 
     def put_fence(self, topic: int, token: str, epoch: int) -> None:
         """Write what `fence` reads."""
         key = U64.pack(topic) + token.encode()
-        self._txn.put(key, U64.pack(epoch), db=self._db["fences"])
+        self.rows.put("fences", key, U64.pack(epoch))
 
     def _move_fences(self, former: int, topic: int) -> None:
-        for token, data in list(self._rows("fences", former)):
-            self._txn.put(U64.pack(topic) + token, data, db=self._db["fences"])
-            self._txn.delete(U64.pack(former) + token, db=self._db["fences"])
+        for token, data in list(self.rows.under("fences", former)):
+            self.rows.put("fences", U64.pack(topic) + token, data)
+            self.rows.delete("fences", U64.pack(former) + token)
 
     def batch(self, topic: int, writer: str) -> int | None:
         """The number of the last batch of a writer; None if there was none."""
-        data = self._txn.get(U64.pack(topic) + writer.encode(), db=self._db["batches"])
-        return None if data is None else int(self._decode("batches", BATCH.unpack, data)[0])
+        return self.rows.find("batches", U64.pack(topic) + writer.encode(), _unpack_batch)
 
     def put_batch(self, topic: int, writer: str, number: int) -> None:
         """Write what `batch` reads."""
         key = U64.pack(topic) + writer.encode()
-        self._txn.put(key, BATCH.pack(number), db=self._db["batches"])
+        self.rows.put("batches", key, BATCH.pack(number))
 
     def batches(self, topic: int) -> list[tuple[str, int]]:
         """(writer, number of its last batch) of all that have appended batches to a topic."""
         return [
-            (writer.decode(), self._decode("batches", BATCH.unpack, data)[0])
-            for writer, data in self._rows("batches", topic)
+            (writer.decode(), self.rows.decode("batches", _unpack_batch, data))
+            for writer, data in self.rows.under("batches", topic)
         ]
 
     def producers(self, topic: int) -> list[tuple[str, int, int]]:
         """(name, last sequence id, live session or 0) of all that have written to a topic."""
         return [
-            (name.decode(), *self._decode("producers", PRODUCER.unpack, data))
-            for name, data in self._rows("producers", topic)
+            (name.decode(), *self.rows.decode("producers", PRODUCER.unpack, data))
+            for name, data in self.rows.under("producers", topic)
         ]
+
+
+def _unpack_view(data: bytes) -> View:
+    return View(*PAIR.unpack(data))
+
+
+def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
+    max_age, max_bytes = msgpack.unpackb(data)
+    return max_age, max_bytes
+
+
+def _unpack_batch(data: bytes) -> int:
+    last: int = BATCH.unpack(data)[0]
+    return last
 
 
 def _unpack_claimant(data: bytes) -> Claimant:

@@ -123,11 +123,11 @@ MUTANTS = (
            "if journal is not None and journal.synced < journal.tail:", "if False:",
            ("crash-states", "test_h_crashes.py", "test_h_journal.py")),
     Mutant("a checkpoint is not recorded", "tables.py",
-           '        self._txn.put(b"journal", PAIR.pack(self.generation, stop), '
-           'db=self._db["meta"])\n', "", ("kill-sweep", "crash-states")),
+           '        self.rows.put("meta", b"journal", PAIR.pack(self.generation, stop))\n', "",
+           ("kill-sweep", "crash-states")),
     Mutant("a new generation is not recorded", "tables.py",
-           '        self._txn.put(b"journal", PAIR.pack(generation, position), '
-           'db=self._db["meta"])\n', "", ("kill-sweep", "crash-states")),
+           '        self.rows.put("meta", b"journal", PAIR.pack(generation, position))\n', "",
+           ("kill-sweep", "crash-states")),
     Mutant("a batch is not held together", JOURNAL, "(MORE if i < p.count - 1 else 0)",
            "<uint32_t>0", ("crash-states", "test_h_crashes.py")),
     Mutant("what a dead holder left is not told apart", JOURNAL,

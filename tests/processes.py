@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
+from exclusivelog.tables import NAMES
 
 PATIENCE = 30.0  # seconds; nothing in a test may wait longer
 
@@ -252,11 +253,7 @@ def forked(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
 def rows(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:
     """All that the ledger's tables hold, but for the counters of ids already given."""
     with engine.ledger.read() as tables:
-        return {
-            table: list(tables._txn.cursor(db=database))
-            for table, database in tables._db.items()
-            if table != "meta"
-        }
+        return {table: list(tables.rows.cursor(table)) for table in NAMES if table != "meta"}
 
 
 def values(topic: xl.Topic) -> list[bytes]:

@@ -21,7 +21,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import __version__
-from exclusivelog.tables import PAIR
+from exclusivelog.rows import PAIR
 from tests.processes import PATIENCE, open_producer, until
 
 pytest.importorskip("typer")
@@ -124,9 +124,7 @@ def test_verify_names_the_damage_and_fails(engine, path) -> None:
     assert lines("verify", path) == [["1 topics, 1 entries, 2 messages: sound"]]
     with engine.ledger.write_all() as tables:
         ((last, data),) = tables.entries(engine.topic("orders").id, 0)
-        tables._txn.put(
-            PAIR.pack(engine.topic("orders").id, last), b"?" + data[1:], db=tables._db["entries"]
-        )
+        tables.rows.put("entries", PAIR.pack(engine.topic("orders").id, last), b"?" + data[1:])
     done = run("verify", path)
     assert (done.returncode, done.stderr) == (1, b"")
     assert b"offsets 0 to 1 is damaged" in done.stdout

@@ -19,7 +19,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import compaction
-from exclusivelog.tables import U64
+from exclusivelog.rows import U64
 from proof.compactions import Sent, compacted, kept, read, state_of
 from tests.processes import PATIENCE, State, Worker, send, until, within
 from tests.states import struck_after
@@ -346,10 +346,9 @@ def test_g7_a_topic_or_an_engine_that_ends_meanwhile(
 def damage(engine: xl.Engine, topic: int) -> None:
     """Flip a bit in each entry that stands under this id."""
     with engine.ledger.write() as tables:
-        entries = tables._db["entries"]
-        for key, value in list(tables._txn.cursor(db=entries)):
+        for key, value in list(tables.rows.cursor("entries")):
             if U64.unpack(key[:8])[0] == topic:
-                tables._txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=entries)
+                tables.rows.put("entries", key, value[:-1] + bytes([value[-1] ^ 1]))
 
 
 def view_id(engine: xl.Engine, topic: xl.Topic) -> int:

@@ -14,7 +14,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.tables import PAIR, U64
+from exclusivelog.rows import PAIR, U64
 from tests.children import finish
 from tests.entries import flipped, refooted
 from tests.journals import MORE, Frame, checkpoint, flip, frames, never_pack, no_checkpoints
@@ -37,16 +37,16 @@ class Damage:
     def put(self, last: int, data: bytes, table: str = "entries", key: bytes | None = None) -> None:
         with self.engine.ledger.write() as tables:
             key = PAIR.pack(self.id, last) if key is None else key
-            tables._txn.put(key, data, db=tables._db[table])
+            tables.rows.put(table, key, data)
 
     def restore(self, entries: list[tuple[int, bytes]]) -> None:
         with self.engine.ledger.write() as tables:
             for last, data in entries:
-                tables._txn.put(PAIR.pack(self.id, last), data, db=tables._db["entries"])
+                tables.rows.put("entries", PAIR.pack(self.id, last), data)
 
     def remove(self, last: int) -> None:
         with self.engine.ledger.write() as tables:
-            tables._txn.delete(PAIR.pack(self.id, last), db=tables._db["entries"])
+            tables.rows.delete("entries", PAIR.pack(self.id, last))
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import _core, compaction, mailbox, retention, tables
+from exclusivelog import _core, compaction, large, mailbox, retention
 from exclusivelog import topic as topic_module
-from exclusivelog.tables import PAIR
+from exclusivelog.rows import PAIR
 from tests.journals import never_pack, no_checkpoints
 from tests.processes import (
     PATIENCE,
@@ -450,7 +450,7 @@ def many_entries(topic: xl.Topic) -> None:
 def small_parts(monkeypatch) -> None:
     """Each append is an entry, each large entry a segment."""
     never_pack(monkeypatch)
-    monkeypatch.setattr(tables, "SEGMENT_BYTES", 1)
+    monkeypatch.setattr(large, "SEGMENT_BYTES", 1)
 
 
 def steps() -> Iterator[tuple[int, bool]]:
@@ -560,7 +560,7 @@ def test_g8_killed_while_it_trims(path) -> None:
 
 def test_g8_large_entries_give_their_space_back(engine, topic, monkeypatch) -> None:
     """Segment by segment, each with its last entry."""
-    monkeypatch.setattr(tables, "SEGMENT_BYTES", 4 * LARGE)
+    monkeypatch.setattr(large, "SEGMENT_BYTES", 4 * LARGE)
     with topic.producer() as producer:
         for number in range(12):
             producer.send(b"%d" % number + bytes(LARGE))
@@ -719,7 +719,7 @@ def damage(topic: xl.Topic) -> None:
     """Every entry of the topic is rubbish."""
     with topic.engine.ledger.write() as inside:
         for last, _ in list(inside.entries(topic.id, 0)):
-            inside._txn.put(PAIR.pack(topic.id, last), b"garbage!", db=inside._db["entries"])
+            inside.rows.put("entries", PAIR.pack(topic.id, last), b"garbage!")
 
 
 def test_g8_a_damaged_topic_does_not_keep_the_others(engine, often) -> None:

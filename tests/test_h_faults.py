@@ -7,6 +7,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import functools
 import gc
 import os
 import random
@@ -17,8 +18,9 @@ import textwrap
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -234,8 +236,12 @@ def test_h2_opening_a_new_ledger_on_a_full_disk(tmp_path) -> None:
     assert said.total() == 14
 
 
-def test_h2_a_closed_engine_lets_go_of_its_files_at_once(path) -> None:
-    """Not only when Python looks for cycles: the room of a ledger that is removed is needed."""
+@pytest.mark.parametrize("thread", ["_keep_beating", "_keep_watch"])
+def test_h2_a_closed_engine_lets_go_of_its_files_at_once(path, monkeypatch, thread) -> None:
+    """Not only when Python looks for cycles, nor when the last of its threads has come to its
+    end, however slow that is: the room of a ledger that is removed is needed."""
+    ends_late = functools.partialmethod(end_late, getattr(xl.Engine, thread))
+    monkeypatch.setattr(xl.Engine, thread, ends_late)
     gc.disable()
     try:
         for _ in range(3):
@@ -245,6 +251,11 @@ def test_h2_a_closed_engine_lets_go_of_its_files_at_once(path) -> None:
             assert path not in Path("/proc/self/maps").read_text()
     finally:
         gc.enable()
+
+
+def end_late(engine: xl.Engine, run: Callable[..., None], *args: Any) -> None:
+    run(engine, *args)
+    time.sleep(0.2)
 
 
 def make_topics(engine: xl.Engine) -> None:

@@ -26,8 +26,8 @@ import exclusivelog as xl
 from exclusivelog import snapshots, state
 from exclusivelog.ledger import Transaction
 from exclusivelog.retention import empty_trash
+from exclusivelog.rows import U64
 from exclusivelog.state import Replica
-from exclusivelog.tables import U64
 from tests.children import child, line, tell
 from tests.processes import PATIENCE, State, Worker, rows, until
 from tests.states import (
@@ -548,10 +548,9 @@ def damage(engine: xl.Engine, topic: xl.Topic) -> None:
     with engine.ledger.write() as tables:
         snapshot = tables.snapshot(topic.id)
         assert snapshot is not None
-        entries = tables._db["entries"]
-        for key, value in list(tables._txn.cursor(db=entries)):
+        for key, value in list(tables.rows.cursor("entries")):
             if U64.unpack(key[:8])[0] == snapshot.id:
-                tables._txn.put(key, value[:-1] + bytes([value[-1] ^ 1]), db=entries)
+                tables.rows.put("entries", key, value[:-1] + bytes([value[-1] ^ 1]))
 
 
 def test_g9_a_damaged_one_is_named_and_can_be_replaced(

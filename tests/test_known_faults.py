@@ -23,6 +23,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.ledger import Ledger
 from exclusivelog.lockfile import LockFile
+from exclusivelog.rows import Rows
 from exclusivelog.tables import Tables
 from tests.processes import (
     Failed,
@@ -182,11 +183,12 @@ def test_a_late_release_by_an_evicted_owner_does_not_clear_its_successor(
 @contextlib.contextmanager
 def failing(method: str, error: BaseException, call: int = 1) -> Iterator[list[int]]:
     """The n-th call of this method of the ledger's tables does its work, and then raises."""
-    original = getattr(Tables, method)
+    owner = Rows if method == "next_id" else Tables
+    original = getattr(owner, method)
     counter = itertools.count(1)
     struck: list[int] = []
 
-    def fail(self: Tables, *args: Any, **kwargs: Any) -> Any:
+    def fail(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if next(counter) == call:
             struck.append(call)
@@ -194,7 +196,7 @@ def failing(method: str, error: BaseException, call: int = 1) -> Iterator[list[i
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tables, method, fail)
+        patch.setattr(owner, method, fail)
         yield struck
 
 

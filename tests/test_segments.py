@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import segments, tables
+from exclusivelog import large, segments
 from exclusivelog.segments import REFERENCE, REFERENCE_MAGIC, Segments
 from tests.children import ROOT, child, command, finish, line, tell
 from tests.disks import disk, leave, needs_strace
@@ -34,7 +34,7 @@ from tests.test_h_faults import FAILS, check_full, fill
 pytest.importorskip("pyarrow")
 from tests.test_g_arrow import as_messages, facts
 
-LARGE = 200_000  # bytes, more than tables.LARGE_ENTRY
+LARGE = 200_000  # bytes, more than segments.LARGE_ENTRY
 
 
 def some(number: int, size: int = LARGE) -> bytes:
@@ -70,7 +70,7 @@ def only(path: str | Path) -> Path:
 def known(engine: xl.Engine) -> dict[int, int]:
     """{segment: bytes in use} as the tables say."""
     with engine.ledger.read() as inside:
-        return {segment: end for segment, (end, _) in inside.segments().items()}
+        return {segment: end for segment, (end, _) in inside.large.segments().items()}
 
 
 def sizes(engine: xl.Engine) -> tuple[dict[int, int], int]:
@@ -156,7 +156,7 @@ def test_g5_large_entries_are_read_as_all_others(topic, worker) -> None:
 
 def test_g5_other_processes_follow_large_batches(engine, topic, worker, monkeypatch) -> None:
     """Each message once, in order, while segments grow, begin, and are removed beside them."""
-    monkeypatch.setattr(tables, "SEGMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(large, "SEGMENT_BYTES", 1 << 20)
     readers = [worker(), worker(readonly=True), worker()]
     for index, reader in enumerate(readers):
         reader.start(tail, 200, index == 2)
@@ -230,7 +230,7 @@ def test_g8_a_segment_goes_with_the_last_topic_in_it(engine, path) -> None:
 
 
 def test_g8_segments_follow_each_other_and_no_id_comes_twice(path, monkeypatch) -> None:
-    monkeypatch.setattr(tables, "SEGMENT_BYTES", 3 * LARGE)
+    monkeypatch.setattr(large, "SEGMENT_BYTES", 3 * LARGE)
     monkeypatch.setattr(segments, "KEPT_IN_MEMORY", 1000)
     last = 0
     for _ in range(3):
@@ -351,7 +351,7 @@ def test_h2_an_aborted_transaction_gives_back_every_segment_it_filled(
     engine, topic, path, monkeypatch
 ) -> None:
     """A batch that runs out of room may have filled one segment and begun others."""
-    monkeypatch.setattr(tables, "SEGMENT_BYTES", 3 * LARGE)
+    monkeypatch.setattr(large, "SEGMENT_BYTES", 3 * LARGE)
     send(engine, "t", LARGE)
     (before,) = files(path).values()
     with contextlib.suppress(KeyError), engine.ledger.write() as inside:
@@ -535,9 +535,9 @@ def test_h2_a_strange_file_beside_the_segments_does_no_harm(path, name) -> None:
 DIES = """
     import os, sys, threading
     import exclusivelog as xl
-    from exclusivelog import tables
+    from exclusivelog import large
     from tests.test_segments import batch
-    tables.SEGMENT_BYTES = 300_000
+    large.SEGMENT_BYTES = 300_000
 
     def run():
         with xl.open(sys.argv[1]) as engine:
@@ -731,7 +731,7 @@ def test_g9_a_segment_that_is_cut_off_empty_or_missing_is_named(path) -> None:
 
 
 def test_h2_a_backup_has_all_segments_and_needs_nothing_else(path, monkeypatch) -> None:
-    monkeypatch.setattr(tables, "SEGMENT_BYTES", 2 * LARGE)
+    monkeypatch.setattr(large, "SEGMENT_BYTES", 2 * LARGE)
     with xl.open(path) as engine:
         send(engine, "t", *[LARGE] * 9)
         send(engine, "gone")

@@ -22,8 +22,8 @@ from typing import Any
 
 import exclusivelog as xl
 from exclusivelog import ledger
+from exclusivelog.rows import U64
 from exclusivelog.segments import NAME
-from exclusivelog.tables import U64
 from tests.processes import PATIENCE
 
 nursery = multiprocessing.get_context("forkserver")
@@ -124,7 +124,7 @@ def strays(engine: xl.Engine) -> dict[str, list[bytes]]:
                 tables.snapshot(topic)) if found is not None}  # fmt: skip
         rows = {
             table: [
-                key for key, _ in tables._txn.cursor(db=tables._db[table])
+                key for key, _ in tables.rows.cursor(table)
                 if U64.unpack(key[:8])[0] not in (alive | kept if table == "entries" else alive)
             ]
             for table in OF_TOPICS
@@ -142,7 +142,7 @@ def trimmed_entries(engine: xl.Engine) -> int:
 def wasted_bytes(engine: xl.Engine) -> int:
     """Bytes of segment files that no entry of the tables lies in."""
     with engine.ledger.read() as tables:
-        known = {segment: end for segment, (end, _) in tables.segments().items()}
+        known = {segment: end for segment, (end, _) in tables.large.segments().items()}
     folder = os.path.join(engine.path, "segments")
     names = os.listdir(folder) if os.path.isdir(folder) else []
     sizes = {

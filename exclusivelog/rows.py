@@ -1,0 +1,82 @@
+"""Rows: the bytes of named tables, within one LMDB transaction."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from exclusivelog.errors import LedgerCorruptedError
+
+if TYPE_CHECKING:
+    import lmdb
+
+U64 = struct.Struct(">Q")
+PAIR = struct.Struct(">QQ")
+
+Decoded = TypeVar("Decoded")
+
+
+class Rows:
+    """Access to the rows of all tables of one ledger, while a transaction lasts."""
+
+    __slots__ = ("_databases", "_txn", "path")
+
+    def __init__(self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str) -> None:
+        self._txn = txn
+        self._databases = databases
+        self.path = path
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """The data under a key."""
+        return self._txn.get(key, db=self._databases[table])
+
+    def put(self, table: str, key: bytes, data: bytes, overwrite: bool = True) -> bool:
+        """Write a row; False if there is one that may not be overwritten."""
+        return self._txn.put(key, data, overwrite=overwrite, db=self._databases[table])
+
+    def delete(self, table: str, key: bytes) -> bool:
+        """Delete a row; False if there was none."""
+        return self._txn.delete(key, db=self._databases[table])
+
+    def cursor(self, table: str) -> lmdb.Cursor[bytes]:
+        """LMDB's own cursor, in the order of the keys. Do not change the table while walking."""
+        return self._txn.cursor(db=self._databases[table])
+
+    def under(self, table: str, owner: int, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """(key, data) of the rows whose keys begin with the number `owner`, which is left out
+        of the keys, from the key `start` on. Lazy, as a cursor is."""
+        prefix = U64.pack(owner)
+        cursor = self.cursor(table)
+        if cursor.set_range(prefix + start):
+            for key, data in cursor:
+                if not key.startswith(prefix):
+                    return
+                yield key[U64.size :], data
+
+    def find(self, table: str, key: bytes, decode: Callable[[bytes], Decoded]) -> Decoded | None:
+        """What the data under a key stands for; None if there is none."""
+        data = self.get(table, key)
+        return None if data is None else self.decode(table, decode, data)
+
+    def decode(self, table: str, decode: Callable[[bytes], Decoded], data: bytes) -> Decoded:
+        """What this row's data stands for, or LedgerCorruptedError."""
+        try:
+            return decode(data)
+        except (struct.error, ValueError, TypeError) as error:
+            raise LedgerCorruptedError(
+                f"{self.path}: a row of the table {table!r} is damaged: {error}"
+            ) from None
+
+    def next_id(self, counter: bytes) -> int:
+        """A number never given before."""
+        last = self.find("meta", counter, u64)
+        given = 1 if last is None else last + 1
+        self.put("meta", counter, U64.pack(given))
+        return given
+
+
+def u64(data: bytes) -> int:
+    """The number that a row holds."""
+    value: int = U64.unpack(data)[0]
+    return value
