@@ -174,7 +174,8 @@ def counted_transactions(engine: xl.Engine, counts: list[int]) -> Iterator[None]
 
 
 def last_transaction(engine: xl.Engine) -> int:
-    number: int = engine.ledger._env.info()["last_txnid"]
+    with engine.ledger.environment() as env:
+        number: int = env.info()["last_txnid"]
     return number
 
 

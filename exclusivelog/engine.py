@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.access import Session
+from exclusivelog.backup import backup
 from exclusivelog.commit import Committer
 from exclusivelog.compaction import compact
 from exclusivelog.encoding import encode_properties
@@ -587,7 +588,7 @@ class Engine:
     def backup(self, path: str | os.PathLike[str]) -> None:
         """A consistent, compacted copy into an empty directory, while others go on writing."""
         self.check_open()
-        self.ledger.backup(os.path.abspath(path))
+        backup(self.ledger, os.path.abspath(path))
 
     # ---- close ---------------------------------------------------------------------------
 

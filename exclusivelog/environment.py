@@ -1,5 +1,5 @@
-"""LMDB's environment: where it may be, how it is made, and what is refused before LMDB touches it
-(rule H2)."""
+"""LMDB's environment: where it may be, how it is made and opened, and what is refused before LMDB
+touches it (rule H2)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import struct
+from typing import Any
 
 import lmdb
 import msgpack
@@ -135,3 +136,58 @@ def _check_kind(data: str, head: bytes) -> None:
         raise LedgerVersionError(
             f"{data} has LMDB file format {version}; this version of exclusivelog reads format 1"
         )
+
+
+# ---- opened ------------------------------------------------------------------------------
+
+
+def open_environment(
+    path: str, mode: int, map_size: int, max_readers: int, readonly: bool
+) -> lmdb.Environment:
+    """LMDB's environment in this directory, where there is one."""
+    lock = os.path.join(path, "lock.mdb")
+    if not os.path.exists(lock) and not readonly:
+        # LMDB would make a sparse one, and die of SIGBUS on a full disk.
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode & 0o666)
+        try:
+            os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
+        except OSError:
+            os.unlink(lock)
+            raise
+        finally:
+            os.close(fd)
+    env = lmdb.open(
+        path, map_size=map_size, max_dbs=len(NAMES), max_readers=max_readers, readonly=readonly,
+        create=False, mode=mode & 0o666, lib_version=LMDB_ENGINE,
+    )  # fmt: skip
+    env.reader_check()
+    return env
+
+
+def open_tables(env: lmdb.Environment, path: str, readonly: bool) -> tuple[dict[str, Any], str]:
+    """The tables by name, and the ledger's uuid."""
+    with translated(path, readonly):
+        try:
+            databases = _open_databases(env, readonly)
+            with env.begin() as txn:
+                header = msgpack.unpackb(txn.get(b"format", db=databases["meta"]))
+            version, uuid = header["version"], str(header["uuid"])
+        except (lmdb.NotFoundError, lmdb.IncompatibleError, TypeError, ValueError, KeyError):
+            raise LedgerVersionError(
+                f"{path}/data.mdb is an LMDB file, but not a ledger's; choose another directory"
+            ) from None
+    if version != FORMAT:
+        raise LedgerVersionError(
+            f"{path} has ledger format {version}; this version of exclusivelog reads format "
+            f"{FORMAT}. Use a newer one"
+        )
+    return databases, uuid
+
+
+def _open_databases(env: lmdb.Environment, readonly: bool) -> dict[str, Any]:
+    # py-lmdb forgets handles that were opened in a read transaction, and without a transaction
+    # it waits for the writer's lock with the GIL held, unless read-only.
+    if readonly:
+        return {name: env.open_db(name.encode(), create=False) for name in NAMES}
+    with env.begin(write=True) as txn:
+        return {name: env.open_db(name.encode(), txn=txn, create=False) for name in NAMES}

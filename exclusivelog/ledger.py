@@ -23,38 +23,35 @@ import functools
 import logging
 import os
 import secrets
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import lmdb
-import msgpack
 
 from exclusivelog import _core
 from exclusivelog.environment import (
-    LMDB_ENGINE,
     check_header,
     create_environment,
     identity,
     make_directory,
+    open_environment,
+    open_tables,
     refuse_remote,
 )
 from exclusivelog.errors import (
     EngineClosedError,
-    LedgerCorruptedError,
     LedgerError,
     LedgerIOError,
-    LedgerVersionError,
 )
 from exclusivelog.events import write_events
-from exclusivelog.faults import DAMAGED, translated, translation
+from exclusivelog.faults import translated, translation
 from exclusivelog.hangs import Watch
 from exclusivelog.journal import inode, open_journal, refuse_a_second_life
 from exclusivelog.lockfile import LockFile
-from exclusivelog.segments import Segments, sync_directory
-from exclusivelog.tables import FORMAT, NAMES, Tables
+from exclusivelog.segments import Segments
+from exclusivelog.tables import Tables
 
 log = logging.getLogger("exclusivelog")
 
@@ -67,7 +64,6 @@ RETRY_SECONDS = 0.25  # after a checkpoint that failed
 # is more than this is taken over before, while others go on.
 TAKEN_OVER_AT_ONCE = 256 << 10
 MOST_LOOKS = 100
-UNFINISHED = "what is there is no backup; remove it, and make one into an empty directory"
 
 Found = TypeVar("Found")
 
@@ -103,58 +99,13 @@ class Ledger:
         self._killers = int(kill_hung)
         self._ending = threading.Event()
         self.segments = Segments(path, mode, map_size)
-        refuse_remote(path)
-        data = os.path.join(path, "data.mdb")
-        if not os.access(path, os.R_OK | os.X_OK):
-            raise LedgerError(f"{path} may not be looked into by this user; check its owner")
-        if not create and not os.path.exists(data):
-            raise LedgerError(
-                f"{path} holds no ledger, and {'readonly=True' if readonly else 'create=False'}"
-            )
-        owners = os.path.join(path, "owners.lock")
-        with translated(path, readonly):
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.segments.close)
+            with translated(path, readonly):
+                self._open(undo, create, mode, map_size, max_readers)
             if not readonly:
-                refuse_a_second_life(path, owners)
-            self.lockfile = LockFile(owners, mode=mode & 0o666, readonly=readonly)
-            try:
-                # Who only looks need not wait for one who waits there for the ledger.
-                looks = readonly and self.lockfile.in_use and os.path.exists(data)
-                with contextlib.nullcontext() if looks else self.lockfile.opening():
-                    self.lockfile.refuse_other_namespaces()
-                    if not os.path.exists(data):
-                        create_environment(path, mode)
-                    check_header(data)
-                    self._env = self._open_environment(mode, map_size, max_readers)
-                    try:
-                        self.journal = self._open_journal(mode)
-                        with self._turn():
-                            self._db = self._open_tables()
-                            if self.journal is not None and not readonly:
-                                self._recover(self.journal)
-                    except BaseException:
-                        self._env.close()
-                        if self.journal is not None:
-                            self.journal.on_stall = None
-                        raise
-            except BaseException:
-                self.segments.close()
-                self.lockfile.close()
-                raise
-        # C functions, as `_core.Section` wants them.
-        self._begin_read = functools.partial(self._env.begin)
-        self._begin_write = functools.partial(self._env.begin, write=True)
-        try:
-            if not readonly:
-                with self.write() as tables:
-                    ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
-                    self.segments.sweep(ends)
-                if self.journal is not None and self.journal.backlog:
-                    self.start_checkpoints()  # whoever appended that may be dead
-        except BaseException:
-            self._env.close()
-            self.segments.close()
-            self.lockfile.close()
-            raise
+                self._go_on()
+            undo.pop_all()
 
     # ---- open and close ------------------------------------------------------------------
 
@@ -200,59 +151,59 @@ class Ledger:
                     self._gate.end()
                     self._env.close()
                     self.segments.close()
+                    self._leave_the_watch()
                     if self.journal is not None:
-                        self.journal.on_stall = None
                         self.journal.close()
                 self.lockfile.close()
 
-    def _open_environment(self, mode: int, map_size: int, max_readers: int) -> lmdb.Environment:
-        lock = os.path.join(self.path, "lock.mdb")
-        if not os.path.exists(lock) and not self.readonly:
-            # LMDB would make a sparse one, and die of SIGBUS on a full disk.
-            fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode & 0o666)
-            try:
-                os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
-            except OSError:
-                os.unlink(lock)
-                raise
-            finally:
-                os.close(fd)
-        env = lmdb.open(
-            self.path, map_size=map_size, max_dbs=len(NAMES), max_readers=max_readers,
-            readonly=self.readonly, create=False, mode=mode & 0o666, lib_version=LMDB_ENGINE,
-        )  # fmt: skip
-        env.reader_check()
-        return env
-
-    def _open_tables(self) -> dict[str, Any]:
-        with translated(self.path, self.readonly):
-            try:
-                databases = self._open_databases()
-                with self._env.begin() as txn:
-                    header = msgpack.unpackb(txn.get(b"format", db=databases["meta"]))
-                version, self.uuid = header["version"], str(header["uuid"])
-            except (
-                lmdb.NotFoundError, lmdb.IncompatibleError, TypeError, ValueError, KeyError,
-            ):  # fmt: skip
-                raise LedgerVersionError(
-                    f"{self.path}/data.mdb is an LMDB file, but not a ledger's; choose another "
-                    "directory"
-                ) from None
-        if version != FORMAT:
-            raise LedgerVersionError(
-                f"{self.path} has ledger format {version}; this version of exclusivelog "
-                f"reads format {FORMAT}. Use a newer one"
+    def _open(
+        self, undo: contextlib.ExitStack, create: bool, mode: int, map_size: int, max_readers: int
+    ) -> None:
+        """Open every file, one process at a time; what is to be undone should that fail."""
+        path, data = self.path, os.path.join(self.path, "data.mdb")
+        refuse_remote(path)
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise LedgerError(f"{path} may not be looked into by this user; check its owner")
+        if not create and not os.path.exists(data):
+            raise LedgerError(
+                f"{path} holds no ledger, and "
+                f"{'readonly=True' if self.readonly else 'create=False'}"
             )
-        return databases
+        owners = os.path.join(path, "owners.lock")
+        if not self.readonly:
+            refuse_a_second_life(path, owners)
+        self.lockfile = LockFile(owners, mode=mode & 0o666, readonly=self.readonly)
+        undo.callback(self.lockfile.close)
+        # Who only looks need not wait for one who waits there for the ledger.
+        looks = self.readonly and self.lockfile.in_use and os.path.exists(data)
+        with contextlib.nullcontext() if looks else self.lockfile.opening():
+            self.lockfile.refuse_other_namespaces()
+            if not os.path.exists(data):
+                create_environment(path, mode)
+            check_header(data)
+            self._env = open_environment(path, mode, map_size, max_readers, self.readonly)
+            undo.callback(self._env.close)
+            # C functions, as `_core.Section` wants them.
+            self._begin_read = functools.partial(self._env.begin)
+            self._begin_write = functools.partial(self._env.begin, write=True)
+            self.journal = self._open_journal(mode)
+            undo.callback(self._leave_the_watch)
+            with self._turn():
+                self._db, self.uuid = open_tables(self._env, path, self.readonly)
+                if self.journal is not None and not self.readonly:
+                    self._recover(self.journal)
 
-    def _open_databases(self) -> dict[str, Any]:
-        # py-lmdb forgets handles that were opened in a read transaction, and without a
-        # transaction it waits for the writer's lock with the GIL held, unless read-only.
-        open_db = self._env.open_db
-        if self.readonly:
-            return {name: open_db(name.encode(), create=False) for name in NAMES}
-        with self._env.begin(write=True) as txn:
-            return {name: open_db(name.encode(), txn=txn, create=False) for name in NAMES}
+    def _go_on(self) -> None:
+        """Clear away what a dead process has left, and take over what it has appended."""
+        with self.write() as tables:
+            ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
+            self.segments.sweep(ends)
+        if self.journal is not None and self.journal.backlog:
+            self.start_checkpoints()  # whoever appended that may be dead
+
+    def _leave_the_watch(self) -> None:
+        if self.journal is not None:
+            self.journal.on_stall = None  # it would keep us
 
     # ---- the journal ---------------------------------------------------------------------
 
@@ -507,13 +458,14 @@ class Ledger:
         return raised
 
     @contextlib.contextmanager
-    def _inside(self) -> Iterator[None]:
+    def environment(self) -> Iterator[lmdb.Environment]:
+        """LMDB's environment, which stays open while the block runs."""
         if self._failure is not None:
             raise self._failure
         if not self._gate.enter():
             raise EngineClosedError(f"the ledger {self.path} was closed meanwhile")
         try:
-            yield
+            yield self._env
         finally:
             self._gate.leave()
 
@@ -543,10 +495,10 @@ class Ledger:
 
     def stats(self) -> dict[str, int]:
         """Sizes in bytes and counts, as LMDB knows them."""
-        with self._inside(), translated(self.path, fail=self.fail):
-            info = self._env.info()
-            page = self._env.stat()["psize"]
-            with self._env.begin() as txn:
+        with self.environment() as env, translated(self.path, fail=self.fail):
+            info = env.info()
+            page = env.stat()["psize"]
+            with env.begin() as txn:
                 large = self.tables(txn).large.total_bytes()
             return {
                 "map_size": info["map_size"],
@@ -557,71 +509,6 @@ class Ledger:
                 "max_readers": info["max_readers"],
                 "readers": info["num_readers"],
             }
-
-    def backup(self, path: str) -> None:
-        """A consistent, compacted copy of the tables into an empty directory."""
-        # What befalls the copy is not the end of the ledger: nothing of it is pending.
-        with self._inside(), translated(path, way_out=UNFINISHED):
-            if os.path.exists(path) and not os.path.isdir(path):
-                raise LedgerError(f"{path} is a file; a backup goes into a directory of its own")
-            os.makedirs(path, exist_ok=True)
-            if os.listdir(path):
-                raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
-            for _ in range(MOST_LOOKS):
-                with self.segments.held() as files:
-                    self._copy_tables(path)
-                    applied = self._copy_segments(path, files)
-                if self._copy_journal(path, applied):
-                    break
-                shutil.rmtree(path)  # the tables were copied too long before the journal
-                os.makedirs(path)
-            sync_directory(path)
-
-    def _copy_tables(self, path: str) -> None:
-        try:
-            self._env.copy(path, compact=True)
-        except DAMAGED:
-            with translated(self.path):  # it is ours, not the copy
-                raise
-
-    def _copy_journal(self, path: str, applied: int) -> bool:
-        # Whoever opens the copy recovers from it what its tables do not have yet.
-        if self.journal is None:
-            return True
-        copy = os.path.join(path, "journal")
-        shutil.copyfile(os.path.join(self.path, "journal"), copy)
-        fd = os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        return not self.journal.ready or self.journal.tail - applied < self.journal.capacity // 2
-
-    def _copy_segments(self, path: str, files: dict[int, int]) -> int:
-        # The copied tables say what belongs to them, and how much of it.
-        env = lmdb.open(path, max_dbs=len(NAMES), readonly=True, lock=False, create=False)
-        copy = Segments(path, os.stat(self.path).st_mode & 0o777, self.segments.limit)
-        try:
-            databases = {
-                name: env.open_db(name.encode(), create=False) for name in ("segments", "meta")
-            }
-            with env.begin() as txn:
-                tables = Tables(txn, databases, path, copy, self.journal)
-                wanted, applied = tables.large.segments(), tables.applied
-            for segment, (end, _) in wanted.items():
-                try:
-                    if segment not in files:  # begun since
-                        files[segment] = self.segments.open(segment)
-                    copy.take_copy(segment, end, files[segment])
-                except (ValueError, FileNotFoundError) as error:
-                    raise LedgerCorruptedError(
-                        f"segment {segment:016x} of {self.path} cannot be copied: {error}; "
-                        "verify() says what is damaged"
-                    ) from error
-            return applied
-        finally:
-            copy.close()
-            env.close()
 
     # ---- fork ----------------------------------------------------------------------------
 
