@@ -783,7 +783,7 @@ cdef class Entry:
 
     @property
     def last_publish_time(self):
-        if self.times == NULL or self.count == 0:
+        if self.times == NULL:
             return self.publish_time
         return self.publish_time + self.times[self.count - 1]
 

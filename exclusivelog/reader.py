@@ -15,12 +15,12 @@ from exclusivelog.encoding import to_ms
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
-    LedgerCorruptedError,
     OffsetTrimmedError,
     TopicNotFoundError,
     TopicTerminatedError,
     WaitTimeoutError,
 )
+from exclusivelog.faults import met_twice
 from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.log import READ_BYTES, check_place, offset_at_time, read_entries
 from exclusivelog.serde import pick_loads
@@ -97,19 +97,10 @@ class Reader(_core.Cursor):
         0
         """
         self._check()
-        self.move_to(self._look_again(lambda tables: self._find(tables, start, inclusive)))
+        self.move_to(self._look(lambda tables: self._find(tables, start, inclusive)))
 
-    def _look_again(self, look: Callable[[Tables], Found]) -> Found:
-        """What `look` finds. What seems damaged may have been on its way out: then another look
-        does not meet it."""
-        met = ""
-        while True:
-            try:
-                return self._engine.look(look)
-            except LedgerCorruptedError as error:
-                if str(error) == met:
-                    raise
-                met = str(error)
+    def _look(self, look: Callable[[Tables], Found]) -> Found:
+        return met_twice(lambda: self._engine.look(look))
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = self._existing(tables.latest(self.topic_id))
@@ -184,7 +175,7 @@ class Reader(_core.Cursor):
         """The next entries of the ledger; what the iteration calls when it has run dry."""
         self._check()
         if self.position < self._horizon:
-            view = self._look_again(self._read_view)
+            view = self._look(self._read_view)
             if view:
                 return view
             self.move_to(self._horizon)
@@ -194,7 +185,7 @@ class Reader(_core.Cursor):
             return found
         journal = self._engine.ledger.journal
         version = 0 if journal is None else journal.version
-        found = self._look_again(self._read_on)
+        found = self._look(self._read_on)
         self._version, self._looked = version, time.monotonic()
         return found
 

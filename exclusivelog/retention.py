@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from exclusivelog import _core
 from exclusivelog.errors import ExclusiveLogError, LedgerCorruptedError, TopicNotFoundError
+from exclusivelog.faults import met_twice
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import offset_at_time
 from exclusivelog.tables import Tables, View
@@ -66,18 +67,14 @@ def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: i
     """The first offset that was published at `oldest` (ms since 1970) or later, and among the
     newest entries that have that many bytes together. Among what checkpoints have taken over:
     what is still in the journal stays."""
-    looked_from = None
-    while True:
+
+    def look() -> int:
         with ledger.read() as tables:
             row = tables.topic(topic)
-            if row.flags & _core.DELETED:
-                return row.first_offset
-            try:
-                return _first_of(tables, row, oldest, max_bytes)
-            except LedgerCorruptedError:
-                if row.first_offset == looked_from:
-                    raise  # else it may have been trimmed or deleted while we read it
-            looked_from = row.first_offset
+            deleted = row.flags & _core.DELETED
+            return row.first_offset if deleted else _first_of(tables, row, oldest, max_bytes)
+
+    return met_twice(look)
 
 
 def _first_of(

@@ -44,6 +44,7 @@ from exclusivelog.errors import (
     ProducerFencedError,
     StateError,
 )
+from exclusivelog.faults import met_twice
 from exclusivelog.mailbox import ProducerFuture
 from exclusivelog.producer import Producer
 from exclusivelog.snapshots import Item, read_snapshot
@@ -145,7 +146,7 @@ class Replica:
     def _take_snapshot(self) -> bool:
         """Go on from the newest snapshot, if that is ahead of what we have."""
         try:
-            found = self._read_snapshot()
+            found = met_twice(self._read_snapshot)
         except LedgerCorruptedError as error:
             if self.topic.first_offset > self._position:
                 raise
@@ -174,15 +175,8 @@ class Replica:
         return False
 
     def _read_snapshot(self) -> tuple[int, list[Item]] | None:
-        met = ""
-        while True:
-            try:
-                with self._engine.ledger.read() as tables:
-                    return read_snapshot(tables, self.topic.id)
-            except LedgerCorruptedError as error:
-                if str(error) == met:
-                    raise  # else it may have been replaced, and removed, while we read it
-                met = str(error)
+        with self._engine.ledger.read() as tables:
+            return read_snapshot(tables, self.topic.id)
 
     def _catch_up(self) -> None:
         """Apply what others have written."""
