@@ -54,7 +54,7 @@ from exclusivelog.mailbox import ProducerFuture
 from exclusivelog.ownership import Claim
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.reader import Reader as SyncReader
-from exclusivelog.state import Replica
+from exclusivelog.replica import Replica
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.transaction import Transaction as SyncTransaction

@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant("a compaction does not mind what was trimmed meanwhile", "compaction.py",
            "if tables.topic(work.topic).first_offset > work.view.horizon:", "if False:",
            ("test_g_compaction.py",)),
-    Mutant("a new owner of a map does not catch up", "state.py",
+    Mutant("a new owner of a map does not catch up", "replica.py",
            "                self._catch_up()\n        except BaseException:\n"
            "            producer.close()",
            "                pass\n        except BaseException:\n            producer.close()",

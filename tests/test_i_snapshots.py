@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import snapshots, state
+from exclusivelog import replica, snapshots
 from exclusivelog.ledger import Transaction
+from exclusivelog.replica import Replica
 from exclusivelog.retention import empty_trash
 from exclusivelog.rows import U64
-from exclusivelog.state import Replica
 from tests.children import child, line, tell
 from tests.processes import PATIENCE, State, Worker, rows, until
 from tests.states import (
@@ -193,7 +193,7 @@ def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again
         topic.trim(before=shared.snapshot())
         raise xl.LedgerCorruptedError(f"the snapshot as of offset {horizon} is damaged")
 
-    monkeypatch.setattr(state, "read_snapshot", read_what_goes)
+    monkeypatch.setattr(replica, "read_snapshot", read_what_goes)
     opened = xl.SharedMap(other)
     monkeypatch.undo()
     assert found == sorted(set(found))
@@ -290,7 +290,7 @@ def test_i4_one_that_was_left_behind_does_not_read_on_as_if_nothing_were(
 HELD_UP = """
     import sys
     import exclusivelog as xl
-    from exclusivelog import snapshots, state
+    from exclusivelog import snapshots
 
     engine = xl.open(sys.argv[1])
     shared = xl.SharedMap(engine.topic("orders"), snapshot_every=None)
