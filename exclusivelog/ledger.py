@@ -51,7 +51,7 @@ from exclusivelog.errors import (
 from exclusivelog.events import write_events
 from exclusivelog.faults import DAMAGED, translated, translation
 from exclusivelog.hangs import Watch
-from exclusivelog.journal import inode, open_journal, refuse_a_second_life
+from exclusivelog.journal import cut_off, inode, open_journal, refuse_a_second_life
 from exclusivelog.lockfile import LockFile
 from exclusivelog.segments import Segments, sync_directory
 from exclusivelog.tables import FORMAT, NAMES, Tables
@@ -568,10 +568,14 @@ class Ledger:
             if os.listdir(path):
                 raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
             for _ in range(MOST_LOOKS):
+                # Before the tables: they know of all that was written under it.
+                version = None
+                if self.journal is not None and self.journal.ready:
+                    version = self.journal.version
                 with self.segments.held() as files:
                     self._copy_tables(path)
-                    applied = self._copy_segments(path, files)
-                if self._copy_journal(path, applied):
+                    place = self._copy_segments(path, files)
+                if self._copy_journal(path, *place, version):
                     break
                 shutil.rmtree(path)  # the tables were copied too long before the journal
                 os.makedirs(path)
@@ -584,20 +588,24 @@ class Ledger:
             with translated(self.path):  # it is ours, not the copy
                 raise
 
-    def _copy_journal(self, path: str, applied: int) -> bool:
+    def _copy_journal(self, path: str, generation: int, applied: int, version: int | None) -> bool:
         # Whoever opens the copy recovers from it what its tables do not have yet.
         if self.journal is None:
             return True
         copy = os.path.join(path, "journal")
         shutil.copyfile(os.path.join(self.path, "journal"), copy)
-        fd = os.open(copy, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(copy, os.O_RDWR | os.O_CLOEXEC)
         try:
+            if version is not None:
+                cut_off(fd, applied, generation, self.journal.capacity, version)
             os.fsync(fd)
         finally:
             os.close(fd)
-        return not self.journal.ready or self.journal.tail - applied < self.journal.capacity // 2
+        if version is None:  # nobody wrote to it, unless somebody has come meanwhile
+            return not self.journal.ready
+        return self.journal.tail - applied < self.journal.capacity // 2
 
-    def _copy_segments(self, path: str, files: dict[int, int]) -> int:
+    def _copy_segments(self, path: str, files: dict[int, int]) -> tuple[int, int]:
         # The copied tables say what belongs to them, and how much of it.
         env = lmdb.open(path, max_dbs=len(NAMES), readonly=True, lock=False, create=False)
         copy = Segments(path, os.stat(self.path).st_mode & 0o777, self.segments.limit)
@@ -607,7 +615,7 @@ class Ledger:
             }
             with env.begin() as txn:
                 tables = Tables(txn, databases, path, copy, self.journal)
-                wanted, applied = tables.segments(), tables.applied
+                wanted, place = tables.segments(), (tables.generation, tables.applied)
             for segment, (end, _) in wanted.items():
                 try:
                     if segment not in files:  # begun since
@@ -618,7 +626,7 @@ class Ledger:
                         f"segment {segment:016x} of {self.path} cannot be copied: {error}; "
                         "verify() says what is damaged"
                     ) from error
-            return applied
+            return place
         finally:
             copy.close()
             env.close()
