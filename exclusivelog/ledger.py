@@ -567,19 +567,38 @@ class Ledger:
             os.makedirs(path, exist_ok=True)
             if os.listdir(path):
                 raise LedgerError(f"{path} is not empty; a backup goes into a directory of its own")
-            for _ in range(MOST_LOOKS):
-                # Before the tables: they know of all that was written under it.
-                version = None
-                if self.journal is not None and self.journal.ready:
-                    version = self.journal.version
-                with self.segments.held() as files:
-                    self._copy_tables(path)
-                    place = self._copy_segments(path, files)
-                if self._copy_journal(path, *place, version):
-                    break
-                shutil.rmtree(path)  # the tables were copied too long before the journal
+            begun = 0 if self.journal is None else self.journal.tail
+            met = ""
+            for look in range(MOST_LOOKS):
+                if look and not self.readonly:
+                    self.checkpoint()  # so that the tables are enough
+                try:
+                    if self._copy(path, begun):
+                        break
+                except LedgerCorruptedError as error:
+                    if str(error) == met:
+                        raise  # else a segment may have been removed while we copied
+                    met = str(error)
+                shutil.rmtree(path)
                 os.makedirs(path)
+            else:
+                raise LedgerError(
+                    f"{self.path}: the journal outran {MOST_LOOKS} copies of the tables; "
+                    f"{UNFINISHED}"
+                )
             sync_directory(path)
+
+    def _copy(self, path: str, begun: int) -> bool:
+        """False if it may lack messages that were there at the position `begun`."""
+        # Before the tables: they know of all that was written under it.
+        version = None
+        if self.journal is not None and self.journal.ready:
+            version = self.journal.version
+        with self.segments.held() as files:
+            self._copy_tables(path)
+            generation, applied = self._copy_segments(path, files)
+        whole = self._copy_journal(path, generation, applied, version)
+        return whole or (version is not None and applied >= begun)
 
     def _copy_tables(self, path: str) -> None:
         try:
@@ -603,6 +622,9 @@ class Ledger:
             os.close(fd)
         if version is None:  # nobody wrote to it, unless somebody has come meanwhile
             return not self.journal.ready
+        applied_by_now = self.journal.tail - self.journal.backlog
+        if applied_by_now <= applied:
+            return True  # nothing of it was written over
         return self.journal.tail - applied < self.journal.capacity // 2
 
     def _copy_segments(self, path: str, files: dict[int, int]) -> tuple[int, int]:
