@@ -318,6 +318,15 @@ def _wake_up(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def _forget_watches() -> None:
+    """In a forked child: the threads are the parent's, and so is whoever had the lock."""
+    _Watch._lock = threading.Lock()
+    _Watch._there = {}
+
+
+os.register_at_fork(after_in_child=_forget_watches)
+
+
 class Topic:
     """An `exclusivelog.Topic`, awaitable; `sync` is that one."""
 

@@ -20,6 +20,7 @@ import fcntl
 import glob
 import os
 import secrets
+import struct
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
@@ -29,6 +30,9 @@ from exclusivelog.segments import sync_directory
 MAGIC = b"XLJFILE\x01"
 CAPACITY = 8 << 20
 HEADER = _core.JOURNAL_HEADER_BYTES
+# A frame's header, as _journal.pxi draws it.
+FRAME = struct.Struct("<4sIQQQQQII")
+STEP, PADDING, SIZE = 16, 1 << 31, (1 << 30) - 1
 
 
 def open_journal(ledger: str, lockfile: LockFile, mode: int, readonly: bool) -> _core.Journal:
@@ -107,3 +111,28 @@ def _check(path: str, fd: int) -> int:
             "in it: open it with the version that made it, or restore a backup"
         )
     return capacity
+
+
+# ---- copy --------------------------------------------------------------------------------
+
+
+def cut_off(fd: int, position: int, generation: int, capacity: int, version: int) -> None:
+    """Let a copied journal end before the first frame behind `position` that was written under a
+    later `version`: it may follow a topic, an owner or a large batch that the copied tables do
+    not have."""
+    stop = position + capacity
+    while position < stop:
+        place = position % capacity
+        if capacity - place >= FRAME.size:
+            header = os.pread(fd, FRAME.size, HEADER + place)
+            _, size, at, of, _, _, written, _, _ = FRAME.unpack(header)
+            if at != position or of != generation:
+                return  # so whoever recovers it ends here, too
+            if written > version:
+                os.pwrite(fd, bytes(FRAME.size), HEADER + place)
+                return
+            if not size & PADDING:
+                length = FRAME.size + (size & SIZE)
+                position += -(-length // STEP) * STEP
+                continue
+        position += capacity - place

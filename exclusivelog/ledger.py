@@ -42,6 +42,7 @@ from exclusivelog.environment import (
 )
 from exclusivelog.errors import (
     EngineClosedError,
+    ExclusiveLogError,
     LedgerError,
     LedgerIOError,
 )
@@ -93,7 +94,7 @@ class Ledger:
         self._starting = threading.Lock()
         self._checkpointer: threading.Thread | None = None
         self._tended = -1  # where the journal's backlog began when we looked last
-        self.closed = False
+        self.closed = self._over = False
         self.journal: _core.Journal | None = None
         self.watch: Watch | None = None
         self._killers = int(kill_hung)
@@ -148,6 +149,7 @@ class Ledger:
                 self._end_checkpoints()
                 with self._writing:
                     self._gate.close(FORK_WAIT_SECONDS)
+                    self._over = True  # whoever is inside still only looks, and loses nothing
                     self._gate.end()
                     self._env.close()
                     self.segments.close()
@@ -450,8 +452,10 @@ class Ledger:
                 raise raised from error
             raise error
 
-    def translated(self, error: BaseException) -> LedgerError | None:
+    def translated(self, error: BaseException) -> ExclusiveLogError | None:
         """The library's own error for one of LMDB's or the system's; None for any other."""
+        if self._over and isinstance(error, lmdb.Error):
+            return EngineClosedError(f"the ledger {self.path} was closed meanwhile")
         raised = translation(self.path, error, self.readonly)
         if isinstance(raised, LedgerIOError):
             self.fail(raised)
@@ -485,7 +489,7 @@ class Ledger:
     def fail(self, error: LedgerIOError) -> None:
         """Refuse everything from now on: after a failed flush nothing may pretend to be
         durable. Closing and opening again starts from what is."""
-        if self._failure is None:
+        if self._failure is None and not self._over:
             self._failure = error
             if self.journal is not None and not self.readonly:
                 self.journal.fail(errno.EIO)

@@ -130,6 +130,7 @@ class Mailbox:
         self._failed = False
         self._undelivered: deque[Callable[[], None]] = deque()
         self._to_release: list[tuple[int, int]] = []  # (session, topic), to be handed over
+        self._wanted: set[int] = set()  # sessions that were wanted before they had a producer
 
     @property
     def _engine(self) -> Engine:
@@ -275,7 +276,12 @@ class Mailbox:
             future.producer = Producer(
                 self._engine, future.topic.name, session, last_sequence, future.options
             )
+        with self.lock:
+            wanted = session.id in self._wanted
+            self._wanted.discard(session.id)
         self._settle(future, session.id, functools.partial(_give_producer, future))
+        if wanted:
+            self._tell_wanted(session.id)
 
     def _settle(
         self, future: ProducerFuture, session_id: int, settle: Callable[[], object]
@@ -314,7 +320,10 @@ class Mailbox:
             self._undelivered.append(lambda: self._settle(future, session_id, refuse))
 
     def _tell_wanted(self, session_id: int) -> None:
-        producer = self._engine.find_producer(session_id)
+        with self.lock:
+            producer = self._engine.find_producer(session_id)
+            if producer is None and session_id in self._settling:
+                self._wanted.add(session_id)  # another thread is making it, and will tell it
         if producer is not None:
             producer.tell_wanted()
 

@@ -137,7 +137,8 @@ def _give_up_views(ledger: Ledger) -> None:
         ]
     if dead:
         with ledger.write_beside() as tables:
-            for view in dead:
+            unfinished = {view for view, _, _ in tables.unfinished_views()}
+            for view in unfinished.intersection(dead):  # the others are some topic's by now
                 tables.discard(view)
 
 

@@ -617,20 +617,22 @@ class Sessions:
         with self._ledger.read() as tables:
             order = _by_urgency(tables, tables.sessions_of(engine))
         size = EVICTED_AT_FIRST
-        while order:
-            self._evict_some(engine, order[:size])
+        while order and self._evict_some(engine, order[:size]):
             order = order[size:]
             size = EVICTED_AT_ONCE
             yield
 
-    def _evict_some(self, engine: str, sessions: Sequence[Session]) -> None:
+    def _evict_some(self, engine: str, sessions: Sequence[Session]) -> bool:
         with self._ledger.write() as tables:
+            if self._lockfile.alive(sessions[0].slot, engine):
+                return False  # it only hung, and has gone on since somebody looked (rule C3)
             if not self._lockfile.exists(sessions[0].slot, engine):
                 tables.drop_mail(engine, 2**64 - 1)
             for session in sessions:
                 row = self._leave(tables, session, "evict", self._end_of(session))
                 if row is not None:
                     self._tell_fenced(tables, row, session, owner_of(tables, row))
+            return True
 
     def clear(self, tables: Tables, row: _core.TopicRow) -> Session | None:
         """Remove the dead from a topic; a living session that holds or awaits it, if any."""

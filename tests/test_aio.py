@@ -20,7 +20,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from tests.loops import free, held, play, soon
-from tests.processes import PATIENCE, Worker, open_producer, send, values, within
+from tests.processes import PATIENCE, Worker, forked, open_producer, send, values, within
 from tests.states import add, everything, one_more
 
 EXCLUSIVE, WAIT, FENCING = "exclusive", "wait_for_exclusive", "exclusive_with_fencing"
@@ -528,3 +528,39 @@ def test_the_loop_goes_on_while_a_map_waits(
 
     assert play(main) == 50
     assert within(lambda: free(topic))
+
+
+def read_in_a_loop(path: str) -> bytes:
+    """In a child made by fork(): its own engine, and its own loop."""
+
+    async def main() -> bytes:
+        async with aio.open(path) as engine:
+            topic = engine.topic("orders")
+            reader = topic.reader("latest")
+            reading = asyncio.create_task(reader.read_next(timeout=PATIENCE / 3))
+            await asyncio.sleep(0.1)
+            async with await topic.producer() as producer:
+                await producer.send(b"of the child")
+            return (await reading).value or b""
+
+    return asyncio.run(main())
+
+
+def test_c5_a_child_that_is_forked_while_a_watch_is_made_can_read(path: str) -> None:
+    """A thread of the parent is just starting the watch at the end of a topic, with a lock that
+    in the child nobody will ever give back."""
+    held, let_go = threading.Event(), threading.Event()
+
+    def make_a_watch() -> None:
+        with aio._Watch._lock:
+            held.set()
+            let_go.wait(PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        making = pool.submit(make_a_watch)
+        try:
+            assert held.wait(PATIENCE)
+            assert forked(lambda: read_in_a_loop(path)) == b"of the child"
+        finally:
+            let_go.set()
+        making.result(PATIENCE)

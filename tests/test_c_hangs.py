@@ -27,6 +27,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import sessions
 from proof.judges import REFUSED, Call, judge, read_rows
 from tests.children import ROOT, child, finish, line, tell
 from tests.processes import (
@@ -235,6 +236,53 @@ def owners(path: str, timeout: float = PATIENCE) -> str:
         [sys.executable, "-m", "exclusivelog.cli", "owners", path],
         capture_output=True, text=True, timeout=timeout, check=True, cwd=ROOT,
     ).stdout  # fmt: skip
+
+
+def hold_another(state: State) -> int:
+    """A producer on another topic."""
+    state.kept["another"] = state.engine.topic("another").producer(EXCLUSIVE)
+    return int(state.kept["another"].topic_epoch)
+
+
+def state_of_another(state: State) -> str:
+    return str(state.kept["another"].state)
+
+
+@pytest.mark.parametrize("step", ["find_dead", "_evict_some"])
+def test_c3_one_that_has_gone_on_is_not_evicted_any_more(
+    path: str, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A waiter has found the owner silent for too long, and is held up itself before it acts on
+    that, or between two of the transactions that this takes. Meanwhile the owner goes on, and
+    opens another producer: it is not silent any more."""
+    monkeypatch.setattr(sessions, "EVICTED_AT_FIRST", 1)
+    hung = worker(keepalive=0.5)
+    hung.call(open_producer, EXCLUSIVE)
+    if step == "_evict_some":
+        hung.call(hold_another)
+    with xl.open(path) as engine:
+        original = getattr(engine.sessions, step)
+        went_on: list[float] = []
+
+        def held_up(*args: Any) -> Any:
+            result = original(*args)
+            if not went_on and (result or step == "_evict_some"):
+                hung.signal(signal.SIGCONT)
+                until(lambda: len(engine.engines()) == 2)
+                if step == "find_dead":
+                    hung.call(hold_another)
+                went_on.append(time.monotonic())
+            return result
+
+        setattr(engine.sessions, step, held_up)
+        hang(hung)
+        waiting = engine.topic("orders").producer_async(WAIT)
+        until(lambda: went_on and time.monotonic() > went_on[0] + 1)
+        assert hung.call(state_of_another) == "open"
+        if step == "find_dead":  # else that one went first
+            assert hung.call(producer_state) == "open"
+            assert not waiting.done()
+            waiting.cancel()
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -19,6 +19,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import compaction
+from exclusivelog.lockfile import LockFile
+from exclusivelog.retention import empty_trash
 from exclusivelog.rows import U64
 from proof.compactions import Sent, compacted, kept, read, state_of
 from tests.processes import PATIENCE, State, Worker, send, until, within
@@ -550,5 +552,60 @@ def test_g7_a_compaction_and_appends_right_before_a_trims_commit(
         found = [(message.offset, message.key, message.value) for message in reader]
         assert state_of(found) == {b"x": b"0", b"c": b"y", b"d": b"z"}
         topic.compact()
+    assert engine.verify().ok
+    assert garbage(engine) == {}
+
+
+def compact_by_an_engine_that_is_closed(state: State) -> None:
+    """An engine of its own compacts, and is closed before its view is the topic's; the process
+    goes on, by another engine. See `let_it_finish`."""
+    engine = xl.open(state.engine.path)
+    reached, go_on = threading.Event(), threading.Event()
+    finish = compaction._finish
+
+    def hold_on(work: Any) -> Any:
+        reached.set()
+        go_on.wait(PATIENCE)
+        return finish(work)
+
+    compaction._finish = hold_on
+    thread = threading.Thread(target=engine.topic("orders").compact, daemon=True)
+    thread.start()
+    assert reached.wait(PATIENCE)
+    engine.close()
+    state.kept["finish"] = go_on, thread
+
+
+def let_it_finish(state: State) -> None:
+    go_on, thread = state.kept["finish"]
+    go_on.set()
+    thread.join(PATIENCE)
+
+
+def test_g7_a_view_that_is_finished_after_its_maker_has_gone_is_not_cleared_away(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Who clears up finds an unfinished view, and that the engine which makes it is gone. Before
+    that one's rows are marked as to go, the last step of its making comes through: the view is
+    the topic's, and nothing else has what was trimmed before it."""
+    topic.producer().send_many([b"0", b"1", b"2"], keys=["a", "b", "b"])
+    process = worker()
+    process.call(compact_by_an_engine_that_is_closed)
+    exists = LockFile.exists
+    gone: list[str] = []
+
+    def is_it_there(self: LockFile, slot: int, maker: str) -> bool:
+        found = exists(self, slot, maker)
+        if not found and not gone:
+            gone.append(maker)
+            process.call(let_it_finish)
+        return found
+
+    monkeypatch.setattr(LockFile, "exists", is_it_there)
+    empty_trash(engine.ledger)
+    assert gone
+    topic.trim(before=3)
+    assert [value for _, _, value in compacted(topic)] == [b"0", b"2"]
     assert engine.verify().ok
     assert garbage(engine) == {}

@@ -25,11 +25,11 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import faults
+from exclusivelog import faults, ledger, log
 from exclusivelog.journal import CAPACITY, HEADER
 from tests.children import ROOT, child, command, finish, line, tell
 from tests.disks import OPENS, disk, leave, needs_strace
-from tests.processes import State, values, within
+from tests.processes import PATIENCE, State, values, within
 
 # ---- H1: acknowledged is there -----------------------------------------------------------
 
@@ -258,6 +258,44 @@ def end_late(engine: xl.Engine, run: Callable[..., None], *args: Any) -> None:
     time.sleep(0.2)
 
 
+def close_beside_a_long_look(state: State) -> str:
+    """What a thread is told that looks at everything, and is not done when closing its engine
+    has waited long enough for it."""
+    ledger.FORK_WAIT_SECONDS = 0.2  # else the look must take more than five seconds
+    check_place, inside, told = log.check_place, threading.Event(), []
+
+    def take_long(*args: Any) -> None:
+        inside.set()
+        time.sleep(0.5)
+        check_place(*args)
+
+    def look() -> None:
+        try:
+            state.engine.verify()
+        except xl.ExclusiveLogError as error:
+            told.append(type(error).__name__)
+
+    log.check_place = take_long
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    assert inside.wait(PATIENCE)
+    state.engine.close()
+    thread.join(PATIENCE)
+    return told[0]
+
+
+def test_h2_closing_beside_a_long_look_stops_nobody_else(path, worker) -> None:
+    """LMDB is closed under the look then, which is told so. It was taken for a disk that fails,
+    and every process had to open the ledger again."""
+    process = worker()
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        for number in range(2):
+            assert producer.send(b"x") == number
+            engine.ledger.checkpoint()
+        assert process.call(close_beside_a_long_look) == "EngineClosedError"
+        assert producer.send(b"x") == 2
+
+
 def make_topics(engine: xl.Engine) -> None:
     for number in range(1000):
         engine.topic(f"t{number}").producer().send(bytes(5000))
@@ -365,7 +403,7 @@ def failing(path, monkeypatch) -> None:
 
 def outrun(path, monkeypatch) -> None:
     """Others append more while the tables are copied than the journal has room for."""
-    monkeypatch.setattr("exclusivelog.backup._copy_journal", lambda *args: False)
+    monkeypatch.setattr("exclusivelog.backup._copy", lambda *args: False)
 
 
 @pytest.mark.parametrize("befalls", [a_file, filled_meanwhile, failing, outrun])

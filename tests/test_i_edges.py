@@ -12,7 +12,16 @@ import pytest
 
 import exclusivelog as xl
 from tests.children import finish
-from tests.processes import PATIENCE, forked, until, within
+from tests.processes import (
+    PATIENCE,
+    State,
+    Worker,
+    close_producer,
+    forked,
+    open_producer,
+    until,
+    within,
+)
 from tests.states import CALLS, FENCING, add, everything, one_more, open_counts, opened_afresh
 
 Map = xl.SharedMap[Any, Any]
@@ -440,3 +449,54 @@ def test_i1_whoever_writes_next_is_not_seen_by_read_fn(path: str, topic: xl.Topi
 
         mine._append = append_and_let_others_write
         assert mine.write(lambda _: [1], lambda state: state["n"]) == 1
+
+
+def put(state: State, key: str) -> None:
+    state.kept["map"] = xl.SharedMap(state.topic)
+    state.kept["map"].put(key, 1)
+
+
+def close_another(state: State) -> None:
+    state.kept["another"].close()
+
+
+def own_two(state: State) -> None:
+    open_producer(state, "exclusive")
+    state.kept["another"] = state.engine.topic("another").producer("exclusive")
+
+
+def test_i1_one_who_is_just_made_owner_learns_that_somebody_waits(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    """A process's map becomes owner, and is told in the same mail that another process waits. One
+    thread makes its producer; another one, which cancels a wait for another topic too late, is
+    faster with what comes behind. Nobody else will ever say it, and the other waits for ever."""
+    holder, other = worker(), worker()
+    holder.call(own_two)
+    with xl.open(path) as engine, ThreadPoolExecutor(1) as pool:
+        shared = xl.SharedMap(engine.topic("orders"))
+        written = pool.submit(shared.put, "ours", 0)
+        until(lambda: len(engine.topic("orders").waiters) == 1)
+        other.start(put, "theirs")
+        until(lambda: len(engine.topic("orders").waiters) == 2)
+        late = engine.topic("another").producer_async("wait_for_exclusive")
+        start = engine.ledger.start_checkpoints
+        making, go_on = threading.Event(), threading.Event()
+
+        def held_up() -> None:
+            if threading.current_thread() is engine._guard and not making.is_set():
+                making.set()
+                go_on.wait(PATIENCE)
+            start()
+
+        engine.ledger.start_checkpoints = held_up
+        holder.call(close_producer)
+        assert making.wait(PATIENCE)
+        holder.call(close_another)
+        assert not late.cancel()  # it is ours already
+        late.result(PATIENCE).close()
+        go_on.set()
+        written.result(PATIENCE)
+        other.answer(PATIENCE / 2)
+        assert shared.get("theirs", latest=True) == 1
+        shared.close()
