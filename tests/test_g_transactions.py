@@ -1182,6 +1182,7 @@ class Interrupt:
     def run(self, call: Callable[[], Any]) -> None:
         """`call()`; whatever it raises is dropped."""
         before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True  # 3.12 asks once, as tracing begins, if one has it
         sys.settrace(self._trace)
         try:
             call()
@@ -1193,7 +1194,6 @@ class Interrupt:
     def _trace(self, frame: Any, event: str, _: Any) -> Any:
         if not frame.f_code.co_filename.endswith(TRACED):
             return None
-        frame.f_trace_opcodes = True
         last = ""
 
         def look(frame: Any, event: str, _: Any) -> Any:
@@ -1205,6 +1205,8 @@ class Interrupt:
                     self._count(frame)
             return look
 
+        frame.f_trace = look  # 3.13 takes the next line for a frame that is traced already
+        frame.f_trace_opcodes = True
         return look
 
     def _count(self, frame: Any) -> None:
