@@ -59,6 +59,7 @@ log = logging.getLogger("exclusivelog")
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
 DEFAULT_MAX_READERS = 1022
 FORK_WAIT_SECONDS = 5.0
+CHILD_WAIT_SECONDS = 0.5
 CHECKPOINT_SECONDS = 1.0  # the longest that an append waits for its checkpoint
 RETRY_SECONDS = 0.25  # after a checkpoint that failed
 # A change of ownership keeps everybody from appending while it takes the journal over. What
@@ -519,7 +520,10 @@ class Ledger:
     def quiesce(self) -> None:
         """Before a fork: wait until no transaction runs, so that the child can close its copy.
         Not for one of this very thread, which a signal handler has interrupted."""
-        self._quiet = self._gate.close(0.0 if self.busy_here else FORK_WAIT_SECONDS)
+        busy = self.busy_here
+        self._quiet = self._gate.close(0.0 if busy else FORK_WAIT_SECONDS)
+        if busy and self._gate.inside == 1:
+            self._quiet = True  # and nobody else is: this thread is not in LMDB itself
 
     def resume(self) -> None:
         """After a fork, in the parent."""
@@ -527,9 +531,15 @@ class Ledger:
 
     def abandon(self) -> None:
         """After a fork, in the child: let go of the inherited copy without touching the
-        parent's. Where a transaction was running it must stay as it is, for ever."""
-        if self._quiet and self._leave_the_readers():
-            self._env.close()
+        parent's. LMDB may be opened once in a process, and the child wants it for itself."""
+        self._over = True  # what fails here from now on is no matter of the parent's
+        if self._leave_the_readers():
+            if self._quiet:
+                self._env.close()
+            else:  # a thread of the parent's may have been inside LMDB, which waits for it then
+                closing = threading.Thread(target=self._env.close, daemon=True)
+                closing.start()
+                closing.join(CHILD_WAIT_SECONDS)
             self.segments.forget()
             self.lockfile.close()
 

@@ -240,6 +240,8 @@ class Sessions:
             self._end_transfer(tables, row, transfer, session, reason)
             self._admit(tables, row, session, reason, transfer)
             tables.put_producer(row.id, session.name, sequence, session.id)
+            if row.waiting and session.yields:
+                tables.post(session, WANTED)  # it came past the queue (rule E3)
         tables.put_topic(row)
         return Registration(session, verdict is Verdict.QUEUE, sequence)
 

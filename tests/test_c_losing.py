@@ -836,6 +836,92 @@ def test_c5_a_child_that_is_forked_inside_a_transaction_commits_nothing(
     assert values(topic) == [b"before", b"after", b"mine"]
 
 
+OPENS_ITS_OWN = """
+    import os, signal, sys, threading, time
+    import exclusivelog as xl
+    from exclusivelog import ledger, log, tables
+
+    ledger.FORK_WAIT_SECONDS = 0.2  # else who looks must take more than five seconds
+    where, (path, copy) = sys.argv[1], sys.argv[2:]
+    engine = xl.open(path)
+    topic, parent, over = engine.topic("orders"), os.getpid(), threading.Event()
+    for value in (b"1", b"2"):
+        topic.producer().send(value)
+        engine.ledger.checkpoint()
+
+    def fork(*_):
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            try:
+                with xl.open(path, name="child") as own, own.topic("orders").producer() as mine:
+                    mine.send(b"of the child")
+                    os._exit(42 if own.verify().ok else 43)
+            except BaseException as error:
+                print(repr(error), file=sys.stderr, flush=True)
+                os._exit(44)
+        if where == "handler":  # the child wants the lock that this very thread has
+            over.pid = pid
+        else:
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        over.set()
+
+    def take_long(thing, name):
+        before = getattr(thing, name)
+
+        def slow(*args):
+            if os.getpid() == parent and threading.current_thread().name == "looks":
+                inside.set()
+                over.wait(20)
+            return before(*args)
+
+        setattr(thing, name, slow)
+
+    if where == "handler":
+        signal.signal(signal.SIGUSR1, fork)
+        put_holder = tables.Tables.put_holder
+
+        def strike(*args):
+            if not over.is_set():
+                signal.raise_signal(signal.SIGUSR1)
+            return put_holder(*args)
+
+        tables.Tables.put_holder = strike
+        with topic.producer("exclusive_with_fencing") as producer:
+            producer.send(b"of the parent")
+        print(os.waitstatus_to_exitcode(os.waitpid(over.pid, 0)[1]), flush=True)
+    else:
+        inside = threading.Event()
+        take_long(log, "check_place")
+        if where == "backup":
+            take_long(ledger.Ledger, "_copy_segments")
+            work = lambda: engine.backup(copy)
+        else:
+            work = engine.verify
+        looks = threading.Thread(target=work, name="looks")
+        looks.start()
+        assert inside.wait(20)
+        fork()
+        looks.join(20)
+        with topic.producer("exclusive_with_fencing") as producer:
+            producer.send(b"of the parent")
+    print(len(list(topic.reader())), engine.verify().ok, flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["verify", "backup", "handler"])
+def test_c5_a_child_opens_its_own_engine_whatever_was_under_way(
+    path: str, tmp_path: Path, where: str
+) -> None:
+    """It was forked while a thread of its parent's looked at all of the ledger, or copied it, and
+    longer than a fork waits for that; or by a signal handler, inside a transaction. LMDB may be
+    opened once in a process: the inherited copy has to be closed all the same."""
+    with child(OPENS_ITS_OWN, where, path, tmp_path / "copy") as process:
+        assert line(process) == "42"
+        assert line(process) == "4 True"
+        assert process.wait(PATIENCE) == 0
+
+
 FORKS_WHILE_IT_WAITS = """
     import os, signal, sys, threading, time
     import exclusivelog as xl

@@ -500,3 +500,23 @@ def test_i1_one_who_is_just_made_owner_learns_that_somebody_waits(
         other.answer(PATIENCE / 2)
         assert shared.get("theirs", latest=True) == 1
         shared.close()
+
+
+def test_i1_one_to_whom_a_topic_was_handed_over_learns_that_somebody_waits(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    """A topic is reserved for a process that does not wait for it yet, and another process does.
+    When the first one's map asks for the topic it becomes owner past the queue, and must hear of
+    the other one, which has been waiting all the while."""
+    source, destination, other = worker(name="source"), worker(name="destination"), worker()
+    source.call(open_producer, "exclusive")
+    other.start(put, "theirs")
+    with xl.open(path) as engine:
+        until(lambda: len(engine.topic("orders").waiters) == 1)
+        to = next(info.id for info in engine.engines() if info.name == "destination")
+        [move] = engine.unload("orders", to=to)
+        assert move.state == "assigned"
+        destination.call(put, "ours")
+        other.answer(PATIENCE / 2)
+        with xl.SharedMap(engine.topic("orders")) as shared:
+            assert everything(shared) == {"ours": 1, "theirs": 1}
