@@ -839,7 +839,7 @@ def test_c5_a_child_that_is_forked_inside_a_transaction_commits_nothing(
 OPENS_ITS_OWN = """
     import os, signal, sys, threading, time
     import exclusivelog as xl
-    from exclusivelog import ledger, log, tables
+    from exclusivelog import backup, ledger, log, tables
 
     ledger.FORK_WAIT_SECONDS = 0.2  # else who looks must take more than five seconds
     where, (path, copy) = sys.argv[1], sys.argv[2:]
@@ -894,7 +894,7 @@ OPENS_ITS_OWN = """
         inside = threading.Event()
         take_long(log, "check_place")
         if where == "backup":
-            take_long(ledger.Ledger, "_copy_segments")
+            take_long(backup, "_copy_segments")
             work = lambda: engine.backup(copy)
         else:
             work = engine.verify
