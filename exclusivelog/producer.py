@@ -167,7 +167,7 @@ class Producer:
             return "closed"
         if self._lost is None:
             self._engine.check_open()
-            self._look()
+            self._look(FOLLOWED_WITHIN)  # what is committed is told in a moment
         if isinstance(self._lost, ProducerMovedError):
             return "moved"
         return "open" if self._lost is None else "fenced"
@@ -176,9 +176,7 @@ class Producer:
         followed = self._successor is not None
         return self._engine.closed and not self._engine.forked and not followed
 
-    def _look(self) -> None:
-        if self._moving is not None or self._moved is not None:
-            return  # the next send finds out
+    def _look(self, patience: float = 0.0) -> None:
         with self._engine.ledger.read() as tables:
             try:
                 check_may_write(tables, tables.topic(self.session.topic), self.session)
@@ -188,7 +186,12 @@ class Producer:
                 return
             else:
                 return
-        self.lose(lost)
+        moving = self._moving  # not before: a hand-over pauses this one first, then commits
+        if moving is not None:
+            if in_slices(moving.wait, patience, self._engine.check_alone):
+                self._look()
+        elif self._moved is None:  # else the next send finds out
+            self.lose(lost)
 
     def lose(self, error: ExclusiveLogError) -> None:
         """The topic is somebody else's, for good: fail what waits, tell the application."""

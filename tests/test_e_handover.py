@@ -671,6 +671,46 @@ def test_e2_a_move_waits_for_nobody_s_callback(engine: xl.Engine, topic: xl.Topi
             over.set()
 
 
+@pytest.fixture
+def told_late(engine: xl.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine has handed a topic over, and is slow to tell the producer."""
+    release = engine.hand_over.release
+
+    def slowly(sessions: Any) -> Any:
+        released = release(sessions)
+        time.sleep(0.3)
+        return released
+
+    monkeypatch.setattr(engine.hand_over, "release", slowly)
+
+
+def test_c6_the_state_is_moved_as_soon_as_that_is_committed(
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], told_late: None
+) -> None:
+    owner, destination = topic.producer(EXCLUSIVE), quick("destination")
+    [move] = engine.unload("orders", to=destination.id)
+    assert (move.state, owner.state) == ("assigned", "moved")
+
+
+def test_e2_whoever_looks_meanwhile_is_told_that_it_was_moved(
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], told_late: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The whole hand-over happens between the first two steps of the look."""
+    owner, destination = topic.producer(EXCLUSIVE), quick("destination")
+    read = engine.ledger.read
+
+    def read_late() -> Any:
+        monkeypatch.setattr(engine.ledger, "read", read)
+        assert moved(engine.unload("orders", to=destination.id)) == [("orders", "assigned")]
+        return read()
+
+    monkeypatch.setattr(engine.ledger, "read", read_late)
+    assert owner.state == "moved"
+    with pytest.raises(MOVED):
+        owner.send(b"x")
+
+
 # ---- E3: the best waiter of the destination ----------------------------------------------
 
 
