@@ -623,6 +623,15 @@ class Sessions:
                 if not self._lockfile.alive(slot, engine)
             ]
 
+    def is_in_the_way(self, engine: str, needed: set[int]) -> bool:
+        """May a dead engine be evicted by one that needs these topics? Who only hangs keeps what
+        nobody needs (rule C3)."""
+        with self._ledger.read() as tables:
+            slot = dict(tables.engines()).get(engine, 0)
+            if not self._lockfile.exists(slot, engine):
+                return True
+            return not needed.isdisjoint(tables.topics_of(engine))
+
     def evict(self, engine: str) -> Iterator[None]:
         """Remove a dead engine's sessions and promote who waits for them (rule C2).
 

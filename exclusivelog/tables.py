@@ -610,6 +610,16 @@ class Tables:
                     found.append(self._decode(table, unpack_session, data))
         return found
 
+    def topics_of(self, engine: str) -> Iterator[int]:
+        """The topics that an engine's sessions hold or await, one by one."""
+        cursor = self._txn.cursor(db=self._db["engines"])
+        prefix = U64.pack(int(engine, 16))
+        if cursor.set_range(prefix):
+            for key, value in cursor:
+                if not key.startswith(prefix):
+                    break
+                yield U64.unpack(value[2:10])[0]
+
     # ---- mail ----------------------------------------------------------------------------
 
     def post(self, session: Session, kind: str, *details: Any) -> None:
