@@ -446,15 +446,23 @@ class Engine:
 
     def _bury_the_dead(self) -> None:
         if self.mailbox.awaits:
-            self.evict_the_dead()
+            needed = {session.topic for session in self.mailbox.waiting()}
+            gone = [
+                engine
+                for engine in self.sessions.find_dead()
+                if self.sessions.is_in_the_way(engine, needed)
+            ]
+            self._evict(gone)
 
-    def evict_the_dead(self, among: Iterable[str] | None = None) -> None:
-        """Take the sessions of engines away that are gone (rules C2, C3); `among`: of these."""
-        for engine in self.sessions.find_dead():
-            if among is None or engine in among:
-                log.info("engine %s is gone; taking its sessions away", engine)
-                for _ in self.sessions.evict(engine):
-                    self.mailbox.read()
+    def evict_the_dead(self, among: Iterable[str]) -> None:
+        """Take the sessions of those of these engines away that are gone (rules C2, C3)."""
+        self._evict([engine for engine in self.sessions.find_dead() if engine in among])
+
+    def _evict(self, engines: Iterable[str]) -> None:
+        for engine in engines:
+            log.info("engine %s is gone; taking its sessions away", engine)
+            for _ in self.sessions.evict(engine):
+                self.mailbox.read()
 
     def compact(self, topic: int) -> int:
         """What `Topic.compact` does."""

@@ -25,6 +25,10 @@ HARDLY_ANY_ROOM = 1 << 18  # bytes; a write that was cut short leaves less
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 OPEN_AGAIN = "close the engine and open it again"
+# No file's: whoever Python runs in between, a signal handler above all, has raised it.
+FOREIGN = (
+    TimeoutError, ConnectionError, ChildProcessError, ProcessLookupError, InterruptedError,
+)  # fmt: skip
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 Found = TypeVar("Found")
@@ -56,8 +60,8 @@ def translation(
         return LedgerCorruptedError(f"{path}: a row is damaged: {error}")
     if isinstance(error, lmdb.Error):
         return _translate(path, error, getattr(error, "code", 0), readonly, way_out)
-    if isinstance(error, OSError) and not isinstance(error, TimeoutError):
-        return _translate(path, error, error.errno or 0, readonly, way_out)
+    if isinstance(error, OSError) and error.errno and not isinstance(error, FOREIGN):
+        return _translate(path, error, error.errno, readonly, way_out)
     return None
 
 

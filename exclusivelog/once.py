@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -102,11 +102,29 @@ def append_once(
         raise ValueError(f"number={number!r} and writer={run.writer!r}: both, or none")
     for name in batches:
         check_writable(name)
-    with engine.ledger.write_all() as tables:  # makes topics, too: what fails leaves none
-        return {
-            name: _append(engine, tables, _topic(tables, name), run, number, parts)
-            for name, parts in batches.items()
-        }
+    try:
+        with engine.ledger.write_all() as tables:  # makes topics, too: what fails leaves none
+            return {
+                name: _append(engine, tables, _topic(tables, name), run, number, parts)
+                for name, parts in batches.items()
+            }
+    except _SourceFailed as failed:
+        raise failed.error from None
+
+
+class _SourceFailed(Exception):
+    """What the caller's own source of messages has raised: no error of the ledger's (rule H2)."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _each(parts: Iterable[Columns]) -> Iterator[Columns]:
+    try:
+        yield from parts
+    except Exception as error:
+        raise _SourceFailed(error) from error
 
 
 def check_writable(topic: object) -> str:
@@ -165,7 +183,7 @@ def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterabl
     published = max(row.last_publish_time, time.time_ns() // 1_000_000)
     sequence, holder = tables.producer(row.id, session.name)
     appender = _core.Appender(session.name.encode(), sequence, ENTRY_MESSAGES, ENTRY_BYTES)
-    for part in parts:
+    for part in _each(parts):
         batch = part.batch(appender)
         appender.add_batch(batch)
         appender.take()

@@ -9,6 +9,7 @@ old.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -205,7 +206,9 @@ def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew) -
     max_age, max_bytes = limits
     with ledger.read() as tables:
         before = tables.topic(topic).first_offset
-    oldest = None if max_age is None else int((time.time() - max_age) * 1000)
+    oldest = None
+    if max_age is not None and not math.isinf(max_age):
+        oldest = int((time.time() - max_age) * 1000)
     first = first_to_retain(ledger, topic, oldest, max_bytes)
     return trim(ledger, topic, first, renew, limits) if first > before else before
 

@@ -7,6 +7,7 @@ means that it is fenced, released or dead, and the difference matters to nobody 
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,6 +19,7 @@ from exclusivelog.access import Session, Transfer, Verdict
 from exclusivelog.errors import (
     ExclusiveLogError,
     InvalidEpochError,
+    LedgerCorruptedError,
     ProducerBusyError,
     ProducerFencedError,
     TopicNotFoundError,
@@ -27,6 +29,8 @@ from exclusivelog.events import Event
 from exclusivelog.ledger import Ledger
 from exclusivelog.tables import Tables
 from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, WaiterInfo
+
+log = logging.getLogger("exclusivelog")
 
 # Mail: a waiter's grant and loss; that it is to try again at a time; that an owner is to hand
 # its topic over; that somebody waits for it; that it is sealed.
@@ -362,7 +366,13 @@ class Sessions:
     def _leave(
         self, tables: Tables, session: Session, kind: str, reason: str
     ) -> _core.TopicRow | None:
-        row = tables.topic(session.topic)
+        try:
+            row = tables.topic(session.topic)
+        except LedgerCorruptedError as error:  # the others that it holds must not wait for it
+            log.error("%s; producer %r is taken away from it", error, session.name)
+            tables.drop_holder(session)
+            tables.drop_waiter(session)
+            return None
         if (holder := tables.holder(session.topic, session.id)) is not None:
             self.drop_holder(tables, row, holder, kind, reason)
         elif tables.waiting(session):
@@ -458,7 +468,11 @@ class Sessions:
         """The time to come back for these topics has come (rule D7)."""
         with self._ledger.write() as tables:
             for topic in topics:
-                row = tables.topic(topic)
+                try:
+                    row = tables.topic(topic)
+                except LedgerCorruptedError as error:
+                    log.error("%s; nobody is promoted there", error)
+                    continue
                 row.later = row.due = 0  # who comes back has kept the appointment
                 self.promote(tables, row)
                 tables.put_topic(row)
@@ -608,6 +622,15 @@ class Sessions:
                 for engine, slot in tables.engines()
                 if not self._lockfile.alive(slot, engine)
             ]
+
+    def is_in_the_way(self, engine: str, needed: set[int]) -> bool:
+        """May a dead engine be evicted by one that needs these topics? Who only hangs keeps what
+        nobody needs (rule C3)."""
+        with self._ledger.read() as tables:
+            slot = dict(tables.engines()).get(engine, 0)
+            if not self._lockfile.exists(slot, engine):
+                return True
+            return not needed.isdisjoint(tables.topics_of(engine))
 
     def evict(self, engine: str) -> Iterator[None]:
         """Remove a dead engine's sessions and promote who waits for them (rule C2).

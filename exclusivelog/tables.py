@@ -475,6 +475,11 @@ class Tables:
                 found.append(self.rows.decode(table, unpack_session, data))
         return found
 
+    def topics_of(self, engine: str) -> Iterator[int]:
+        """The topics that an engine's sessions hold or await, one by one."""
+        for _, value in self.rows.under("engines", int(engine, 16)):
+            yield u64(value[2:10])
+
     # ---- mail ----------------------------------------------------------------------------
 
     def post(self, session: Session, kind: str, *details: Any) -> None:

@@ -1162,3 +1162,30 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
     first.kill()
     assert future.result(PATIENCE).topic_epoch == 2
     assert sleeps == [] or sleeps[0] < 0.2  # it did not sleep on the second one's death
+
+
+def test_c3_a_hung_process_keeps_what_nobody_needs(
+    path: str, worker: Callable[..., Worker], topic: xl.Topic
+) -> None:
+    """It is silent for longer than its keepalive, while another process waits for a topic of
+    somebody else's, and looks all the time who is dead. When it goes on its topic is its own:
+    nobody has needed it. One that waits for it gets it."""
+    hung = worker(keepalive=0.5)
+    hung.call(open_producer, EXCLUSIVE)
+    other = topic._engine.topic("other")
+    owner = other.producer(EXCLUSIVE)
+    with xl.open(path) as engine:
+        waiting = engine.topic("other").producer_async(WAIT)
+        hang(hung)
+        time.sleep(2)
+        hung.signal(signal.SIGCONT)
+        assert hung.call(producer_state) == "open"
+        assert hung.call(send, b"mine") == 0
+        assert not waiting.done()
+        owner.close()
+        assert waiting.result(PATIENCE).topic_epoch == 2
+        hang(hung)
+        needed = engine.topic("orders").producer_async(WAIT)
+        assert needed.result(PATIENCE).topic_epoch == 2
+        hung.signal(signal.SIGCONT)
+        assert hung.call(producer_state) == "fenced"

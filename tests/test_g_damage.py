@@ -355,6 +355,51 @@ def test_g9_a_damaged_topic_row_is_found_and_the_others_stay(engine, topic, dama
     assert report.messages == 4
 
 
+def own_orders_and(state: State, name: str) -> None:
+    open_producer(state, "exclusive")
+    state.kept[name] = state.engine.topic(name).producer("exclusive")
+
+
+def damage_row(engine: xl.Engine, name: str) -> None:
+    topic = engine.topic(name)
+    with engine.ledger.read() as tables:
+        row = tables.topic(topic.id).pack()
+    Damage(engine, topic).put(0, flipped(row, 300), table="topics", key=U64.pack(topic.id))
+
+
+@pytest.mark.parametrize("end", ["kill", "end"])
+def test_d4_a_damaged_topic_row_holds_up_no_other_topics_waiters(path, worker, end) -> None:
+    """Its owner had two topics, and died, or has closed its engine."""
+    owner = worker()
+    owner.call(own_orders_and, "broken")
+    with xl.open(path) as engine:
+        waiting = engine.topic("orders").producer_async("wait_for_exclusive")
+        damage_row(engine, "broken")
+        if end == "kill":
+            owner.kill()
+        else:
+            owner.call(close_the_engine)
+        assert waiting.result(10).topic_epoch == 2
+        until(lambda: engine.sessions.find_dead() == [])
+
+
+def close_the_engine(state: State) -> None:
+    state.engine.close()
+
+
+def test_d7_a_damaged_topic_row_holds_up_no_other_topics_settling(engine) -> None:
+    """Two topics are left to settle, and somebody comes back for them at the same time."""
+    names = ["broken", "orders"]
+    for name in names:
+        engine.topic(name).producer("exclusive").close()
+    waiting = [
+        engine.topic(name).producer_async("wait_for_exclusive", settle=1.0) for name in names
+    ]
+    damage_row(engine, "broken")
+    assert waiting[1].result(10).topic_epoch == 2
+    assert not waiting[0].done()
+
+
 # key -> value, each of a wrong form, in the tables that hold no messages
 STRANGE = [
     ("names", lambda t: t.name.encode(), b"abc"),

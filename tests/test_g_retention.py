@@ -733,6 +733,17 @@ def test_g8_a_damaged_topic_does_not_keep_the_others(engine, often) -> None:
     until(lambda: other.first_offset == 8, timeout=2)
 
 
+def test_g8_an_age_without_end_keeps_no_other_topic_from_being_trimmed(engine, often) -> None:
+    one, other = engine.topic("one"), engine.topic("other")
+    for topic in (one, other):
+        fill(topic, 8)
+    engine.ledger.checkpoint()
+    one.retention(max_age=float("inf"))
+    other.retention(max_age=0.0)
+    until(lambda: other.first_offset == 8, timeout=5)
+    assert one.first_offset == 0
+
+
 # ---- G9: what is on its way out ----------------------------------------------------------
 
 

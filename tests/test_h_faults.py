@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import textwrap
 import threading
@@ -25,11 +26,13 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import faults, ledger, log
+from exclusivelog import _core, faults, ledger, log, tables
+from exclusivelog.encoding import Columns
 from exclusivelog.journal import CAPACITY, HEADER
+from exclusivelog.once import Run, append_once
 from tests.children import ROOT, child, command, finish, line, tell
 from tests.disks import OPENS, disk, leave, needs_strace
-from tests.processes import PATIENCE, State, values, within
+from tests.processes import PATIENCE, Failed, State, open_producer, send, values, within
 
 # ---- H1: acknowledged is there -----------------------------------------------------------
 
@@ -256,6 +259,69 @@ def test_h2_a_closed_engine_lets_go_of_its_files_at_once(path, monkeypatch, thre
 def end_late(engine: xl.Engine, run: Callable[..., None], *args: Any) -> None:
     run(engine, *args)
     time.sleep(0.2)
+
+
+# ---- H2: what is not the ledger's own --------------------------------------------------
+
+
+def fail_in_the_middle(state: State, error: OSError) -> None:
+    """A batch is appended whose source breaks off."""
+
+    def source() -> Iterator[Columns]:
+        yield Columns(_core.strings([b"half"]))
+        raise error
+
+    append_once(state.engine, Run(None, "run", "writer"), None, {"new": source()})
+
+
+def be_struck(state: State, error: OSError) -> None:
+    """A signal handler raises, inside a transaction of the thread that it interrupts."""
+
+    def handler(*_: Any) -> None:
+        raise error
+
+    put_holder = tables.Tables.put_holder
+
+    def strike(*args: Any) -> None:
+        tables.Tables.put_holder = put_holder
+        signal.raise_signal(signal.SIGUSR1)
+        put_holder(*args)
+
+    signal.signal(signal.SIGUSR1, handler)
+    tables.Tables.put_holder = strike
+    state.engine.topic("new").producer("exclusive")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("as in Python's own example of a handler"), ConnectionResetError(104, "reset"),
+        ChildProcessError(10, "no child"), ProcessLookupError(3, "gone"), TimeoutError("late"),
+    ],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("where", [fail_in_the_middle, be_struck])
+def test_h2_an_error_that_is_not_the_ledgers_stops_nobody(path, worker, where, error) -> None:
+    """It strikes inside a transaction, which is undone. Whoever called is told what it was; it was
+    taken for a disk that fails, and every process had to open the ledger again."""
+    process = worker()
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        with pytest.raises(Failed, match=type(error).__name__):
+            process.call(where, error)
+        assert producer.send(b"x") == 0
+        process.call(open_producer, "shared")
+        assert process.call(send, b"y") == 1
+        assert engine.topics() == (["orders"] if where is fail_in_the_middle else ["new", "orders"])
+        assert values(engine.topic("new")) == []
+
+
+def test_h2_a_source_whose_own_disk_fails_stops_nobody(path, worker) -> None:
+    process = worker()
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        with pytest.raises(Failed, match="the staged file"):
+            process.call(fail_in_the_middle, OSError(errno.EIO, "the staged file"))
+        assert producer.send(b"x") == 0
+        assert engine.topics() == ["orders"]
 
 
 def close_beside_a_long_look(state: State) -> str:
