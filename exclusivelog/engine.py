@@ -447,12 +447,7 @@ class Engine:
     def _bury_the_dead(self) -> None:
         if self.mailbox.awaits:
             needed = {session.topic for session in self.mailbox.waiting()}
-            gone = [
-                engine
-                for engine in self.sessions.find_dead()
-                if self.sessions.is_in_the_way(engine, needed)
-            ]
-            self._evict(gone)
+            self._evict(self.sessions.find_dead(needed))
 
     def evict_the_dead(self, among: Iterable[str]) -> None:
         """Take the sessions of those of these engines away that are gone (rules C2, C3)."""

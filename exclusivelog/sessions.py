@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -614,23 +614,20 @@ class Sessions:
         # A shared producer is not in another one's way, and there may be many.
         return tables.holders(row.id) if mode != access.SHARED or row.waiting else []
 
-    def find_dead(self) -> list[str]:
-        """Engines that have sessions here and do not live."""
+    def find_dead(self, needed: Set[int] | None = None) -> list[str]:
+        """Engines that have sessions here and do not live. `needed`: of those that only hang the
+        ones that have one of these topics; the others keep what nobody needs (rule C3)."""
+
+        def is_in_the_way(tables: Tables, slot: int, engine: str) -> bool:
+            gone = not self._lockfile.exists(slot, engine)
+            return gone or needed is None or not needed.isdisjoint(tables.topics_of(engine))
+
         with self._ledger.read() as tables:
             return [
                 engine
                 for engine, slot in tables.engines()
-                if not self._lockfile.alive(slot, engine)
+                if not self._lockfile.alive(slot, engine) and is_in_the_way(tables, slot, engine)
             ]
-
-    def is_in_the_way(self, engine: str, needed: set[int]) -> bool:
-        """May a dead engine be evicted by one that needs these topics? Who only hangs keeps what
-        nobody needs (rule C3)."""
-        with self._ledger.read() as tables:
-            slot = dict(tables.engines()).get(engine, 0)
-            if not self._lockfile.exists(slot, engine):
-                return True
-            return not needed.isdisjoint(tables.topics_of(engine))
 
     def evict(self, engine: str) -> Iterator[None]:
         """Remove a dead engine's sessions and promote who waits for them (rule C2).
