@@ -74,6 +74,14 @@ class Committer:
         with self._turn:
             pass  # what somebody else has taken is committed, too
 
+    def drain_session(self, session: int) -> None:
+        """Commit what a session was given whose producer nobody holds any more."""
+        for appender in self.agenda.look():
+            if appender.session.id == session:
+                self.commit(appender)
+        with self._turn:
+            pass
+
     def fail(self, appender: _core.Appender, error: ExclusiveLogError) -> None:
         """Fail what this appender has waiting, and whatever it may ever get.
 

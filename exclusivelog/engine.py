@@ -629,8 +629,8 @@ class Engine:
         with self.ledger.standstill:
             pass  # a transaction that is being committed comes to its end
         self.committer.drain()
+        self._release_all(waiting)  # first: what we give back must not come back to us
         self._release_all([p.session for p in producers] + list(self._abandoned))
-        self._release_all(waiting)
         for claim in list(self._owned):
             claim.end()
 

@@ -96,8 +96,10 @@ class Watch:
         except OSError:
             return  # it is gone
         try:
-            # What still holds the lock, under its old id, has not died: it is that process.
-            if thread in self._inside() and process_of(thread) == pid:
+            # What still holds the lock, under its old id, has not died: it is that process. Who
+            # asks may have stood still himself meanwhile, and it may have gone on.
+            holds = thread in self._inside() and process_of(thread) == pid
+            if holds and self._all_hung(list(self._lockfile.in_process(pid))):
                 log.error(
                     "%s: killing %s, silent for longer than its keepalive inside the ledger",
                     self._path, ", ".join(map(_describe, engines)),

@@ -439,9 +439,11 @@ class Mailbox:
             if producer is not None:
                 producer.pause()
         try:
-            for producer in producers.values():
+            for session, producer in producers.items():
                 if producer is not None:
                     producer.drain()
+                else:  # it was dropped, and what it has accepted may linger still
+                    self._engine.committer.drain_session(session)
             for released in self._engine.hand_over.release(asked):
                 producer = producers[released.session]
                 if producer is not None and released.to is not None:

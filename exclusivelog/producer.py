@@ -27,6 +27,7 @@ from exclusivelog.errors import (
     ProducerBusyError,
     ProducerFencedError,
     ProducerMovedError,
+    TopicNotFoundError,
     WaitTimeoutError,
 )
 from exclusivelog.handover import moved_error
@@ -384,17 +385,20 @@ class Producer:
         return None
 
     def _open_there(self, engine: Engine) -> Producer | None:
-        session, topic = self.session, engine.topic(self.topic, create=False)
+        session = self.session
         options = replace(self._options, on_fenced=None)  # its followers are told
-        future = engine.future(topic, options)
-        engine.open_producer(
-            future, AccessMode.EXCLUSIVE.value, name=session.name, priority=session.priority,
-            claim=None, timeout=None, settle=0, properties=session.properties,
-            follows=self._chain,
-        )  # fmt: skip
         try:
+            topic = engine.topic(self.topic, create=False)
+            future = engine.future(topic, options)
+            engine.open_producer(
+                future, AccessMode.EXCLUSIVE.value, name=session.name, priority=session.priority,
+                claim=None, timeout=None, settle=0, properties=session.properties,
+                follows=self._chain,
+            )  # fmt: skip
             self._opened = future.result()
         except (ProducerFencedError, ProducerBusyError):  # somebody else has been faster
+            return None
+        except (EngineClosedError, TopicNotFoundError):  # neither engine nor topic wait for us
             return None
         return self._opened
 

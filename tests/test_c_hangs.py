@@ -560,6 +560,35 @@ def test_c3_a_process_that_beats_is_not_killed_however_long_it_stays(
         assert process.call(own_and_send, b"alive") == 1
 
 
+def test_c3_one_that_beats_again_before_it_is_killed_is_spared(
+    path: str, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits has found it silent for too long, and is held up itself before it kills. It goes
+    on meanwhile, and is inside for longer."""
+    process = worker(name="slow", keepalive=0.4)
+    with xl.open(path, kill_hung=True) as engine, ThreadPoolExecutor(1) as pool:
+        [(slot, info)] = engine.ledger.lockfile.in_process(process.pid)
+        pidfd_open, aimed = os.pidfd_open, []
+
+        def held_up(pid: int) -> int:
+            if not aimed:
+                aimed.append(pid)
+                process.signal(signal.SIGCONT)
+                until(lambda: engine.ledger.lockfile.alive(slot, info.id))
+            return pidfd_open(pid)
+
+        monkeypatch.setattr(os, "pidfd_open", held_up)
+        process.start(be_slow, 4.0)
+        until(lambda: engine.inside() is not None)
+        process.signal(signal.SIGSTOP)
+        process.await_stop()
+        made = pool.submit(engine.topic, "new")
+        until(lambda: aimed)
+        process.answer()
+        made.result(PATIENCE)
+        assert process.call(own_and_send, b"alive") == 1
+
+
 WAITS_FOR_ITSELF = """
     import sys, threading, time
     import exclusivelog as xl

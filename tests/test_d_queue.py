@@ -636,3 +636,20 @@ def test_d6_thousands_of_waiters_cost_one_wake_up_and_no_thread(path: str) -> No
         engines[0].close()
         assert all(future.done() for future in waiting)
         assert rows(engines[1])["queue"] == []
+
+
+def test_d4_the_waiters_of_an_engine_that_is_closed_use_up_no_epoch(
+    path: str, topic: xl.Topic
+) -> None:
+    """It holds a topic, and waits for it, too, before others. Closed, it gives back what it
+    holds: not to itself, to whoever is left."""
+    with xl.open(path, name="closed") as closed:
+        mine = closed.topic("orders")
+        owner = mine.producer(EXCLUSIVE)
+        waiting = [mine.producer_async(WAIT, priority=n) for n in (5, 6)]
+        left = topic.producer_async(WAIT)
+        closed.close()
+        with left.result(PATIENCE) as successor:
+            assert successor.topic_epoch == owner.session.epoch + 1 == 2
+        for future in waiting:
+            assert isinstance(future.exception(PATIENCE), xl.EngineClosedError)

@@ -429,6 +429,35 @@ def test_e2_a_handle_whose_destination_closes_before_it_has_followed_ends(
     assert a.topic("orders").producer(EXCLUSIVE).topic_epoch == 2
 
 
+@pytest.mark.parametrize("how", ["its engine is closed", "the topic is deleted"])
+def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
+    path: str, neighbours: Neighbours, how: str
+) -> None:
+    """The destination was there when the send looked for it, and nobody else than the send opens
+    a producer there. Each call that comes later meets the same error."""
+    a, b, _ = neighbours
+    destination = xl.open(path, name="destination")
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    a.unload("orders", to=destination.id)
+    topic = destination.topic
+
+    def too_late(name: str, create: bool) -> xl.Topic:
+        if how == "the topic is deleted":
+            b.delete_topic("orders")
+        else:
+            destination.close()
+        return topic(name, create)
+
+    destination.topic = too_late
+    with pytest.raises(MOVED) as error:
+        producer.send(b"x")
+    with pytest.raises(MOVED) as again:
+        producer.send(b"x")
+    assert again.value is error.value
+    assert producer.state == "moved"
+    destination.close()
+
+
 def outcome(use: Callable[[], Any]) -> Any:
     """What it returns, or raises."""
     try:

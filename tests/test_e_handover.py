@@ -8,6 +8,7 @@ or not know of its luck yet. test_e_crashes.py is about those who fall on the wa
 from __future__ import annotations
 
 import contextlib
+import gc
 import subprocess
 import sys
 import threading
@@ -631,6 +632,22 @@ def test_e2_closing_the_source_s_engine_during_the_move_hands_over_what_is_accep
     assert [receipt.result(timeout=0) for receipt in receipts] == list(range(100))
     assert destination.call(take_turn) == 2
     assert destination.call(send, b"after") == 100
+
+
+def test_e2_what_a_dropped_producer_has_accepted_is_in_the_log_before_the_move(
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
+) -> None:
+    """Nobody holds the producer any more, but what it was given lingers still, and somebody waits
+    for its outcome."""
+    other = quick("other")
+    receipts = [topic.producer(EXCLUSIVE, linger=20.0).send_async(b"x")]
+    gc.collect()
+    assert topic.owner is not None
+    [move] = engine.unload("orders", to=other.id)
+    assert move.ok
+    assert receipts[0].result(PATIENCE) == 0
+    assert other.call(open_producer, EXCLUSIVE) == 2
+    assert other.call(send, b"behind it") == 1
 
 
 def test_e2_a_move_waits_for_nobody_s_linger_and_fences_nobody_else(
