@@ -53,6 +53,7 @@ from exclusivelog.waits import check_seconds
 log = logging.getLogger("exclusivelog")
 
 LONGEST_BEAT_SECONDS = 5.0
+LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
 RELEASED_AT_ONCE = 1000
 
 Found = TypeVar("Found")
@@ -136,7 +137,7 @@ class Engine:
                 name=f"exclusivelog-heart-{self.name}", daemon=True,
             )  # fmt: skip
             self._heart.start()
-        self._empty_trash()
+        self._clear_up()
         self._guard = threading.Thread(
             target=self._keep_watch, name=f"exclusivelog-{self.name}", daemon=True
         )
@@ -389,10 +390,12 @@ class Engine:
             else:
                 slot.await_mail(seen, self.mailbox.nap())
 
-    def _empty_trash(self) -> None:
-        # What a process left behind that died while it deleted a topic.
+    def _clear_up(self) -> None:
+        # What processes left behind that died while they deleted a topic, or before they read
+        # what had become of them.
         try:
             empty_trash(self.ledger)
+            self.sessions.drop_mail_of_the_gone()
         except ExclusiveLogError as error:
             log.warning("engine %s: %s", self.name, error)
 
@@ -737,8 +740,11 @@ def open(
         raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
     if keepalive is not None:
         check_seconds(keepalive, "keepalive", "seconds above 0, or None for never")
-        if keepalive == 0:
-            raise ValueError("keepalive=0: it takes seconds above 0, or None for never")
+        if not 0 < keepalive <= LONGEST_KEEPALIVE:
+            raise ValueError(
+                f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
+                f"{LONGEST_KEEPALIVE:.0f}, or None for never"
+            )
     if not isinstance(map_size, int) or map_size < 1 << 20:
         raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
     if not isinstance(max_readers, int) or max_readers < 1:

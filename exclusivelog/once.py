@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from exclusivelog.engine import Engine
 
 ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
+MOST_NUMBER = 2**63 - 1
 MODES = (access.SHARED, access.EXCLUSIVE, access.FENCING)
 
 
@@ -98,6 +99,8 @@ def append_once(
     exclusivelog.errors.ProducerFencedError: topic 'orders' is at epoch 2, ...
     """
     run.check()
+    if number is not None:
+        _check_number(number)
     if (number is None) != (run.writer is None):
         raise ValueError(f"number={number!r} and writer={run.writer!r}: both, or none")
     for name in batches:
@@ -110,6 +113,13 @@ def append_once(
             }
     except _SourceFailed as failed:
         raise failed.error from None
+
+
+def _check_number(number: object) -> None:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(f"number takes an int, not {type(number).__name__}")
+    if not -MOST_NUMBER <= number <= MOST_NUMBER:
+        raise ValueError(f"number={number}: it takes {-MOST_NUMBER} to {MOST_NUMBER}")
 
 
 class _SourceFailed(Exception):
@@ -210,6 +220,7 @@ def record(engine: Engine, topic: str, writer: str, number: int) -> None:
     {'archive': 7}
     """
     check_name(writer, "writer")
+    _check_number(number)
     found = engine.topic(topic, create=False)
     with engine.ledger.write_beside() as tables:
         existing(tables, found.id)

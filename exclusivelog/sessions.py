@@ -629,6 +629,16 @@ class Sessions:
                 if not self._lockfile.alive(slot, engine) and is_in_the_way(tables, slot, engine)
             ]
 
+    def drop_mail_of_the_gone(self) -> None:
+        """Nobody will ever read it: no engine comes back."""
+        with self._ledger.read() as tables:
+            boxes = list(tables.mailboxes())
+        gone = set(boxes) - {engine.id for engine in self._lockfile.present()}
+        if gone:
+            with self._ledger.write_beside() as tables:
+                for engine in gone:
+                    tables.drop_mail(engine, 2**64 - 1)
+
     def evict(self, engine: str) -> Iterator[None]:
         """Remove a dead engine's sessions and promote who waits for them (rule C2).
 

@@ -493,6 +493,15 @@ class Tables:
         rows = self.rows.under("mail", int(engine, 16), U64.pack(after + 1))
         return [(u64(key), self.rows.decode("mail", msgpack.unpackb, data)) for key, data in rows]
 
+    def mailboxes(self) -> Iterator[str]:
+        """The engines that have mail, dead or alive."""
+        cursor = self.rows.cursor("mail")
+        found = cursor.first()
+        while found:
+            box, _ = PAIR.unpack(cursor.key())
+            yield f"{box:016x}"
+            found = cursor.set_range(PAIR.pack(box, 2**64 - 1))
+
     def drop_mail(self, engine: str, up_to: int) -> None:
         """Delete an engine's mail up to a number."""
         cursor = self.rows.cursor("mail")

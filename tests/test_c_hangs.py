@@ -248,6 +248,12 @@ def state_of_another(state: State) -> str:
     return str(state.kept["another"].state)
 
 
+@pytest.mark.parametrize("keepalive", [0, -1, float("inf"), float("nan"), 1e300])
+def test_c3_a_keepalive_that_cannot_be_is_refused(path: str, keepalive: float) -> None:
+    with pytest.raises(ValueError, match=r"keepalive=.*None for never"):
+        xl.open(path, keepalive=keepalive)
+
+
 @pytest.mark.parametrize("step", ["find_dead", "_evict_some"])
 def test_c3_one_that_has_gone_on_is_not_evicted_any_more(
     path: str, worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, step: str

@@ -28,6 +28,7 @@ from tests.processes import (
     hang,
     open_producer,
     producer_state,
+    rows,
     send,
     until,
     values,
@@ -1162,6 +1163,22 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
     first.kill()
     assert future.result(PATIENCE).topic_epoch == 2
     assert sleeps == [] or sleeps[0] < 0.2  # it did not sleep on the second one's death
+
+
+def test_c2_nobody_s_mail_outlives_him(path: str, worker: Callable[..., Worker]) -> None:
+    """A stopped process is fenced, which it is told, and killed before it goes on: nobody will
+    ever read that. Nothing is left of it once an engine is opened."""
+    process = worker()
+    process.call(open_producer, EXCLUSIVE)
+    with xl.open(path) as engine:
+        hang(process)
+        with engine.topic("orders").producer("exclusive_with_fencing") as producer:
+            producer.send(b"x")
+        assert len(rows(engine)["mail"]) == 1
+        process.kill()
+        with xl.open(path) as another:
+            assert rows(another)["mail"] == []
+            assert values(another.topic("orders")) == [b"x"]
 
 
 def test_c3_a_hung_process_keeps_what_nobody_needs(

@@ -168,6 +168,20 @@ def test_the_library_s_own_topics_are_not_written(engine, path) -> None:
         batch_write_options({"path": path, "topic": "__events__"})
 
 
+@pytest.mark.parametrize(
+    ("number", "error"), [(2**63, ValueError), (-(2**63), ValueError), ("7", TypeError)]
+)
+def test_a_number_that_cannot_be_is_refused(engine, number, error) -> None:
+    """It is no damage: nothing was written."""
+    with pytest.raises(error, match="number"):
+        append_once(engine, Run("job", "run", "spark"), number, {"a": [part(b"1")]})
+    assert engine.topics() == []
+    engine.topic("a")
+    with pytest.raises(error, match="number"):
+        record(engine, "a", "job", number)
+    assert recorded(engine, "a") == {}
+
+
 def test_numbers_are_recorded_without_disturbing_the_owner(engine) -> None:
     with engine.topic("a").producer("exclusive") as owner:
         record(engine, "a", "archive", 10)
