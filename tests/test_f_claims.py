@@ -180,9 +180,9 @@ def test_own_waits_for_an_owner_to_go(engine, worker) -> None:
 
 
 def claim_over_and_over(state: State, seconds: float, seed: int) -> list[tuple[str, int]]:
-    """(resource, generation) of every claim that was granted."""
+    """(resource, generation) of every claim that was granted: for so long, and 40 of them."""
     dice, granted, end = random.Random(seed), [], time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end or len(granted) < 40:
         names = dice.sample("abcd", dice.randint(1, 3))
         claim = state.engine.own("g", dict.fromkeys(names))
         granted += [(name, claim._claimant.generations[name]) for name in names]

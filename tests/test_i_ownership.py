@@ -131,14 +131,20 @@ def test_i1_all_have_their_turns(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
     """Three processes write as fast as they can. None starves, none loses a write, and the
-    topic does not change hands for every one of them."""
+    topic does not change hands for every one of them. Beside load, two seconds are few turns:
+    they are given more."""
     processes = [mapper(name=f"w{number}") for number in range(3)]
-    for process in processes:
-        process.start(count_up, "n", 2.0)
-    counts, longest = zip(*(process.answer() for process in processes), strict=True)
+    counts, longest = [0, 0, 0], 0.0
+    while sum(counts) < 1000:
+        for process in processes:
+            process.start(count_up, "n", 2.0)
+        for number, process in enumerate(processes):
+            times, took = process.answer()
+            counts[number] += times
+            longest = max(longest, took)
     assert shared.get("n", latest=True) == sum(counts) == topic.next_offset
     assert min(counts) > sum(counts) / 20, counts
-    assert max(longest) < 2, longest
+    assert longest < 2
     assert topic.epoch < sum(counts)
 
 
