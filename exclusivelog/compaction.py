@@ -237,6 +237,8 @@ def view_entries(
         if entry.end > horizon:
             count = sum(entry.message(i).offset < horizon for i in range(entry.count))
             entry = _core.Entry(_core.keep(entry, list(range(count)), entry.topic)[1], loads)
+            if entry.end <= position:  # a later view's: what stood in between has been replaced
+                break
         found.append(entry)
         size += entry.nbytes
         if size >= most_bytes:

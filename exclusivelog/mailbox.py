@@ -30,7 +30,7 @@ from exclusivelog.errors import (
 from exclusivelog.producer import Options, Producer
 from exclusivelog.sessions import FENCED, GRANTED, LATER, RELEASE, SEALED, WANTED, Registration
 from exclusivelog.types import OwnerInfo
-from exclusivelog.waits import in_slices
+from exclusivelog.waits import in_slices, settled
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
@@ -87,15 +87,9 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
         return super().exception(0)
 
     def _await(self, timeout: float | None) -> None:
-        def settled(seconds: float) -> bool:
-            # Not by `concurrent.futures.wait`, which an interrupt leaves with its locks taken.
-            with contextlib.suppress(concurrent.futures.TimeoutError):
-                concurrent.futures.Future.exception(self, seconds)
-            return self.done()
-
         if not self.done():
             self._engine.check_alone()  # who would settle it is the parent's thread
-            in_slices(settled, timeout, self._engine.check_alone)
+            in_slices(functools.partial(settled, self), timeout, self._engine.check_alone)
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
         """Call `function(future)` once it is settled, in a thread of its own."""

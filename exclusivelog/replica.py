@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from exclusivelog import _core
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -254,12 +255,12 @@ class Replica:
         """Append what `compute` makes of the newest state, as its owner: (messages, result).
         `then()`, before anything else changes the state, gives the result in its stead."""
         self._check()
-        with self._writing:
+        with _core.Holding(self._writing):
             end = None if self._timeout is None else time.monotonic() + self._timeout
             while True:
                 self._check_usable()
                 producer = self._own(end)
-                with self._lock:
+                with _core.Holding(self._lock):
                     with self._calling_out():
                         items, result = compute()
                     if items and not self._send(producer, items):
@@ -273,7 +274,7 @@ class Replica:
             return self._producer
         producer = self._await_producer(end)
         try:
-            with self._lock:
+            with _core.Holding(self._lock):
                 self._catch_up()
         except BaseException:
             producer.close()
@@ -364,7 +365,7 @@ class Replica:
         Returns the offset that it goes up to: `topic.trim(before=...)` can take what is older.
         """
         self._check()
-        with self._lock:
+        with _core.Holding(self._lock):
             self._freshen(latest=False)
             offset, items = self._position, self._items()
         self._engine.snapshot(self.topic.id, offset, items)
@@ -403,7 +404,7 @@ class Replica:
         once a call has begun; see `give_up`."""
         self._check_open()
         token = Token()
-        with self._lock:
+        with _core.Holding(self._lock):
             if self._closing:
                 raise self._closed_error()
             if self._threads is None:
@@ -446,13 +447,13 @@ class Replica:
         if self._busy_here and self._inside != threading.get_ident():
             self._engine.call_later(self.close)  # a signal handler calls it, or a finalizer
             return
-        with self._lock:  # no call is submitted from now on
+        with _core.Holding(self._lock):  # no call is submitted from now on
             self._closing = True
             threads, self._threads = self._threads, None
         self._stop_waiting()
         if threads is not None:
             threads.shutdown(wait=True)
-        with self._writing:
+        with _core.Holding(self._writing):
             if self._closed:
                 return
             self._closed = True

@@ -29,7 +29,7 @@ import copy as _copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
-from exclusivelog import serde
+from exclusivelog import _core, serde
 from exclusivelog.replica import Later, Replica
 from exclusivelog.snapshots import Item
 from exclusivelog.topic import Topic
@@ -107,7 +107,7 @@ class SharedState(Replica, Generic[S, Op]):
         """`fn(state)`, with a copy of the state. `latest`: every write that has returned by now,
         in any process, is in it."""
         self._check()
-        with self._lock:
+        with _core.Holding(self._lock):
             self._freshen(latest)
             return self._call(fn)
 
@@ -205,7 +205,7 @@ class SharedMap(Replica, Generic[K, V]):
     def _find(self, key: K, latest: bool = False) -> bytes | None:
         self._check()
         name = self._dump_key(key)
-        with self._lock:
+        with _core.Holding(self._lock):
             self._freshen(latest)
             return self._map.get(name)
 
@@ -219,7 +219,7 @@ class SharedMap(Replica, Generic[K, V]):
     ) -> list[tuple[K, V]]:
         """All (key, value) pairs of one moment; `fn(key, value)` is called with each."""
         self._check()
-        with self._lock:
+        with _core.Holding(self._lock):
             self._freshen(latest)
             pairs = list(self._map.items())
         decoded = [(self._load_key(key), self._load(value)) for key, value in pairs]
@@ -231,7 +231,7 @@ class SharedMap(Replica, Generic[K, V]):
     def list_keys(self, latest: bool = False) -> list[K]:
         """All keys, in the order in which they were first put."""
         self._check()
-        with self._lock:
+        with _core.Holding(self._lock):
             self._freshen(latest)
             keys = list(self._map)
         return [self._load_key(key) for key in keys]
@@ -248,7 +248,7 @@ class SharedMap(Replica, Generic[K, V]):
 
     def __len__(self) -> int:
         self._check()
-        with self._lock:
+        with _core.Holding(self._lock):
             self._freshen(False)
             return len(self._map)
 

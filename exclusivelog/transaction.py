@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -31,6 +32,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
 )
 from exclusivelog.log import Placed, Work, append_one
+from exclusivelog.waits import in_slices, settled
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
@@ -123,7 +125,8 @@ class Transaction:
         )
         try:
             thread.start()
-            done.result()
+            in_slices(functools.partial(settled, done), None, self._engine.check_alone)
+            done.result(0)
         finally:
             done.cancel()  # it had not begun when an interrupt struck
             del done  # it may have an error, whose traceback has this frame

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 SLICE_SECONDS = 1.0
 
@@ -32,6 +34,18 @@ def in_slices(
         check()
         if end is not None and time.monotonic() >= end:
             return False
+
+
+def settled(future: Future[Any], seconds: float) -> bool:
+    """Wait until the future is done, for so many seconds; is it?
+
+    Not by its `exception`: its TimeoutError could not be told from one that a signal handler
+    raises. Nor by `concurrent.futures.wait`, which an interrupt leaves with its locks taken.
+    """
+    with future._condition:
+        if not future.done():
+            future._condition.wait(seconds)
+    return future.done()
 
 
 def check_timeout(timeout: object) -> None:

@@ -935,8 +935,15 @@ FORKS_WHILE_IT_WAITS = """
     over = threading.Event()
 
     def hold():
-        lock = engine.mailbox.lock if place == "mailbox" else engine.ledger._writing
-        with lock:
+        if place == "write":
+            shared.put("a", 1)  # waits for the topic
+            return
+        if place == "read":
+            shared.read(lambda state: over.wait(20))
+            return
+        ledger = engine.ledger
+        locks = {"mailbox": engine.mailbox.lock, "commit": ledger.standstill}
+        with locks.get(place, ledger._writing):
             over.wait(20)
 
     def strike():
@@ -946,16 +953,31 @@ FORKS_WHILE_IT_WAITS = """
             time.sleep(0.01)
         print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), flush=True)
         over.set()
-        owner.resume() if place == "move" else owner.close()
+        if place == "move":
+            owner.resume()
+        elif place != "commit":
+            owner.close()
 
+    if place == "write":
+        shared = xl.SharedMap(topic)
+    elif place == "read":
+        shared = xl.SharedState(topic, apply=lambda state, op: None)
     if place == "move":
         owner.pause()
     elif place != "queue":
         threading.Thread(target=hold).start()
+        time.sleep(0.1)
     threading.Thread(target=strike).start()
     try:
         if place == "move":
             owner.send(b"x")
+        elif place == "commit":
+            with engine.transaction() as txn:
+                owner.send(b"x", transaction=txn)
+        elif place == "write":
+            shared.put("b", 2)
+        elif place == "read":
+            shared.read(len)
         else:
             topic.producer("wait_for_exclusive")
     except BaseException as error:
@@ -966,12 +988,15 @@ FORKS_WHILE_IT_WAITS = """
 """
 
 
-@pytest.mark.parametrize("place", ["queue", "move", "mailbox", "transaction"])
+@pytest.mark.parametrize(
+    "place", ["queue", "move", "mailbox", "transaction", "commit", "write", "read"]
+)
 def test_c5_a_child_that_is_forked_in_a_wait_does_not_wait_for_its_parent(
     topic: xl.Topic, place: str
 ) -> None:
-    """A signal handler forks while the thread waits for its turn, for a hand-over, or for
-    another thread, and returns in the child, too. Nobody there will ever do what it waits for."""
+    """A signal handler forks while the thread waits for its turn, for a hand-over, for its
+    commit, or for another thread, and returns in the child, too. Nobody there will ever do what
+    it waits for."""
     with child(FORKS_WHILE_IT_WAITS, topic._engine.path, place) as process:
         assert line(process, 15) == "42"
         assert line(process, 15) == "went on"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -367,6 +368,28 @@ def test_d5_no_timeout_waits_for_ever(topic: xl.Topic) -> None:
         time.sleep(0.2)
         assert [each.done() for each in (future, far, endless)] == [False] * 3
     assert future.result(timeout=10).topic_epoch == 2
+
+
+def test_d5_what_a_signal_handler_raises_ends_the_wait(topic: xl.Topic) -> None:
+    """A TimeoutError of the application's own, above all: it is not that of the wait's slices."""
+
+    def strike(number: int, frame: Any) -> None:
+        raise TimeoutError("my own")
+
+    owner = topic.producer(EXCLUSIVE)
+    rescue = threading.Timer(5, owner.close)
+    rescue.start()
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(TimeoutError, match="my own"):
+            topic.producer(WAIT)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        rescue.cancel()
+    assert topic.waiters == []
+    owner.close()
 
 
 def test_d5_a_wait_is_cancelled_from_another_thread(topic: xl.Topic) -> None:

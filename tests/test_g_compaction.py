@@ -199,6 +199,23 @@ def test_g7_one_that_has_begun_misses_nothing_that_came_since(
         assert state_of(found) == state_of(writer.sent)
 
 
+def test_g7_one_whose_rest_of_the_view_was_replaced_comes_to_the_end(topic: xl.Topic) -> None:
+    """It has read a part of its view; then all the rest is replaced, and compacted. An entry of
+    the new view has what it had read, and what came afterwards, and nothing in between."""
+    with topic.producer() as producer:
+        producer.send_many([bytes(30_000)] * 200, keys=[b"%d" % number for number in range(200)])
+        topic.compact()
+        reader = topic.reader(read_compacted=True)
+        found = [message.offset for message in reader.read_batch(21)]
+        producer.send_many([b"new"] * 199, keys=[b"%d" % number for number in range(1, 200)])
+        topic.compact()
+        assert reader.has_message_available()
+        found += within(lambda: [message.offset for message in reader.read_batch(1000)])
+    assert found == sorted(set(found))
+    assert set(range(200, 399)) <= set(found) <= set(range(399))
+    assert not reader.has_message_available()
+
+
 def write_on(state: State, count: int) -> None:
     with state.topic.producer() as producer:
         for number in range(count):
