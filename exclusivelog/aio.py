@@ -72,6 +72,7 @@ __all__ = [
     "open",
 ]
 
+GIVEN_BACK_SECONDS = 1.0  # that a cancelled call waits until it has left nothing behind
 OWN_SECONDS = 0.25  # that a claim waits in a thread, which cannot be interrupted
 
 K = TypeVar("K")
@@ -91,7 +92,8 @@ async def _in_thread(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
 
 async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
     """What `call()` opens, in a thread. Cancelled meanwhile, `close` gets it as soon as it is
-    there, also where the loop has come to its end by then."""
+    there, also where the loop has come to its end by then; that is waited for, but not for long:
+    the ledger may be held up."""
     made: list[R] = []
     abandoned = threading.Event()
 
@@ -105,13 +107,21 @@ async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
             close(made.pop())
 
     loop = asyncio.get_running_loop()
+    running = loop.run_in_executor(None, run)
     try:
-        await loop.run_in_executor(None, run)
+        await asyncio.shield(running)
     except asyncio.CancelledError:
         abandoned.set()
-        loop.run_in_executor(None, give_back)
+        running.add_done_callback(_drop_outcome)
+        giving_back = loop.run_in_executor(None, give_back)
+        await asyncio.wait({running, giving_back}, timeout=GIVEN_BACK_SECONDS)
         raise
     return made.pop()
+
+
+def _drop_outcome(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()  # nobody else asks for it
 
 
 async def _called(state: Replica, future: concurrent.futures.Future[R]) -> R:

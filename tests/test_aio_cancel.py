@@ -53,6 +53,31 @@ def test_d5_a_cancelled_wait_leaves_the_queue(
     assert (owner.state, topic.epoch) == ("open", 1)
 
 
+def test_d5_so_does_one_that_is_cancelled_while_it_queues(
+    path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the queue already, but the thread that has put it there has not come back."""
+    owner, queue_up = topic.producer(EXCLUSIVE), xl.Topic.producer_async
+
+    def take_long(self: xl.Topic, *args: Any, **options: Any) -> Any:
+        future = queue_up(self, *args, **options)
+        time.sleep(0.2)
+        return future
+
+    async def main() -> None:
+        async with aio.open(path) as mine:
+            monkeypatch.setattr(xl.Topic, "producer_async", take_long)
+            waiting = asyncio.create_task(mine.topic("orders").producer(WAIT))
+            await soon(lambda: topic.waiters)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            assert topic.waiters == []
+
+    play(main)
+    assert (owner.state, topic.epoch) == ("open", 1)
+
+
 def test_d5_so_does_one_that_was_cancelled_at_once(path: str, topic: xl.Topic) -> None:
     owner = topic.producer(EXCLUSIVE)
 

@@ -21,9 +21,9 @@ from tests.children import ROOT, command
 from tests.sparks import as_bytes, epochs, fill, finish, left_in, stream, values
 
 FAULTS = ROOT / "tests" / "faults"
-LIMIT = 120
+LIMIT = 200  # seconds, for a program with a JVM of its own
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("spark_home")]
+pytestmark = [pytest.mark.timeout(4 * LIMIT), pytest.mark.usefixtures("spark_home")]
 
 
 def run(source: str, *args: object, status: int = 0, **environment: str) -> str:
