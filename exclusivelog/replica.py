@@ -233,6 +233,9 @@ class Replica:
         self._check_open()
         if self._failure is not None:
             raise StateError(str(self._failure)) from self._failure.__cause__
+        self._check_outside()
+
+    def _check_outside(self) -> None:
         if self._inside == threading.get_ident():
             raise RuntimeError(
                 f"topic {self.topic.name!r}: called from inside one of its own functions, whose "
@@ -441,10 +444,11 @@ class Replica:
     def close(self) -> None:
         """Give the topic back, end what runs in the background. Twice does nothing. Calls that
         were submitted before are made; those that would have to wait for another owner end,
-        with EngineClosedError."""
+        with EngineClosedError. RuntimeError inside one of its own functions."""
         if self._engine.forked:
             return
-        if self._busy_here and self._inside != threading.get_ident():
+        self._check_outside()  # it would wait for calls that wait for this one
+        if self._busy_here:
             self._engine.call_later(self.close)  # a signal handler calls it, or a finalizer
             return
         with _core.Holding(self._lock):  # no call is submitted from now on
