@@ -385,10 +385,15 @@ class Replica:
         )
         if due and (self._snapshots is None or not self._snapshots.is_alive()):
             self._snapshot_at = self._position
-            self._snapshots = threading.Thread(
+            thread = threading.Thread(
                 target=self._snapshot_quietly, name="exclusivelog-snapshot", daemon=True
             )
-            self._snapshots.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads; what was written is in the log
+                log.warning("topic %r: no snapshot: %s", self.topic.name, error)
+            else:
+                self._snapshots = thread
 
     def _snapshot_quietly(self) -> None:
         try:
@@ -411,9 +416,11 @@ class Replica:
             if self._closing:
                 raise self._closed_error()
             if self._threads is None:
-                self._threads = concurrent.futures.ThreadPoolExecutor(
+                threads = concurrent.futures.ThreadPoolExecutor(
                     1, thread_name_prefix="exclusivelog-state"
                 )
+                threads.submit(int)  # its thread is there now; else a call would stay for later
+                self._threads = threads
             future = self._threads.submit(self._call_for, token, call, *args, **kwargs)
         self._tokens[future] = token
         return future
