@@ -216,7 +216,7 @@ class Producer:
         for follower in list(self._followers):
             follower.lose(error)
         if self._options.on_fenced is not None:
-            self._engine.call_later(self._tell_fenced)
+            self._engine.call_soon(self._tell_fenced)
 
     def _tell_fenced(self) -> None:
         if self._options.on_fenced is not None and isinstance(self._lost, ProducerFencedError):
