@@ -289,12 +289,13 @@ class Replica:
     def _await_producer(self, end: float | None) -> Producer:
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
+            # Before: who gives another call up must not take this wait for that one's.
+            self._waiting_for = token = getattr(self._called, "token", None)
             self._waiting = future = self.topic.producer_async(
                 "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
                 on_wanted=self._wanted,
             )  # fmt: skip
             try:
-                self._waiting_for = token = getattr(self._called, "token", None)
                 if self._closing or (token is not None and token.given_up):
                     future.cancel()  # it was too early to see this one
                 return future.result()
@@ -435,8 +436,9 @@ class Replica:
         token = self._tokens.get(future)
         if token is not None:
             token.given_up = True
-            if self._waiting is not None and self._waiting_for is token:
-                self._waiting.cancel()
+            waiting = self._waiting
+            if waiting is not None and self._waiting_for is token:
+                waiting.cancel()
 
     def _check_open(self) -> None:
         self._engine.check_open()

@@ -323,6 +323,36 @@ def test_i2_a_map_fenced_for_good_waits(shared: Map, other: xl.Topic) -> None:
     future.result(PATIENCE)
 
 
+def test_d5_giving_up_a_call_that_is_over_does_not_end_another_s_wait(
+    shared: Map, other: xl.Topic
+) -> None:
+    """A task is cancelled just when its call has come to its end, and the next one begins to
+    wait for the topic: which of them waits must be known by then."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        token = property(lambda self: (asked.set(), go_on.wait(PATIENCE), self.given)[-1])
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self.__dict__["given"] = value
+
+    owner = other.producer("exclusive")
+    first = shared.put_async("a", 1)
+    until(lambda: shared.topic.waiters)
+    owner.close()
+    first.result(PATIENCE)
+    owner = other.producer(FENCING)
+    shared._called = Slow()
+    second = shared.put_async("b", 2)
+    assert asked.wait(PATIENCE)
+    shared.give_up(first)
+    go_on.set()
+    until(lambda: second.done() or shared.topic.waiters)
+    owner.close()
+    second.result(PATIENCE)
+    assert everything(shared) == {"a": 1, "b": 2}
+
+
 def no_threads(patch: pytest.MonkeyPatch) -> None:
     """As where a limit is reached."""
 
