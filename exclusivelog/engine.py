@@ -302,7 +302,7 @@ class Engine:
         """Run the callbacks of receipts that have their outcome: here, unless this is the guard,
         which nobody's code may hold up, or has made senders wait, whom they may join."""
         if threading.current_thread() is self._guard or self.ledger.standstill._is_owned():
-            self.call_later(_core.run_callbacks)
+            self.call_soon(_core.run_callbacks)
         else:
             _core.run_callbacks()
 
@@ -316,6 +316,14 @@ class Engine:
                 log.exception("a callback of engine %s failed", self.name)
 
         threading.Thread(target=run, name="exclusivelog-callback", daemon=True).start()
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """The same; where no thread can be started now, in one of the guard's next rounds."""
+        try:
+            self.call_later(function)
+        except RuntimeError:
+            self.mailbox.postpone(lambda: self.call_later(function))
+            self.ring()
 
     def register_reader(self, reader: Reader) -> None:
         """Closing the engine wakes this reader."""

@@ -71,8 +71,7 @@ class Membership:
     def write(self, tables: Tables, offset: int) -> None:
         """The same, as a part of a transaction."""
         self._check_in(tables)
-        if tables.topic(self._topic).flags & _core.DELETED:
-            raise TopicNotFoundError(f"topic {self._name!r} was deleted")
+        _check_exists(tables, self._topic, self._name)
         tables.put_cursor(self._topic, self.group, offset)
 
     def end(self) -> None:
@@ -82,11 +81,20 @@ class Membership:
             self._ended = True
 
 
+def _check_exists(tables: Tables, topic: int, name: str) -> None:
+    if tables.topic(topic).flags & _core.DELETED:
+        raise TopicNotFoundError(f"topic {name!r} was deleted")
+
+
 def join(
     engine: Engine, claims: Claims, slot: int, group: str, topic: int, name: str
 ) -> Membership:
     """Become the reader of the topic in its group; the one before is fenced."""
     check_group(group)
-    claimant = claims.take(engine.info, slot, group, {name: None})
+    claimant = claims.take(
+        engine.info, slot, group, {name: None},
+        # A claim is on the name: of another topic by now, perhaps, whose reader it would fence.
+        check=lambda tables: _check_exists(tables, topic, name),
+    )  # fmt: skip
     engine.ledger.lockfile.announce(topic)  # one that waits for messages must learn of it
     return Membership(engine, claims, claimant, topic, name)

@@ -236,6 +236,10 @@ class Mailbox:
                 self.read_up_to = number
         self._deliver()
 
+    def postpone(self, delivery: Callable[[], None]) -> None:
+        """Have the guard tell the application, again and again until it can."""
+        self._undelivered.append(delivery)
+
     def _deliver(self) -> None:
         """Tell the application. What cannot be told now, for want of memory or threads, is
         told in one of the next rounds."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -62,10 +62,13 @@ class Claims:
         return self._ledger.lockfile.alive(claimant.slot, claimant.engine)
 
     def take(
-        self, engine: EngineInfo, slot: int, group: str, wanted: Mapping[str, int | None]
-    ) -> Claimant:
-        """Claim all of it or nothing, in one transaction."""
+        self, engine: EngineInfo, slot: int, group: str, wanted: Mapping[str, int | None],
+        check: Callable[[Tables], object] | None = None,
+    ) -> Claimant:  # fmt: skip
+        """Claim all of it or nothing, in one transaction, in which `check` may raise."""
         with self._ledger.write() as tables:
+            if check is not None:
+                check(tables)
             generations, severed = self._judge(tables, group, wanted)
             for claimant in severed.values():
                 self._sever(tables, claimant)

@@ -169,9 +169,17 @@ class Producer:
         if self._lost is None:
             self._engine.check_open()
             self._look(FOLLOWED_WITHIN)  # what is committed is told in a moment
+        if self._lost is None and self._moved is not None and self._successor is None:
+            self._end_unless_within_reach()
         if isinstance(self._lost, ProducerMovedError):
             return "moved"
         return "open" if self._lost is None else "fenced"
+
+    def _end_unless_within_reach(self) -> None:
+        # What was reserved for an engine of this process may be another one's by now.
+        where = self._engine.sessions.whereabouts(self.session.topic, self._chain)
+        if where is None or self._engine.sibling(where[0]) is None:
+            self._end_moved()
 
     def _is_with_a_closed_engine(self) -> bool:
         followed = self._successor is not None
@@ -209,7 +217,7 @@ class Producer:
         for follower in list(self._followers):
             follower.lose(error)
         if self._options.on_fenced is not None:
-            self._engine.call_later(self._tell_fenced)
+            self._engine.call_soon(self._tell_fenced)
 
     def _tell_fenced(self) -> None:
         if self._options.on_fenced is not None and isinstance(self._lost, ProducerFencedError):
@@ -283,7 +291,7 @@ class Producer:
             return
         with self._closing:
             if self._lost is None and not self._closed:
-                self._moved, self._chain = error, to.chain
+                self._chain, self._moved = to.chain, error
                 self.appender.condemn(error)
 
     def _through(

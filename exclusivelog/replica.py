@@ -233,6 +233,9 @@ class Replica:
         self._check_open()
         if self._failure is not None:
             raise StateError(str(self._failure)) from self._failure.__cause__
+        self._check_outside()
+
+    def _check_outside(self) -> None:
         if self._inside == threading.get_ident():
             raise RuntimeError(
                 f"topic {self.topic.name!r}: called from inside one of its own functions, whose "
@@ -286,12 +289,13 @@ class Replica:
     def _await_producer(self, end: float | None) -> Producer:
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
+            # Before: who gives another call up must not take this wait for that one's.
+            self._waiting_for = token = getattr(self._called, "token", None)
             self._waiting = future = self.topic.producer_async(
                 "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
                 on_wanted=self._wanted,
             )  # fmt: skip
             try:
-                self._waiting_for = token = getattr(self._called, "token", None)
                 if self._closing or (token is not None and token.given_up):
                     future.cancel()  # it was too early to see this one
                 return future.result()
@@ -382,10 +386,15 @@ class Replica:
         )
         if due and (self._snapshots is None or not self._snapshots.is_alive()):
             self._snapshot_at = self._position
-            self._snapshots = threading.Thread(
+            thread = threading.Thread(
                 target=self._snapshot_quietly, name="exclusivelog-snapshot", daemon=True
             )
-            self._snapshots.start()
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads; what was written is in the log
+                log.warning("topic %r: no snapshot: %s", self.topic.name, error)
+            else:
+                self._snapshots = thread
 
     def _snapshot_quietly(self) -> None:
         try:
@@ -408,9 +417,11 @@ class Replica:
             if self._closing:
                 raise self._closed_error()
             if self._threads is None:
-                self._threads = concurrent.futures.ThreadPoolExecutor(
+                threads = concurrent.futures.ThreadPoolExecutor(
                     1, thread_name_prefix="exclusivelog-state"
                 )
+                threads.submit(int)  # its thread is there now; else a call would stay for later
+                self._threads = threads
             future = self._threads.submit(self._call_for, token, call, *args, **kwargs)
         self._tokens[future] = token
         return future
@@ -425,8 +436,9 @@ class Replica:
         token = self._tokens.get(future)
         if token is not None:
             token.given_up = True
-            if self._waiting is not None and self._waiting_for is token:
-                self._waiting.cancel()
+            waiting = self._waiting
+            if waiting is not None and self._waiting_for is token:
+                waiting.cancel()
 
     def _check_open(self) -> None:
         self._engine.check_open()
@@ -441,10 +453,11 @@ class Replica:
     def close(self) -> None:
         """Give the topic back, end what runs in the background. Twice does nothing. Calls that
         were submitted before are made; those that would have to wait for another owner end,
-        with EngineClosedError."""
+        with EngineClosedError. RuntimeError inside one of its own functions."""
         if self._engine.forked:
             return
-        if self._busy_here and self._inside != threading.get_ident():
+        self._check_outside()  # it would wait for calls that wait for this one
+        if self._busy_here:
             self._engine.call_later(self.close)  # a signal handler calls it, or a finalizer
             return
         with _core.Holding(self._lock):  # no call is submitted from now on

@@ -32,6 +32,7 @@ from exclusivelog.errors import (
     TransactionAbortedError,
 )
 from exclusivelog.log import Placed, Work, append_one
+from exclusivelog.producer import Moving
 from exclusivelog.waits import in_slices, settled
 
 if TYPE_CHECKING:
@@ -167,7 +168,10 @@ class Transaction:
                 self.offsets = batch.acknowledge()
         except _Refused as refused:
             # Only now: while it stood still, its topic seemed to be on its way.
-            raise refused.producer.fenced_by(refused.error) from None
+            error = refused.producer.fenced_by(refused.error)
+            if isinstance(error, Moving):
+                return False  # a hand-over has begun in between: it knows more
+            raise error from None
         return True
 
     def _write(self, batch: Batch) -> None:

@@ -1078,6 +1078,38 @@ def test_c6_the_callback_is_called_once_with_the_producer_and_the_error(
     assert calls[0][2] != threading.current_thread().name
 
 
+@pytest.mark.parametrize("notices", ["mail", "send"])
+def test_c6_a_callback_that_cannot_be_called_is_called_later(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, notices: str
+) -> None:
+    """The topic is lost while no thread can be started: the guard hears of it, or a send meets
+    it first."""
+    told: list[Any] = []
+    producer = topic.producer(EXCLUSIVE, on_fenced=lambda *it: told.append(it))
+    with xl.open(engine.path, name="rival") as rival, rival.topic("another").producer():
+        with monkeypatch.context() as patch:
+
+            def start(self: threading.Thread) -> None:
+                raise RuntimeError("can't start new thread")
+
+            patch.setattr(threading.Thread, "start", start)
+            if notices == "mail":
+                rival.topic("orders").producer(FENCING)
+            else:
+                with engine.ledger.write() as tables:
+                    row = tables.topic(topic.id)
+                    engine.sessions.drop_holder(tables, row, producer.session, "evict", "test")
+                    tables.put_topic(row)
+                with pytest.raises(FENCED):
+                    producer.send(b"x")
+            until(lambda: producer._lost)
+            time.sleep(0.1)
+            assert not told
+        until(lambda: told, 10)
+    assert [it[0] for it in told] == [producer]
+    assert isinstance(told[0][1], FENCED)
+
+
 def test_c6_a_callback_may_do_whatever_it_likes(topic: xl.Topic) -> None:
     """It closes its producer, queues up for the topic again, and waits for its turn, which
     takes the very engine whose loss it is told of; or it fails."""

@@ -455,6 +455,36 @@ def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
         producer.send(b"x")
     assert again.value is error.value
     assert producer.state == "moved"
+
+
+@pytest.mark.parametrize("end", ["another", "closed", "deleted", "chain"])
+def test_c6_a_handle_that_cannot_follow_any_more_knows_without_sending(
+    path: str, neighbours: Neighbours, end: str
+) -> None:
+    """Its topic was reserved for a neighbour, whose time is over, or who has gone, or who has
+    handed it on, before anything was sent."""
+    a, b, c = neighbours
+    told: list[Any] = []
+    destination = xl.open(path, name="destination")
+    producer = a.topic("orders").producer(EXCLUSIVE, on_fenced=lambda *it: told.append(it))
+    if end == "chain":
+        assert moved(a.unload("orders", to=b.id)) == [("orders", "assigned")]
+        producer.send(b"x")
+        producer = producer._successor
+        b.unload("orders", to=destination.id, timeout=0.5)
+    else:
+        a.unload("orders", to=destination.id, timeout=0.5)
+    assert producer.state == "open"
+    if end == "closed":
+        destination.close()
+    else:
+        until(lambda: outcome(lambda: c.topic("orders").producer(EXCLUSIVE).close()) is None)
+        if end == "deleted":
+            c.delete_topic("orders")
+    assert producer.state == "moved"
+    if end != "chain":
+        until(lambda: told)
+        assert isinstance(told[0][1], MOVED)
     destination.close()
 
 

@@ -500,6 +500,28 @@ def test_f6_a_request_for_a_deleted_topic_fences_nobody(engine: xl.Engine) -> No
     assert read(reader, 1) == [0]
 
 
+def test_f6_nor_does_one_whose_topic_is_made_anew_meanwhile(
+    engine: xl.Engine, orders: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at its topic and the claim, that is deleted, and there is another one of
+    its name, which the group has a reader of. The claim is on the name."""
+    readers: list[xl.Reader] = []
+    join = engine.join_group
+
+    def join_late(group: str, topic: xl.Topic) -> Any:
+        engine.delete_topic("orders")
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "join_group", join)
+            readers.append(engine.topic("orders").reader(group="g"))
+        return join(group, topic)
+
+    monkeypatch.setattr(engine, "join_group", join_late)
+    with pytest.raises(xl.TopicNotFoundError):
+        orders.reader(group="g")
+    assert not readers[0].has_message_available()
+    readers[0].commit()
+
+
 def test_f6_a_commit_on_a_deleted_topic_is_no_commit_on_its_successor(
     engine: xl.Engine, orders: xl.Topic
 ) -> None:

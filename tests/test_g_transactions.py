@@ -900,6 +900,33 @@ def test_e2_a_transaction_follows_its_topic_within_the_process(desk) -> None:
         assert desk.found() == [[b"t"]] * 3
 
 
+def test_e2_a_commit_that_is_refused_just_before_a_hand_over_says_why(desk, monkeypatch) -> None:
+    """A producer is fenced; its engine has not heard of it yet, and makes it stand still for a
+    hand-over that it was asked for before. What stands still tries again, but not for ever."""
+    a, engine = desk.producers[0], desk.engine
+    with engine.ledger.write() as tables:
+        row = tables.topic(a.session.topic)
+        engine.sessions.drop_holder(tables, row, a.session, "evict", "test")
+        tables.put_topic(row)
+    resume = a.resume
+
+    def resume_and_pause() -> None:
+        monkeypatch.setattr(a, "resume", resume)
+        resume()
+        a.pause()
+        threading.Timer(0.3, resume).start()
+
+    monkeypatch.setattr(a, "resume", resume_and_pause)
+    txn = engine.transaction()
+    desk.fill(txn)
+    with pytest.raises(xl.ProducerFencedError, match="was fenced") as caught:
+        within(txn.commit)
+    assert txn.state == "aborted"
+    with pytest.raises(xl.ProducerFencedError) as again:
+        a.send(b"x")
+    assert again.value is caught.value
+
+
 def test_e2_a_topic_that_went_to_another_process_keeps_all_of_it_out(desk, worker) -> None:
     rival = worker(name="rival")
     to = next(info.id for info in desk.engine.engines() if info.name == "rival")

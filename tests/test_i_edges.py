@@ -323,6 +323,70 @@ def test_i2_a_map_fenced_for_good_waits(shared: Map, other: xl.Topic) -> None:
     future.result(PATIENCE)
 
 
+def test_d5_giving_up_a_call_that_is_over_does_not_end_another_s_wait(
+    shared: Map, other: xl.Topic
+) -> None:
+    """A task is cancelled just when its call has come to its end, and the next one begins to
+    wait for the topic: which of them waits must be known by then."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        token = property(lambda self: (asked.set(), go_on.wait(PATIENCE), self.given)[-1])
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            self.__dict__["given"] = value
+
+    owner = other.producer("exclusive")
+    first = shared.put_async("a", 1)
+    until(lambda: shared.topic.waiters)
+    owner.close()
+    first.result(PATIENCE)
+    owner = other.producer(FENCING)
+    shared._called = Slow()
+    second = shared.put_async("b", 2)
+    assert asked.wait(PATIENCE)
+    shared.give_up(first)
+    go_on.set()
+    until(lambda: second.done() or shared.topic.waiters)
+    owner.close()
+    second.result(PATIENCE)
+    assert everything(shared) == {"a": 1, "b": 2}
+
+
+def no_threads(patch: pytest.MonkeyPatch) -> None:
+    """As where a limit is reached."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    patch.setattr(threading.Thread, "start", start)
+
+
+def test_b9_a_write_succeeds_though_its_snapshot_cannot_be_begun(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the log: an error would have it done again."""
+    with xl.SharedMap(topic, snapshot_every=3) as shared:
+        shared.put("n", 0)
+        with monkeypatch.context() as patch:
+            no_threads(patch)
+            assert [shared.update("n", one_more) for _ in range(5)] == [1, 2, 3, 4, 5]
+        assert [shared.update("n", one_more) for _ in range(4)] == [6, 7, 8, 9]
+        until(lambda: opened_afresh(topic, snapshot_every=None) == {"n": 9})
+
+
+def test_b9_a_call_that_cannot_be_submitted_is_not_made_later(
+    shared: Map, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        no_threads(patch)
+        with pytest.raises(RuntimeError, match="thread"):
+            shared.put_async("a", 1)
+    shared.put_async("b", 2).result(PATIENCE)
+    assert everything(shared) == {"b": 2}
+    assert topic.next_offset == 1
+
+
 # ---- I2: signal handlers -----------------------------------------------------------------
 
 

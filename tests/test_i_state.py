@@ -12,6 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import inspect
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -526,6 +527,33 @@ def test_i3_closing_inside_a_function_appends_nothing(shared: Map, topic: xl.Top
     with pytest.raises((RuntimeError, xl.EngineClosedError)):
         shared.update("a", lambda old: shared.close() or 1)
     assert topic.next_offset == 0
+
+
+@pytest.mark.parametrize("inside", ["read", "write"])
+@pytest.mark.parametrize("waits", ["submitted", "thread"])
+def test_i3_closing_inside_a_function_waits_for_nobody_who_waits_for_it(
+    topic: xl.Topic, inside: str, waits: str
+) -> None:
+    """Others write meanwhile, and wait until the function has returned: to wait for them in the
+    function, as closing does, would never end."""
+    counts = open_counts(topic)
+
+    def write() -> None:
+        counts.write(lambda state: [["a", 1]])
+
+    def close(state: Any) -> list[Any]:
+        if waits == "submitted":
+            counts.submit(write)
+        else:
+            threading.Thread(target=write, daemon=True).start()
+        time.sleep(0.2)
+        counts.close()
+        return []
+
+    with pytest.raises(RuntimeError, match="own functions"):
+        within(lambda: (counts.read if inside == "read" else counts.write)(close), 5)
+    until(lambda: topic.next_offset == 1)
+    counts.close()
 
 
 def test_i3_a_scan_s_function_is_called_afterwards_and_may(shared: Map) -> None:
