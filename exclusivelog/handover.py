@@ -25,7 +25,12 @@ from typing import TYPE_CHECKING
 
 from exclusivelog import _core
 from exclusivelog.access import Session, Transfer
-from exclusivelog.errors import LedgerError, ProducerMovedError, TopicNotFoundError
+from exclusivelog.errors import (
+    LedgerCorruptedError,
+    LedgerError,
+    ProducerMovedError,
+    TopicNotFoundError,
+)
 from exclusivelog.ledger import Ledger
 from exclusivelog.sessions import MOVES, RELEASE, Sessions, describe, owner_info, owner_of
 from exclusivelog.tables import Tables
@@ -109,7 +114,9 @@ class HandOver:
             ]
 
     def _release_one(self, tables: Tables, topic: int, session_id: int) -> Transfer | None:
-        row = tables.topic(topic)
+        row = _sound(tables, topic)
+        if row is None:
+            return None  # the others are released all the same
         holder = tables.holder(topic, session_id)
         transfer = self._sessions.transfer(tables, row)
         if transfer is None or holder is None or transfer.session != session_id:
@@ -128,7 +135,9 @@ class HandOver:
         cancelled = []
         with self._ledger.write() as tables:
             for topic in topics:
-                row = tables.topic(topic)
+                row = _sound(tables, topic)
+                if row is None:
+                    continue
                 transfer = self._sessions.transfer(tables, row)
                 if transfer is not None and until in (None, transfer.until):
                     self._sessions.cancel_transfer(tables, row, transfer, reason)
@@ -165,6 +174,14 @@ class HandOver:
         lockfile = self._ledger.lockfile
         left = min(seconds, LOOK_UP_SECONDS)
         lockfile.await_topic(lockfile.topic_word(MOVES), seen, left, spin=False)
+
+
+def _sound(tables: Tables, topic: int) -> _core.TopicRow | None:
+    try:
+        return tables.topic(topic)
+    except LedgerCorruptedError as error:
+        log.error("%s; it stays where it is", error)
+        return None
 
 
 def _existing(tables: Tables, name: str) -> _core.TopicRow:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -327,7 +328,18 @@ class Reader(_core.Cursor):
         if not isinstance(max_messages, int) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
         self._check()
-        return self.take_many(max_messages)
+        with self._taken_by_somebody():
+            return self.take_many(max_messages)
+
+    @contextlib.contextmanager
+    def _taken_by_somebody(self) -> Iterator[None]:
+        # What was taken by a call that fails, or is interrupted, nobody got.
+        start = self.position
+        try:
+            yield
+        except BaseException:
+            self.move_to(start)
+            raise
 
     def read_arrow(
         self, max_bytes: int = 1 << 20, columns: Sequence[str] | None = None
@@ -348,6 +360,11 @@ class Reader(_core.Cursor):
             raise ValueError(f"max_bytes={max_bytes!r}: it takes a whole number from 1 on")
         import_pyarrow()  # before anything is taken
         max_bytes = min(max_bytes, MOST_ARROW_BYTES)
+        with self._taken_by_somebody():
+            parts = self._take_entries(max_bytes)
+            return record_batch(parts, chosen) if parts else None
+
+    def _take_entries(self, max_bytes: int) -> list[tuple[_core.Entry, int]]:
         parts: list[tuple[_core.Entry, int]] = []
         size = 0
         while size < max_bytes:
@@ -361,7 +378,7 @@ class Reader(_core.Cursor):
                 break
             parts.append(part)
             size += part[0].nbytes
-        return record_batch(parts, chosen) if parts else None
+        return parts
 
     def __iter__(self) -> Iterator[_core.Message]:
         """The messages up to the end as it is now."""

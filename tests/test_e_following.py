@@ -461,7 +461,7 @@ def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
 def test_c6_a_handle_that_cannot_follow_any_more_knows_without_sending(
     path: str, neighbours: Neighbours, end: str
 ) -> None:
-    """Its topic was reserved for a neighbour, whose time is over, or who has gone, or who has
+    """Its topic was reserved for a neighbour, which was cancelled, or who has gone, or who has
     handed it on, before anything was sent."""
     a, b, c = neighbours
     told: list[Any] = []
@@ -471,14 +471,15 @@ def test_c6_a_handle_that_cannot_follow_any_more_knows_without_sending(
         assert moved(a.unload("orders", to=b.id)) == [("orders", "assigned")]
         producer.send(b"x")
         producer = producer._successor
-        b.unload("orders", to=destination.id, timeout=0.5)
+        b.unload("orders", to=destination.id, timeout=PATIENCE)
     else:
-        a.unload("orders", to=destination.id, timeout=0.5)
+        a.unload("orders", to=destination.id, timeout=PATIENCE)
     assert producer.state == "open"
     if end == "closed":
         destination.close()
     else:
-        until(lambda: outcome(lambda: c.topic("orders").producer(EXCLUSIVE).close()) is None)
+        assert c.cancel_unload("orders") == ["orders"]
+        c.topic("orders").producer(EXCLUSIVE).close()
         if end == "deleted":
             c.delete_topic("orders")
     assert producer.state == "moved"

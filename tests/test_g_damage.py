@@ -17,8 +17,18 @@ from exclusivelog import _core
 from exclusivelog.rows import PAIR, U64
 from tests.children import finish
 from tests.entries import flipped, refooted
+from tests.handovers import HeldUp, begin
 from tests.journals import MORE, Frame, checkpoint, flip, frames, never_pack, no_checkpoints
-from tests.processes import State, Worker, close_producer, open_producer, send, until, within
+from tests.processes import (
+    PATIENCE,
+    State,
+    Worker,
+    close_producer,
+    open_producer,
+    send,
+    until,
+    within,
+)
 from tests.test_g_readers import ASKED, PUBLISHED, blocked, fill, moment, publish, rest
 
 # ---- entries ---------------------------------------------------------------------------
@@ -385,6 +395,24 @@ def test_d4_a_damaged_topic_row_holds_up_no_other_topics_waiters(path, worker, e
 
 def close_the_engine(state: State) -> None:
     state.engine.close()
+
+
+def test_e4_a_damaged_topic_row_holds_up_no_other_topics_moves(path: str) -> None:
+    """Its row is found to be damaged when it is to be released, together with others; whatever
+    is to be moved later moves, too."""
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        names = ("broken", "orders", "later")
+        owners = [a.topic(name).producer("exclusive") for name in names]
+        waiting = b.topic("orders").producer_async("wait_for_exclusive")
+        with HeldUp(a) as held_up:
+            call = begin(a.unload, ["broken", "orders"], b.id, 20.0)
+            held_up.await_it()
+            damage_row(a, "broken")
+            held_up.go_on()
+            assert waiting.result(10).topic_epoch == 2
+        assert isinstance(call.exception(PATIENCE), xl.LedgerCorruptedError)
+        assert [move.state for move in a.unload("later", to=b.id, timeout=5.0)] == ["assigned"]
+        assert owners[2].state == "open"  # it is within reach
 
 
 def test_d7_a_damaged_topic_row_holds_up_no_other_topics_settling(engine) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import log
+from exclusivelog import reader as reader_module
 from tests.children import child, finish, line, tell
 from tests.journals import never_pack, no_checkpoints, published_last_at
 from tests.processes import State, open_producer, send
@@ -738,3 +739,35 @@ def test_g5_what_the_tables_have_is_read_before_anybody_says_so(engine, topic, m
         monkeypatch.setattr(log, "_flush_and_settle", checkpoint_first)
         producer.send_async(b"2").result()
     assert found == [True, [b"2"]]
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [("read_batch", "refill"), ("read_arrow", "refill"), ("read_arrow", "record_batch")],
+)
+def test_g5_what_a_call_has_taken_that_fails_is_read_again(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, call: str, place: str
+) -> None:
+    """Ctrl-C strikes when it has read one half, or there is no memory for what it makes of it.
+    Nobody got that: who goes on, or commits the position of a group, must not leave it out."""
+    pytest.importorskip("pyarrow")
+    with topic.producer() as producer:
+        for _ in range(4):
+            producer.send_many([bytes(100_000)] * 10)
+    reader = topic.reader()
+    assert reader.read_next().offset == 0
+    where: Any = xl.Reader if place == "refill" else reader_module
+    real, calls = getattr(where, place), []
+
+    def strike(*arguments: Any) -> Any:
+        calls.append(place)
+        if len(calls) == 2 or place != "refill":
+            raise KeyboardInterrupt if place == "refill" else MemoryError
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, place, strike)
+        with pytest.raises((KeyboardInterrupt, MemoryError)):
+            getattr(reader, call)(1 << 26)
+    assert reader.position == 1
+    assert [message.offset for message in reader] == list(range(1, 40))
