@@ -169,6 +169,8 @@ class Producer:
         if self._lost is None:
             self._engine.check_open()
             self._look(FOLLOWED_WITHIN)  # what is committed is told in a moment
+            if self._closed:  # by another thread meanwhile: what was found is told to nobody
+                return "closed"
         if self._lost is None and self._moved is not None and self._successor is None:
             self._end_unless_within_reach()
         if isinstance(self._lost, ProducerMovedError):
@@ -442,7 +444,7 @@ class Producer:
         """Somebody waits for the topic."""
         wanted = self._options.on_wanted
         if wanted is not None and self.usable:
-            self._engine.call_later(lambda: wanted(self))
+            self._engine.call_soon(lambda: wanted(self))
 
     # ---- send ----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.producer import Producer
 from tests.children import child, line
 from tests.processes import PATIENCE, Failed, State, Worker, hang, until, within
 from tests.states import (
@@ -65,6 +66,27 @@ def mapper(worker: Callable[..., Worker]) -> Callable[..., Worker]:
 
 
 # ---- kept, and given up ------------------------------------------------------------------
+
+
+def test_i2_a_read_beside_giving_the_topic_back_sees_what_the_next_owner_has_written(
+    shared: Map, mapper: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process waits for the topic, and a thread gives it back, while this one asks
+    whether it still has it; and the other one writes at once."""
+    other, look = mapper(), Producer._look
+    shared.put("n", 1)
+
+    def too_late(self: Producer, *args: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Producer, "_look", look)
+            thread = threading.Thread(target=shared._wanted, args=(self,))
+            thread.start()
+            thread.join(PATIENCE)
+            other.call(call_map, "put", "n", 2)
+        look(self, *args)
+
+    monkeypatch.setattr(Producer, "_look", too_late)
+    assert shared.get("n", latest=True) == 2
 
 
 def test_i1_who_reads_only_never_owns(shared: Map, topic: xl.Topic) -> None:
