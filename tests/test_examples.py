@@ -19,24 +19,7 @@ import pytest
 
 import exclusivelog as xl
 from tests.processes import PATIENCE, until
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-def run(script: str, *options: object) -> tuple[int, str, str]:
-    command = [sys.executable, str(EXAMPLES / script), *map(str, options)]
-    done = subprocess.run(command, capture_output=True, timeout=2 * PATIENCE, text=True)
-    return done.returncode, done.stdout, done.stderr
-
-
-def findings(output: str) -> list[str]:
-    """The first word of each line of the verdict."""
-    return re.findall(r"^(ok|FAILED) ", output, re.MULTILINE)
-
-
-def failed(output: str) -> list[str]:
-    return re.findall(r"^FAILED (.*)", output, re.MULTILINE)
-
+from tests.scripts import EXAMPLES, failed, findings, run
 
 # ---- leader election ---------------------------------------------------------------------
 

@@ -1,0 +1,31 @@
+"""The examples, run as a user would, and what they print."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.processes import PATIENCE
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+BUSY = "half a second has been waited for the ledger"  # a warning, true beside load
+
+
+def run(script: str, *options: object) -> tuple[int, str, str]:
+    """(status, output, errors) of an example, but for the warning of a busy machine."""
+    command = [sys.executable, str(EXAMPLES / script), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, timeout=2 * PATIENCE, text=True)
+    errors = [line for line in done.stderr.splitlines(keepends=True) if BUSY not in line]
+    return done.returncode, done.stdout, "".join(errors)
+
+
+def findings(output: str) -> list[str]:
+    """The first word of each line of the verdict."""
+    return re.findall(r"^(ok|FAILED) ", output, re.MULTILINE)
+
+
+def failed(output: str) -> list[str]:
+    """What the verdict says of each line that fails."""
+    return re.findall(r"^FAILED (.*)", output, re.MULTILINE)
