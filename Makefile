@@ -22,7 +22,7 @@ demo: $(READY)
 # Four at a time, also on two cores: most tests wait, for a deadline or a flush.
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 # Durability makes no difference to these: once is enough.
-ONCE := access_model c_clocks c_hangs cli core demo e_crashes examples f_claims h_creation \
+ONCE := access_model c_clocks c_hangs cli core demo e_crashes environments examples f_claims h_creation \
     losing_data package proof state_examples \
     spark_crashes spark_pipelines spark_read spark_write
 

@@ -26,8 +26,19 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["PYTHONPATH"] = f"{startup}{os.pathsep}{before}" if before else startup
         os.environ[tests.DURABILITY] = durability
         tests.choose_durability()
+    if config.getoption("--benchmark"):
+        choose_benchmarks(config)
     # A job in the background of a shell is deaf to Ctrl-C, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def choose_benchmarks(config: pytest.Config) -> None:
+    """What `--benchmark` stands for: --benchmark-only, and bench/ where no path is given."""
+    if not config.pluginmanager.hasplugin("benchmark"):
+        raise pytest.UsageError("--benchmark needs pytest-benchmark: pip install -e '.[test]'")
+    config.option.benchmark_only = True
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(config.rootpath / "bench")]
 
 
 # By the beginnings of their files' names: what is made for the first of them serves all.
@@ -52,6 +63,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--durability", choices=("power", "process"), default="power",
         help="what engines promise where a test does not say it",
+    )  # fmt: skip
+    # pytest takes no abbreviations: it is none of pytest-benchmark's options, which begin so.
+    parser.addoption(
+        "--benchmark", action="store_true",
+        help="run the microbenchmarks in bench/: --benchmark-only bench/",
     )  # fmt: skip
     parser.addoption(
         "--torture-seconds", type=float, default=20.0, help="how long test_torture.py goes on"

@@ -34,8 +34,8 @@ from bench.measure import (
 from bench.topics import names, own
 from exclusivelog import Engine, EngineClosedError, Producer, ProducerFencedError
 from exclusivelog._core import Receipt, now
-from exclusivelog.handover import MOVED_AT_ONCE
 from exclusivelog.lockfile import MAIL, SLOT_COUNT, SLOT_SIZE, SLOTS
+from exclusivelog.unload import MOVED_AT_ONCE
 from tests.processes import State, Worker, workers
 
 NS = 1e-9

@@ -34,7 +34,7 @@ from exclusivelog import _core
 fd = os.open(sys.argv[1], os.O_RDWR)
 fcntl.fcntl(fd, F_OFD_SETLK, LOCK)
 words = _core.SharedWords(mmap.mmap(fd, 4096))
-hold = _core.Hold(words, 0, 8)
+hold = _core.Hold(words, 0, 8, 4)
 ballast = bytearray(int(sys.argv[2])) or None
 if ballast:
     ballast[::4096] = b"x" * len(ballast[::4096])

@@ -1,10 +1,14 @@
-"""A shared map: put, get, and how long it takes to open one with a long history (P14)."""
+"""Shared maps and states: put, get, many writers at once, how long it takes to open one (P14)."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
+import time
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import exclusivelog as xl
 from bench.append import messages
@@ -21,11 +25,14 @@ from bench.measure import (
     take_turns,
 )
 from bench.unflushed import RUN, RUNS, cost_of_runs
+from exclusivelog import aio
 
 KEYS, UPDATES = 100_000, 10_000_000
 AT_ONCE = 100_000
 CALLS = 200  # durable ones, per round
 VALUE = 20  # bytes
+THREADS, TASKS = 16, 64
+SECONDS = 0.5  # that writers write, per round
 
 
 def p14(settings: Settings) -> Figure:
@@ -33,6 +40,11 @@ def p14(settings: Settings) -> Figure:
     figure = Figure("P14", f"SharedMap of {KEYS:,} keys")
     with Stores(settings) as stores:
         _measure_calls(figure, stores, settings.rounds_or(10))
+    for durability, name in ((POWER, "power"), (PROCESS, "process")):
+        with Stores(settings) as stores:
+            _measure_writers(figure, stores, settings.rounds_or(10), name, durability)
+    with Stores(settings) as stores:
+        _measure_states(figure, stores, settings.rounds_or(10))
     with Stores(settings) as stores:
         _measure_opening(figure, stores, settings.rounds_or(5))
     return figure
@@ -67,6 +79,104 @@ def _measure_calls(figure: Figure, stores: Stores, rounds: int) -> None:
     for name in ("get", "get, latest"):
         rate = 1 / results[name].median
         figure.state(f"{name}, its owner", rate, "/s", Target(least=1e6) if name == "get" else None)
+
+
+# ---- many writers (rule I5), and states of 100,000 keys ----------------------------------
+
+
+def _measure_writers(
+    figure: Figure, stores: Stores, rounds: int, name: str, durability: str
+) -> None:
+    """One thread and many, one task and many: in turns, for what a flush costs changes."""
+    engine = stores.engine(durability=name)
+    shared = stores.enter_context(bytes_map(engine.topic("map")))
+    shared.put("k", b"")
+    arms = {
+        f"{count} {kind}, {name}": Arm(
+            f"{count} {kind}, {name}", partial(_rate_of, run, shared, count), 1, "/s",
+            durability=durability,
+        )
+        for kind, run, counts in (("threads", by_threads, (1, THREADS)),
+                                  ("tasks", by_tasks, (1, TASKS)))
+        for count in counts
+    }  # fmt: skip
+    results = take_turns(list(arms.values()), rounds)
+    figure.series += results.values()
+    for kind, many, least in (("threads", THREADS, 4.0), ("tasks", TASKS, 8.0)):
+        figure.compare(
+            f"puts of {many} {kind}, {name}", results[f"{many} {kind}, {name}"],
+            results[f"1 {kind}, {name}"], Target(least_ratio=least),
+        )  # fmt: skip
+
+
+def _rate_of(run: Any, shared: Any, count: int, _: object) -> list[float]:
+    return [run(shared, count)]
+
+
+def by_threads(shared: xl.SharedMap[str, bytes], count: int) -> float:
+    """Puts a second of so many threads."""
+    start = time.perf_counter()
+    end, made = start + SECONDS, [0] * count
+
+    def work(number: int) -> None:
+        while time.perf_counter() < end:
+            shared.put(f"k{number}", b"x" * VALUE)
+            made[number] += 1
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(made) / (time.perf_counter() - start)
+
+
+def by_tasks(shared: xl.SharedMap[str, bytes], count: int) -> float:
+    """The same of so many tasks of asyncio."""
+    mine = aio.SharedMap(shared)
+
+    async def work(number: int, end: float) -> int:
+        made = 0
+        while time.perf_counter() < end:
+            await mine.put(f"k{number}", b"x" * VALUE)
+            made += 1
+        return made
+
+    async def main() -> float:
+        start = time.perf_counter()
+        made = await asyncio.gather(*(work(n, start + SECONDS) for n in range(count)))
+        return sum(made) / (time.perf_counter() - start)
+
+    return asyncio.run(main())
+
+
+def _measure_states(figure: Figure, stores: Stores, rounds: int) -> None:
+    """Reading one key of a large state copies nothing, writing one costs a send."""
+    engine = stores.engine("power")
+    send = partial(engine.topic("orders").producer("exclusive").send, bytes(VALUE))
+    state: xl.SharedState[dict[str, int], list[Any]] = xl.SharedState(
+        engine.topic("state"), dict, lambda state, op: state.update([op]), snapshot_every=None
+    )
+    with state:
+        state.write(lambda _: [[f"k{number}", number] for number in range(KEYS)])
+        read = partial(state.read, lambda now: now["k5"])
+        write = partial(state.write, lambda now: [["k5", now["k5"] + 1]])
+        results = take_turns(
+            [
+                Arm("read", lambda _: cost_of_runs(read), RUN * RUNS, "s"),
+                Arm("write", lambda _: latencies(write, CALLS), CALLS, "s", durability=POWER),
+                Arm("send beside it", lambda _: latencies(send, CALLS), CALLS, "s",
+                    durability=POWER),
+            ],
+            rounds,
+        )  # fmt: skip
+    figure.series += results.values()
+    what = f"of a state of {KEYS:,} keys"
+    figure.compare(f"read one {what}", results["read"], target=Target(most=10e-6))
+    figure.compare(
+        f"write one {what}, durable", results["write"], results["send beside it"],
+        Target(most_ratio=1.2),
+    )  # fmt: skip
 
 
 def bytes_map(topic: xl.Topic) -> xl.SharedMap[str, bytes]:

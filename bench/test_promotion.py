@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,62 +17,99 @@ from exclusivelog import _core, access
 from exclusivelog.access import Session
 
 pytestmark = pytest.mark.benchmark(max_time=0.4, min_rounds=3)
-WAITERS = 10_000
-Place = tuple[int, int, int, int]
+WAITERS = 100_000
 
 
-@pytest.fixture(scope="module")
-def places() -> list[Place]:
-    """Priority, creation, tie and number of as many waiters."""
+@pytest.fixture
+def queue(topic: xl.Topic) -> xl.Topic:
+    """A topic with so many waiters of this engine, which is open as long."""
     chance = random.Random(7)
-    return [
-        (chance.randrange(10), chance.getrandbits(40), chance.getrandbits(32), number)
+    engine = topic.engine
+    first = Session(
+        id=0, topic=topic.id, engine=engine.id, slot=engine.slot, pid=1, engine_name="engine",
+        name="name", mode="wait_for_exclusive", priority=0, created=0, tie=0, since=0,
+    )  # fmt: skip
+    with engine.ledger.write() as tables:
+        for number in range(1, WAITERS + 1):
+            place = {
+                "priority": chance.randrange(10),
+                "created": chance.getrandbits(40),
+                "tie": chance.getrandbits(32),
+            }
+            waiter = replace(first, id=number, name=f"engine-{number}", **place)
+            tables.put_waiter(waiter)
+        row = tables.topic(topic.id)
+        row.waiting = WAITERS
+        tables.put_topic(row)
+    return topic
+
+
+@pytest.mark.benchmark(group="who is next out of 100,000")
+@pytest.mark.parametrize("dead", [0, 100, 9_999])
+def test_select(benchmark: BenchmarkFixture, queue: xl.Topic, dead: int) -> None:
+    """The ledger's own selection: the first living waiter behind so many dead ones."""
+    best = next_in_line(queue, dead + 1)
+    with queue.engine.ledger.read() as tables:
+        row = tables.topic(queue.id)
+
+        def alive(slot: int, engine: str) -> bool:
+            nonlocal passed
+            passed += 1
+            return passed > dead
+
+        def decide() -> access.Promotion:
+            nonlocal passed
+            passed = 0
+            rows = tables.queue(queue.id)
+            return access.promote(row.epoch, row.id, rows, alive)
+
+        passed = 0
+        before = _core.passed()["selections"]
+        promotion = benchmark(decide)
+        assert _core.passed()["selections"] > before
+        assert promotion.winner is not None
+        assert (promotion.winner.id, len(promotion.dead)) == (best[-1], dead)
+
+
+def next_in_line(topic: xl.Topic, count: int) -> list[int]:
+    """The ids of the best waiters."""
+    with topic.engine.ledger.read() as tables:
+        waiters = tables.waiters(topic.id)
+        return [waiter.id for waiter in itertools.islice(waiters, count)]
+
+
+@pytest.mark.benchmark(group="who is next out of 100,000")
+def test_select_heapq(benchmark: BenchmarkFixture) -> None:
+    """Python's heap, in memory: one waiter comes, the first one goes."""
+    chance = random.Random(7)
+    places = [
+        (-chance.randrange(10), chance.getrandbits(40), chance.getrandbits(32), number)
         for number in range(WAITERS)
     ]
+    heapq.heapify(places)
+    benchmark(lambda: heapq.heappushpop(places, (0, 0, 0, 0)))
 
 
-@pytest.mark.benchmark(group="10,000 waiters through the queue")
-def test_waiter_heap(benchmark: BenchmarkFixture, places: list[Place]) -> None:
-    def through() -> list[int]:
-        heap = _core.WaiterHeap()
-        for place in places:
-            heap.push(*place)
-        return [heap.pop() for _ in range(len(heap))]
+@pytest.mark.benchmark(group="hand-over, durable")
+def test_promotion_out_of_many(benchmark: BenchmarkFixture, queue: xl.Topic) -> None:
+    """The transaction of a release and a promotion, with 100,000 in the queue: no process is woken
+    but this one."""
+    sessions, ledger = queue.engine.sessions, queue.engine.ledger
+    epochs = [queue.epoch]
 
-    best = min(places, key=lambda place: (-place[0], place[1], place[2]))
-    assert benchmark(through)[0] == best[3]
+    def promote() -> None:
+        with ledger.write() as tables:
+            row = tables.topic(queue.id)
+            if row.owner:
+                owner = tables.holder(queue.id, row.owner)
+                assert owner is not None
+                sessions.drop_holder(tables, row, owner, "release", "closed")
+            sessions.promote(tables, row)
+            tables.put_topic(row)
+            epochs.append(row.epoch)
 
-
-@pytest.mark.benchmark(group="10,000 waiters through the queue")
-def test_heapq(benchmark: BenchmarkFixture, places: list[Place]) -> None:
-    def through() -> list[int]:
-        heap: list[Place] = []
-        for priority, created, tie, number in places:
-            heapq.heappush(heap, (-priority, created, tie, number))
-        return [heapq.heappop(heap)[3] for _ in range(len(heap))]
-
-    assert len(benchmark(through)) == WAITERS
-
-
-def waiter(number: int) -> Session:
-    return Session(
-        id=number, topic=1, engine="0" * 16, slot=0, pid=1, engine_name="engine", name="name",
-        mode="wait_for_exclusive", priority=0, created=number, tie=0, since=0,
-    )  # fmt: skip
-
-
-@pytest.mark.benchmark(group="the decision to promote")
-@pytest.mark.parametrize("dead", [0, 100, 9_999])
-def test_promote(benchmark: BenchmarkFixture, dead: int) -> None:
-    """The first living waiter behind so many dead ones."""
-    queue = [waiter(number) for number in range(WAITERS)]
-
-    def decide() -> access.Promotion:
-        return access.promote(7, queue, lambda session: session.id >= dead)
-
-    promotion = benchmark(decide)
-    assert promotion.winner.id == dead
-    assert len(promotion.dead) == dead
+    benchmark.pedantic(promote, rounds=200, warmup_rounds=5)
+    assert epochs == list(range(len(epochs)))
 
 
 @pytest.mark.benchmark(group="hand-over, durable")

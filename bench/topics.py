@@ -6,7 +6,7 @@ import itertools
 import os
 import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import exclusivelog as xl
 from bench.append import messages
@@ -19,6 +19,7 @@ COUNTS = (1, 1_000, 100_000)
 SENDS = 1_000
 PIPELINED = 100_000
 AT_ONCE = 10_000
+Item = TypeVar("Item")
 
 
 def p11(settings: Settings) -> Figure:
@@ -84,8 +85,8 @@ def own(engine: xl.Engine, names: Sequence[str], one_by_one: bool) -> list[xl.Pr
     return producers
 
 
-def chunks(names: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (names[at : at + AT_ONCE] for at in range(0, len(names), AT_ONCE))
+def chunks(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
+    return (items[at : at + AT_ONCE] for at in range(0, len(items), AT_ONCE))
 
 
 def make_topics(engine: xl.Engine, names: Sequence[str]) -> None:
@@ -112,7 +113,8 @@ def _register_owners(engine: xl.Engine, names: Sequence[str]) -> list[xl.Produce
                 engine_name=engine.name, name=f"{engine.name}-{number}", mode="exclusive",
                 priority=0, created=_core.now(), tie=0, since=time.time_ns() // 1_000_000,
             )  # fmt: skip
-            registrations.append(engine.sessions._decide(tables, tables.topic(topic), session))
+            row = tables.topic(topic)
+            registrations.append(engine.sessions._decide(tables, row, session, None))
     return [
         Producer(engine, name, registration.session, registration.last_sequence, Options())
         for name, registration in zip(names, registrations, strict=True)

@@ -23,6 +23,7 @@ import socket
 import socketserver
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def do(accounts: xl.SharedMap[str, Any], request: dict[str, Any]) -> dict[str, A
     if request["do"] == "get":
         account = accounts.get(request["key"], {}, latest=True)
     else:
-        account = accounts.update(request["key"], lambda old: pay(old, request))
+        account = accounts.update(request["key"], lambda old: pay(old, request)).value or {}
     return {"balance": account.get("balance", 0)}
 
 
@@ -100,7 +101,7 @@ class Client:
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
         """The answer to a request. It is the same request that is sent again."""
         end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
+        while time.monotonic() < end and active_children():  # after Ctrl-C there is no server left
             try:
                 if self._line is None:
                     self._line = connect(self._addresses[0])

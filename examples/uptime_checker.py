@@ -7,8 +7,9 @@ This is the example of Pulsar's PIP-440. Every worker asks for every endpoint's 
 all are up, one worker is killed, and later the others. Two runs show what the queue's order does:
 
 - With priorities, each endpoint has a first choice, a second, and so on, and a standby comes
-  last. Whoever is up first does not get everything: `settle` leaves a topic alone until the
-  others may have come. A dead worker's endpoints go to several others.
+  last. Whoever is up first does not get everything: with `settle`, who has just come leaves a
+  topic to better ones that may be about to come. A dead worker's endpoints go to several others,
+  at once: these have waited for long.
 - Without, it is first come, first served: the first worker has all the load, and when it dies,
   the second has it.
 
@@ -103,7 +104,7 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
     """Start all, kill the first worker, kill the other workers. The standby stays."""
     with xl.open(path, "parent") as engine:
         endpoints = [engine.topic(endpoint).name for endpoint in priorities[STANDBY]]
-    # From here on the parent only looks: the time to settle begins with the first who can write.
+    # From here on the parent only looks: the time to come begins with the first who can write.
     with xl.open(path, readonly=True) as engine, processes() as start:
         topics = [engine.topic(endpoint, create=False) for endpoint in endpoints]
         readers = [topic.reader("latest") for topic in topics]
@@ -114,13 +115,16 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
             fleet[name] = start(name, work, path, name, priorities[name], settle, theirs), line
         for _, line in fleet.values():
             expect(line, "loaded")
-        # With time to settle they may all come at once; else the first one is to be the first.
+        # With time to come they may all come at once; else the first one is to be the first.
         for group in [list(fleet)] if settle else [[name] for name in fleet]:
             for name in group:
                 fleet[name][1].send("go")
             for name in group:
                 expect(fleet[name][1], "up")
+        all_up = time.monotonic()
         owners = [look(topics)]
+        # Nobody has just come when the first one dies.
+        time.sleep(max(0.0, all_up + settle - time.monotonic()))
         first, *rest, _ = (process for process, _ in fleet.values())
         for victims in [first], rest:
             for victim in victims:
@@ -171,7 +175,7 @@ def main() -> int:
     parser.add_argument("--endpoints", type=int, default=12, help="how many (default: 12)")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: 3)")
     parser.add_argument("--settle", type=float, default=1.5, metavar="SECONDS",
-                        help="that a topic stays free for better ones (default: 1.5)")  # fmt: skip
+                        help="that newcomers leave to better ones (default: 1.5)")  # fmt: skip
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     if options.workers < 2 or options.endpoints < 1:

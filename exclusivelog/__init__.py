@@ -18,21 +18,42 @@ from exclusivelog.engine import Engine, open
 from exclusivelog.errors import *  # noqa: F403
 from exclusivelog.errors import __all__ as _errors
 from exclusivelog.events import Event
+from exclusivelog.group_reader import GroupReader
 from exclusivelog.ownership import Claim
 from exclusivelog.producer import Producer
 from exclusivelog.reader import Reader
-from exclusivelog.state import SharedMap, SharedState
+from exclusivelog.state import Change, MapChange, MapWatch, SharedMap, SharedState
 from exclusivelog.topic import Topic
 from exclusivelog.transaction import Transaction
-from exclusivelog.types import AccessMode, EngineInfo, Move, OwnerInfo, Report, WaiterInfo
+from exclusivelog.types import (
+    AccessMode,
+    Announcement,
+    ClaimInfo,
+    EngineInfo,
+    GroupInfo,
+    Move,
+    OwnerInfo,
+    Report,
+    TransferInfo,
+    WaiterInfo,
+)
+from exclusivelog.unload import UnloadFuture
+from exclusivelog.upgrading import Upgrade, upgrade
 from exclusivelog.version import __version__
 
 __all__ = [
     "AccessMode",
+    "Announcement",
+    "Change",
     "Claim",
+    "ClaimInfo",
     "Engine",
     "EngineInfo",
     "Event",
+    "GroupInfo",
+    "GroupReader",
+    "MapChange",
+    "MapWatch",
     "Message",
     "Move",
     "OwnerInfo",
@@ -44,9 +65,13 @@ __all__ = [
     "SharedState",
     "Topic",
     "Transaction",
+    "TransferInfo",
+    "UnloadFuture",
+    "Upgrade",
     "WaiterInfo",
     "__version__",
     "open",
     "serde",
+    "upgrade",
     *_errors,
 ]

@@ -3,9 +3,9 @@
 # resolve a million messages is to set one field.
 
 def _forget_callbacks():
-    global _calling_back
+    global _calling_back, _due_first, _due_last
     _calling_back = _threading.Lock()   # the parent's may be held by a thread of the parent's
-    _due_callbacks.clear()
+    _due_first = _due_last = None
 
 
 _os.register_at_fork(after_in_child=_forget_callbacks)
@@ -21,6 +21,11 @@ cdef enum:
 cdef double LONGEST_WAIT = 1e9      # seconds
 # A signal may come just before the sleep, and must not wait for the end of it.
 cdef int64_t SLICE_NS = 500_000_000
+
+# After a commit or a round of a background thread that failed; and how often a task's event
+# loop is told again.
+cdef int64_t RETRY_NS = 250_000_000
+cdef int TELLING_TRIES = 240
 
 # Of a batch larger than this the rest is encoded only as it is written: the memory of one
 # entry then serves for the next, where fresh memory would cost more than the encoding.
@@ -84,6 +89,8 @@ cdef class Batch:
     cdef int sleepers
     cdef int generation
     cdef list callbacks
+    cdef Batch next_due     # whose callbacks are called after this one's
+    cdef bint ends          # `settle` is about to say that it is in the log
 
     def __cinit__(self):
         self.values = []
@@ -133,19 +140,30 @@ cdef class Batch:
     cdef _add(self, bytes value, bytes key, bytes properties, object event_time,
               int64_t sequence):
         # No allocation here is one that the garbage collector counts.
+        try:
+            self.values.append(value)
+            if self.keys is not None:
+                self.keys.append(key)
+            if self.properties is not None:
+                self.properties.append(properties)
+            if self.event_times is not None:
+                self.event_times.append(event_time)
+            if self.sequences is not None:
+                self.sequences.append(sequence)
+        except BaseException:
+            self._cut_columns()
+            raise
         if self.count == 0:
             self.base_sequence = sequence
-        self.values.append(value)
-        if self.keys is not None:
-            self.keys.append(key)
-        if self.properties is not None:
-            self.properties.append(properties)
-        if self.event_times is not None:
-            self.event_times.append(event_time)
-        if self.sequences is not None:
-            self.sequences.append(sequence)
         self.last_sequence = sequence
         self.count += 1
+
+    cdef _cut_columns(self):
+        # No memory for all columns of a message: none keeps it, or the next one would have
+        # this one's key.
+        for column in (self.values, self.keys, self.properties, self.event_times, self.sequences):
+            if column is not None and PyList_GET_SIZE(column) > self.count:
+                (<list>column).pop()
 
     cdef _seal_messages(self, bytes name):
         self.sealed = [_seal(
@@ -173,6 +191,7 @@ cdef class Batch:
         cdef int64_t sequence = self.base_sequence
         cdef uint64_t offset = base_offset
         cdef Py_ssize_t start, stop
+        self.base_offset = base_offset  # should its commit be cut short: where to look for it
         for sealed in self.sealed:
             data = sealed.stamp(topic, offset, epoch, session, sequence, publish_time)
             offset += sealed.count
@@ -196,8 +215,18 @@ cdef class Batch:
         self.columns = None
         if self.sleepers:
             xl_wake(&self.state, INT_MAX)
-        _due_callbacks.extend(self.callbacks)
-        self.callbacks = None
+        self._have_callbacks_called()
+
+    cdef _have_callbacks_called(self):
+        # A chain of batches needs no memory, and so cannot fail.
+        global _due_first, _due_last
+        if self.callbacks is None or PyList_GET_SIZE(self.callbacks) == 0:
+            return
+        if _due_last is None:
+            _due_first = self
+        else:
+            _due_last.next_due = self
+        _due_last = self
 
     def wait(self, timeout):
         """True when the outcome is known; waits for it up to `timeout` seconds (None: for ever)."""
@@ -222,7 +251,8 @@ cdef class Batch:
         return True
 
 
-_due_callbacks = _deque()
+cdef Batch _due_first = None    # batches whose callbacks are to be called
+cdef Batch _due_last = None
 _calling_back = _threading.Lock()
 
 
@@ -232,22 +262,37 @@ def run_callbacks():
     Whoever settles batches calls this once it holds no lock: a callback may send again. One
     thread at a time calls back, so that callbacks run in the order of the outcomes.
     """
+    cdef list callbacks
+    cdef Py_ssize_t i
     interrupt = None
-    while _due_callbacks and _calling_back.acquire(False):
+    while _due_first is not None and _calling_back.acquire(False):
         try:
-            while _due_callbacks:
-                receipt, callback = _due_callbacks.popleft()
-                try:
-                    _call_back(callback, receipt)
-                except BaseException as error:  # Ctrl-C, or sys.exit() in a callback
-                    interrupt = error
+            while _due_first is not None:
+                callbacks = _take_callbacks()
+                for i in range(PyList_GET_SIZE(callbacks)):
+                    due = <tuple>callbacks[i]
+                    try:
+                        _call_back(due[1], due[0])
+                    except BaseException as error:  # Ctrl-C, or sys.exit() in a callback
+                        interrupt = error
         finally:
             _calling_back.release()
     if interrupt is not None:
         raise interrupt
 
 
-def _call_back(callback, receipt):
+cdef list _take_callbacks():
+    global _due_first, _due_last
+    cdef Batch batch = _due_first
+    cdef list callbacks = batch.callbacks
+    _due_first = batch.next_due
+    if _due_first is None:
+        _due_last = None
+    batch.next_due = batch.callbacks = None
+    return callbacks
+
+
+cdef _call_back(callback, receipt):
     # One callback's failure must not cost the next one its call, nor the writer its life.
     try:
         callback(receipt)
@@ -319,10 +364,15 @@ cdef class Receipt:
                 future.set_exception(error)
 
         def tell(receipt):
-            try:
-                loop.call_soon_threadsafe(settle)
-            except RuntimeError:
-                pass  # the loop was closed meanwhile: nobody is waiting
+            for _ in range(TELLING_TRIES):
+                try:
+                    loop.call_soon_threadsafe(settle)
+                except MemoryError:  # for a moment: a task that is never told waits for ever
+                    _time.sleep(RETRY_NS / 1e9)
+                    continue
+                except RuntimeError:
+                    pass  # the loop was closed meanwhile: nobody is waiting
+                return
 
         self.add_done_callback(tell)
         return future.__await__()
@@ -374,6 +424,7 @@ cdef class Appender:
     cdef int generation
     cdef bint listed        # on the agenda
     cdef bint timed         # ... and the agenda knows by when
+    cdef bint offered       # to a commit that has not called `take` yet
     cdef Journal journal
     cdef SharedWords words
     cdef Py_ssize_t topic_word
@@ -442,6 +493,14 @@ cdef class Appender:
 
     cdef _send(self, Piece* pieces, Py_ssize_t n, Py_ssize_t count, int64_t sequence):
         cdef Placing placing
+        cdef int outcome = self._place_now(&placing, pieces, n, count, sequence, self.durable)
+        if outcome != PLACED:
+            return -outcome
+        self._announce()
+        return placing.base_offset
+
+    cdef int _place_now(self, Placing* placing, Piece* pieces, Py_ssize_t n, Py_ssize_t count,
+                        int64_t sequence, bint flushed) except -1:
         cdef int outcome
         if self.error is not None:
             raise self.error
@@ -450,21 +509,44 @@ cdef class Appender:
         if sequence >= 0 and count - 1 > INT64_MAX - sequence:
             raise ValueError("sequence_id: the batch would run past 2**63 - 1")
         if self.journal is None or self._has_waiting():
-            return -QUEUED
+            return QUEUED
         # From here on `sending` keeps other threads from queueing.
         self.sending += 1
         try:
-            self._describe(&placing, pieces, n, sequence)
-            outcome = self.journal.place(&placing)
+            self._describe(placing, pieces, n, sequence)
+            placing.flushed = flushed
+            outcome = self.journal.place(placing)
         finally:
             self.sending -= 1
         if outcome == DUPLICATE:  # a send whose outcome was unknown had come through
             self.last_sequence = max(self.last_sequence, self.durable_sequence)
+        if outcome == PLACED:
+            self.durable_sequence = self.last_sequence
+        return outcome
+
+    def append(self, bytes value, bytes key=None, bytes properties=None):
+        """Append one message now, and do not wait for its flush: (offset, position, generation),
+        the last two for `Journal.flush_to`; or a negative `Outcome` that says why not. The
+        caller wakes the readers by `announce` once it is flushed."""
+        cdef Piece piece
+        cdef SealedEntry sealed = _seal_one(value, key, properties, None, self.name)
+        sealed.describe(&piece)
+        return self._append(&piece, 1, 1)
+
+    def append_batch(self, Batch batch not None):
+        """The same for a batch, which must be small; the offset is its first message's."""
+        cdef Piece* pieces = _pieces(batch)
+        try:
+            return self._append(pieces, PyList_GET_SIZE(batch.sealed), batch.count)
+        finally:
+            free(pieces)
+
+    cdef _append(self, Piece* pieces, Py_ssize_t n, Py_ssize_t count):
+        cdef Placing placing
+        cdef int outcome = self._place_now(&placing, pieces, n, count, -1, False)
         if outcome != PLACED:
             return -outcome
-        self.durable_sequence = self.last_sequence
-        self._announce()
-        return placing.base_offset
+        return placing.base_offset, placing.end, placing.generation
 
     cdef void _describe(self, Placing* placing, Piece* pieces, Py_ssize_t n, int64_t sequence):
         memset(placing, 0, sizeof(Placing))
@@ -527,6 +609,9 @@ cdef class Appender:
         if properties is not None:
             size += PyBytes_GET_SIZE(properties)
         cdef Batch batch
+        cdef Receipt receipt = Receipt.__new__(Receipt)
+        if self.agenda is not None:
+            self.agenda.enlist(self)  # what needs memory comes first: it may fail
         while True:
             batch = self._open_batch(
                 size, key is not None, properties is not None, event_time is not None)
@@ -549,11 +634,18 @@ cdef class Appender:
         self.last_sequence = number
         self.pending_bytes += size
         self.pending_messages += 1
-        if batch.count >= self.max_messages or batch.nbytes >= self.max_bytes:
-            self._seal()
+        receipt.batch, receipt.index = batch, batch.count - 1
+        if self._is_full(batch):
+            try:
+                self._seal()
+            except MemoryError:
+                pass  # the next message seals it
         if self.agenda is not None:
             self._put_on_the_agenda(later)
-        return _receipt(batch, batch.count - 1)
+        return receipt
+
+    cdef bint _is_full(self, Batch batch):
+        return batch.count >= self.max_messages or batch.nbytes >= self.max_bytes
 
     cdef _let_them_send(self):
         # They are in the critical section, or about to be, and have no need of the GIL there.
@@ -563,7 +655,7 @@ cdef class Appender:
 
     cdef _put_on_the_agenda(self, bint later):
         if not later:
-            self.agenda.enlist(self)
+            self.agenda.enlist(self)  # a commit may have taken it off meanwhile
         elif PyList_GET_SIZE(self.full) > 0:  # linger need not hold it back
             self.agenda.put_down(self, 0)
         elif not self.timed:
@@ -573,7 +665,8 @@ cdef class Appender:
         cdef Batch batch, fresh
         while True:
             if (self.current is not None and self.current.count
-                    and self.current.nbytes + size > self.max_bytes):
+                    and (self.current.nbytes + size > self.max_bytes
+                         or self._is_full(self.current))):
                 self._seal()
             if self.current is None:
                 fresh = Batch.__new__(Batch)
@@ -634,15 +727,20 @@ cdef class Appender:
             raise ValueError("sequence_id: the batch would run past 2**63 - 1")
         batch.base_sequence = number
         batch.last_sequence = number + batch.count - 1
+        receipt = _receipt(batch, 0)
+        if self.agenda is not None:
+            self.agenda.enlist(self)
         if self.current is not None:
             self._seal()
-        self.full.append(batch)
+        self.full.append(batch)  # the last that needs memory: it is queued, or the call fails
         self.last_sequence = batch.last_sequence
         self.pending_bytes += batch.nbytes
         self.pending_messages += batch.count
-        if self.agenda is not None:
-            self.agenda.enlist(self)
-        return _receipt(batch, 0)
+        return receipt
+
+    def holds(self, size_t most):
+        """Do that many bytes wait? Needs no memory, as a number would: what is queued is queued."""
+        return self.pending_bytes >= most
 
     def newest(self):
         """A receipt for the last message that waits; None if none does."""
@@ -656,20 +754,22 @@ cdef class Appender:
 
     cdef _seal(self):
         cdef Batch batch = self.current
-        self.current = None
         if batch.count:  # the only message of it may have been refused
             self.full.append(batch)
+        self.current = None
 
     def take(self):
         """All batches that wait, encoded, in order. They count as pending until `settle`.
 
-        A second call before `settle` gives the same ones and what has come since.
+        A second call before `settle` gives the same ones and what has come since: what a
+        commit that was cut short has placed in the journal is still to be flushed.
         """
         cdef Batch batch
         self._gather()
         for batch in self.inflight:
             if batch.state == OPEN:
                 batch._seal_messages(self.name)
+        self.offered = False
         return self.inflight
 
     cdef _gather(self):
@@ -700,25 +800,29 @@ cdef class Appender:
         for batch, base_offset in placed:
             if batch.state < DONE:
                 batch.base_offset = base_offset
-                batch.state = DONE
-                self.durable_sequence = batch.last_sequence
+                batch.ends = True
         for batch in self.inflight:
-            if batch.state < DONE and error is not None:
-                batch.error = error
-                batch.state = FAILED
-            if batch.state < DONE:
-                rest.append(batch)
-            else:
-                told.append(batch)
-                self.pending_bytes -= batch.nbytes
-                self.pending_messages -= batch.count
+            (told if batch.ends or error is not None else rest).append(batch)
+        # Whatever needs memory has it by now: from here on nothing fails half-way.
         self.inflight = rest
+        for batch in told:
+            self._give_outcome(batch, error)
         if durable is not None:
             self.durable_sequence = max(self.durable_sequence, durable)
         if error is not None:
             self.last_sequence = self.durable_sequence
         for batch in told:
             batch._finish()
+
+    cdef void _give_outcome(self, Batch batch, object error):
+        self.pending_bytes -= batch.nbytes
+        self.pending_messages -= batch.count
+        if batch.ends:
+            batch.state = DONE
+            self.durable_sequence = batch.last_sequence
+        else:
+            batch.error = error
+            batch.state = FAILED
 
     def await_sends(self):
         """Wait for those who append right now, past the queue."""
@@ -752,23 +856,30 @@ cdef class Appender:
 
 @cython.final
 cdef class Agenda:
-    """Which appenders wait for a commit in the background, and when the next one is due."""
+    """Which appenders wait for a commit in the background, and when the next one is due.
+
+    `with agenda as appenders` is one commit: an appender that has anything without an outcome
+    at its end, whatever has cut it short, is in the next one, which is due soon.
+    """
 
     cdef list waiting
+    cdef list taken         # by a commit that has not come to its end
     cdef int64_t due        # ns of the monotonic clock; INT64_MAX: nothing is
+    cdef int64_t retry      # the same, for what a commit has left without an outcome
     cdef bint stopped
     cdef uint32_t changes   # the thread in the background sleeps on it
     cdef int sleepers
 
     def __cinit__(self):
         self.waiting = []
-        self.due = INT64_MAX
+        self.taken = []
+        self.due = self.retry = INT64_MAX
 
     def enlist(self, Appender appender not None):
         """Let the next commit take this appender's messages along, whenever that is."""
         if not appender.listed:
-            appender.listed = True
             self.waiting.append(appender)
+            appender.listed = True
 
     def put(self, Appender appender not None, double delay):
         """Have this appender's messages committed within `delay` seconds."""
@@ -788,18 +899,42 @@ cdef class Agenda:
             xl_wake(&self.changes, INT_MAX)
 
     def look(self):
-        """All appenders that wait; they stay on the agenda."""
-        return list(self.waiting)
+        """All appenders that wait, or have something without an outcome; they stay here."""
+        return self.taken + self.waiting
 
-    def take(self):
-        """All appenders that wait; the agenda is empty then."""
+    def __enter__(self):
+        """All appenders that wait; nobody else may be in a commit."""
         cdef list rest = []
-        cdef list waiting = self.waiting
+        cdef list taken = []
+        cdef list answer = []
         cdef Appender appender
-        self.waiting = rest
-        for appender in waiting:
+        for appender in self.taken:
+            if not appender.listed:
+                taken.append(appender)
+        taken.extend(self.waiting)
+        answer.extend(taken)
+        # Whatever needs memory has it by now.
+        self.taken, self.waiting, self.due = taken, rest, INT64_MAX
+        self.retry = xl_now() + RETRY_NS if PyList_GET_SIZE(taken) > 0 else INT64_MAX
+        for appender in taken:
             appender.listed = appender.timed = False
-        return waiting
+            appender.offered = True
+        return answer
+
+    def __exit__(self, *error):
+        cdef list rest = []
+        cdef Appender appender
+        try:
+            for appender in self.taken:
+                if appender.offered or PyList_GET_SIZE(appender.inflight) > 0:
+                    rest.append(appender)
+            self.taken = rest
+        except MemoryError:
+            pass  # then all of them are looked at again
+        self.retry = INT64_MAX
+        if PyList_GET_SIZE(self.taken) > 0:
+            self.retry = xl_now() + RETRY_NS
+            self._wake()
 
     def sleep(self):
         """Sleep until a commit is due; False once the agenda was stopped."""
@@ -807,9 +942,8 @@ cdef class Agenda:
         cdef uint32_t seen
         cdef uint32_t* word = &self.changes
         while not self.stopped:
-            left = self.due - xl_now()
+            left = min(self.due, self.retry) - xl_now()
             if left <= 0:
-                self.due = INT64_MAX
                 return True
             seen = self.changes
             self.sleepers += 1
@@ -822,6 +956,22 @@ cdef class Agenda:
         """End `sleep`, for good."""
         self.stopped = True
         self._wake()
+
+
+def keep_running(step, failed):
+    """Call `step()` until it returns False or None. What it raises goes to `failed(error)`, and ends
+    nothing, whatever it is: this is the life of a thread that others depend on."""
+    while True:
+        try:
+            if not step():
+                return
+        except BaseException as error:
+            try:
+                failed(error)
+            except BaseException:
+                pass  # no memory even to say so
+            with nogil:
+                usleep(RETRY_NS // 5000)
 
 
 cdef Piece* _pieces(Batch batch) except NULL:

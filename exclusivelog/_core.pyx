@@ -5,10 +5,12 @@
 |---|---|
 | `_entry.pxi` | the entry format: encode, stamp, decode, lazy messages, scanning |
 | `_batch.pxi` | messages on their way into the log, and the receipts for them |
-| `_rows.pxi` | the row that every append compares, and the heap of waiters |
+| `_rows.pxi` | the row that whoever may write is compared with |
+| `_queue.pxi` | how long waiters leave a topic to others, and who is next |
 | `_pack.pxi` | many small entries into few large ones |
 | `_journal.pxi` | the critical section of an append, and the flush that all who wait share |
 | `_shared.pxi` | words shared by processes: futexes, and liveness freed by the kernel |
+| `_guard.pxi` | stores into a file's mapping that must not kill |
 | `_section.pxi` | transactions that an interrupt cannot leave half entered |
 
 Nothing here knows about files, tables or policy.
@@ -36,7 +38,6 @@ from libc.string cimport memcmp, memcpy, memset
 import os as _os
 import threading as _threading
 import time as _time
-from collections import deque as _deque
 
 import msgpack as _msgpack
 from google_crc32c import value as _crc32c
@@ -47,8 +48,10 @@ cdef extern from "<unistd.h>" nogil:
 include "_fork.pxi"
 include "_entry.pxi"
 include "_shared.pxi"
+include "_guard.pxi"
 include "_pack.pxi"
 include "_journal.pxi"
 include "_section.pxi"
 include "_batch.pxi"
+include "_queue.pxi"
 include "_rows.pxi"

@@ -27,6 +27,7 @@ cdef extern from *:
     #include <sched.h>
     #include <string.h>
     #include <sys/mman.h>
+    #include <sys/stat.h>
     #include <sys/uio.h>
 
     typedef struct {
@@ -165,6 +166,23 @@ cdef extern from *:
         __asm__ __volatile__("" : : "r"(to) : "memory");
     }
 
+    typedef struct { uint64_t device, inode; } xj_file;
+
+    static int xj_identify(int fd, xj_file *file) {
+        struct stat facts;
+        if (fstat(fd, &facts)) return errno;
+        file->device = facts.st_dev;
+        file->inode = facts.st_ino;
+        return 0;
+    }
+
+    /* A program may have closed all descriptors, and have other files by these numbers now. */
+    static int xj_is(int fd, const xj_file *file) {
+        xj_file now;
+        return xj_identify(fd, &now) == 0 && now.device == file->device
+            && now.inode == file->inode;
+    }
+
     /* Write header and entry; 0 or an errno. */
     static int xj_write(int fd, int64_t at, const void *header, size_t head,
                         const void *data, size_t size) {
@@ -185,6 +203,10 @@ cdef extern from *:
     }
     """
     size_t XJ_READY
+    ctypedef struct xj_file:
+        pass
+    int xj_identify(int, xj_file*) noexcept nogil
+    bint xj_is(int, const xj_file*) noexcept nogil
     ctypedef struct xj_words:
         uint64_t tail
         uint64_t synced
@@ -227,7 +249,9 @@ cdef extern from *:
     int sched_yield() noexcept nogil
     int close_file "close"(int) noexcept nogil
     int fdatasync(int) noexcept nogil
+    int EBADF
     int EDEADLK
+    int EIO
     int ETIMEDOUT
     int ENOSPC
     int EDQUOT
@@ -254,7 +278,7 @@ cpdef enum Outcome:
     STALE = 2       # who may write has to be looked up in the tables
     FULL = 3        # a checkpoint has to make room
     DUPLICATE = 4   # the sequence id is used up
-    BROKEN = 5      # a write or flush has failed, here or elsewhere
+    BROKEN = 5      # a write or flush has failed, here or elsewhere; or the directory is lost
     NO_ROOM = 6     # the disk is full: nothing was written
     HELD_HERE = 7   # this very thread is inside a change of ownership
     LOST = 8        # it was written, and the flush has failed
@@ -351,6 +375,7 @@ cdef class Journal:
     cdef char* memory
     cdef int fd
     cdef int lone_fd
+    cdef xj_file file           # that both are open for
     cdef uint32_t alone         # somebody here flushes by `lone_fd`
     cdef bint readonly
     cdef readonly uint64_t capacity
@@ -365,6 +390,11 @@ cdef class Journal:
     cdef uint32_t due           # changes when a checkpoint is wanted: futex
     cdef int watchers
     cdef bint idle              # nobody here knows of anything for a checkpoint
+    cdef int guard              # of the mapping (see _guard.pxi)
+    cdef uint32_t gone          # errno: this process may not append any more, others may
+    cdef uint64_t disbelieved   # words of this generation say nothing
+    cdef readonly uint64_t compared     # times that an append was compared with who may write, and
+    cdef readonly uint64_t placed       # appends that came through, in this process
 
     def __cinit__(self, SharedWords words not None, Py_ssize_t at, int fd, uint64_t capacity,
                   bint readonly=False):
@@ -376,12 +406,14 @@ cdef class Journal:
         self.capacity = capacity
         self.readonly = readonly
         self.lap = 1
-        self.fd = self.lone_fd = -1
+        self.fd = self.lone_fd = self.guard = -1
         memory = mmap(NULL, JOURNAL_HEADER + capacity, access, MAP_SHARED, fd, 0)
         if memory == MAP_FAILED:
             raise OSError(errno, _os.strerror(errno))
         self.memory = <char*>memory
+        self.guard = xg_guard(memory, JOURNAL_HEADER + capacity, 0)
         self.fd = _os.dup(fd)
+        xj_identify(self.fd, &self.file)
         self.lone_fd = _os.open(f"/proc/self/fd/{fd}", _os.O_RDONLY | _os.O_CLOEXEC)
 
     def __dealloc__(self):
@@ -398,12 +430,22 @@ cdef class Journal:
             _time.sleep(0.0002)
         self._let_go()
 
+    def abandon(self):
+        """In a forked child: close what was inherited. The locks of the open file are its parent's,
+        and last as long as any process has it open. The mapping stays."""
+        self._close_files()
+
     cdef _let_go(self):
+        xg_let_go(self.guard)
+        self.guard = -1
         if self.memory != NULL:
             munmap(self.memory, JOURNAL_HEADER + self.capacity)
             self.memory = NULL
+        self._close_files()
+
+    cdef _close_files(self):
         for fd in (self.fd, self.lone_fd):
-            if fd >= 0:
+            if fd >= 0 and xj_is(fd, &self.file):
                 close_file(fd)
         self.fd = self.lone_fd = -1
 
@@ -416,8 +458,36 @@ cdef class Journal:
 
     @property
     def ready(self):
-        """Have the words been set since the machine was started?"""
-        return xl_load(&self.shared.ready) != 0
+        """Have the words been set by the engines that live now, or were the last to?"""
+        return self._believed()
+
+    cdef bint _believed(self) noexcept nogil:
+        return (xl_load(&self.shared.ready) != 0
+                and (self.disbelieved == 0
+                     or xl_load64(&self.shared.generation) != self.disbelieved))
+
+    def disbelieve(self):
+        """No engine lives: what the words say now may be older than the file (rule H3). The next
+        engine that writes begins a new generation, and that is believed."""
+        self.disbelieved = xl_load64(&self.shared.generation)
+
+    @property
+    def lost(self):
+        """Has a store failed to reach the file, or the shared words' file (rule H2)?"""
+        return self._lost()
+
+    cdef bint _lost(self) noexcept nogil:
+        return xg_lost(self.guard) != 0 or xg_lost(self.words.guard) != 0
+
+    @property
+    def left(self):
+        """The errno with which this process has stopped appending; 0 if it has not."""
+        return xl_load(&self.gone)
+
+    def leave(self, uint32_t error):
+        """Append and acknowledge nothing more here; other processes go on (rule C7)."""
+        xl_store(&self.gone, error)
+        self._tell_flushed()
 
     def known_end(self, uint64_t position, uint64_t generation):
         """How far the frames from `position` on were flushed for certain, by what is left of
@@ -480,6 +550,15 @@ cdef class Journal:
         xl_store(&self.shared.ready, 1)
         self._tell_flushed()
 
+    def unrecorded_generation(self, uint64_t generation, uint64_t position):
+        """The generation of what will be appended, where the tables have another one and the first
+        frame has not been written yet; else 0."""
+        if (self.shared.generation == generation
+                or xl_load64(&self.shared.tail) != position
+                or xl_load64(&self.shared.applied) != position):
+            return 0
+        return self.shared.generation
+
     def lock(self):
         """Keep everybody from appending. OSError (EDEADLK) if this thread does already."""
         cdef int failed = xj_try_lock(self.shared)
@@ -538,6 +617,8 @@ cdef class Journal:
         PyErr_CheckSignals()
         if before != _generation:
             raise _inherited()
+        if self._lost():
+            raise OSError(EIO, _os.strerror(EIO))
         if self.on_stall is not None and thread:
             self.on_stall(thread)
 
@@ -606,11 +687,20 @@ cdef class Journal:
         found.topic, found.base_offset = frame.topic, frame.base_offset
         found.count, found.more = frame.count, frame.size & MORE != 0
 
+    cdef bint _is_of_another_time(self, uint64_t position) noexcept nogil:
+        """Is there a sound header that is not this position's? Then nothing was damaged here: the
+        frame was never written, or the file is older than who asks believes."""
+        cdef xj_frame frame
+        xj_copy_header(&frame, self._at(position))
+        return frame.magic == FRAME_MAGIC and frame.crc == _crc(<char*>&frame, FRAME - 4)
+
     cdef bint _salvage(self, uint64_t position, uint64_t after, Found* found) noexcept nogil:
         """Is there a whole entry behind the damaged header of the frame that ends at `after`?"""
         cdef size_t room, padding
         cdef Laid laid
         if after - position < FRAME + FOOTER or after - position > self._left(position):
+            return False
+        if self._is_of_another_time(position):
             return False
         room = after - position - FRAME
         found.entry = <char*>self._at(position) + FRAME
@@ -624,9 +714,11 @@ cdef class Journal:
                 return True
         return False
 
-    def live_end(self, uint64_t position, uint64_t generation):
+    def live_end(self, uint64_t position, uint64_t generation, uint64_t mark=0,
+                 uint64_t oldest=0):
         """Where the unbroken run of live frames from `position` on ends: what to trust after a
-        power cut, when nobody knows how far the journal came."""
+        power cut, when nobody knows how far the journal came. From the position `mark` on, a frame
+        of a version before `oldest` was left behind by one who died, and does not live."""
         cdef uint64_t whole = position
         cdef uint64_t last = position + self.capacity
         cdef uint64_t version = 0
@@ -639,6 +731,8 @@ cdef class Journal:
                     position += self._left(position)
                     continue
                 if not self._lives(position, generation, &frame) or frame.version < version:
+                    break
+                if position >= mark and frame.version < oldest:
                     break
                 version = frame.version
                 if frame.size & PADDING:
@@ -757,6 +851,12 @@ cdef class Journal:
 
     # ---- append --------------------------------------------------------------------------
 
+    cdef int _stopped(self) noexcept nogil:
+        """Why nothing may be appended: an errno, or 0."""
+        if self._lost():
+            return EIO
+        return xl_load(&self.gone) or xl_load(&self.shared.failed)
+
     cdef int _place(self, Placing* p) noexcept nogil:
         """The critical section (rule B2): the mutex is held."""
         cdef xj_words* words = self.shared
@@ -765,9 +865,10 @@ cdef class Journal:
         cdef uint64_t offset, end
         cdef int64_t sequence, now
         cdef Py_ssize_t i
-        if xl_load(&words.failed):
-            p.error = words.failed
+        p.error = self._stopped()
+        if p.error:
             return BROKEN
+        self.compared += 1
         if words.generation != self.generation or words.version != p.version:
             return STALE
         if not p.alone:
@@ -793,6 +894,8 @@ cdef class Journal:
             offset += p.pieces[i].count
             sequence += p.pieces[i].count
         p.error = self._write(p, before, tail.next_offset)
+        if p.error == 0 and self._lost():
+            p.error = EIO       # a store into the mapping did not reach the file
         if p.error:
             return self._refused(p)
         p.base_offset, p.end, p.generation = tail.next_offset, end, self.generation
@@ -804,11 +907,17 @@ cdef class Journal:
         xl_store64(&words.tail, end)
         offset = xl_load64(&words.applied)
         p.wanted = before == offset or (before - offset < self.capacity / 2 <= end - offset)
+        if self._lost():
+            p.error = EIO
+            return LOST
+        self.placed += 1
         return PLACED
 
     cdef int _refused(self, Placing* p) noexcept nogil:
         # Parts of its frames may stand behind `tail`, and over frames that others still want.
         xl_store64(&self.shared.version, self.shared.version + 1)
+        if xl_load(&self.gone):
+            return BROKEN       # here alone: others have the file
         if p.error == ENOSPC or p.error == EDQUOT or p.error == EFBIG:
             return NO_ROOM
         xl_swap(&self.shared.failed, 0, p.error)
@@ -859,6 +968,9 @@ cdef class Journal:
         # Storing through the mapping is the cheaper way as long as nobody flushes: after each
         # flush the first store into a page is a fault.
         if durable:
+            if not xj_is(self.fd, &self.file):
+                xl_store(&self.gone, EBADF)
+                return EBADF
             return xj_write(self.fd, at - self.memory, frame, FRAME, entry, size)
         if size:
             memcpy(at + FRAME, entry, size)
@@ -917,6 +1029,9 @@ cdef class Journal:
         while True:
             if xl_load64(&words.generation) != generation:
                 return LOST     # recovered meanwhile, with it or without
+            if self._lost() or xl_load(&self.gone):
+                error[0] = self._stopped()
+                return LOST
             if xl_load64(&words.synced) >= end:
                 return PLACED
             if xl_load(&words.failed):
@@ -958,7 +1073,9 @@ cdef class Journal:
         cdef uint64_t target = xl_load64(&words.tail)
         if xl_load(&words.failed):
             return
-        if fdatasync(fd):
+        if not xj_is(fd, &self.file):
+            xl_store(&self.gone, EBADF)
+        elif fdatasync(fd):
             xl_swap(&words.failed, 0, errno)
         elif xl_load64(&words.generation) == generation and not xl_load(&words.failed):
             xj_raise(&words.synced, target)
@@ -1076,7 +1193,7 @@ cdef class Journal:
                 and xl_load64(&self.shared.tail) + self.capacity / 2 > position + self.capacity)
 
     cdef _check_not_outrun(self, uint64_t position, uint64_t generation):
-        if not xl_load(&self.shared.ready):
+        if not self._believed():
             return
         if xl_load64(&self.shared.generation) != generation or self._outran(position):
             raise Outrun("the journal was overwritten while it was read")

@@ -1,5 +1,4 @@
-# The topic row, which every append reads, compares and writes back, and the heap that
-# orders waiters.
+# The topic row, which whoever may write is compared with.
 #
 #   offset  size  field
 cdef enum:
@@ -79,6 +78,8 @@ cdef class TopicRow:
 
     def admits(self, uint64_t session, uint64_t epoch):
         """The fencing check of an exclusive append (rule B2)."""
+        global _comparisons
+        _comparisons += 1
         return self.owner == session and self.epoch == epoch
 
 
@@ -89,87 +90,3 @@ cdef uint32_t _row_sum(const char* at, Py_ssize_t size):
         crc = (crc >> 8) ^ _crc_table[
             (crc ^ (0 if R_CRC <= i < R_NAME else <uint8_t>at[i])) & 0xFF]
     return ~crc
-
-
-# ---- heap --------------------------------------------------------------------------------
-
-cdef struct Place:
-    int64_t priority
-    uint64_t created
-    uint64_t tie
-    uint64_t item
-
-
-cdef inline bint _before(const Place* a, const Place* b) noexcept nogil:
-    if a.priority != b.priority:
-        return a.priority > b.priority
-    if a.created != b.created:
-        return a.created < b.created
-    return a.tie < b.tie
-
-
-@cython.final
-cdef class WaiterHeap:
-    """Waiters in the order of rule D1: highest priority, then earliest, then by a random tie.
-
-    >>> heap = WaiterHeap()
-    >>> heap.push(0, 100, 7, 1); heap.push(5, 200, 7, 2); heap.push(5, 150, 7, 3)
-    >>> [heap.pop() for _ in range(len(heap))]
-    [3, 2, 1]
-    """
-
-    cdef Place* places
-    cdef Py_ssize_t used
-    cdef Py_ssize_t room
-
-    def __dealloc__(self):
-        free(self.places)
-
-    def __len__(self):
-        return self.used
-
-    def push(self, int64_t priority, uint64_t created, uint64_t tie, uint64_t item):
-        """Add `item`; `created` in ns of any one clock."""
-        cdef Place* grown
-        cdef Place new
-        cdef Py_ssize_t at, parent
-        if self.used == self.room:
-            grown = <Place*>realloc(self.places, (2 * self.room + 16) * sizeof(Place))
-            if grown == NULL:
-                raise MemoryError
-            self.places = grown
-            self.room = 2 * self.room + 16
-        new.priority, new.created, new.tie, new.item = priority, created, tie, item
-        at = self.used
-        self.used += 1
-        while at > 0:
-            parent = (at - 1) >> 1
-            if not _before(&new, &self.places[parent]):
-                break
-            self.places[at] = self.places[parent]
-            at = parent
-        self.places[at] = new
-
-    def pop(self):
-        """Remove and return the first item; IndexError if there is none."""
-        cdef uint64_t item
-        cdef Place last
-        cdef Py_ssize_t at = 0
-        cdef Py_ssize_t child
-        if self.used == 0:
-            raise IndexError("pop from an empty heap")
-        item = self.places[0].item
-        self.used -= 1
-        last = self.places[self.used]
-        while True:
-            child = 2 * at + 1
-            if child >= self.used:
-                break
-            if child + 1 < self.used and _before(&self.places[child + 1], &self.places[child]):
-                child += 1
-            if not _before(&self.places[child], &last):
-                break
-            self.places[at] = self.places[child]
-            at = child
-        self.places[at] = last
-        return item

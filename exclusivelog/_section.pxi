@@ -96,7 +96,7 @@ cdef class Section:
     cdef object begin
     cdef readonly Journal journal
     cdef bint exclusive
-    cdef bint held
+    cdef readonly bint held     # nobody else appends now
     cdef bint turned
     cdef int generation
     cdef object txn

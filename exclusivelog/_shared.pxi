@@ -93,6 +93,7 @@ cdef extern from *:
     typedef struct {
         struct robust_list_head head;
         uint32_t *word;
+        uint32_t *presence;         /* it sleeps on this: waking it proves shared memory */
         struct robust_list *node;
         uint32_t phase;             /* 0 starting, 1 holding, 2 refused, 3 let go */
         pid_t tid, pid;
@@ -127,8 +128,9 @@ cdef extern from *:
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
         h->head.list_op_pending = NULL;
         xl_phase(h, 1);
-        while (xl_load(&h->phase) == 1)
-            syscall(SYS_futex, &h->phase, FUTEX_WAIT_PRIVATE, 1, NULL, NULL, 0);
+        for (uint32_t seen = xl_load(h->presence); xl_load(&h->phase) == 1;
+             seen = xl_load(h->presence))
+            xl_wait(h->presence, seen, 5000000000);
         h->head.list_op_pending = h->node;
         h->head.list.next = &h->head.list;
         __atomic_signal_fence(__ATOMIC_SEQ_CST);
@@ -139,7 +141,7 @@ cdef extern from *:
         return NULL;
     }
 
-    static xl_holder *xl_take_hold(uint32_t *word, void *node) {
+    static xl_holder *xl_take_hold(uint32_t *word, void *node, uint32_t *presence) {
         xl_holder *h = calloc(1, sizeof *h);
         pthread_attr_t attr;
         sigset_t all, old;
@@ -147,6 +149,7 @@ cdef extern from *:
         if (h == NULL) return NULL;
         h->word = word;
         h->node = node;
+        h->presence = presence;
         h->pid = getpid();
         pthread_attr_init(&attr);
         pthread_attr_setstacksize(&attr, 256 * 1024);
@@ -170,6 +173,8 @@ cdef extern from *:
     static void xl_let_go(xl_holder *h) {
         if (h->pid != getpid()) return;     /* forked: the thread is the parent's */
         xl_phase(h, 3);
+        xl_add(h->presence, 1);
+        xl_wake(h->presence, INT_MAX);
         pthread_join(h->thread, NULL);
         free(h);
     }
@@ -193,7 +198,7 @@ cdef extern from *:
     long xl_wake(uint32_t*, int) noexcept nogil
     int xl_wait_any(xl_waiter*, unsigned, int64_t) noexcept nogil
     bint xl_watch(uint32_t*, uint32_t, int64_t) noexcept nogil
-    xl_holder* xl_take_hold(uint32_t*, void*) noexcept nogil
+    xl_holder* xl_take_hold(uint32_t*, void*, uint32_t*) noexcept nogil
     void xl_let_go(xl_holder*) noexcept nogil
     int errno
     int EBUSY
@@ -208,24 +213,47 @@ SLEEPERS = FUTEX_WAITERS
 MOST_WAITED_FOR = 128
 
 
+# How far this process's time namespace puts its monotonic clock ahead of the machine's, in ns.
+cdef int64_t _clock_offset = 0
+
+
 def now():
-    """Nanoseconds of the monotonic clock that all processes of the machine share (rule C4)."""
-    return xl_now()
+    """Nanoseconds of the monotonic clock that all processes of the machine share (rule C4),
+    whatever their time namespaces, once `set_clock_offset` has been called."""
+    return xl_now() - _clock_offset
+
+
+def set_clock_offset(int64_t ns):
+    """This process's own monotonic clock is so many nanoseconds ahead of the machine's."""
+    global _clock_offset
+    _clock_offset = ns
 
 
 cdef class SharedWords:
-    """32- and 64-bit words in a writable buffer that other processes map, too."""
+    """32- and 64-bit words in a writable buffer that other processes map, too. `guarded`: it is
+    a file's mapping, and a store that cannot reach the file must not kill (see _guard.pxi)."""
 
     cdef Py_buffer view
     cdef bint held
+    cdef int guard
 
-    def __cinit__(self, buffer):
+    def __cinit__(self, buffer, bint guarded=False):
+        self.guard = -1
         PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE | PyBUF_WRITABLE)
         self.held = True
+        if guarded:
+            self.guard = xg_guard(self.view.buf, self.view.len, 0)
 
     def __dealloc__(self):
+        xg_let_go(self.guard)
         if self.held:
             PyBuffer_Release(&self.view)
+
+    @property
+    def lost(self):
+        """Has a store failed to reach the file (rule H2)? Then other processes see no more of
+        what is stored here."""
+        return xg_lost(self.guard) != 0
 
     cdef uint32_t* word(self, Py_ssize_t offset) except NULL:
         if offset < 0 or offset & 3 or offset + 4 > self.view.len:
@@ -264,6 +292,29 @@ cdef class SharedWords:
     def store64(self, Py_ssize_t offset, uint64_t value):
         """Set the 64-bit word."""
         xl_store64(self.wide(offset), value)
+
+    def taken(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count):
+        """[(index, value)] of those of `count` 64-bit words, `step` bytes apart, that are not 0."""
+        cdef list found = []
+        cdef uint64_t value
+        cdef Py_ssize_t i
+        self.wide(start)
+        self.wide(start + step * (count - 1))
+        for i in range(count):
+            value = xl_load64(<uint64_t*>(<char*>self.view.buf + start + i * step))
+            if value:
+                found.append((i, value))
+        return found
+
+    def clear(self, Py_ssize_t start, Py_ssize_t stop):
+        """Set all 64-bit words between two offsets to 0. Those that are 0 are not written to: a
+        page that is stored into has to be made writable first."""
+        cdef Py_ssize_t at
+        self.wide(start)
+        self.wide(stop - 8)
+        for at in range(start, stop, 8):
+            if xl_load64(<uint64_t*>(<char*>self.view.buf + at)):
+                xl_store64(<uint64_t*>(<char*>self.view.buf + at), 0)
 
     def wake(self, Py_ssize_t offset, int most=INT_MAX):
         """Wake those who sleep on the word; how many."""
@@ -304,23 +355,27 @@ cdef class SharedWords:
 cdef class Hold:
     """Holds a word of a `SharedWords` as long as this process lives, or until `release`.
 
-    `node` is the offset of 8 bytes beside the word, for the kernel's list. Raises OSError if
-    the word is not 0 (BlockingIOError), or no thread could be started.
+    `node` is the offset of 8 bytes beside the word, for the kernel's list; `presence` that of a
+    word that its thread sleeps on, so that waking it proves that the memory is shared. Raises
+    OSError if the word is not 0 (BlockingIOError), and RuntimeError, as Python's own threads do,
+    if no thread could be started.
     """
 
     cdef SharedWords words
     cdef xl_holder* holder
 
-    def __cinit__(self, SharedWords words not None, Py_ssize_t word, Py_ssize_t node):
+    def __cinit__(self, SharedWords words not None, Py_ssize_t word, Py_ssize_t node,
+                  Py_ssize_t presence):
         cdef uint32_t* at = words.word(word)
         cdef void* beside = words.wide(node)
+        cdef uint32_t* sleeps_on = words.word(presence)
         self.words = words
         with nogil:
-            self.holder = xl_take_hold(at, beside)
+            self.holder = xl_take_hold(at, beside, sleeps_on)
         if self.holder == NULL:
             if errno == EBUSY:
                 raise BlockingIOError(EBUSY, "the word is held")
-            raise OSError(errno, "no thread could be started to hold the word")
+            raise RuntimeError("can't start new thread")
 
     def __dealloc__(self):
         # The mapping goes with us: the kernel could not mark a word in it any more.
@@ -442,6 +497,18 @@ def start_writing(int fd, int64_t position, int64_t size):
     """Let the disk begin with these bytes; the flush that must follow has less to do then."""
     with nogil:
         sync_file_range(fd, position, size, SYNC_FILE_RANGE_WRITE)  # no more than a hint
+
+
+cdef extern from "<sys/vfs.h>" nogil:
+    cdef struct statfs_facts "statfs":
+        long f_type
+    int xl_statfs "statfs"(const char* path, statfs_facts* facts)
+
+
+def file_system_magic(bytes path not None):
+    """The number of the type of the file system that a path is on (statfs(2)); 0 if it is nowhere."""
+    cdef statfs_facts facts
+    return facts.f_type if xl_statfs(path, &facts) == 0 else 0
 
 
 def make_private(size_t start, size_t size):

@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
+import msgpack
+
+from exclusivelog import _core
 from exclusivelog.types import AccessMode
 
 SHARED = AccessMode.SHARED.value
@@ -53,10 +56,12 @@ class Session:
     claim: int | None = None
     epoch: int = 0
     properties: dict[str, str] = field(default_factory=dict)
-    settle: int = 0  # ns that the topic must have been free for (rule D7)
+    settle: int = 0  # ns that it lets better ones reconnect, at most (rule D7)
     engine_properties: dict[str, str] = field(default_factory=dict)
     chain: int = 0  # the session since which the topic was only ever handed over
     yields: bool = False  # is to be told when somebody waits for its topic
+    bound_to: int = 0  # the claim session that it ends with (rule F5)
+    announce: dict[str, str] | None = None  # what is announced with its grant
 
     @property
     def exclusive(self) -> bool:
@@ -67,6 +72,22 @@ class Session:
     def place(self) -> tuple[int, int, int]:
         """Sorts sessions in the order of rule D1, best first."""
         return (-self.priority, self.created, self.tie)
+
+
+SESSION_FIELDS = [field.name for field in fields(Session)]
+
+
+def pack_session(session: Session) -> bytes:
+    """A session as msgpack, fields in order; the last one only if it is there, so that earlier
+    versions read all others."""
+    row = [getattr(session, name) for name in SESSION_FIELDS]
+    packed: bytes = msgpack.packb(row if session.announce is not None else row[:-1])
+    return packed
+
+
+def unpack_session(data: bytes) -> Session:
+    """The session that `pack_session` packed."""
+    return Session(*msgpack.unpackb(data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +105,7 @@ class Transfer:
     pid: int
     properties: dict[str, str]
     chain: int = 0  # the first session of an unbroken chain of hand-overs that this one goes on
+    groups: tuple[str, ...] = ()  # whose claims on the topic move with it
 
 
 class Verdict(enum.Enum):
@@ -141,17 +163,51 @@ def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
     return epoch if claim == epoch and not in_transit else epoch + 1
 
 
+Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters so far
+
+
+def widened(known: Known | None, *priorities: int) -> Known:
+    """What is known once these have been there, too.
+
+    >>> widened((5, 1), 7), widened(None, 3)
+    ((7, 1), (3, 3))
+    """
+    seen = (*(known or ()), *priorities)
+    return max(seen), min(seen)
+
+
+def due(session: Session, freed: int, known: Known | None) -> int:
+    """From when on this waiter may have a topic that is free since `freed` (rule D7): compiled,
+    see `_core.delay` and `_core.due`."""
+    delay = _core.delay(session.priority, session.settle, known)
+    return _core.due(session.created, delay, freed)
+
+
 def held_back(
-    session: Session, *, now: int, freed: int, waiting: bool, transfer: Transfer | None
-) -> bool:
+    session: Session, *, now: int, freed: int, waiting: bool, transfer: Transfer | None,
+    known: Known | None = None,
+) -> bool:  # fmt: skip
     """Must this request leave a free topic to others, or to later?
 
     A topic in transit is for its destination alone, whose owner need not mind the queue
-    (rule E3). Who wants it settled waits until it has been free for that long (rule D7).
+    (rule E3). Who has just come leaves it to better ones for a while (rule D7).
     """
     if transfer is not None:
         return transfer.target != session.engine or (waiting and not session.exclusive)
-    return waiting or (session.mode == WAIT and now < freed + session.settle)
+    return waiting or (session.mode == WAIT and now < due(session, freed, known))
+
+
+def awaits_release(
+    session: Session, *, verdict: Verdict, waiting: bool, expected: bool, target: str
+) -> bool:
+    """Is a request refused only because its engine `target` is still to get the topic (rule E3)?
+
+    `waiting`: somebody is in the queue, which keeps shared producers out. `expected`: a waiter of
+    the destination is in it, which becomes owner at the release.
+    """
+    if verdict not in (Verdict.BUSY, Verdict.FENCED) or target != session.engine:
+        return False
+    return not (waiting if session.mode == SHARED else expected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,40 +221,29 @@ class Promotion:
     later: Session | None = None
     due: int = 0
 
-    @property
-    def appointment(self) -> tuple[int, int]:
-        """(the session that is to come back or 0, when)."""
-        return (0, 0) if self.later is None else (self.later.id, self.due)
-
 
 def promote(
-    epoch: int, queue: Iterable[Session], alive: Callable[[Session], bool], *,
-    now: int = 0, freed: int = 0, transfer: Transfer | None = None,
+    epoch: int, topic: int, rows: Iterable[tuple[bytes, bytes]], alive: Callable[[int, str], bool],
+    *, now: int = 0, freed: int = 0, transfer: Transfer | None = None, known: Known | None = None,
 ) -> Promotion:  # fmt: skip
-    """The first waiter, in the queue's order, that lives and whose claim still holds.
+    """The first waiter, in the queue's order, that lives and whose claim still holds: selected by
+    `_core.select`, out of (key, data) of the queue's rows. `alive` takes slot and engine id.
 
     Those passed over use up no epoch. The claim is checked again here because the topic may
     have had other owners since it was queued (rule B5). While the topic is in transit only
     the destination's waiters count (rule E3); else the best one decides how long the topic,
-    free since `freed`, is left to settle (rule D7).
+    free since `freed`, is left to those who reconnect (rule D7).
     """
-    dead: list[Session] = []
-    stale: list[Session] = []
-    later: Session | None = None
-    due = 0
-    for waiter in queue:
-        if not alive(waiter):
-            dead.append(waiter)
-        elif waiter.claim is not None and waiter.claim != epoch:
-            stale.append(waiter)
-        elif transfer is not None and waiter.engine != transfer.target:
-            if later is None:
-                later, due = waiter, transfer.until
-        elif transfer is None and now < freed + waiter.settle:
-            later, due = waiter, freed + waiter.settle
-            break
-        else:
-            granted = granted_epoch(epoch, waiter.claim, transfer is not None)
-            winner = replace(waiter, epoch=granted)
-            return Promotion(winner, tuple(dead), tuple(stale))
-    return Promotion(None, tuple(dead), tuple(stale), later, due)
+    target, until = (None, 0) if transfer is None else (transfer.target.encode(), transfer.until)
+    found = _core.select(
+        rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
+    )
+    winner = later = None
+    if found.winner is not None:
+        winner = unpack_session(found.winner)
+        granted = granted_epoch(epoch, winner.claim, transfer is not None)
+        winner = replace(winner, epoch=granted)
+    elif found.later is not None:
+        later = unpack_session(found.later)
+    dead, stale = map(unpack_session, found.dead), map(unpack_session, found.stale)
+    return Promotion(winner, tuple(dead), tuple(stale), later, found.due)

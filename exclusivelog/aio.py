@@ -35,12 +35,16 @@ import functools
 import os
 import threading
 import time
+import weakref
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from exclusivelog import engine as _engine
 from exclusivelog import state as _state
+from exclusivelog import threads
+from exclusivelog import upgrading as _upgrading
 from exclusivelog._core import Message, Receipt
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import (
@@ -49,20 +53,27 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
+from exclusivelog.group_reader import Found
+from exclusivelog.group_reader import GroupReader as SyncGroupReader
 from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.mailbox import ProducerFuture
-from exclusivelog.ownership import Claim
+from exclusivelog.ownership import Claim, OnLost
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.replica import Replica
+from exclusivelog.state import Change
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.transaction import Transaction as SyncTransaction
 from exclusivelog.types import AccessMode, Move, Report
+from exclusivelog.unload import UnloadFuture
+from exclusivelog.upgrading import Upgrade
 from exclusivelog.waits import check_timeout
 
 __all__ = [
     "Engine",
+    "GroupReader",
+    "MapWatch",
     "Producer",
     "Reader",
     "SharedMap",
@@ -70,6 +81,7 @@ __all__ = [
     "Topic",
     "Transaction",
     "open",
+    "upgrade",
 ]
 
 GIVEN_BACK_SECONDS = 1.0  # that a cancelled call waits until it has left nothing behind
@@ -87,7 +99,7 @@ SLICE_SECONDS = 0.25
 
 async def _in_thread(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(None, functools.partial(call, *args, **kwargs))
+    return await threads.in_executor(loop, functools.partial(call, *args, **kwargs))
 
 
 async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
@@ -107,13 +119,13 @@ async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
             close(made.pop())
 
     loop = asyncio.get_running_loop()
-    running = loop.run_in_executor(None, run)
+    running = threads.in_executor(loop, run)
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
         abandoned.set()
         running.add_done_callback(_drop_outcome)
-        giving_back = loop.run_in_executor(None, give_back)
+        giving_back = threads.in_executor(loop, give_back)
         await asyncio.wait({running, giving_back}, timeout=GIVEN_BACK_SECONDS)
         raise
     return made.pop()
@@ -124,12 +136,91 @@ def _drop_outcome(future: asyncio.Future[Any]) -> None:
         future.exception()  # nobody else asks for it
 
 
-async def _called(state: Replica, future: concurrent.futures.Future[R]) -> R:
-    """The outcome of a call of a state; cancelled, it waits for the topic no longer."""
+class _Call:
+    """A call of a state, and the task that waits for it."""
+
+    __slots__ = ("call", "future", "state", "waiter")
+
+    def __init__(self, state: Replica, call: Callable[[], Any], waiter: asyncio.Future[Any]):
+        self.state, self.call, self.waiter = state, call, waiter
+        self.future: concurrent.futures.Future[Any] | None = None
+
+
+class _Traffic:
+    """Calls of states between a loop and their threads: all of one turn of the loop go together,
+    and one wake-up tells all outcomes that are there. Else two threads would contend for the
+    interpreter at every call."""
+
+    _of: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Traffic]] = (
+        weakref.WeakKeyDictionary()
+    )
+
+    def __init__(self) -> None:
+        self._leaving: list[_Call] = []
+        self._arrived: deque[_Call] = deque()
+        self._told = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> _Traffic:
+        """The loop's."""
+        found = cls._of.get(loop)
+        if found is None:
+            found = cls._of[loop] = cls()
+        return found
+
+    def send(self, call: _Call, loop: asyncio.AbstractEventLoop) -> None:
+        """Submit the call at the end of this turn of the loop."""
+        self._leaving.append(call)
+        if len(self._leaving) == 1:
+            loop.call_soon(self._submit)
+
+    def _submit(self) -> None:
+        calls, self._leaving = self._leaving, []
+        for call in calls:
+            if call.waiter.done():
+                continue  # cancelled before it began
+            try:
+                call.future = call.state.submit(call.call)
+            except Exception as error:
+                call.waiter.set_exception(error)
+            else:
+                call.future.add_done_callback(functools.partial(self._arrive, call))
+
+    def _arrive(self, call: _Call, future: concurrent.futures.Future[Any]) -> None:
+        """From any thread."""
+        self._arrived.append(call)
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(RuntimeError):  # its loop has ended
+                call.waiter.get_loop().call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        self._told = False  # before: what comes later wakes the loop again
+        while self._arrived:
+            call = self._arrived.popleft()
+            future, waiter = call.future, call.waiter
+            if future is None or waiter.done() or future.cancelled():
+                continue
+            error = future.exception()
+            if error is None:
+                waiter.set_result(future.result())
+            else:
+                waiter.set_exception(error)
+
+
+async def _called(state: Replica, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    """The outcome of a state's own method, made in the background; cancelled, it waits for the
+    topic no longer."""
+    loop = asyncio.get_running_loop()
+    mine = _Call(state, functools.partial(call, *args, **kwargs), loop.create_future())
+    _Traffic.of(loop).send(mine, loop)
     try:
-        return await asyncio.wrap_future(future)
+        result: R = await mine.waiter
+        return result
     except asyncio.CancelledError:
-        await asyncio.shield(_in_thread(state.give_up, future))
+        if mine.future is not None:
+            mine.future.cancel()
+            await asyncio.shield(_in_thread(state.give_up, mine.future))
         raise
 
 
@@ -158,17 +249,26 @@ class Producer(_Closing):
 
     def __init__(self, sync: SyncProducer) -> None:
         self.sync = sync
+        self._order = asyncio.Lock()  # of those who wait for a hand-over, in a thread each
+        self._ahead = 0
 
     async def send(self, value: Any, **options: Any) -> int:
-        """Append one message; its offset, once it is durable. Options as in `Producer.send`."""
+        """Append one message; its offset, once it is durable. Options as in `Producer.send`.
+
+        While the topic is being handed over, only the task that sends waits."""
         timeout = options.pop("timeout", None)
         check_timeout(timeout)
         transaction: Transaction | None = options.pop("transaction", None)
         if transaction is not None:
-            return self.sync.send(value, transaction=transaction.of(self), **options)
-        receipt: Receipt = self.sync.send_async(value, **options)
+            options["transaction"] = transaction.of(self)
+            if self.sync.is_moving:
+                return await _in_thread(self.sync.send, value, **options)
+            return self.sync.send(value, **options)
+        # At once: a task that gathers several sends has them in this order.
+        receipt = None if self._ahead else self.sync.offer(value, **options)
+        self._ahead += receipt is None
         try:
-            return await asyncio.wait_for(_outcome(receipt), timeout)
+            return await asyncio.wait_for(self._sent(receipt, value, options), timeout)
         except WaitTimeoutError:
             raise
         except TimeoutError:
@@ -176,9 +276,18 @@ class Producer(_Closing):
                 f"topic {self.sync.topic!r}: no outcome within timeout={timeout} s; what was sent "
                 "is still on its way"
             ) from None
+        finally:
+            self._ahead -= receipt is None
+
+    async def _sent(self, receipt: Receipt | None, value: Any, options: dict[str, Any]) -> int:
+        if receipt is None:
+            async with self._order:
+                receipt = await _in_thread(self.sync.send_async, value, **options)
+        return await _outcome(receipt)
 
     def send_async(self, value: Any, **options: Any) -> Receipt:
-        """Queue one message; the receipt can be awaited."""
+        """Queue one message; the receipt can be awaited. It is no coroutine: while the topic is
+        being handed over, the loop waits with it. `send` does not do that."""
         return self.sync.send_async(value, **options)
 
     async def send_many(self, values: Iterable[Any], **options: Any) -> range:
@@ -188,9 +297,22 @@ class Producer(_Closing):
             options["transaction"] = transaction.of(self)
         return await _in_thread(self.sync.send_many, values, **options)
 
+    async def announce(self, info: Mapping[str, str], **options: Any) -> None:
+        """Tell everybody something about this owner. Options as in `Producer.announce`."""
+        transaction: Transaction | None = options.pop("transaction", None)
+        if transaction is not None:
+            options["transaction"] = transaction.of(self)
+        await _in_thread(self.sync.announce, info, **options)
+
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent so far has its outcome."""
         await _in_thread(self.sync.flush, timeout)
+
+    async def move(self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()) -> Move:
+        """Move this producer to another engine, and no other one. Cancelled, it stays where it is,
+        unless it has been released."""
+        begin = functools.partial(self.sync.move_async, to, timeout, groups=groups)
+        return (await (await _begun(begin)))[0]
 
     async def close(self) -> None:
         """Send what waits, then give the topic back."""
@@ -263,6 +385,76 @@ class Reader(_Closing):
         return getattr(self.sync, name)
 
 
+class GroupReader(_Closing):
+    """An `exclusivelog.GroupReader`, awaitable; `sync` is that one. `async for` reads up to the
+    ends as they are now, `follow()` goes on for ever."""
+
+    def __init__(self, sync: SyncGroupReader) -> None:
+        self.sync = sync
+
+    async def read_next(self, timeout: float | None = None) -> Found:
+        """The next message of any topic, with the topic's name; waits for it up to `timeout`
+        seconds (None: for ever), then WaitTimeoutError."""
+        check_timeout(timeout)
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            # Before the read: what comes after it ends the wait.
+            marks = [reader.mark() for reader in self.sync.readers]
+            try:
+                return self.sync.read_next(timeout=0)
+            except WaitTimeoutError:
+                left = None if deadline is None else deadline - loop.time()
+                if left is not None and left <= 0:
+                    raise self.sync.nothing_came(timeout) from None
+            look_up = READER_LOOK_UP_SECONDS
+            await self._wait(marks, look_up if left is None else min(left, look_up))
+
+    async def _wait(self, marks: list[int], seconds: float) -> None:
+        waits = [
+            asyncio.ensure_future(_Watch.of(reader).wait(mark, seconds))
+            for reader, mark in zip(self.sync.readers, marks, strict=True)
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    async def read_batch(self, max_messages: int) -> list[Found]:
+        """Up to `max_messages` next messages, without waiting."""
+        return self.sync.read_batch(max_messages)
+
+    async def __aiter__(self) -> AsyncIterator[Found]:
+        for count, found in enumerate(self.sync):
+            yield found
+            if count % 1000 == 999:  # the next one is not taken yet
+                await asyncio.sleep(0)  # others have their turn
+
+    async def follow(self, timeout: float | None = None) -> AsyncIterator[Found]:
+        """The messages, for ever: at the ends of all topics it waits. Ends when nothing has come
+        for `timeout` seconds (None: never), or nothing can come any more."""
+        while True:
+            try:
+                found = await self.read_next(timeout)
+            except (WaitTimeoutError, TopicTerminatedError):
+                return
+            yield found
+
+    async def commit(self) -> None:
+        """Let the group go on at the positions of all topics, durably."""
+        await _in_thread(self.sync.commit)
+
+    async def close(self) -> None:
+        """End reading."""
+        await _in_thread(self.sync.close)
+
+    def __getattr__(self, name: str) -> Any:
+        # topics, group, generations, positions, seek, has_message_available
+        return getattr(self.sync, name)
+
+
 class _Watch:
     """A thread that sleeps at the end of a topic, for all tasks that wait there."""
 
@@ -282,7 +474,8 @@ class _Watch:
             watch = cls._there.get(key)
             if watch is None:
                 watch = cls(key, reader)
-                threading.Thread(target=watch._run, name="exclusivelog-watch", daemon=True).start()
+                run = threading.Thread(target=watch._run, name="exclusivelog-watch", daemon=True)
+                threads.start(reader.ledger.path, run)
                 cls._there[key] = watch
             return watch
 
@@ -379,8 +572,29 @@ class Topic:
         return await _in_thread(self.sync.terminate)
 
     def __getattr__(self, name: str) -> Any:
-        # name, epoch, first_offset, next_offset, owner, holders, waiters
+        # name, epoch, first_offset, next_offset, owner, holders, waiters, announcement, kind,
+        # serializers
         return getattr(self.sync, name)
+
+
+async def _begun(begin: Callable[[], UnloadFuture]) -> asyncio.Task[list[Move]]:
+    """A task with the outcome of moves that have begun."""
+    task = asyncio.create_task(_unloaded(await _opened(begin, UnloadFuture.cancel)))
+    try:
+        await asyncio.sleep(0)  # a task that is cancelled before it runs cancels nothing
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    return task
+
+
+async def _unloaded(future: UnloadFuture) -> list[Move]:
+    try:
+        return await asyncio.shield(asyncio.wrap_future(future))
+    except asyncio.CancelledError:
+        await asyncio.shield(_in_thread(future.cancel))
+        raise
 
 
 class Engine(_Closing):
@@ -393,15 +607,32 @@ class Engine(_Closing):
         """The topic of that name, made if there is none."""
         return Topic(self.sync.topic(name, create))
 
+    def reader(self, topics: Iterable[str], *, group: str, **options: Any) -> GroupReader:
+        """Open one reader of a group on several topics. Options as in `Engine.reader`."""
+        return GroupReader(self.sync.reader(topics, group=group, **options))
+
+    @overload
     async def own(
-        self, group: str, resources: Mapping[str, int | None], timeout: float | None = None
-    ) -> Claim:
+        self, group: str | None, resources: Mapping[str, int | None],
+        timeout: float | None = None, *, on_lost: OnLost | None = None,
+    ) -> Claim: ...  # fmt: skip
+    @overload
+    async def own(
+        self, group: Mapping[str, int | None], *, timeout: float | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Claim: ...  # fmt: skip
+    async def own(
+        self, group: Any = None, resources: Any = None, timeout: float | None = None, *,
+        on_lost: OnLost | None = None,
+    ) -> Claim:  # fmt: skip
         """Claim resources of a group. Cancelled, it gives back what it got, and nothing waits on
-        for longer than a moment."""
+        for longer than a moment. `on_lost` is called in a thread of its own, not in the loop."""
         end = time.monotonic() + (timeout or 0.0)
         while True:
             left = max(0.0, end - time.monotonic())
-            claim = functools.partial(self.sync.own, group, resources, min(left, OWN_SECONDS))
+            claim = functools.partial(
+                self.sync.own, group, resources, min(left, OWN_SECONDS), on_lost=on_lost
+            )
             try:
                 return await _opened(claim, Claim.release)
             except OwnershipError as error:
@@ -421,21 +652,48 @@ class Engine(_Closing):
         return await _in_thread(self.sync.verify)
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy the ledger, as of one moment, into a new directory."""
+        """Copy the ledger into a new or empty directory: `xl.Engine.backup`."""
         await _in_thread(self.sync.backup, path)
 
     async def unload(
-        self, topics: str | Iterable[str], to: str, timeout: float = 10.0
-    ) -> list[Move]:
-        """Move the ownership of topics to another engine."""
-        return await _in_thread(self.sync.unload, topics, to, timeout)
+        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
+        groups: Iterable[str] = (), producer: str | None = None,
+    ) -> list[Move]:  # fmt: skip
+        """Move the ownership of topics to another engine. Cancelled, it leaves to its owner what
+        has not been released."""
+        return await (
+            await self.unload_async(topics, to, timeout, groups=groups, producer=producer)
+        )
+
+    async def unload_async(
+        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
+        groups: Iterable[str] = (), producer: str | None = None,
+    ) -> asyncio.Task[list[Move]]:  # fmt: skip
+        """Begin to move topics, and return a task that can be awaited, or cancelled, as
+        `xl.UnloadFuture` can.
+
+        >>> async def example():
+        ...     async with open(path, "a") as a, open(path, "b") as b:
+        ...         moving = await a.unload_async(a.topic("orders").name, to=b.id)
+        ...         return [move.state for move in await moving]
+        >>> asyncio.run(example())
+        ['assigned']
+        """
+        begin = functools.partial(
+            self.sync.unload_async, topics, to, timeout, groups=groups, producer=producer
+        )
+        return await _begun(begin)
+
+    async def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
+        """End hand-overs that are under way; whose they were."""
+        return await _in_thread(self.sync.cancel_unload, topics)
 
     async def close(self) -> None:
         """Send what waits, give everything back, end the threads."""
         await _in_thread(self.sync.close)
 
     def __getattr__(self, name: str) -> Any:
-        # id, name, path, topics, engines, stats, history, inside, ...
+        # id, name, path, topics, engines, claims, groups, stats, history, inside, ...
         return getattr(self.sync, name)
 
 
@@ -461,7 +719,11 @@ class Transaction:
         there = self.sync.offsets
         return {p: there[p.sync] for p in self._producers if p.sync in there}
 
-    def commit_cursor(self, reader: Reader) -> None:
+    def require(self, holder: Claim | Producer) -> None:
+        """Commit only if this claim is held, or this producer still has its topic."""
+        self.sync.require(holder.sync if isinstance(holder, Producer) else holder)
+
+    def commit_cursor(self, reader: Reader | GroupReader) -> None:
         """Let the reader's group go on at its position, if and when this commits."""
         self.sync.commit_cursor(reader.sync)
 
@@ -525,6 +787,17 @@ def open(
     )
 
 
+async def upgrade(
+    path: str | os.PathLike[str],
+    backup: str | os.PathLike[str] | None = None,
+    *,
+    despite_damage: bool = False,
+) -> Upgrade:
+    """Raise a ledger of an earlier format, after a backup; as `exclusivelog.upgrade`. Cancelled, it
+    takes its course."""
+    return await _in_thread(_upgrading.upgrade, path, backup, despite_damage=despite_damage)
+
+
 # ---- state -------------------------------------------------------------------------------
 
 
@@ -541,15 +814,15 @@ class SharedState(_Closing, Generic[S, Op]):
         return cls(await _opened(make, _state.SharedState.close))
 
     async def read(self, fn: Callable[[S], R], latest: bool = False) -> R:
-        """`fn(state)`, with a copy of the state."""
+        """`fn(state)`, which cannot change it."""
         return await _in_thread(self.sync.read, fn, latest)
 
     async def write(
         self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
     ) -> R | None:
         """Append operations, apply them, and read. Cancelled, it takes its course, or never
-        began."""
-        return await _called(self.sync, self.sync.write_async(ops_fn, read_fn))
+        began. Writes of many tasks share flushes."""
+        return await _called(self.sync, self.sync.write, ops_fn, read_fn)
 
     async def snapshot(self) -> int:
         """Keep the state as it is."""
@@ -561,7 +834,8 @@ class SharedState(_Closing, Generic[S, Op]):
 
 
 class SharedMap(_Closing, Generic[K, V]):
-    """An `exclusivelog.SharedMap`, awaitable; `sync` is that one. Make it by `create`."""
+    """An `exclusivelog.SharedMap`, awaitable; `sync` is that one. Make it by `create`. Writes of
+    many tasks share flushes."""
 
     def __init__(self, sync: _state.SharedMap[K, V]) -> None:
         self.sync = sync
@@ -572,57 +846,100 @@ class SharedMap(_Closing, Generic[K, V]):
         make = functools.partial(_state.SharedMap, topic.sync, *args, **options)
         return cls(await _opened(make, _state.SharedMap.close))
 
+    # ---- read ----------------------------------------------------------------------------
+
     async def get(self, key: K, default: Any = None, *, latest: bool = False) -> Any:
         """The key's value, or `default`."""
-        return await _called(self.sync, self.sync.get_async(key, default, latest=latest))
+        return await _called(self.sync, self.sync.get, key, default, latest=latest)
 
     async def get_or_default(self, key: K, default: Any, latest: bool = False) -> Any:
         """The key's value, or `default`."""
-        return await _called(self.sync, self.sync.get_or_default_async(key, default, latest))
+        return await _called(self.sync, self.sync.get_or_default, key, default, latest)
 
     async def scan(
-        self, fn: Callable[[K, V], object] | None = None, latest: bool = False
-    ) -> list[tuple[K, V]]:
-        """All (key, value) pairs of one moment."""
-        return await _called(self.sync, self.sync.scan_async(fn, latest))
+        self, fn: Callable[[K, V], object] | None = None, *,
+        filter: Callable[[K], object] | None = None, latest: bool = False,
+    ) -> list[tuple[K, V]]:  # fmt: skip
+        """The (key, value) pairs of one moment, of the keys for which `filter(key)` is true."""
+        return await _called(self.sync, self.sync.scan, fn, filter=filter, latest=latest)
 
     async def list_keys(self, latest: bool = False) -> list[K]:
         """All keys."""
-        return await _called(self.sync, self.sync.list_keys_async(latest))
+        return await _called(self.sync, self.sync.list_keys, latest)
 
-    async def put(self, key: K, value: V) -> None:
-        """Set the key's value."""
-        await _called(self.sync, self.sync.put_async(key, value))
+    def watch(
+        self, key: K | None = None, *, prefix: Any = None, start: int | None = None
+    ) -> MapWatch[K, V]:
+        """Every change, in order; see `exclusivelog.SharedMap.watch`."""
+        return MapWatch(self.sync, key, prefix, start)
+
+    async def at(self, when: int | dt.datetime) -> dict[K, V]:
+        """The map as it was before the message at an offset, or at a time."""
+        return await _called(self.sync, self.sync.at, when)
+
+    async def diff(
+        self, a: int | dt.datetime, b: int | dt.datetime
+    ) -> dict[K, tuple[V | None, V | None]]:
+        """{key: (value at `a`, value at `b`)} of the keys that differ."""
+        return await _called(self.sync, self.sync.diff, a, b)
+
+    # ---- write ---------------------------------------------------------------------------
+
+    async def put(self, key: K, value: V | None) -> V | None:
+        """Set the key's value, or remove it (None); its value before."""
+        return await _called(self.sync, self.sync.put, key, value)
 
     async def put_all(self, values: Mapping[K, V]) -> None:
         """Set several keys' values, all of them or none."""
-        await _called(self.sync, self.sync.put_all_async(values))
+        await _called(self.sync, self.sync.put_all, dict(values))
 
-    async def put_if_absent(self, key: K, value: V) -> bool:
-        """Set the key's value if it has none; True if it had none."""
-        return await _called(self.sync, self.sync.put_if_absent_async(key, value))
+    async def put_if_absent(self, key: K, value: V | None) -> Change[V]:
+        """Set the key's value if it has none; true if it had none."""
+        return await _called(self.sync, self.sync.put_if_absent, key, value)
 
-    async def replace(self, key: K, expected: V, value: V) -> bool:
-        """Set the key's value if it is `expected`; True if it was."""
-        return await _called(self.sync, self.sync.replace_async(key, expected, value))
+    async def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
+        """Set the key's value if it is `expected`; true if it was."""
+        return await _called(self.sync, self.sync.replace, key, expected, value)
 
-    async def update(self, key: K, fn: Callable[[V | None], V | None]) -> V | None:
-        """Set the key's value to `fn(value)`; what it is then."""
-        return await _called(self.sync, self.sync.update_async(key, fn))
+    @overload
+    async def update(
+        self, key: K, fn: Callable[..., V | None], /, *, with_key: bool = False
+    ) -> Change[V]: ...
+    @overload
+    async def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...
+    async def update(
+        self, key: Any, fn: Any = None, /, *, with_key: bool = False
+    ) -> Change[V] | None:
+        """`update(key, fn)`: set the key's value to `fn(value)`. `update(values)`: set several."""
+        update: Any = self.sync.update
+        changed: Change[V] | None = await _called(self.sync, update, key, fn, with_key=with_key)
+        return changed
 
     async def update_multiple(
-        self, filter: Callable[[K, V], bool] | None, fn: Callable[[K, V], V | None]
+        self, filter: Callable[[K], object] | None, fn: Callable[[K, V], V | None]
     ) -> dict[K, V | None]:
-        """Set the values of all keys for which `filter(key, value)` is true."""
-        return await _called(self.sync, self.sync.update_multiple_async(filter, fn))
+        """Set the values of all keys for which `filter(key)` is true to `fn(key, value)`."""
+        return await _called(self.sync, self.sync.update_multiple, filter, fn)
 
-    async def delete(self, key: K) -> bool:
-        """Remove a key; True if it was there."""
-        return await _called(self.sync, self.sync.delete_async(key))
+    async def setdefault(self, key: K, default: V | None = None) -> V | None:
+        """The key's value; where it has none, `default`, which it then has."""
+        return await _called(self.sync, self.sync.setdefault, key, default)
+
+    async def delete(self, key: K) -> V | None:
+        """Remove a key; its value before."""
+        return await _called(self.sync, self.sync.delete, key)
+
+    async def pop(self, key: K, default: Any = _state.NOTHING) -> Any:
+        """Remove a key, and return its value; where it has none, `default`, or KeyError."""
+        return await _called(self.sync, self.sync.pop, key, default)
+
+    async def popitem(self) -> tuple[K, V]:
+        """Remove the key that was put last; it and its value."""
+        return await _called(self.sync, self.sync.popitem)
 
     async def clear(self) -> None:
         """Remove all keys."""
-        await _called(self.sync, self.sync.clear_async())
+        await _called(self.sync, self.sync.clear)
 
     async def snapshot(self) -> int:
         """Keep the map as it is."""
@@ -631,3 +948,53 @@ class SharedMap(_Closing, Generic[K, V]):
     async def close(self) -> None:
         """Give the topic back."""
         await _in_thread(self.sync.close)
+
+
+class MapWatch(_Closing, Generic[K, V]):
+    """An `exclusivelog.MapWatch`, awaitable: `async for change in watch`. It sees what is written
+    from when it is opened on (`async with`, or the first call), or from its `start`."""
+
+    def __init__(
+        self, shared: _state.SharedMap[K, V], key: K | None, prefix: Any, start: int | None
+    ) -> None:
+        self._open = functools.partial(shared.watch, key, prefix=prefix, start=start)
+        self._sync: _state.MapWatch[K, V] | None = None
+
+    async def _opened(self) -> _state.MapWatch[K, V]:
+        if self._sync is None:
+            self._sync = await _opened(self._open, _state.MapWatch.close)
+        return self._sync
+
+    async def read_next(self, timeout: float | None = None) -> _state.MapChange[K, V]:
+        """The next change; waits for it up to `timeout` seconds (None: for ever), then
+        WaitTimeoutError."""
+        check_timeout(timeout)
+        watch = await self._opened()
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return watch.read_next(timeout=0)
+            except WaitTimeoutError:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                watch.take(await Reader(watch.reader).read_next(left))
+
+    async def follow(self, timeout: float | None = None) -> AsyncIterator[_state.MapChange[K, V]]:
+        """The changes, until nothing has come for `timeout` seconds (None: for ever)."""
+        while True:
+            try:
+                change = await self.read_next(timeout)
+            except (WaitTimeoutError, TopicTerminatedError):
+                return
+            yield change
+
+    def __aiter__(self) -> AsyncIterator[_state.MapChange[K, V]]:
+        return self.follow()
+
+    async def close(self) -> None:
+        """End it."""
+        if self._sync is not None:
+            await _in_thread(self._sync.close)
+
+    async def __aenter__(self) -> Self:
+        await self._opened()
+        return self

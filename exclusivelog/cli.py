@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec
@@ -38,6 +39,12 @@ else:
     TopicName = Annotated[
         str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)
     ]
+    AsJson = Annotated[
+        bool, typer.Option("--json", help="JSON, with all that is known: an object a line.")
+    ]
+    MaybeGroup = Annotated[
+        str | None, typer.Argument(metavar="GROUP", help="Only this group.", show_default=False)
+    ]
     MaybeTopic = Annotated[
         str | None, typer.Argument(metavar="TOPIC", help="Only this topic.", show_default=False)
     ]
@@ -45,6 +52,10 @@ else:
 INTERRUPTED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 ENGINE_NAME = "cli"
 READ_BYTES = 1 << 16
+HOLDER = ("engine", "engine_id", "pid", "since")
+CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
+CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "from", "to")
+GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
 P = ParamSpec("P")
 
@@ -62,7 +73,10 @@ def _build() -> typer.Typer:
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     )  # fmt: skip
     app.callback()(_options)
-    for command in (topics, info, tail, send, owners, unload, compact, trim, verify, backup, demo):
+    for command in (
+        topics, info, tail, send, owners, claims, groups, unload, compact, trim, verify, backup,
+        upgrade, demo,
+    ):  # fmt: skip
         app.command()(_quietly(command))
     return app
 
@@ -120,18 +134,33 @@ def _look(path: str) -> xl.Engine:
     return xl.open(path, ENGINE_NAME, readonly=True)
 
 
-def topics(path: LedgerPath) -> None:
-    """List the topics: messages, epoch, owner, how many wait."""
+def topics(path: LedgerPath, as_json: AsJson = False) -> None:
+    """List the topics: messages, epoch, owner, how many wait, and what each holds.
+
+    The last column is messages, map, state, or events.
+    """
     with _look(path) as engine:
-        _table(
-            ("topic", "messages", "epoch", "owner", "waiters"),
-            (_topic_row(engine.topic(name)) for name in engine.topics()),
-        )
+        found = (engine.topic(name) for name in engine.topics())
+        if as_json:
+            for topic in found:
+                print(json.dumps(_topic_object(topic)))
+            return
+        _table(("topic", "messages", "epoch", "owner", "waiters", "kind"), map(_topic_row, found))
 
 
 def _topic_row(topic: xl.Topic) -> Sequence[object]:
     messages = topic.next_offset - topic.first_offset
-    return topic.name, messages, topic.epoch, _who_holds(topic), len(topic.waiters)
+    return topic.name, messages, topic.epoch, _who_holds(topic), len(topic.waiters), topic.kind
+
+
+def _topic_object(topic: xl.Topic) -> dict[str, object]:
+    first, end = topic.first_offset, topic.next_offset
+    return {
+        "topic": topic.name, "kind": topic.kind, "serializers": topic.serializers,
+        "messages": end - first, "first_offset": first, "next_offset": end, "epoch": topic.epoch,
+        "holders": [asdict(holder) for holder in topic.holders],
+        "waiters": [asdict(waiter) for waiter in topic.waiters],
+    }  # fmt: skip
 
 
 def _who_holds(topic: xl.Topic) -> str:
@@ -141,13 +170,17 @@ def _who_holds(topic: xl.Topic) -> str:
     return f"{holders[0].producer_name} (pid {holders[0].pid})" if holders else "-"
 
 
-def info(path: LedgerPath, topic: MaybeTopic = None) -> None:
+def info(path: LedgerPath, topic: MaybeTopic = None, as_json: AsJson = False) -> None:
     """Show what a ledger uses and who has it open, or a topic's facts."""
     with _look(path) as engine:
         if topic is not None:
-            _table(("", ""), _topic_facts(engine.topic(topic)), header=False)
+            _show_topic(engine.topic(topic), as_json)
             return
-        facts = {"path": engine.path, **engine.stats()}
+        facts = {"path": engine.path, "format": engine.ledger.format, **engine.stats()}
+        if as_json:
+            print(json.dumps({**facts, "engines": [asdict(e) for e in engine.engines()]}))
+            return
+        facts["oldest_reader"] = _reader_facts(facts["oldest_reader"])
         _table(("", ""), ((name.replace("_", " "), fact) for name, fact in facts.items()),
                header=False)  # fmt: skip
         print()
@@ -160,18 +193,55 @@ def info(path: LedgerPath, topic: MaybeTopic = None) -> None:
         )
 
 
+def _show_topic(topic: xl.Topic, as_json: bool) -> None:
+    if not as_json:
+        _table(("", ""), _topic_facts(topic), header=False)
+        return
+    last = _last_message(topic)
+    print(json.dumps({
+        **_topic_object(topic),
+        "last_message": None if last is None else json.loads(_as_json(last)),
+    }))  # fmt: skip
+
+
+def _last_message(topic: xl.Topic) -> xl.Message | None:
+    end = topic.next_offset
+    return topic.reader(start=end - 1).read_next(timeout=0) if end > topic.first_offset else None
+
+
+def _reader_facts(reader: dict[str, Any] | None) -> str:
+    if reader is None:
+        return "-"
+    name = "" if reader["engine"] is None else f" ({reader['engine']})"
+    return f"pid {reader['pid']}{name}, {reader['transactions_behind']} transactions behind"
+
+
 def _topic_facts(topic: xl.Topic) -> Iterator[Sequence[object]]:
     first, end = topic.first_offset, topic.next_offset
     yield "topic", topic.name
+    names = ", ".join(f"{part}={name}" for part, name in topic.serializers.items())
+    yield "kind", f"{topic.kind} ({names})" if names else topic.kind
     yield "epoch", topic.epoch
     yield "messages", end - first
     yield "first offset", first
     yield "next offset", end
-    if end > first:
-        last = topic.reader(start=end - 1).read_next(timeout=0)
+    last = _last_message(topic)
+    if last is not None:
         yield "last message", f"{_time(last.publish_time)} by {last.producer_name}"
     yield "owner", _who_holds(topic)
     yield "waiters", len(topic.waiters)
+    if said := _announcement(topic):
+        yield "announced", said
+
+
+def _announcement(topic: xl.Topic) -> str:
+    said = topic.announcement
+    if said is None:
+        return ""
+    return (
+        f"{_printable(_pairs(said.info))}; {_time(said.time)} by {said.producer_name} of "
+        f"{said.engine_name} (pid {said.pid}, epoch {said.epoch})"
+    )
 
 
 def owners(
@@ -180,18 +250,29 @@ def owners(
     history: Annotated[
         bool, typer.Option("--history", help="Every change of ownership so far, instead.")
     ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a line, with all that is known.")
+    ] = False,
 ) -> None:
-    """Show who holds and who waits, the next one first."""
+    """Show who holds, what is being handed over to whom, and who waits, the next one first."""
     with _look(path) as engine:
         if history:
-            _show_history(engine, topic)
+            _show_history(engine, topic, as_json)
             return
         names = engine.topics() if topic is None else [topic]
+        if as_json:
+            for name in names:
+                for facts in _owner_facts(engine.topic(name)):
+                    print(json.dumps(facts))
+            return
         _table(
             ("topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid",
              "since"),
             (row for name in names for row in _owner_rows(engine.topic(name))),
         )  # fmt: skip
+        for name in names:
+            if said := _announcement(engine.topic(name)):
+                print(f"topic {name!r}, announced: {said}")
         inside = engine.inside()
         if inside is not None:
             print(
@@ -200,7 +281,11 @@ def owners(
             )
 
 
-def _show_history(engine: xl.Engine, topic: str | None) -> None:
+def _show_history(engine: xl.Engine, topic: str | None, as_json: bool) -> None:
+    if as_json:
+        for event in engine.history(topic):
+            print(event.dumps().decode())
+        return
     _table(
         ("time", "topic", "epoch", "what", "reason", "from", "to", "priority"),
         (
@@ -209,8 +294,85 @@ def _show_history(engine: xl.Engine, topic: str | None) -> None:
                 _party(event.source), _party(event.target), event.priority,
             )
             for event in engine.history(topic)
+            if event.group is None
         ),
     )  # fmt: skip
+
+
+def claims(
+    path: LedgerPath,
+    group: MaybeGroup = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Every claim, loss and release so far, instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show who holds which resource, a line for each, also readers of groups."""
+    with _look(path) as engine:
+        if history:
+            records = (_claim_event(event) for event in engine.history(group=group)
+                       if event.group is not None)  # fmt: skip
+            _list(CLAIM_HISTORY, records, as_json)
+        else:
+            held = (row for info in engine.claims(group) for row in _claim_rows(info))
+            _list(CLAIMS, held, as_json)
+
+
+def _claim_rows(info: xl.ClaimInfo) -> Iterator[dict[str, Any]]:
+    for resource, generation in info.generations.items():
+        yield {
+            "group": info.group, "resource": resource, "generation": generation,
+            "kind": "reader" if info.reader else "claim", "engine": info.engine_name,
+            "engine_id": info.engine_id, "pid": info.pid, "since": info.since,
+        }  # fmt: skip
+
+
+def _claim_event(event: xl.Event) -> dict[str, Any]:
+    return {
+        "time": event.time, "group": event.group, "resource": event.resource,
+        "generation": event.generation, "kind": event.kind, "reason": event.reason,
+        "from": event.source, "to": event.target,
+    }  # fmt: skip
+
+
+def groups(
+    path: LedgerPath,
+    group: MaybeGroup = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the reader groups: where they go on in each topic, how far behind, and who reads."""
+    with _look(path) as engine:
+        found = [info for info in engine.groups() if group in (None, info.group)]
+        _list(GROUPS, (_group_row(info) for info in found), as_json)
+
+
+def _group_row(info: xl.GroupInfo) -> dict[str, Any]:
+    reader = info.reader
+    return {
+        "group": info.group, "topic": info.topic, "position": info.position, "lag": info.lag,
+        "engine": None if reader is None else reader.engine_name,
+        "engine_id": None if reader is None else reader.engine_id,
+        "pid": None if reader is None else reader.pid,
+        "since": None if reader is None else reader.since,
+    }  # fmt: skip
+
+
+def _list(names: Sequence[str], records: Iterable[Mapping[str, Any]], as_json: bool) -> None:
+    """Records of these fields, as JSON lines or as a table."""
+    if as_json:
+        for record in records:
+            print(json.dumps(record))
+        return
+    headings = [name.replace("_", " ") for name in names]
+    _table(headings, ([_cell(name, record[name]) for name in names] for record in records))
+
+
+def _cell(name: str, value: Any) -> str:
+    if name in ("from", "to"):
+        return _party(value)
+    if value is None or value == "":
+        return "-"
+    return _time(value) if name in ("time", "since") else str(value)
 
 
 def _party(party: Mapping[str, Any] | None) -> str:
@@ -227,11 +389,46 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
             topic.name, "holds", h.producer_name, h.access_mode, h.priority,
             "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, _time(h.since),
         )  # fmt: skip
+    for t in topic.transfers:
+        yield (
+            topic.name, t.state, t.producer or (t.source.producer_name if t.source else "-"),
+            "-", "-", "-", t.target.name, t.target.id, t.target.pid, f"until {_time(t.until)}",
+        )  # fmt: skip
     for w in topic.waiters:
         yield (
             topic.name, "waits", w.producer_name, xl.AccessMode.WAIT_FOR_EXCLUSIVE, w.priority,
             "-", w.engine_name, w.engine_id, w.pid, _time(w.since),
         )  # fmt: skip
+
+
+def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
+    """Who holds the topic ("holds"), what is handed over ("releasing", "assigned"), who waits."""
+    for h in topic.holders:
+        yield {
+            "topic": topic.name, "state": "holds", "producer": h.producer_name,
+            "mode": str(h.access_mode), "priority": h.priority, "epoch": h.epoch,
+            "engine": h.engine_name, "engine_id": h.engine_id, "pid": h.pid, "since": h.since,
+            "properties": dict(h.properties),
+        }  # fmt: skip
+    for t in topic.transfers:
+        source = t.source
+        yield {
+            "topic": topic.name, "state": t.state, "producer": t.producer,
+            "from": source and {
+                "producer": source.producer_name, "engine": source.engine_name,
+                "engine_id": source.engine_id, "pid": source.pid, "epoch": source.epoch,
+            },
+            "engine": t.target.name, "engine_id": t.target.id, "pid": t.target.pid,
+            "engine_properties": dict(t.target.properties), "until": t.until,
+            "groups": list(t.groups),
+        }  # fmt: skip
+    for w in topic.waiters:
+        yield {
+            "topic": topic.name, "state": "waits", "producer": w.producer_name,
+            "mode": xl.AccessMode.WAIT_FOR_EXCLUSIVE.value, "priority": w.priority,
+            "engine": w.engine_name, "engine_id": w.engine_id, "pid": w.pid, "since": w.since,
+            "properties": dict(w.properties),
+        }  # fmt: skip
 
 
 def unload(
@@ -249,12 +446,26 @@ def unload(
     timeout: Annotated[
         float, typer.Option(min=0, help="Seconds; who has not released a topic then keeps it.")
     ] = 10.0,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group", metavar="GROUP", show_default=False,
+            help="Its claims on the topics move along; repeat.",
+        ),
+    ] = None,
+    producer: Annotated[
+        str | None,
+        typer.Option(
+            "--producer", metavar="NAME", show_default=False, help="Only this producer moves."
+        ),
+    ] = None,
 ) -> None:  # fmt: skip
     """Move the ownership of topics to another engine, without an election."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         moves = engine.unload(
-            topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout
-        )
+            topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
+            groups=group or (), producer=producer,
+        )  # fmt: skip
     _table(
         ("topic", "state", "epoch", "from", "to", ""),
         (
@@ -482,13 +693,48 @@ def trim(
 def backup(
     path: LedgerPath,
     to: Annotated[
-        str, typer.Argument(metavar="TO", help="A new or empty directory.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="TO",
+            help="A new or empty directory, or one with an unfinished backup.",
+            show_default=False,
+        ),
     ],
 ) -> None:
-    """Copy a ledger, consistent and compacted, while others write."""
+    """Copy a ledger, consistent and compacted, while others write.
+
+    If it is interrupted, every command refuses the copy; run it again with the same arguments.
+    """
     with _look(path) as engine:
         engine.backup(to)
     print(f"{path} is copied to {to}")
+
+
+def upgrade(
+    path: LedgerPath,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--backup", metavar="TO", show_default=False,
+            help="A new or empty directory for the backup; else PATH.format-N, beside the ledger.",
+        ),
+    ] = None,
+    despite_damage: Annotated[
+        bool, typer.Option("--despite-damage", help="Upgrade a ledger that is damaged, as it is.")
+    ] = False,
+) -> None:  # fmt: skip
+    """Raise a ledger of an earlier format to this version's, after a complete backup.
+
+    Close every engine on the ledger first. Earlier versions open the backup, and no longer the
+    ledger.
+    """
+    done = xl.upgrade(path, to, despite_damage=despite_damage)
+    for problem in done.problems:
+        print(problem)
+    if done.backup is None:
+        print(f"{path} has format {done.after} already: nothing to do")
+        return
+    print(f"{path} was raised from format {done.before} to {done.after}; backup: {done.backup}")
 
 
 def demo(

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError, WaitTimeoutError
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import Work, append
@@ -56,6 +56,9 @@ class Committer:
                     self._lead()
         finally:
             self._call_back()
+        if not receipt.done():  # that commit was cut short; the next one is the background's
+            self.agenda.put(appender, RETRY_SECONDS)
+            receipt.exception()
 
     def commit_within(
         self, appender: _core.Appender, receipt: _core.Receipt, timeout: float
@@ -99,24 +102,18 @@ class Committer:
     # ---- who leads -----------------------------------------------------------------------
 
     def _lead(self) -> None:
-        works = self._gather()
-        if works:
+        # What has no outcome when the block is left, by whatever exception, is tried again.
+        with self.agenda as waiting:
             try:
-                append(self._ledger, works)
-            except Exception as error:  # every receipt tells its owner
+                append(self._ledger, self._gather(waiting))
+            except Exception as error:  # every receipt tells its owner, or is tried again
                 expected = isinstance(error, ExclusiveLogError)
                 log.log(logging.DEBUG if expected else logging.ERROR, "a commit failed: %r", error)
 
-    def _gather(self) -> list[Work]:
-        waiting = self.agenda.take()
-        try:
-            return [
-                Work(appender, batches) for appender in waiting if (batches := self._take(appender))
-            ]
-        except BaseException:
-            for appender in waiting:
-                self.agenda.put(appender, RETRY_SECONDS)
-            raise
+    def _gather(self, waiting: Sequence[_core.Appender]) -> list[Work]:
+        return [
+            Work(appender, batches) for appender in waiting if (batches := self._take(appender))
+        ]
 
     def _take(self, appender: _core.Appender) -> Sequence[_core.Batch]:
         try:
@@ -148,16 +145,23 @@ class Committer:
                     thread = threading.Thread(
                         target=self._run, name="exclusivelog-commit", daemon=True
                     )
-                    thread.start()
-                    self._thread = thread
+                    self._thread = threads.start(self._ledger.path, thread)
 
     def _run(self) -> None:
-        while self.agenda.sleep():
-            for step in (self._take_turn, _core.run_callbacks):
-                try:
-                    step()
-                except BaseException:  # every receipt has its outcome; the next commit may do
-                    log.exception("a commit in the background was interrupted")
+        _core.keep_running(self._commit_when_due, self._report)
+
+    def _commit_when_due(self) -> bool:
+        if not self.agenda.sleep():
+            return False
+        try:
+            self._take_turn()
+        finally:
+            _core.run_callbacks()
+        return True
+
+    def _report(self, error: BaseException) -> None:
+        # Every receipt has its outcome, or is on the agenda still.
+        log.error("a commit in the background was interrupted", exc_info=error)
 
     def _take_turn(self) -> None:
         with self._turn:

@@ -1,10 +1,10 @@
 """Compaction: the last message of every key, at its own offset (rule G7).
 
 A compacted view is a run of entries under an id of its own, like a topic's, that lack what a
-later message of the same key has replaced. It reaches up to its *horizon*; a compacted reader
-goes on with the topic itself there. A tombstone removes its key from the view; a message
-without a key is kept. Making a new view reads the last one and what has come since, so that
-it costs what is new, and trimming the topic loses nothing of it.
+later message of the same key has replaced, or a map's `clear` has removed. It reaches up to its
+*horizon*; a compacted reader goes on with the topic itself there. A tombstone removes its key
+from the view; a message without a key is kept. Making a new view reads the last one and what has
+come since, so that it costs what is new, and trimming the topic loses nothing of it.
 
 A view is made beside everything else: entries are added a bounded number at a time, one small
 transaction makes it the topic's, and then the last one goes. What a crash leaves of an
@@ -21,6 +21,7 @@ from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import check_place
 from exclusivelog.retention import empty_trash, give_up_view
+from exclusivelog.snapshots import is_clear
 from exclusivelog.tables import PACKED_ENTRY, Tables, View
 
 READ_BYTES = 4 << 20
@@ -122,6 +123,8 @@ def _last_of_each_key(work: _Work) -> tuple[dict[bytes, int], int]:
             key = message.key
             count += 1
             if key is None:
+                if is_clear(message):
+                    last.clear()
                 continue
             if message.raw_value is None:
                 last.pop(key, None)

@@ -152,16 +152,16 @@ def _encode_properties(properties: Any) -> bytes | None:
     return packed if properties else None
 
 
-def encode_properties(properties: Any) -> bytes:
+def encode_properties(properties: Any, argument: str = "properties") -> bytes:
     """Properties as msgpack; TypeError unless they map str to str."""
     if not isinstance(properties, Mapping) or not all(
         isinstance(name, str) and isinstance(value, str) for name, value in properties.items()
     ):
-        raise TypeError("properties takes a mapping of str to str")
+        raise TypeError(f"{argument} takes a mapping of str to str")
     try:
         packed: bytes = msgpack.packb(dict(properties))
     except UnicodeEncodeError as error:
-        raise ValueError(f"properties={properties!r} cannot be written as UTF-8") from error
+        raise ValueError(f"{argument}={properties!r} cannot be written as UTF-8") from error
     return packed
 
 

@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import atexit
+import datetime as dt
+import functools
 import logging
 import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, overload
 
-from exclusivelog import _core
+from exclusivelog import _core, seats, threads
 from exclusivelog.access import Session
 from exclusivelog.backup import backup
 from exclusivelog.commit import Committer
 from exclusivelog.compaction import compact
 from exclusivelog.encoding import encode_properties
+from exclusivelog.environment import check_path
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     LedgerError,
+    OwnershipLostError,
     TopicNotFoundError,
 )
-from exclusivelog.events import EVENTS, Event, of_topic
+from exclusivelog.events import EVENTS, Event, select
+from exclusivelog.group_reader import GroupReader
 from exclusivelog.groups import Membership, join
-from exclusivelog.handover import HandOver, choose, unload
+from exclusivelog.handover import HandOver
 from exclusivelog.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
 from exclusivelog.lockfile import Slot
 from exclusivelog.log import verify
 from exclusivelog.mailbox import Mailbox, ProducerFuture
-from exclusivelog.ownership import Claim, Claims, own
+from exclusivelog.ownership import Claim, Claims, OnLost, own
+from exclusivelog.past import map_at
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import Reader
 from exclusivelog.retention import Keeper, empty_trash
 from exclusivelog.sessions import MOVES, Sessions
 from exclusivelog.snapshots import Item, write_snapshot
-from exclusivelog.tables import Tables
+from exclusivelog.tables import Claimant, Tables
 from exclusivelog.topic import (
     Topic,
     check_name,
@@ -47,7 +53,8 @@ from exclusivelog.topic import (
     list_topics,
 )
 from exclusivelog.transaction import Transaction
-from exclusivelog.types import EngineInfo, Move, Report
+from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Move, Report
+from exclusivelog.unload import UnloadFuture, Unloading, choose
 from exclusivelog.waits import check_seconds
 
 log = logging.getLogger("exclusivelog")
@@ -97,11 +104,12 @@ class Engine:
         self.committer = Committer(ledger, self.run_callbacks)
         self.hand_over = HandOver(ledger, self.sessions)
         self.mailbox = Mailbox(self)
-        self.keeper = Keeper(ledger, _weakly(self.compact))
-        self._claims = Claims(ledger)
-        self._owned: weakref.WeakSet[Claim | Membership] = weakref.WeakSet()
+        self.keeper = Keeper(ledger, _weakly(self.renew))
+        self._claims = Claims(ledger, self.sessions)
+        self._owned: dict[int, Claim | Membership] = {}  # until they are released or severed
         self.closed = False
         self.forked = False
+        self._locks = threading.Lock
         self.unflushed = unflushed  # acknowledged before it is flushed (rule H1)
         self._readonly = readonly
         self._keepalive = keepalive
@@ -110,6 +118,7 @@ class Engine:
         self._producers: weakref.WeakValueDictionary[int, Producer] = weakref.WeakValueDictionary()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
         self._abandoned: deque[Session] = deque()
+        self._given_up: deque[Claimant] = deque()
         self._orphans_wanted = False
         self._ended = threading.Event()
         self._slot: Slot | None = None
@@ -127,21 +136,21 @@ class Engine:
             raise
 
     def _join(self, properties: Mapping[str, str]) -> None:
-        with self.ledger.lockfile.opening():
+        with self.ledger.lockfile.opening(), threads.needed(self.path):
             self._slot = self.ledger.lockfile.join(self.name, properties, self._keepalive)
         self.id = self._slot.engine
         self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
-        if self._keepalive is not None:
-            self._heart = threading.Thread(
-                target=self._keep_beating, args=(self._slot, self._keepalive),
-                name=f"exclusivelog-heart-{self.name}", daemon=True,
-            )  # fmt: skip
-            self._heart.start()
+        beat = functools.partial(self._keep_beating, self._slot, self._keepalive)
+        self._heart = self._start(beat, f"exclusivelog-heart-{self.name}")
         self._clear_up()
-        self._guard = threading.Thread(
-            target=self._keep_watch, name=f"exclusivelog-{self.name}", daemon=True
-        )
-        self._guard.start()
+        self._guard = self._start(self._keep_watch, f"exclusivelog-{self.name}")
+
+    def _start(self, run: Callable[[], None], name: str) -> threading.Thread:
+        keep = functools.partial(_core.keep_running, run, self._stumbled)
+        return threads.start(self.path, threading.Thread(target=keep, name=name, daemon=True))
+
+    def _stumbled(self, error: BaseException) -> None:
+        log.error("engine %s: one of its threads stumbled", self.name, exc_info=error)
 
     def _leave_at_once(self) -> None:
         self.closed = True
@@ -150,6 +159,9 @@ class Engine:
         if self._slot is not None:
             self.ring()
             self._slot.leave()
+        for thread in (self._heart, self._guard):
+            if thread is not None:
+                thread.join(timeout=60)  # it has the lock file's mapping
 
     # ---- state ---------------------------------------------------------------------------
 
@@ -166,11 +178,13 @@ class Engine:
         self.check_alone()
         if self.closed:
             raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+        if threading.Lock is not self._locks:  # since it was opened
+            threads.refuse_patched(self.path)
 
     @property
     def busy_here(self) -> bool:
-        """Is this thread in the middle of something? Code that Python runs in between, a
-        signal handler or a finalizer, may find it so, and must not wait for it."""
+        """Does this thread hold an engine lock? A signal handler or a finalizer that runs in this
+        thread then must not wait for that lock."""
         return (
             bool(self.mailbox.lock._is_owned() or self.ledger.standstill._is_owned())
             or self.committer.busy_here
@@ -248,13 +262,15 @@ class Engine:
     def open_producer(
         self, future: ProducerFuture, mode: str, *, name: str | None, priority: int,
         claim: int | None, timeout: float | None, settle: int, properties: dict[str, str],
-        follows: int | None = None,
+        follows: int | None = None, bound_to: int = 0, announce: dict[str, str] | None = None,
     ) -> None:  # fmt: skip
         """Register a producer, or queue it until it is promoted or `timeout` has passed."""
         self.check_open()
         slot = self._slot
         if slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; it takes no producers")
+        self.ledger.start_checkpoints()  # before anything is registered: they may not start
+        self.committer.start()
         created = _core.now()
         self.mailbox.request(
             future,
@@ -262,7 +278,7 @@ class Engine:
                 future.topic.id, self.info, slot.index, mode, name=name, priority=priority,
                 claim=claim, created=created, settle=settle,
                 yields=future.options.on_wanted is not None, properties=properties,
-                follows=follows,
+                follows=follows, bound_to=bound_to, announce=announce,
             ),
             timeout,
         )  # fmt: skip
@@ -315,13 +331,14 @@ class Engine:
             except Exception:
                 log.exception("a callback of engine %s failed", self.name)
 
-        threading.Thread(target=run, name="exclusivelog-callback", daemon=True).start()
+        thread = threading.Thread(target=run, name="exclusivelog-callback", daemon=True)
+        threads.start(self.path, thread)
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """The same; where no thread can be started now, in one of the guard's next rounds."""
         try:
             self.call_later(function)
-        except RuntimeError:
+        except (LedgerError, MemoryError):
             self.mailbox.postpone(lambda: self.call_later(function))
             self.ring()
 
@@ -329,44 +346,144 @@ class Engine:
         """Closing the engine wakes this reader."""
         self._readers.add(reader)
 
-    def join_group(self, group: str, topic: Topic) -> Membership:
-        """Claim the topic for a reader of this group; the one before is fenced (rule F6)."""
+    def join_group(self, group: str, topics: Sequence[Topic], generation: int | None) -> Membership:
+        """Claim the topics for a reader of this group; the one before is fenced (rule F6)."""
+        ids = {topic.name: topic.id for topic in topics}
+        return join(self, self._claims, self.slot, group, ids, generation)
+
+    def reader(
+        self, topics: Iterable[str], *, group: str, generation: int | None = None,
+        start: str | int | dt.datetime = "earliest", inclusive: bool = True,
+        read_compacted: bool = False, trimmed: Literal["error", "earliest"] = "error",
+        deserializer: Any = None,
+    ) -> GroupReader:  # fmt: skip
+        """Open one reader of a group on several topics (rule F6). See `GroupReader`.
+
+        It has one claim on all of the topics, and its commit is one transaction.
+
+        - `topics`: names of topics that exist, one at least.
+        - The other parameters are those of `topic.reader`; `start` applies to the topics on which
+          the group has not committed yet.
+
+        A former reader of the group on any of these topics is fenced on all of its topics, also on
+        those that are not named here. Raises TopicNotFoundError, and OwnershipError if
+        `generation` is refused.
+
+        >>> for name in "ab":
+        ...     _ = engine.topic(name).producer().send(b"to " + name.encode())
+        >>> with engine.reader(["a", "b"], group="billing") as reader:
+        ...     [(name, message.value) for name, message in reader]
+        ...     reader.commit()
+        [('a', b'to a'), ('b', b'to b')]
+        """
+        if isinstance(topics, str):
+            raise TypeError(f"topics={topics!r}: it takes several names; one has topic.reader")
+        names = list(topics)
+        if not names:
+            raise ValueError("topics is empty; it takes the names of the topics to read")
         self.check_writable()
-        assert self._slot is not None
-        membership = join(self, self._claims, self._slot.index, group, topic.id, topic.name)
-        self._owned.add(membership)
-        return membership
+        there = [self.topic(name, create=False) for name in dict.fromkeys(names)]
+        readers = [
+            topic.reader(
+                start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
+                deserializer=deserializer,
+            )
+            for topic in there
+        ]  # fmt: skip
+        # Only now: what is refused must fence nobody.
+        return GroupReader(self, readers, self.join_group(group, there, generation))
 
     # ---- claims --------------------------------------------------------------------------
 
+    @overload
     def own(
-        self, group: str, resources: Mapping[str, int | None], timeout: float | None = None
-    ) -> Claim:
-        """Claim resources of a group, any strings, for this engine: all of them or none
-        (rules F1-F5; Kafka's `own` call).
+        self, group: str | None, resources: Mapping[str, int | None],
+        timeout: float | None = None, *, on_lost: OnLost | None = None,
+    ) -> Claim: ...  # fmt: skip
+    @overload
+    def own(
+        self, group: Mapping[str, int | None], *, timeout: float | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Claim: ...  # fmt: skip
+    def own(
+        self, group: str | Mapping[str, int | None] | None = None,
+        resources: Mapping[str, int | None] | None = None, timeout: float | None = None, *,
+        on_lost: OnLost | None = None,
+    ) -> Claim:  # fmt: skip
+        """Claim resources, all of them or none (rules F1-F5).
 
-        - `group`, names of resources: 1 to 240 bytes of UTF-8. Groups never conflict.
-        - `resources`: {name: generation}. None takes the generation after the last one (the
-          first is 1); a number below the last one is refused; 0 always wins, and begins anew.
-        - `timeout`: seconds to wait for an owner with a higher generation to go (None: no
-          waiting).
+        It is the `own` call of Kafka's proposal for single readers and writers. A resource is any
+        name that the caller chooses. Each call makes a claim session of its own.
 
-        A live owner of any of them with an equal or lower generation loses all that it owns
-        by that claim. A claim ends with its process, or when that hangs for longer than
-        `keepalive`.
+        - `group`: 1 to 240 bytes of UTF-8. Claims of different groups never conflict. It may be
+          left out: `engine.own({name: generation})` claims in a group without a name.
+        - `resources`: {name: generation}; a name has 1 to 240 bytes of UTF-8. The generation None
+          takes the one after the last (the first is 1). A number below the last one is refused. 0
+          always wins, and the resource counts from 0 again.
+        - `timeout`: seconds to wait for an owner with a higher generation to leave. None: do not
+          wait.
+        - `on_lost`: called once with (claim, error), in a thread of its own, when the claim is
+          revoked; not when it is released. A process that was stopped gets the call once it
+          resumes.
 
-        Raises OwnershipError, which names the owner, if one has a higher generation.
+        A live claim on any of these resources with an equal or lower generation is revoked as a
+        whole; other claims of its engine stay. A claim ends with its process, and
+        others may end it once that hangs for longer than `keepalive`. A claim guards only the
+        transactions that require it (`Transaction.require`) and the producers that are bound to it
+        (`claim=` of `topic.producer`): they check it in the critical section that appends.
+
+        Raises OwnershipError if a generation is refused; it names the owner, if one is alive.
 
         >>> first = engine.own("reports", {"march": None, "april": 7})
         >>> second = engine.own("reports", {"april": 7})
         >>> first.is_valid, second.generations
         (False, {'april': 7})
         """
-        self.check_writable()
-        assert self._slot is not None
-        claim = own(self, self._claims, self.info, self._slot.index, group, resources, timeout)
-        self._owned.add(claim)
-        return claim
+        return own(self, self._claims, self.info, self.slot, group, resources, timeout, on_lost)
+
+    def claims(self, group: str | None = None) -> list[ClaimInfo]:
+        """The claims that live engines hold, the oldest first, those of group readers included.
+
+        - `group`: a group's name; "": claims without a group; None: all claims.
+
+        >>> claim = engine.own("reports", {"march": None})
+        >>> [(info.group, info.generations) for info in engine.claims()]
+        [('reports', {'march': 1})]
+        """
+        self.check_open()
+        return self._claims.living(group)
+
+    def groups(self) -> list[GroupInfo]:
+        """The reader groups, one `GroupInfo` for each group and topic: its position, its lag in
+        messages, and its reader.
+
+        >>> topic.reader(group="billing").commit()
+        >>> [(info.group, info.topic, info.position, info.lag) for info in engine.groups()]
+        [('billing', 'orders', 0, 0)]
+        """
+        self.check_open()
+        topics = [self.topic(name, create=False) for name in self.topics()]
+        return self._claims.groups((t.name, t.id, t.next_offset) for t in topics)
+
+    def keep_claim(self, number: int, claim: Claim | Membership) -> None:
+        """Mail about this claim goes to it, and closing the engine releases it."""
+        self._owned[number] = claim
+
+    def forget_claim(self, number: int) -> None:
+        """The claim is released."""
+        self._owned.pop(number, None)
+
+    def lose_claim(self, number: int, error: OwnershipLostError) -> None:
+        """The claim was severed."""
+        claim = self._owned.pop(number, None)
+        if claim is not None:
+            claim.lose(error)
+
+    def drain_bound(self, claim: int) -> None:
+        """Commit what the producers that are bound to a claim have accepted."""
+        for producer in list(self._producers.values()):
+            if producer.session.bound_to == claim:
+                producer.drain()
 
     # ---- the guard: mail, deaths, timeouts -----------------------------------------------
 
@@ -387,8 +504,10 @@ class Engine:
             except ExclusiveLogError as error:
                 if self.closed:
                     return
-                log.warning("engine %s: %s", self.name, error)
-                self.mailbox.fail_if_broken(error)
+                if error.maybe_written or self.ledger.over:
+                    self.mailbox.fail_pending(error)
+                if not self.ledger.over:  # that was said when it happened
+                    log.warning("engine %s: %s", self.name, error)
             except Exception:  # the guard must not die: waiters depend on it
                 log.exception("engine %s: its guard stumbled", self.name)
             if self.closed:
@@ -407,11 +526,17 @@ class Engine:
         except ExclusiveLogError as error:
             log.warning("engine %s: %s", self.name, error)
 
-    def _keep_beating(self, slot: Slot, keepalive: float) -> None:
+    def _keep_beating(self, slot: Slot, keepalive: float | None) -> None:
         # A thread of its own: the guard may have to wait for a ledger that somebody else has
         # stopped, and is not hung for that (rule C3).
-        while not self._ended.wait(min(LONGEST_BEAT_SECONDS, keepalive / 4)):
+        beat = LONGEST_BEAT_SECONDS if keepalive is None else keepalive / 4
+        while not self._ended.wait(min(LONGEST_BEAT_SECONDS, beat)):
             slot.beat()
+            try:
+                self.ledger.check_place()
+            except LedgerError:  # every call tells it from now on; the guard tells who waits
+                self.ring()
+                return  # what it owns there, others may have
 
     def _release_orphans(self) -> None:
         """Give back what was granted to a call that was interrupted before it could return."""
@@ -423,8 +548,9 @@ class Engine:
                 known = self.mailbox.known() | set(self._producers.keys())
                 with self.ledger.read() as tables:
                     sessions = tables.sessions_of(self.id)
+                    reserved = {s.id for s in sessions if seats.reserved(tables, s)}
                 for session in sessions:
-                    if session.id not in known:
+                    if session.id not in known and session.id not in reserved:
                         self.release(session)
             except BaseException:
                 self._orphans_wanted = True
@@ -434,9 +560,12 @@ class Engine:
         failure: ExclusiveLogError | None = None
         self.mailbox.note(True)  # unless it comes to its end
         for step in (
-            self._release_abandoned, self._release_orphans, self.mailbox.read,
+            self._release_abandoned, self._release_claims, self._release_orphans,
+            self.mailbox.read,
             self.mailbox.hand_over, self.mailbox.end_waits, self.ledger.segments.forget_removed,
-            self._bury_the_dead, self.mailbox.promote_due, self.keeper.look, self.ledger.tend,
+            self._bury_the_dead, self.mailbox.admit_arrivals, self.mailbox.promote_due,
+            self.keeper.look, self.ledger.tend,
+            self.ledger.find_pinned,
         ):  # fmt: skip
             try:
                 step()
@@ -445,6 +574,18 @@ class Engine:
         self.mailbox.note(failure is not None)
         if failure is not None:
             raise failure
+
+    def give_up_claims(self, claimants: Iterable[Claimant]) -> None:
+        """Have the guard give back what a call has claimed that was interrupted."""
+        for claimant in claimants:
+            self.forget_claim(claimant.id)
+            self._given_up.append(claimant)
+        self.ring()
+
+    def _release_claims(self) -> None:
+        while self._given_up:
+            self._claims.release(self._given_up[0])
+            self._given_up.popleft()
 
     def _release_abandoned(self) -> None:
         while self._abandoned:
@@ -457,8 +598,7 @@ class Engine:
 
     def _bury_the_dead(self) -> None:
         if self.mailbox.awaits:
-            needed = {session.topic for session in self.mailbox.waiting()}
-            self._evict(self.sessions.find_dead(needed))
+            self._evict(self.sessions.find_dead(self.mailbox.needed))
 
     def evict_the_dead(self, among: Iterable[str]) -> None:
         """Take the sessions of those of these engines away that are gone (rules C2, C3)."""
@@ -475,6 +615,19 @@ class Engine:
         self.check_writable()
         assert self._slot is not None
         return compact(self.ledger, topic, self._slot.index, self.id).kept
+
+    def renew(self, topic: int) -> int:
+        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
+        topic's end as it is now. Returns that."""
+        with self.ledger.read() as tables:
+            row, kind, view = tables.topic(topic), tables.kind(topic), tables.view(topic)
+        end = row.next_offset
+        if kind.get("holds") == "map":
+            end, items = map_at(Topic(self, topic, row.name), end)
+            self.snapshot(topic, end, items.items())
+        if view is not None:
+            self.compact(topic)
+        return end
 
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
         """Keep what a topic's messages before an offset add up to (rule I4)."""
@@ -500,20 +653,32 @@ class Engine:
 
     # ---- hand-over -----------------------------------------------------------------------
 
-    def unload(self, topics: str | Iterable[str], to: str, timeout: float = 10.0) -> list[Move]:
+    def unload(
+        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
+        groups: Iterable[str] = (), producer: str | None = None,
+    ) -> list[Move]:  # fmt: skip
         """Move the ownership of topics to another engine, without an election (PIP-307, rules
         E1-E4).
 
-        - `topics`: a topic's name; a list of them; or, where no topic has that name, a prefix
-          of names (a `*` at its end may say so). Whoever owns them, here or elsewhere, lets
-          sends wait, commits what it has accepted, and releases them.
-        - `to`: the id of a live engine. Its best waiter becomes owner; where it has none, the
-          topic is reserved for its next producer, until the deadline.
-        - `timeout`: seconds until the deadline. Who has not released a topic by then keeps it.
+        The owner, in this process or another, pauses its sends, commits what it has accepted, and
+        releases the topic. Its producers raise ProducerMovedError from then on; where `to` is an
+        engine of their own process, their sends go through that engine instead.
 
-        Returns a `Move` for each topic, in a state of its own: nothing else is undone where
-        one fails. Calling it again, also after an interrupt, is safe. The old producers raise
-        ProducerMovedError from then on, or, where `to` is in their own process, go on there.
+        - `topics`: a topic's name; a list of names; or, if no topic has that name, a prefix of
+          names, with or without a `*` at its end.
+        - `to`: the id of a live engine. Its best waiter becomes owner. If it has none, the topic is
+          reserved for its next producer, until the deadline.
+        - `timeout`: seconds until the deadline. An owner that has not released a topic by then
+          keeps it.
+        - `groups`: groups whose claims on these topics move, each in the transaction that assigns
+          the topic: those of readers with `group=`, and those of `engine.own` on a resource with
+          the topic's name. The former holders raise ReaderFencedError or OwnershipLostError, whose
+          `successor` is the destination. Committed positions and generations do not change.
+        - `producer`: the name of the one producer to move; a shared one moves without the others
+          (see `Producer.move`). None: the owner.
+
+        Returns a `Move` for each topic, with a state of its own: if one fails, the others stay
+        moved. Calling it again is safe, also after an interrupt.
 
         Raises TopicNotFoundError, and LedgerError if there is no such engine.
 
@@ -523,13 +688,51 @@ class Engine:
         ...     move.topic, move.state, b.topic("orders").producer("exclusive").topic_epoch
         ('orders', 'assigned', 2)
         """
+        return self._unloading(topics, to, timeout, groups, producer).run()
+
+    def unload_async(
+        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
+        groups: Iterable[str] = (), producer: str | None = None,
+    ) -> UnloadFuture:  # fmt: skip
+        """Begin what `unload` does, and return a future with its list of `Move`.
+
+        It has the same arguments and errors. When it returns, the moves of the first 250 topics
+        have begun. `future.moves()` returns all moves as they are now. `future.cancel()` ends the
+        moves of topics that have not been released yet, as the deadline would; topics that the
+        destination has stay there.
+
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     producer = a.topic("orders").producer("exclusive")
+        ...     future = a.unload_async("orders", to=b.id)
+        ...     [move] = future.result(timeout=10)
+        ...     move.state
+        'assigned'
+        """
+        unloading = self._unloading(topics, to, timeout, groups, producer)
+        return UnloadFuture(self, unloading).start()
+
+    def _unloading(
+        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        producer: str | None, session: Session | None = None,
+    ) -> Unloading:  # fmt: skip
         self.check_writable()
         check_seconds(timeout, "timeout", "seconds from 0 on")
-        return unload(self, self.hand_over, topics, to, timeout)
+        return Unloading(self, topics, to, timeout, groups, producer, session)
+
+    def begin_move(
+        self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
+    ) -> Unloading:
+        """Begin what `Producer.move` does. ProducerFencedError unless the session has its place
+        still: its name may be another one's by now."""
+        unloading = self._unloading([topic], to, timeout, groups, session.name, session)
+        unloading.begin()
+        return unloading
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
-        """End hand-overs that are under way (rule E4): who owns a topic keeps it, and what is
-        reserved is promoted as usual. Returns the names of the topics that were on their way.
+        """End hand-overs that are under way (rule E4). Returns the names of their topics.
+
+        A topic that is not released yet stays with its owner. One that is reserved for the
+        destination is free for the best waiter again.
 
         >>> engine.topic("orders").name, engine.cancel_unload("orders")
         ('orders', [])
@@ -544,9 +747,14 @@ class Engine:
         if self._slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
 
-    def history(self, topic: str | None = None) -> Iterator[Event]:
-        """Every change of ownership so far, of one topic or (None) of all (rule E5). To follow
-        it, read the topic `__events__`; `Event.loads` makes events of its values.
+    def history(self, topic: str | None = None, *, group: str | None = None) -> Iterator[Event]:
+        """Iterate over every change of ownership so far (rule E5).
+
+        - `topic`: only the events of this topic.
+        - `group`: only the events of this group's claims; "": of claims without a group.
+
+        With None for both, all events. To follow new ones, read the topic `__events__`;
+        `Event.loads` decodes its values.
 
         >>> with engine.topic("orders").producer("exclusive"):
         ...     pass
@@ -558,7 +766,7 @@ class Engine:
             reader = self.topic(EVENTS, create=False).reader()
         except TopicNotFoundError:  # nothing has happened yet
             return iter(())
-        return of_topic(iter(reader), topic)
+        return select(iter(reader), topic, group)
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -568,8 +776,9 @@ class Engine:
         return self.ledger.lockfile.engines()
 
     def inside(self) -> EngineInfo | None:
-        """Who is inside the ledger's critical section at this moment. One that stays there is
-        stopped, and holds everybody up until it goes on or dies (see `kill_hung` of `open`).
+        """The engine that is inside the ledger's critical section now; None if there is none. One
+        that stays there is stopped, and blocks all writers until it resumes or dies (see
+        `kill_hung` of `open`).
 
         >>> engine.inside() is None
         True
@@ -578,10 +787,21 @@ class Engine:
         return None if self.ledger.watch is None else self.ledger.watch.inside()
 
     def stats(self) -> dict[str, Any]:
-        """Sizes in bytes and counts: what the ledger uses, how many topics and engines."""
+        """Sizes in bytes and counts: what the ledger uses, how many topics and engines.
+
+        `oldest_reader` is None, or says which process is inside a read and how many transactions
+        behind: {"pid": ..., "engine": name or None, "transactions_behind": ...}. The tables
+        cannot reuse what was freed since, and grow until that read ends.
+
+        >>> engine.stats()["oldest_reader"] is None
+        True
+        """
         self.check_open()
         topics, engines = self.topics(), self.engines()
-        return {**self.ledger.stats(), "topics": len(topics), "engines": len(engines)}
+        return {
+            **self.ledger.stats(), "topics": len(topics), "engines": len(engines),
+            "oldest_reader": self.ledger.oldest_reader(),
+        }  # fmt: skip
 
     def verify(self) -> Report:
         """Read everything: every checksum, the density of offsets, epochs and times
@@ -600,22 +820,42 @@ class Engine:
         )  # fmt: skip
 
     def backup(self, path: str | os.PathLike[str]) -> None:
-        """A consistent, compacted copy into an empty directory, while others go on writing."""
+        """Copy the ledger, consistent and compacted, while others go on writing.
+
+        `path`: a directory that does not exist or is empty, on any file system. The copy has
+        every message that was acknowledged before the call, is durable when this returns, and is
+        a ledger of its own. The files get the modes of their sources; they belong to the caller.
+
+        A backup that fails or is killed leaves a directory that `xl.open` refuses (rule H4);
+        call this again with the same path to make the backup anew. Raises LedgerFullError where
+        there is no room; LedgerError where `path` holds anything else, lies in the ledger, cannot
+        be written, or is being backed up into by another process; LedgerCorruptedError where the
+        ledger is damaged; ValueError where `path` is empty.
+
+        >>> with xl.open(path) as engine:
+        ...     engine.backup(f"{path}-backup")
+        >>> with xl.open(f"{path}-backup", create=False) as copy:
+        ...     copy.verify().ok
+        True
+        """
         self.check_open()
+        if not os.fspath(path):
+            raise ValueError("path is empty; name the directory that the backup goes into")
         backup(self.ledger, os.path.abspath(path))
 
     # ---- close ---------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send what waits, give everything back, end the threads. Closing twice does nothing;
-        after an interrupt, the second call finishes what the first one began.
+        """Commit pending sends, release topics and claims, and end the threads. Closing twice does
+        nothing; after an interrupt, the second call finishes what the first one began.
 
-        In a signal handler or a finalizer that struck inside a transaction of this very
-        thread, another thread closes the engine as soon as that is over."""
+        If a signal handler or a finalizer calls this during a transaction of the same thread,
+        another thread closes the engine as soon as that transaction is over."""
         if self.forked or self._closed_for_good:
             return
         if self.busy_here:
-            threading.Thread(target=self.close, name="exclusivelog-close").start()
+            closing = threading.Thread(target=self.close, name="exclusivelog-close")
+            threads.start(self.path, closing)
             return
         with self._closing:
             if self._closed_for_good:
@@ -642,7 +882,8 @@ class Engine:
         self.committer.drain()
         self._release_all(waiting)  # first: what we give back must not come back to us
         self._release_all([p.session for p in producers] + list(self._abandoned))
-        for claim in list(self._owned):
+        self._release_claims()
+        for claim in list(self._owned.values()):
             claim.end()
 
     def _stop_guard(self) -> None:
@@ -717,7 +958,8 @@ def open(
 ) -> Engine:
     """Open the ledger in a directory; make it if there is none.
 
-    - `path`: a directory on a local disk. Network and FUSE file systems are refused.
+    - `path`: a directory on a local disk. Network and FUSE file systems are refused, and so is
+      one that has other files and no ledger.
     - `name`: for people, in errors and listings (default: `engine-` and the process id).
     - `properties`: a mapping of str to str for others to see, such as an address.
     - `durability`: "power": what this engine acknowledges survives a power loss, at the price
@@ -734,12 +976,15 @@ def open(
     - `max_readers`: read transactions at the same time, in all processes together; the
       first opener decides.
     - `kill_hung`: fencing by kill. A process that is stopped inside the ledger's critical
-      section (microseconds long, so that it is rare) keeps everybody else out. With True, it
-      gets SIGKILL once it has been silent for longer than its own `keepalive`, if this process
-      waits for it and may. Without, the log says who it is, and `inside()` does.
+      section (microseconds long, so that it is rare) keeps everybody else out; one that is
+      stopped inside a read makes the tables grow. With True, it gets SIGKILL once it has been
+      silent for longer than its own `keepalive`, if this process notices it and may. Without,
+      the log says who it is, and `inside()` and `stats()` do.
 
-    Raises LedgerError (no directory, no permission, remote), LedgerFullError (no room),
-    LedgerVersionError (newer, or not a ledger), LedgerCorruptedError.
+    Raises LedgerError (no directory, no permission, remote, other files; no thread or no address
+    space to be had; threads that gevent or eventlet has replaced), LedgerFullError (no room),
+    LedgerVersionError (another format, not a ledger, or in use by engines of a version that cannot
+    share it), LedgerCorruptedError.
 
     >>> xl.open(path, name="worker-1").topics()
     []
@@ -760,9 +1005,11 @@ def open(
     if name is not None:
         check_name(name, "name")
     encode_properties(properties or {})
+    where = check_path(path)
+    threads.refuse_patched(where)
     ledger = Ledger.open(
-        os.fspath(path), create=create, mode=mode, map_size=map_size, max_readers=max_readers,
-        readonly=readonly, kill_hung=bool(kill_hung),
+        where, create=create, mode=mode, map_size=map_size, max_readers=max_readers,
+        readonly=readonly, kill_hung=bool(kill_hung), power=durability == "power",
     )  # fmt: skip
     try:
         return Engine(

@@ -4,10 +4,13 @@
 ExclusiveLogError
 ├── ProducerBusyError            the topic or the producer name is taken
 ├── ProducerFencedError          this producer, or this request, lost to another owner
-│   └── ProducerMovedError       ... because the topic was handed over
+│   ├── ProducerMovedError       ... because the topic was handed over
+│   └── ProducerRevokedError     ... because its claim is gone (also an OwnershipLostError)
 ├── InvalidEpochError            topic_epoch= is ahead of the topic (also a ValueError)
 ├── DuplicateSequenceError       this sequence id is in the log already
-├── OwnershipError, OwnershipLostError, ReaderFencedError
+├── OwnershipError               a claim was refused
+├── OwnershipLostError           a claim is lost: revoked, released or handed over
+├── ReaderFencedError            a later reader of the group took over, or the group moved
 ├── TopicNotFoundError, TopicTerminatedError, OffsetTrimmedError
 ├── WaitTimeoutError             nothing came in time (also a TimeoutError)
 ├── TransactionAbortedError
@@ -16,16 +19,18 @@ ExclusiveLogError
 └── LedgerError                  the files themselves
     ├── LedgerCorruptedError     a checksum does not hold: .topic, .offsets
     ├── LedgerFullError          the disk, the map or the quota is full
-    ├── LedgerVersionError       written by a newer version, or no ledger at all
+    ├── LedgerVersionError       another format or version, or no ledger at all
     └── LedgerIOError            the operating system failed a read, write or flush
 ```
 
-Three attributes say what to do next:
+Attributes say what to do next:
 
 - `retriable`: the same call may succeed later, with nothing else changed.
-- `maybe_written`: the message may be in the log although the call failed (rule B9).
-  False on every error but one that struck between the write and its answer.
-- `holder`: who has the topic (rule A5), where the error is about somebody else.
+- `maybe_written`: the message may be in the log although the call failed (rule B9). Only an
+  error between the write and its answer sets it.
+- `holder`: the session that has the topic, if the error is about another producer (rule A5).
+- `successor`: of ProducerMovedError, OwnershipLostError and ReaderFencedError: the engine that the
+  topic or claim was handed over to, or None.
 
 >>> issubclass(WaitTimeoutError, TimeoutError) and WaitTimeoutError.retriable
 True
@@ -54,6 +59,7 @@ __all__ = [
     "ProducerBusyError",
     "ProducerFencedError",
     "ProducerMovedError",
+    "ProducerRevokedError",
     "ReaderFencedError",
     "StateError",
     "TopicNotFoundError",
@@ -76,6 +82,11 @@ class ExclusiveLogError(Exception):
             self.holder = holder
 
 
+def describe_engine(engine: EngineInfo) -> str:
+    """An engine, for an error's text."""
+    return f"engine {engine.name!r} (id {engine.id}, pid {engine.pid})"
+
+
 class ProducerBusyError(ExclusiveLogError):
     """The topic, or the producer's name, is held by a live session (rules A1, A3, A6)."""
 
@@ -83,11 +94,14 @@ class ProducerBusyError(ExclusiveLogError):
 
 
 class ProducerFencedError(ExclusiveLogError):
-    """Exclusive access is somebody else's. Final for this producer: open a new one (rule B4)."""
+    """Another producer has taken the topic, or has it. Final for this producer (rule B4).
+
+    Open a new one."""
 
 
 class ProducerMovedError(ProducerFencedError):
-    """The topic was handed over (rule E2). `successor` says to whom."""
+    """The topic was handed over (rule E2). `successor` is the destination: id, name, pid,
+    properties."""
 
     successor: EngineInfo | None = None
 
@@ -110,16 +124,39 @@ class DuplicateSequenceError(ExclusiveLogError):
 
 
 class OwnershipError(ExclusiveLogError):
-    """A claim was refused: a live owner has a higher generation, or the one asked for is over
-    (rules F2, F3). Retriable where there is an owner, who may go."""
+    """A claim was refused (rules F2, F3).
+
+    A live owner has a higher generation; then it is retriable, since that owner may leave. Or the
+    resource has had a higher generation before; then ask for None or a higher one."""
 
 
-class OwnershipLostError(ExclusiveLogError):
-    """A claim was severed by a later one (rule F5)."""
+class _SuccessorError(ExclusiveLogError):
+    """An error that may name the engine that has what was lost."""
+
+    successor: EngineInfo | None = None
+
+    def __init__(
+        self, message: str, *, holder: OwnerInfo | None = None, successor: EngineInfo | None = None
+    ) -> None:
+        super().__init__(message, holder=holder)
+        self.successor = successor
 
 
-class ReaderFencedError(ExclusiveLogError):
-    """A later reader of the same group took over (rule F6)."""
+class OwnershipLostError(_SuccessorError):
+    """A claim was revoked by a later one, released, or handed over with its topic (rule F5).
+
+    After a hand-over, `successor` is the destination: id, name, pid, properties."""
+
+
+class ProducerRevokedError(ProducerFencedError, OwnershipLostError):
+    """The claim that this producer was bound to is lost, so the producer is, too (rules B4, F5).
+
+    Make a new claim, and open a new producer."""
+
+
+class ReaderFencedError(_SuccessorError):
+    """A later reader of the same group took over, or the group was handed over with its topic
+    (rule F6). After a hand-over, `successor` is the destination."""
 
 
 class TopicNotFoundError(ExclusiveLogError, KeyError):
@@ -129,7 +166,7 @@ class TopicNotFoundError(ExclusiveLogError, KeyError):
 
 
 class TopicTerminatedError(ExclusiveLogError):
-    """The topic is sealed: it can be read, never again written (rule G8)."""
+    """The topic is terminated: it can be read, and never written again (rule G8)."""
 
 
 class OffsetTrimmedError(ExclusiveLogError):
@@ -137,7 +174,7 @@ class OffsetTrimmedError(ExclusiveLogError):
 
 
 class WaitTimeoutError(ExclusiveLogError, TimeoutError):
-    """Nothing came within the timeout. Nothing is left behind (rules A2, D5)."""
+    """The timeout has passed. The request has left nothing behind (rules A2, D5)."""
 
     retriable = True
 
@@ -147,8 +184,9 @@ class TransactionAbortedError(ExclusiveLogError):
 
 
 class StateError(ExclusiveLogError):
-    """An applier failed at a message: this state goes no further, and what it was is lost to
-    nobody: the message is in the log (rule I3). Open the state again with one that can."""
+    """An applier failed at a message; the message remains in the log (rule I3).
+
+    This state applies no further messages. Open it again with an applier that can."""
 
 
 class EngineClosedError(ExclusiveLogError):
@@ -181,7 +219,11 @@ class LedgerFullError(LedgerError):
 
 
 class LedgerVersionError(LedgerError):
-    """The files are of a newer format, or not a ledger's at all."""
+    """This version cannot open the ledger.
+
+    Its format is another one, the files are not a ledger's, or engines of a version that cannot
+    share it have it open. The message names the format, the version that opens it, and what to do
+    (see `upgrade`)."""
 
 
 class LedgerIOError(LedgerError):

@@ -2,7 +2,7 @@
 
 A record is written in the same transaction as the change it tells of, so that neither is
 there without the other. It can be read like any topic; its values are JSON, its keys the
-names of the topics:
+names of the topics (claims have none):
 
 ```text
 time, topic, epoch      when (ms since 1970), of which topic, and its epoch afterwards
@@ -11,6 +11,8 @@ reason                  why
 priority                of the producer, in the queue
 from, to                who had it, who has it or is to have it: engine, engine_name, pid,
                         producer, properties (of the producer), engine_properties; or null
+group, resource,        of a claim, one record for each resource; missing in records about topics.
+generation              `topic` is "" there, `epoch` 0, `producer` null, and there is no key
 ```
 """
 
@@ -36,14 +38,26 @@ Party = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Event:
-    """One change of a topic's ownership. `kind` is one of
+    """One change of who owns a topic, or a claim's resource. Of a topic, `kind` is one of
 
     - `grant`: `target` owns the topic now; `reason` is request, reconnect, promotion, fencing
       or hand-over.
-    - `release`: `source` gave it back; `reason` is closed or hand-over.
-    - `evict`: it was taken from `source`; `reason` is dead, hung or fenced.
-    - `releasing`, `assigned`: the steps of a hand-over from `source` to `target` (rule E1).
+    - `release`: `source` gave it back; `reason` is closed, hand-over, or claim: the claim that
+      the producer was bound to was released.
+    - `evict`: it was taken from `source`; `reason` is dead, hung, fenced, or claim: the claim that
+      the producer was bound to is gone.
+    - `releasing`, `assigned`: the steps of a hand-over from `source` to `target` (rule E1);
+      `reason` is unload, or producer where one shared producer moves by itself.
+    - `admit`: the shared producer `target` has the place of one that was moved by itself.
+    - `moved`: a claim of an engine, `source`, was handed over with the topic; `reason` names the
+      group.
     - `cancel`: the hand-over to `target` has ended without it; `reason` says why.
+
+    Of a claim, `group`, `resource` and `generation` are set (None in all others), and `kind` is
+
+    - `own`: `target` has the resource now; `reason` is claim, or reader for a group's reader.
+    - `sever`: `source` lost it because `target` made a claim; `reason` is claimed, dead or hung.
+    - `release`: `source` gave it back; `reason` is closed.
 
     >>> with topic.producer("exclusive", name="leader"):
     ...     event = list(engine.history("orders"))[-1]
@@ -59,6 +73,9 @@ class Event:
     priority: int
     source: Party | None
     target: Party | None
+    group: str | None = None
+    resource: str | None = None
+    generation: int | None = None
 
     def dumps(self) -> bytes:
         """As the value of a message."""
@@ -67,6 +84,10 @@ class Event:
             "reason": self.reason, "priority": self.priority, "from": self.source,
             "to": self.target,
         }  # fmt: skip
+        if self.group is not None:
+            facts |= {
+                "group": self.group, "resource": self.resource, "generation": self.generation,
+            }  # fmt: skip
         return json.dumps(facts, separators=(",", ":")).encode()
 
     @classmethod
@@ -86,7 +107,7 @@ def write_events(tables: Tables) -> None:
     appender = _core.Appender(WRITER, row.next_offset - 1, len(tables.events), MOST_IN_ONE_ENTRY)
     batch = appender.make_batch(
         _core.strings([event.dumps() for event in tables.events]),
-        _core.strings([event.topic.encode() for event in tables.events]), None, None,
+        _core.strings([event.topic.encode() or None for event in tables.events]), None, None,
     )  # fmt: skip
     appender.add_batch(batch)
     published = max(row.last_publish_time, time.time_ns() // 1_000_000)
@@ -99,8 +120,14 @@ def write_events(tables: Tables) -> None:
     tables.events = []
 
 
-def of_topic(messages: Iterator[_core.Message], topic: str | None) -> Iterator[Event]:
-    """The events among messages of `__events__` that are about a topic (None: all)."""
+def select(
+    messages: Iterator[_core.Message], topic: str | None, group: str | None
+) -> Iterator[Event]:
+    """The events among messages of `__events__` that are about a topic, or about the claims of a
+    group (both None: all)."""
     for message in messages:
-        if message.value is not None and (topic is None or message.key == topic.encode()):
-            yield Event.loads(message.value)
+        if message.value is None or (topic is not None and message.key != topic.encode()):
+            continue
+        event = Event.loads(message.value)
+        if group is None or event.group == group:
+            yield event

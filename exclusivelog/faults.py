@@ -49,7 +49,10 @@ def translated(
             raise
         if fail is not None and isinstance(raised, LedgerIOError):
             fail(raised)
-        raise raised from error
+        try:
+            raise raised from error
+        finally:
+            del raised  # else error and frame keep each other, and what was opened so far
 
 
 def translation(
@@ -84,14 +87,29 @@ def met_twice(look: Callable[[], Found]) -> Found:
 
 def _ran_out_of_room(path: str) -> bool:
     """LMDB calls a write that the system cut short an I/O error, whatever cut it."""
-    data = os.path.join(path, "data.mdb")
     try:
-        disk, size = os.statvfs(path), os.stat(data).st_size
+        size = os.stat(os.path.join(path, "data.mdb")).st_size
     except OSError:
         return False
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     limited = limit != resource.RLIM_INFINITY and size + HARDLY_ANY_ROOM > limit
-    return limited or disk.f_bfree * disk.f_frsize < HARDLY_ANY_ROOM
+    return limited or not _takes(path, HARDLY_ANY_ROOM)
+
+
+def _takes(path: str, size: int) -> bool:
+    """Does the disk take so many bytes more? Asked by a file without a name: what statvfs calls
+    free has quotas in it, and what the file system keeps for itself."""
+    try:
+        fd = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error.errno not in NO_ROOM and os.statvfs(path).f_bavail > 0
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        return error.errno not in NO_ROOM
+    finally:
+        os.close(fd)
+    return True
 
 
 def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: str) -> LedgerError:
@@ -104,8 +122,15 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
             f"{path}: max_readers read at the same time; close some, or remove lock.mdb while no "
             "engine is open and open again with more"
         )
-    if code in NO_ROOM or (code == errno.EIO and _ran_out_of_room(path)):
+    # LMDB's copy calls it an invalid argument.
+    if code in NO_ROOM or (code in (errno.EIO, errno.EINVAL) and _ran_out_of_room(path)):
         return LedgerFullError(f"{path}: no room left ({error}); nothing was written")
+    if isinstance(error, lmdb.Error) and code == errno.EAGAIN:
+        return LedgerError(
+            f"{path}: a process of another pid namespace (a container, say) reads it, which has "
+            f"this one's id there, {os.getpid()}; processes that share a ledger must share their "
+            "process ids"
+        )
     if code in SHORT_OF:
         return LedgerError(
             f"{path}: the system is short of files or memory ({error}); nothing was written. "

@@ -10,40 +10,29 @@ Assigned(b)      the session is released, and the row keeps everybody but b away
 Owned(b, e+1)    b's best waiter, or its next producer, has the topic; the row is gone
 ```
 
-The last two are one transaction where b has a waiter. The row ends by itself: at its deadline,
-with the death of its destination, or when somebody else becomes owner first. So whoever dies
-at whatever step, the topic has its old owner, its new one, or is promoted as usual.
+The claims of the groups that the call names move in the transaction that assigns the topic; one
+shared producer moves as seats.py says. The last two are one transaction where b has a waiter.
+The row ends by itself: at its deadline, with the death of its destination, or when somebody else
+becomes owner first. So whoever dies at whatever step, the topic has its old owner, its new one,
+or is promoted as usual.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from exclusivelog import _core
+from exclusivelog import _core, seats
 from exclusivelog.access import Session, Transfer
-from exclusivelog.errors import (
-    LedgerCorruptedError,
-    LedgerError,
-    ProducerMovedError,
-    TopicNotFoundError,
-)
+from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
 from exclusivelog.ledger import Ledger
-from exclusivelog.sessions import MOVES, RELEASE, Sessions, describe, owner_info, owner_of
+from exclusivelog.sessions import MOVES, RELEASE, Sessions, describe, fenced, owner_info, owner_of
 from exclusivelog.tables import Tables
-from exclusivelog.types import EngineInfo, Move
+from exclusivelog.types import EngineInfo, Move, TransferInfo
 
-if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
-
-log = logging.getLogger("exclusivelog")
-
-MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
-LONGEST_SECONDS = 10**8  # of a move: about three years
 LOOK_UP_SECONDS = 0.25  # a death rings no bell
+STAYS = "it stays where it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +44,28 @@ class Released:
     to: Transfer | None
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a call of unload wants: to which engine (in which slot of the lock file) and until when
+    (ns of the monotonic clock); whose claims move along; and the name of the only producer that is
+    to move, if not the topic's ownership. `session`: that producer's, where it moves itself."""
+
+    to: EngineInfo
+    slot: int
+    until: int
+    groups: tuple[str, ...] = ()
+    producer: str | None = None
+    session: Session | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A move that has begun. `chain` is the lineage of the seat that moves, 0: the topic does."""
+
+    move: Move
+    chain: int = 0
+
+
 class HandOver:
     """The steps of moves, each one transaction."""
 
@@ -64,34 +75,86 @@ class HandOver:
 
     # ---- Releasing -----------------------------------------------------------------------
 
-    def begin(self, names: Sequence[str], slot: int, to: EngineInfo, until: int) -> list[Move]:
+    def begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
         """Begin to move these topics, all or none; as things stand then."""
         with self._ledger.write() as tables:
-            rows = [_existing(tables, name) for name in names]
-            return [self._begin_one(tables, row, slot, to, until) for row in rows]
+            topics = [_existing(tables, name).id for name in names]
+            # Each row only now: the claims that move with one topic may have changed another one.
+            return [self._begin_one(tables, tables.topic(topic), wish) for topic in topics]
 
-    def _begin_one(
-        self, tables: Tables, row: _core.TopicRow, slot: int, to: EngineInfo, until: int
-    ) -> Move:
+    def _begin_one(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Begun:
         self._sessions.bury_the_dead(tables, row, "exclusive")
+        if wish.session is not None and not tables.holds(row.id, wish.session.id):
+            raise fenced(tables, row, wish.session)  # its name may be a successor's (rule B3)
+        if wish.producer is None:
+            return Begun(self._begin_topic(tables, row, wish))
+        _, number = tables.producer(row.id, wish.producer)
+        holder = tables.holder(row.id, number) if number else None
+        if holder is None:
+            none = f"no producer {wish.producer!r} holds it"
+            return Begun(_move(row, None, wish.to, "failed", none, wish.producer))
+        if holder.exclusive:
+            return Begun(replace(self._begin_topic(tables, row, wish), producer=wish.producer))
+        return Begun(self._begin_seat(tables, row, holder, wish), holder.chain)
+
+    def _begin_seat(self, tables: Tables, row: _core.TopicRow, holder: Session, wish: Wish) -> Move:
+        to, seat = wish.to, tables.seat(row.id, holder.id)
+        if holder.engine != to.id and seat is not None and seat.target != to.id:
+            other = f"it is on its way to engine {seat.name!r} (id {seat.target})"
+            return _move(row, holder, to, "failed", other, holder.name)
+        if holder.engine != to.id and seat is not None and not seat.session:
+            other = f"it is reserved for engine {seat.name!r} (id {seat.target})"
+            return _move(row, holder, to, "failed", other, holder.name)
+        if holder.engine != to.id:
+            wanted = _transfer(row, wish, holder)
+            if seat is not None:
+                wanted = _prolonged(seat, wish)
+            else:
+                self._sessions.record(
+                    tables, row, "releasing", "producer", source=holder, target=wanted
+                )
+            tables.put_seat(holder.id, wanted)
+            tables.post(holder, RELEASE, row.id)
+            tables.put_topic(row)
+        else:
+            self._move_claims(tables, row, wish, holder)
+        return self._look_at_seat(tables, row, to, holder.chain, holder)
+
+    def _move_claims(
+        self, tables: Tables, row: _core.TopicRow, wish: Wish, holder: Session | None
+    ) -> None:
+        """The topic is at the destination already: its groups' claims follow."""
+        if wish.groups:
+            self._sessions.move_claims(tables, row, _transfer(row, wish, holder))
+
+    def _begin_topic(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Move:
+        to = wish.to
         under_way = self._sessions.transfer(tables, row)
         owner = owner_of(tables, row)
         if owner is not None and owner.engine == to.id:
+            self._move_claims(tables, row, wish, owner)
             return _move(row, owner, to, "owned")
         if under_way is not None and under_way.target != to.id:
             other = f"it is on its way to engine {under_way.name!r} (id {under_way.target})"
             return _move(row, owner, to, "failed", other)
         if row.shared:
-            return _move(row, owner, to, "failed", "shared producers have it, it has no owner")
+            return _move(
+                row,
+                owner,
+                to,
+                "failed",
+                "shared producers have it, it has no owner; producer= moves one of them",
+            )
         if under_way is not None:  # somebody has asked for it before: it only gets more time
-            tables.put_transfer(replace(under_way, until=max(until, under_way.until)))
+            tables.put_transfer(_prolonged(under_way, wish))
             if owner is not None:
                 tables.post(owner, RELEASE, row.id)
+            else:
+                self._move_claims(tables, row, wish, None)
+                self._sessions.promote(tables, row)  # one of them may have had the appointment
+                tables.put_topic(row)
             return self._look_at(tables, row, to)
-        transfer = Transfer(
-            row.id, to.id, slot, until, 0 if owner is None else owner.id, to.name, to.pid,
-            dict(to.properties), 0 if owner is None else owner.chain,
-        )  # fmt: skip
+        transfer = _transfer(row, wish, owner)
         if owner is None:
             self._sessions.assign(tables, row, transfer)
             self._sessions.promote(tables, row)
@@ -114,18 +177,34 @@ class HandOver:
             ]
 
     def _release_one(self, tables: Tables, topic: int, session_id: int) -> Transfer | None:
-        row = _sound(tables, topic)
+        row = tables.sound_topic(topic, STAYS)
         if row is None:
             return None  # the others are released all the same
         holder = tables.holder(topic, session_id)
         transfer = self._sessions.transfer(tables, row)
         if transfer is None or holder is None or transfer.session != session_id:
-            return None
+            return None if holder is None else self._release_seat(tables, row, holder)
         self._sessions.drop_holder(tables, row, holder, "release", "hand-over", transfer)
         self._sessions.assign(tables, row, transfer, holder)
         self._sessions.promote(tables, row)
         tables.put_topic(row)
         return transfer
+
+    def _release_seat(
+        self, tables: Tables, row: _core.TopicRow, holder: Session
+    ) -> Transfer | None:
+        seat = tables.seat(row.id, holder.id)
+        if seat is None or not seat.session:
+            return None
+        if not self._sessions.can_succeed(seat):
+            seats.end_overdue(self._sessions, tables, row)
+            tables.put_topic(row)
+            tables.announce.add(MOVES)
+            return None
+        self._sessions.drop_holder(tables, row, holder, "release", "hand-over", seat)
+        self._sessions.promote(tables, row)
+        tables.put_topic(row)
+        return seat
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -135,12 +214,14 @@ class HandOver:
         cancelled = []
         with self._ledger.write() as tables:
             for topic in topics:
-                row = _sound(tables, topic)
+                row = tables.sound_topic(topic, STAYS)
                 if row is None:
                     continue
                 transfer = self._sessions.transfer(tables, row)
                 if transfer is not None and until in (None, transfer.until):
                     self._sessions.cancel_transfer(tables, row, transfer, reason)
+                    cancelled.append(row.name)
+                elif seats.cancel(self._sessions, tables, row, reason, until):
                     cancelled.append(row.name)
                 self._sessions.promote(tables, row)
                 tables.put_topic(row)
@@ -149,10 +230,33 @@ class HandOver:
 
     # ---- look ----------------------------------------------------------------------------
 
-    def look(self, topics: Iterable[int], to: EngineInfo) -> list[Move]:
-        """How the moves of these topics stand."""
+    def look(self, begun: Iterable[Begun]) -> list[Move]:
+        """How these moves stand."""
         with self._ledger.read() as tables:
-            return [self._look_at(tables, tables.topic(topic), to) for topic in topics]
+            return [self._look_again(tables, each) for each in begun]
+
+    def _look_again(self, tables: Tables, begun: Begun) -> Move:
+        move = begun.move
+        row = tables.topic(move.topic_id)
+        if begun.chain:
+            return self._look_at_seat(tables, row, move.target, begun.chain, None, move.producer)
+        return replace(self._look_at(tables, row, move.target), producer=move.producer)
+
+    def _look_at_seat(
+        self, tables: Tables, row: _core.TopicRow, to: EngineInfo, chain: int,
+        holder: Session | None, name: str | None = None,
+    ) -> Move:  # fmt: skip
+        holder = holder or seats.held(tables, row.id, chain)
+        if holder is None:
+            return _move(row, None, to, "failed", "its producer is gone", name)
+        name = name or holder.name
+        if holder.engine == to.id:
+            state = "assigned" if seats.reserved(tables, holder) else "owned"
+            return _move(row, holder, to, state, producer=name)
+        seat = tables.seat(row.id, holder.id)
+        if seat is not None and seat.target == to.id and _core.now() < seat.until:
+            return _move(row, holder, to, "releasing", producer=name)
+        return _move(row, holder, to, "failed", f"it is held by {describe(holder)}", name)
 
     def _look_at(self, tables: Tables, row: _core.TopicRow, to: EngineInfo) -> Move:
         owner = owner_of(tables, row)
@@ -163,6 +267,25 @@ class HandOver:
             return _move(row, owner, to, "releasing" if owner is not None else "assigned")
         has = "nobody has it" if owner is None else f"it is held by {describe(owner)}"
         return _move(row, owner, to, "failed", has)
+
+    def transfers(self, topic: int) -> list[TransferInfo]:
+        """The hand-overs of a topic, and of its shared producers, that can still succeed."""
+        with self._ledger.read() as tables:
+            row = tables.topic(topic)
+            return [
+                _transfer_info(row, holder, transfer, moves_alone)
+                for holder, transfer, moves_alone in self._under_way(tables, row)
+                if self._sessions.can_succeed(transfer)
+            ]
+
+    def _under_way(
+        self, tables: Tables, row: _core.TopicRow
+    ) -> Iterator[tuple[Session | None, Transfer, bool]]:
+        transfer = tables.transfer(row.id)
+        if transfer is not None and row.owner in (0, transfer.session) and not row.shared:
+            yield owner_of(tables, row), transfer, False
+        for holder, seat in seats.under_way(tables, row.id):
+            yield holder, seat, True
 
     def changes(self) -> int:
         """Grows with every step of any move."""
@@ -176,14 +299,6 @@ class HandOver:
         lockfile.await_topic(lockfile.topic_word(MOVES), seen, left, spin=False)
 
 
-def _sound(tables: Tables, topic: int) -> _core.TopicRow | None:
-    try:
-        return tables.topic(topic)
-    except LedgerCorruptedError as error:
-        log.error("%s; it stays where it is", error)
-        return None
-
-
 def _existing(tables: Tables, name: str) -> _core.TopicRow:
     row = tables.find_topic(name)
     if row is None:
@@ -192,114 +307,38 @@ def _existing(tables: Tables, name: str) -> _core.TopicRow:
 
 
 def _move(
-    row: _core.TopicRow, owner: Session | None, to: EngineInfo, state: str, reason: str = ""
-) -> Move:
-    return Move(
-        row.name, row.id, row.epoch, None if owner is None else owner_info(owner), to, state, reason
-    )
+    row: _core.TopicRow, owner: Session | None, to: EngineInfo, state: str, reason: str = "",
+    producer: str | None = None,
+) -> Move:  # fmt: skip
+    source = None if owner is None else owner_info(owner)
+    return Move(row.name, row.id, row.epoch, source, to, state, reason, producer)
 
 
-# ---- the call ----------------------------------------------------------------------------
+def _transfer(row: _core.TopicRow, wish: Wish, holder: Session | None) -> Transfer:
+    return Transfer(
+        row.id, wish.to.id, wish.slot, wish.until, 0 if holder is None else holder.id,
+        wish.to.name, wish.to.pid, dict(wish.to.properties),
+        0 if holder is None else holder.chain, wish.groups,
+    )  # fmt: skip
 
 
-def unload(
-    engine: Engine, hand_over: HandOver, topics: str | Iterable[str], to: str, timeout: float
-) -> list[Move]:
-    """What `Engine.unload` does."""
-    destination = engine.ledger.lockfile.find(to)
-    if destination is None:
-        raise LedgerError(f"to={to!r} is no live engine on {engine.path}; {_who_is_there(engine)}")
-    names = choose(engine, topics)
-    end = time.monotonic() + timeout
-    moved: list[Move] = []
-    for start in range(0, len(names), MOVED_AT_ONCE):
-        chunk = names[start : start + MOVED_AT_ONCE]
-        moved += _move_some(engine, hand_over, chunk, *destination, end)
-    return moved
+def _prolonged(under_way: Transfer, wish: Wish) -> Transfer:
+    """The hand-over, asked for once more: it only gets more time, and groups."""
+    groups = tuple(dict.fromkeys((*under_way.groups, *wish.groups)))
+    return replace(under_way, until=max(wish.until, under_way.until), groups=groups)
 
 
-def _move_some(
-    engine: Engine, hand_over: HandOver, names: Sequence[str], slot: int, to: EngineInfo, end: float
-) -> list[Move]:
-    left = min(max(0.0, end - time.monotonic()), LONGEST_SECONDS)
-    until = _core.now() + int(left * 1e9)
-    begun = moves = hand_over.begin(names, slot, to, until)
-    try:
-        moves = _await(engine, hand_over, moves, to, end)
-    except BaseException:
-        _give_up(hand_over, begun, moves, "cancelled", until)
-        raise
-    late = _give_up(hand_over, begun, moves, "deadline", until)
-    if late:
-        ended = {move.topic_id: move for move in hand_over.look(late, to)}
-        moves = [ended.get(move.topic_id, move) for move in moves]
-    return [
-        replace(move, source=first.source) if move.ok else first if _is_refused(first) else move
-        for first, move in zip(begun, moves, strict=True)
-    ]
-
-
-def _give_up(
-    hand_over: HandOver, begun: list[Move], moves: list[Move], reason: str, until: int
-) -> list[int]:
-    """Who has not released a topic by now keeps it; which topics those were."""
-    late = [
-        move.topic_id
-        for first, move in zip(begun, moves, strict=True)
-        if first.state == "releasing" and not move.ok
-    ]
-    if late:
-        hand_over.cancel(late, reason, until)
-    return late
-
-
-def _is_refused(move: Move) -> bool:
-    return move.state == "failed"
-
-
-def _await(
-    engine: Engine, hand_over: HandOver, moves: list[Move], to: EngineInfo, end: float
-) -> list[Move]:
-    """How the moves stand when all have come to something, or the time is over. What has been
-    reserved stays so in this account, also if the others take longer than the reservation."""
-    done: dict[int, Move] = {}
-    topics = [move.topic_id for move in moves]
-    while True:
-        seen = hand_over.changes()
-        moves = hand_over.look(topics, to)
-        done.update({move.topic_id: move for move in moves if move.ok})
-        moves = [done.get(move.topic_id, move) for move in moves]
-        releasing = [move for move in moves if move.state == "releasing"]
-        left = end - time.monotonic()
-        if not releasing or left <= 0:
-            return moves
-        engine.check_open()
-        engine.evict_the_dead({move.source.engine_id for move in releasing if move.source})
-        hand_over.wait_for_a_change(seen, left)
-
-
-def choose(engine: Engine, topics: str | Iterable[str]) -> list[str]:
-    """The names that a topic's name, a list of them, or a prefix stand for."""
-    if not isinstance(topics, str):
-        names = list(topics)
-        for name in names:
-            if not isinstance(name, str):
-                raise TypeError(f"topics takes a str or an iterable of them, not {name!r}")
-            if name.startswith("__"):
-                raise ValueError(f"topics: {name!r} is the library's own, and has no owner")
-        return list(dict.fromkeys(names))
-    there = engine.topics()
-    if topics in there:
-        return [topics]
-    found = [name for name in there if name.startswith(topics.removesuffix("*"))]
-    if not found:
-        raise TopicNotFoundError(f"{engine.path} has no topic {topics!r}, and none that begins so")
-    return found
-
-
-def _who_is_there(engine: Engine) -> str:
-    there = ", ".join(f"{other.name!r} (id {other.id})" for other in engine.engines())
-    return f"there is {there}" if there else "there is none"
+def _transfer_info(
+    row: _core.TopicRow, holder: Session | None, transfer: Transfer, alone: bool
+) -> TransferInfo:
+    releasing = bool(transfer.session) and holder is not None
+    return TransferInfo(
+        topic=row.name, state="releasing" if releasing else "assigned",
+        source=owner_info(holder) if releasing and holder is not None else None,
+        target=EngineInfo(transfer.target, transfer.name, transfer.pid, transfer.properties, 0.0),
+        until=time.time_ns() // 1_000_000 + (transfer.until - _core.now()) // 1_000_000,
+        producer=holder.name if alone and holder is not None else None, groups=transfer.groups,
+    )  # fmt: skip
 
 
 def moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:

@@ -14,10 +14,11 @@ import contextlib
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from exclusivelog import _core
-from exclusivelog.lockfile import LockFile
+from exclusivelog.lockfile import LockFile, is_stopped
 from exclusivelog.types import EngineInfo
 
 log = logging.getLogger("exclusivelog")
@@ -29,12 +30,6 @@ def process_of(thread: int) -> int | None:
         status = Path(f"/proc/{thread}/status").read_text().splitlines()
         return int(next(line for line in status if line.startswith("Tgid:")).split()[1])
     return None
-
-
-def _is_stopped(thread: int) -> bool:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
-    return False
 
 
 class Watch:
@@ -54,11 +49,11 @@ class Watch:
         """Half a second has been waited for this thread."""
         # It may itself wait for another one, which is stopped.
         inside = [other for other in self._inside() if other]
-        thread = next(filter(_is_stopped, inside), thread)
+        thread = next(filter(is_stopped, inside), thread)
         self._report(thread)
         if self.killers:
             for suspect in {thread, *inside}:
-                self._kill_if_hung(suspect)
+                self._kill_if_inside(suspect)
 
     def _inside(self) -> tuple[int, int]:
         threads: tuple[int, int] = self._journal.inside
@@ -76,33 +71,43 @@ class Watch:
         log.warning(
             "%s: half a second has been waited for the ledger; inside is %s. Where it is "
             "stopped, nothing goes on until it is continued or killed",
-            self._path, ", ".join(map(_describe, engines)) or f"thread {thread}",
+            self._path, ", ".join(map(describe, engines)) or f"thread {thread}",
         )  # fmt: skip
 
-    def _kill_if_hung(self, thread: int) -> None:
+    def _kill_if_inside(self, thread: int) -> None:
         pid = process_of(thread)
-        if pid is not None and pid != os.getpid():
+        if pid is not None:
+            # What still holds the lock, under its old id, has not died: it is that process.
+            self.kill_if_hung(
+                pid, lambda: thread in self._inside() and process_of(thread) == pid,
+                "inside the ledger",
+            )  # fmt: skip
+
+    def kill_if_hung(self, pid: int, holds: Callable[[], bool], where: str) -> None:
+        """End another process, if this one may, all engines of which have been silent for longer
+        than their keepalive. `holds()`: does it still hold others up, `where` it does?"""
+        if self.killers and pid != os.getpid():
             engines = list(self._lockfile.in_process(pid))
             if self._all_hung(engines):
-                self._kill(pid, thread, [engine for _, engine in engines])
+                self._kill(pid, holds, where, [engine for _, engine in engines])
 
     def _all_hung(self, engines: list[tuple[int, EngineInfo]]) -> bool:
         alive = self._lockfile.alive
         return bool(engines) and not any(alive(slot, engine.id) for slot, engine in engines)
 
-    def _kill(self, pid: int, thread: int, engines: list[EngineInfo]) -> None:
+    def _kill(
+        self, pid: int, holds: Callable[[], bool], where: str, engines: list[EngineInfo]
+    ) -> None:
         try:
             process = os.pidfd_open(pid)
         except OSError:
             return  # it is gone
         try:
-            # What still holds the lock, under its old id, has not died: it is that process. Who
-            # asks may have stood still himself meanwhile, and it may have gone on.
-            holds = thread in self._inside() and process_of(thread) == pid
-            if holds and self._all_hung(list(self._lockfile.in_process(pid))):
+            # Who asks may have stood still himself meanwhile, and it may have gone on.
+            if holds() and self._all_hung(list(self._lockfile.in_process(pid))):
                 log.error(
-                    "%s: killing %s, silent for longer than its keepalive inside the ledger",
-                    self._path, ", ".join(map(_describe, engines)),
+                    "%s: killing %s, silent for longer than its keepalive %s",
+                    self._path, ", ".join(map(describe, engines)), where,
                 )  # fmt: skip
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         except OSError as error:
@@ -119,7 +124,8 @@ class Watch:
         return None
 
 
-def _describe(engine: EngineInfo) -> str:
+def describe(engine: EngineInfo) -> str:
+    """An engine, for people, and how long it has been silent."""
     return (
         f"engine {engine.name!r} (id {engine.id}, pid {engine.pid}), silent for "
         f"{engine.heartbeat_age:.1f} s"

@@ -16,17 +16,15 @@ in the transaction that applies them, so that a frame counts either there or her
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
 import os
 import secrets
 import struct
 
 from exclusivelog import _core
-from exclusivelog.errors import LedgerError, LedgerVersionError
-from exclusivelog.lockfile import JOURNAL_WORDS, LockFile
-from exclusivelog.segments import sync_directory
+from exclusivelog.errors import LedgerVersionError
+from exclusivelog.files import Directory
 
+NAME = "journal"
 MAGIC = b"XLJFILE\x01"
 CAPACITY = 8 << 20
 HEADER = _core.JOURNAL_HEADER_BYTES
@@ -35,55 +33,33 @@ FRAME = struct.Struct("<4sIQQQQQII")
 STEP, PADDING, SIZE = 16, 1 << 31, (1 << 30) - 1
 
 
-def open_journal(ledger: str, lockfile: LockFile, mode: int, readonly: bool) -> _core.Journal:
-    """The journal of a ledger, made if there is none. Call it while the lock file is locked
-    for opening."""
-    path = os.path.join(ledger, "journal")
-    if not os.path.exists(path) and not readonly:
-        _create(path, mode)
-    fd = os.open(path, (os.O_RDONLY if readonly else os.O_RDWR) | os.O_CLOEXEC)
+def open_file(directory: Directory, mode: int, readonly: bool) -> tuple[int, int]:
+    """(descriptor, capacity) of a ledger's journal, made if there is none. Call it while the
+    lock file is locked for opening."""
+    if directory.facts(NAME) is None and not readonly:
+        _create(directory, mode)
+    fd = directory.open(NAME, os.O_RDONLY if readonly else os.O_RDWR)
     try:
-        if not readonly:
-            fcntl.flock(fd, fcntl.LOCK_SH)  # for `refuse_a_second_life`, until all is closed
-        capacity = _check(path, fd)
-        return _core.Journal(lockfile.words, JOURNAL_WORDS, fd, capacity, readonly)
-    finally:
+        return fd, _check(os.path.join(directory.path, NAME), fd)
+    except BaseException:
         os.close(fd)
+        raise
 
 
-def refuse_a_second_life(ledger: str, owners: str) -> None:
-    """LedgerError where somebody has removed the lock file `owners` while engines write to the
-    ledger: they would see nothing of a new one, and go on as its owners (rule B3)."""
-    if os.path.exists(owners):
-        return
-    with contextlib.suppress(FileNotFoundError):
-        fd = os.open(os.path.join(ledger, "journal"), os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not os.path.exists(owners):  # else somebody was just quicker to make it
-                raise LedgerError(
-                    f"{owners} was removed while engines use the ledger; close every engine on "
-                    "it, then open it"
-                ) from None
-        finally:
-            os.close(fd)
-
-
-def inode(ledger: str) -> int:
+def inode(directory: Directory) -> int:
     """Of the journal's file; 0 if there is none."""
-    with contextlib.suppress(FileNotFoundError):
-        return os.stat(os.path.join(ledger, "journal")).st_ino
-    return 0
+    facts = directory.facts(NAME)
+    return 0 if facts is None else facts.st_ino
 
 
-def _create(path: str, mode: int) -> None:
+def _create(directory: Directory, mode: int) -> None:
     # Whole under another name, then renamed: whoever sees it sees all of it. Its blocks are
     # written, not only reserved, so that no flush has to change the file's own description.
-    for leftover in glob.glob(glob.escape(path) + ".*"):
-        os.unlink(leftover)
-    temporary = f"{path}.{os.getpid()}.{secrets.token_hex(4)}"
-    fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    for name in directory.names():
+        if name.startswith(NAME + "."):
+            directory.remove(name)
+    temporary = f"{NAME}.{os.getpid()}.{secrets.token_hex(4)}"
+    fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
         os.posix_fallocate(fd, 0, HEADER + CAPACITY)  # a full disk shows here
         zeros = bytes(1 << 20)
@@ -91,11 +67,11 @@ def _create(path: str, mode: int) -> None:
             os.pwrite(fd, zeros[: HEADER + CAPACITY - at], at)
         os.pwrite(fd, MAGIC + CAPACITY.to_bytes(8, "little"), 0)
         os.fsync(fd)
-        os.rename(temporary, path)
-        sync_directory(os.path.dirname(path))
+        directory.rename(temporary, NAME)
+        directory.sync()
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            directory.remove(temporary)
         raise
     finally:
         os.close(fd)

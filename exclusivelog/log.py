@@ -24,8 +24,10 @@ from exclusivelog.errors import (
 from exclusivelog.ledger import Ledger
 from exclusivelog.sessions import fenced
 from exclusivelog.tables import Tables
+from exclusivelog.times import SLACK_MS, first_marked_since, is_ahead, wall_ms
 
 READ_BYTES = 1 << 20
+LOOK_UP_SECONDS = 30.0  # others change who may write more than a thousand times meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,8 @@ def _append_to_journal(ledger: Ledger, works: Sequence[Work]) -> None:
 
 def _place(ledger: Ledger, work: Work) -> None:
     for batch in work.batches:
+        if batch.placed:
+            continue  # by a commit that was cut short before its flush
         outcome = work.appender.place(batch)
         while outcome in REPAIRABLE:
             repair(ledger, work.appender, outcome)
@@ -125,7 +129,8 @@ def look_up(ledger: Ledger, appender: _core.Appender) -> None:
     session, journal = appender.session, ledger.journal
     assert journal is not None
     ledger.check()
-    while True:
+    end = time.monotonic() + LOOK_UP_SECONDS
+    while time.monotonic() < end:
         version = journal.version  # before the tables: what changes later is seen by it
         if journal.unsettled:
             ledger.settle()
@@ -140,6 +145,11 @@ def look_up(ledger: Ledger, appender: _core.Appender) -> None:
         ):
             appender.looked_up(version, sequence)
             return
+    raise LedgerError(
+        f"{ledger.path}: tables and shared memory have not agreed for {LOOK_UP_SECONDS:.0f} s; was "
+        "a file put back while a process had the ledger open? Close every engine, and end the "
+        "children of processes that had it open; then open it again"
+    )
 
 
 def refusal(
@@ -253,15 +263,23 @@ def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offse
     return False
 
 
+def _was_written(tables: Tables, session: Session, batch: _core.Batch) -> bool:
+    """By a commit that was cut short before it could say so."""
+    return batch.base_offset >= 0 and _is_written(tables, session, batch, batch.base_offset)
+
+
 def append_one(tables: Tables, work: Work) -> Placed:
     """Append one producer's batches within a transaction, if it may write (rules B2, G2)."""
     session = work.session
     row = tables.topic(session.topic)
     check_may_write(tables, row, session)
     sequence, _ = tables.producer(session.topic, session.name)
-    publish_time = max(row.last_publish_time, time.time_ns() // 1_000_000)
+    publish_time = max(row.last_publish_time, wall_ms())
     placed: Placed = []
     for batch in work.batches:
+        if batch.base_sequence <= sequence and _was_written(tables, session, batch):
+            placed.append((batch, batch.base_offset))
+            continue
         if batch.base_sequence <= sequence:
             raise DuplicateSequenceError(
                 f"topic {row.name!r}: producer {session.name!r} has sequence id {sequence} in the "
@@ -381,8 +399,23 @@ def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedErr
 def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
     """The first offset published at or after `time_ms`; the end if there is none.
 
-    Publish times never go backwards within a topic (rule G4), so that halving finds it.
+    Goes by effective times (see times.py). A `time_ms` ahead of the clock can only have been
+    taken from a publish time, and is compared with those alone.
     """
+    now = wall_ms()
+    found = _first_published(tables, topic, time_ms)
+    if is_ahead(time_ms, now) or not is_ahead(topic.last_publish_time, now):
+        return found
+    doubted = _first_published(tables, topic, now + SLACK_MS + 1)
+    if found < doubted:
+        return found
+    floor = _published(tables, topic, doubted - 1) if doubted > topic.first_offset else 0
+    return max(doubted, first_marked_since(tables.marks(topic.id), time_ms, floor, now))
+
+
+def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
+    """By publish times alone. They never go backwards within a topic (rule G4), so that halving
+    finds it."""
     low, high = topic.first_offset, topic.next_offset
     while low < high:
         middle = (low + high) // 2
@@ -394,6 +427,11 @@ def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
         else:
             high = entry.base_offset
     return low
+
+
+def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
+    entry = read_entries(tables, topic, offset, None, most_bytes=1)[0]
+    return int(entry.message(offset - entry.base_offset).publish_time)
 
 
 def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[str]]:

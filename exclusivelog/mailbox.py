@@ -21,14 +21,28 @@ from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
 from exclusivelog.access import Session
+from exclusivelog.arrivals import Arrival, Arrivals, StillReleasing
 from exclusivelog.errors import (
     ExclusiveLogError,
+    OwnershipLostError,
     ProducerFencedError,
+    ProducerRevokedError,
     TopicTerminatedError,
     WaitTimeoutError,
 )
+from exclusivelog.moved_claims import CLAIM_MOVED, Successors, moved_error
 from exclusivelog.producer import Options, Producer
-from exclusivelog.sessions import FENCED, GRANTED, LATER, RELEASE, SEALED, WANTED, Registration
+from exclusivelog.sessions import (
+    CLAIM_LOST,
+    FENCED,
+    GRANTED,
+    LATER,
+    RELEASE,
+    REVOKED,
+    SEALED,
+    WANTED,
+    Registration,
+)
 from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import in_slices, settled
 
@@ -59,17 +73,22 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
     def cancel(self) -> bool:
         """Leave the queue. False if it is too late: the future has its producer, or its
         error, at once then."""
-        if self.session is None or self.done():
-            return self.cancelled()
-        self._engine.check_open()
-        if not self._engine.mailbox.withdraw(self.session):
-            if self._engine.mailbox.settles(self.session):  # another thread is about to
-                concurrent.futures.wait([self], SETTLING_SECONDS)
+        if self.done() or not (self._engine.mailbox.forget(self) or self._withdraw()):
             return self.cancelled()
         cancelled = super().cancel()
         if cancelled:  # else concurrent.futures.wait does not see it
             self.set_running_or_notify_cancel()
         return cancelled
+
+    def _withdraw(self) -> bool:
+        if self.session is None:
+            return False
+        self._engine.check_open()
+        if self._engine.mailbox.withdraw(self.session):
+            return True
+        if self._engine.mailbox.settles(self.session):  # another thread is about to
+            concurrent.futures.wait([self], SETTLING_SECONDS)
+        return False
 
     def give_up(self) -> None:
         """Leave the queue; a grant that came first is given back."""
@@ -124,6 +143,8 @@ class Mailbox:
         self._failed = False
         self._undelivered: deque[Callable[[], None]] = deque()
         self._to_release: list[tuple[int, int]] = []  # (session, topic), to be handed over
+        self.successors = Successors()
+        self._arrivals = Arrivals()  # that wait until their topics are released to this engine
         self._wanted: set[int] = set()  # sessions that were wanted before they had a producer
 
     @property
@@ -136,8 +157,12 @@ class Mailbox:
 
     @property
     def awaits(self) -> bool:
-        """Does anybody here wait in a queue?"""
-        return bool(self._pending)
+        """Does anybody here wait in a queue, or for a hand-over?"""
+        return bool(self._pending) or bool(self._arrivals)
+
+    def needed(self) -> set[int]:
+        """The topics that are waited for."""
+        return {session.topic for session in self.waiting()} | self._arrivals.topics()
 
     def waiting(self) -> list[Session]:
         """The sessions that wait in a queue."""
@@ -151,15 +176,14 @@ class Mailbox:
         self, future: ProducerFuture, register: Callable[[], Registration], timeout: float | None
     ) -> None:
         """Register a producer, or queue it until it is promoted or `timeout` has passed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        arrival = Arrival(future, register, timeout, deadline)
         try:
             # No mail about a session may be read before it is known here.
             with _core.Holding(self.lock):
                 self._engine.check_open()
-                registration = register()
-                future.session = registration.session
-                if registration.queued:
-                    self._queue(future, timeout)
-                else:
+                registration = self._register(arrival)
+                if registration is not None and not registration.queued:
                     self._hand_out(future, registration.session, registration.last_sequence)
         except ExclusiveLogError as error:
             future.set_exception(error)
@@ -170,14 +194,28 @@ class Mailbox:
             self._engine.want_orphans()
             raise
 
-    def _queue(self, future: ProducerFuture, timeout: float | None) -> None:
+    def _register(self, arrival: Arrival) -> Registration | None:
+        """Its registration; None if it has to wait until the topic is released to this engine."""
+        future = arrival.future
+        try:
+            registration = arrival.register()
+        except StillReleasing as refused:
+            self._arrivals.add(arrival, refused)
+            self._engine.ring()  # the guard must watch the source's engine from now on
+            return None
+        future.session = registration.session
+        if registration.queued:
+            self._queue(future, arrival.deadline)
+        return registration
+
+    def _queue(self, future: ProducerFuture, deadline: float | None) -> None:
         assert future.session is not None
         self._pending[future.session.id] = future
         # Now, not when it is promoted: the topic would be idle for as long.
         self._engine.ledger.start_checkpoints()
         self._engine.committer.start()
-        if timeout is not None:
-            heapq.heappush(self._deadlines, (time.monotonic() + timeout, future.session.id))
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, future.session.id))
         self._engine.ring()  # the guard must watch the other engines from now on
 
     def withdraw(self, session: Session) -> bool:
@@ -189,6 +227,13 @@ class Mailbox:
         self.read()
         self._engine.ring()  # there may have been mail for the guard in it
         return False
+
+    def forget(self, future: ProducerFuture) -> bool:
+        """Let a request no longer wait for a hand-over; False if it does not."""
+        if not self._arrivals or self._engine.forked:  # its lock may be the parent's
+            return False
+        with self.lock:
+            return self._arrivals.take_future(future)
 
     def settles(self, session: Session) -> bool:
         """Somebody has read this waiting session's mail, or will, and settles its future."""
@@ -202,7 +247,7 @@ class Mailbox:
             longest = min(longest, self._until(self._deadlines[0][0] - time.monotonic()))
         if self._due:
             longest = min(longest, self._until((self._due[0][0] - _core.now()) / 1e9))
-        return longest
+        return min([longest, *map(self._until, self._arrivals.next_look())])
 
     def _until(self, left: float) -> float:
         # What is overdue has come due just now, or has failed: a full disk, say.
@@ -222,13 +267,18 @@ class Mailbox:
             for number, (kind, session, *details) in mail:
                 if kind == GRANTED:
                     self._granted(session, *details)
-                elif kind == FENCED:
-                    self._fenced(session, *details)
+                elif kind in (FENCED, REVOKED):
+                    self._fenced(session, kind, *details)
+                elif kind == CLAIM_LOST:
+                    self._lose_claim(session, OwnershipLostError(*details))
                 elif kind == LATER:
                     topic, due = details
                     heapq.heappush(self._due, (due, topic))
                 elif kind == RELEASE:
                     self._to_release.append((session, *details))
+                elif kind == CLAIM_MOVED:
+                    successor = self.successors.note(session, *details)
+                    self._lose_claim(session, moved_error("the claim", successor))
                 elif kind == SEALED:
                     self._sealed(session, *details)
                 elif kind == WANTED:
@@ -295,27 +345,31 @@ class Mailbox:
         else:
             unless_settled()
 
-    def _fenced(self, session_id: int, text: str) -> None:
+    def _fenced(self, session_id: int, kind: str, text: str) -> None:
         self._take_pending(session_id)
-        self._undelivered.append(lambda: self._tell_fenced(session_id, text))
+        error = ProducerRevokedError if kind == REVOKED else ProducerFencedError
+        self._undelivered.append(lambda: self._tell_fenced(session_id, error, text))
 
-    def _tell_fenced(self, session_id: int, text: str) -> None:
+    def _tell_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
         # Only now: the grant may have been in the same mail.
         future = self._settling.get(session_id)
         if future is not None and future.session is not None and future.producer is None:
             holder = self._owner_if_known(future.session.topic)
-            error = ProducerFencedError(text, holder=holder)
-            self._settle(future, session_id, functools.partial(future.set_exception, error))
+            refuse = functools.partial(future.set_exception, error(text, holder=holder))
+            self._settle(future, session_id, refuse)
         producer = self._engine.find_producer(session_id)
         if producer is not None:
             holder = self._owner_if_known(producer.session.topic)
-            producer.lose(ProducerFencedError(text, holder=holder))
+            producer.lose(error(text, holder=holder))
 
     def _sealed(self, session_id: int, text: str) -> None:
         future = self._take_pending(session_id)
         if future is not None:
             refuse = functools.partial(future.set_exception, TopicTerminatedError(text))
             self._undelivered.append(lambda: self._settle(future, session_id, refuse))
+
+    def _lose_claim(self, claim: int, error: OwnershipLostError) -> None:
+        self._undelivered.append(functools.partial(self._engine.lose_claim, claim, error))
 
     def _tell_wanted(self, session_id: int) -> None:
         with self.lock:
@@ -329,6 +383,44 @@ class Mailbox:
         with contextlib.suppress(ExclusiveLogError):
             return self._sessions.owner(topic)
         return None
+
+    # ---- arrivals ------------------------------------------------------------------------
+
+    def admit_arrivals(self) -> None:
+        """Request again what waited for a hand-over that has gone on, or has ended (rule E3)."""
+        for arrival in self._arrivals.overdue():
+            with self.lock:
+                if self._arrivals.take(arrival):
+                    self._refuse(arrival, arrival.timed_out())
+        for arrival in self._arrivals.all():
+            coming = self._sessions.still_coming(arrival.topic, self._engine.id)
+            if coming is not None:
+                arrival.until = coming.until
+            else:
+                self._request_again(arrival)
+        self._deliver()
+
+    def _request_again(self, arrival: Arrival) -> None:
+        with self.lock:
+            if not self._arrivals.take(arrival):
+                return  # it was cancelled
+            future = arrival.future
+            try:
+                registration = self._register(arrival)
+            except ExclusiveLogError as error:
+                self._refuse(arrival, error)
+                return
+            except BaseException:
+                self._engine.want_orphans()
+                raise
+            if registration is not None and not registration.queued:
+                session, sequence = registration.session, registration.last_sequence
+                self._settling[session.id] = future
+                self._undelivered.append(lambda: self._hand_out(future, session, sequence))
+
+    def _refuse(self, arrival: Arrival, error: ExclusiveLogError) -> None:
+        refuse = functools.partial(arrival.future.set_exception, error)
+        self._undelivered.append(lambda: self._settle(arrival.future, 0, refuse))
 
     # ---- later ---------------------------------------------------------------------------
 
@@ -391,15 +483,22 @@ class Mailbox:
             f"producer {session.name!r} waited for its topic in vain{by}", holder=owner
         )
 
-    def fail_if_broken(self, error: ExclusiveLogError) -> None:
-        """Nobody can be promoted any more: tell all who wait."""
-        if error.maybe_written:
-            pending, self._pending = self._pending, {}
-            self._fail(pending, error)
+    def fail_pending(self, error: ExclusiveLogError) -> None:
+        """The ledger has failed for good, and nobody is promoted any more: tell all who wait."""
+        pending, self._pending = self._pending, {}
+        self._fail(pending, error)
+        self._fail_arrivals(error)
 
     def fail_all(self, error: ExclusiveLogError) -> None:
         """The engine is closed: so end all who wait."""
         self._fail({**self._pending, **self._settling}, error)
+        self._fail_arrivals(error)
+
+    def _fail_arrivals(self, error: ExclusiveLogError) -> None:
+        for arrival in self._arrivals.all():
+            if self._arrivals.take(arrival):
+                refuse = functools.partial(arrival.future.set_exception, error)
+                self._settle(arrival.future, 0, refuse)
 
     def _fail(self, futures: dict[int, ProducerFuture], error: ExclusiveLogError) -> None:
         for session_id, future in futures.items():
@@ -445,7 +544,7 @@ class Mailbox:
             for released in self._engine.hand_over.release(asked):
                 producer = producers[released.session]
                 if producer is not None and released.to is not None:
-                    producer.move(released.to)
+                    producer.hand_off(released.to)
         finally:
             for producer in producers.values():
                 if producer is not None:

@@ -10,6 +10,9 @@ because nobody knows whether the first attempt came through. So the ledger itsel
 - for each *writer*, the name of the job whatever runs it, the number of its last batch: a
   batch whose number is not higher is in the log already, and not appended again.
 
+Of each topic the ledger remembers the last 4096 tokens and the 4096 writers that appended last;
+a run that comes back after so many others is a new one.
+
 Both are read and written in the one transaction that appends. Between two batches nobody
 holds the topic: who opens an exclusive producer on it then fences the run.
 """
@@ -25,12 +28,14 @@ from typing import TYPE_CHECKING
 from exclusivelog import _core, access
 from exclusivelog.access import Session
 from exclusivelog.encoding import Columns
+from exclusivelog.errors import LedgerError
 from exclusivelog.tables import Tables
 from exclusivelog.topic import check_name, existing, is_internal
 from exclusivelog.types import AccessMode
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
+    from exclusivelog.topic import Topic
 
 ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
 MOST_NUMBER = 2**63 - 1
@@ -83,8 +88,9 @@ def append_once(
     - `batches`: topic name -> its messages. Topics are made if need be.
 
     Raises ProducerFencedError where a later run, or anybody else, has had one of the topics
-    since (rules B3, B4), ProducerBusyError, TopicTerminatedError, LedgerError; ValueError for a
-    topic of the library's own.
+    since (rules B3, B4), ProducerBusyError, TopicTerminatedError, LedgerError, above all where a
+    new run begins with a batch before its job's last one; ValueError for a topic of the
+    library's own.
 
     >>> def part(*values):
     ...     return Columns(_core.strings(list(values)))
@@ -159,16 +165,28 @@ def _append(
     parts: Iterable[Columns],
 ) -> Appended:
     row, session = engine.sessions.visit(tables, _session(engine, tables, topic, run))
-    if run.token is not None and session.exclusive:
-        tables.put_fence(topic, run.token, session.epoch)
     first = row.next_offset
     last = None if run.writer is None else tables.batch(topic, run.writer)
+    if run.token is not None and session.exclusive:
+        begins = tables.fence(topic, run.token) is None
+        if begins and number is not None and last is not None and number < last:
+            raise _went_back(row, run, number, last)
+        tables.put_fence(topic, run.token, session.epoch)
     if number is None or last is None or number > last:
         _write(tables, row, session, parts)
         if run.writer is not None and number is not None:
             tables.put_batch(topic, run.writer, number)
     tables.put_topic(row)
     return Appended(range(first, row.next_offset), session.epoch)
+
+
+def _went_back(row: _core.TopicRow, run: Run, number: int, last: int) -> LedgerError:
+    # A run begins with the last batch of the one before, or with the next one.
+    return LedgerError(
+        f"topic {row.name!r}: job {run.writer!r} comes with batch {number}, and its batch {last} "
+        "is in the log: this run goes by a copy of its checkpoint, or by one that was put back. "
+        "Nothing was written; use the checkpoint that wrote last, or a new one"
+    )
 
 
 def _session(engine: Engine, tables: Tables, topic: int, run: Run) -> Session:
@@ -212,16 +230,17 @@ def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterabl
 # ---- numbers alone -----------------------------------------------------------------------
 
 
-def record(engine: Engine, topic: str, writer: str, number: int) -> None:
+def record(engine: Engine, topic: str | Topic, writer: str, number: int) -> None:
     """Write down how far a job has come with a topic that it does not write to: its last
-    number, which never goes back. Disturbs nobody.
+    number, which never goes back. Disturbs nobody. A `Topic` stands for itself alone, and not
+    for one that was made anew under its name: that is a TopicNotFoundError.
 
     >>> record(engine, "orders", "archive", 7); recorded(engine, "orders")
     {'archive': 7}
     """
     check_name(writer, "writer")
     _check_number(number)
-    found = engine.topic(topic, create=False)
+    found = _found(engine, topic)
     with engine.ledger.write_beside() as tables:
         existing(tables, found.id)
         before = tables.batch(found.id, writer)
@@ -229,12 +248,16 @@ def record(engine: Engine, topic: str, writer: str, number: int) -> None:
             tables.put_batch(found.id, writer, number)
 
 
-def recorded(engine: Engine, topic: str) -> dict[str, int]:
-    """Writer -> the number of its last batch, of all that were ever recorded for a topic.
+def _found(engine: Engine, topic: str | Topic) -> Topic:
+    return engine.topic(topic, create=False) if isinstance(topic, str) else topic
+
+
+def recorded(engine: Engine, topic: str | Topic) -> dict[str, int]:
+    """Writer -> the number of its last batch, of those that were recorded for a topic.
 
     >>> recorded(engine, "orders")
     {}
     """
-    found = engine.topic(topic, create=False)
+    found = _found(engine, topic)
     with engine.ledger.read() as tables:
         return dict(tables.batches(existing(tables, found.id).id))

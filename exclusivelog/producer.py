@@ -6,7 +6,7 @@ import datetime as dt
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from exclusivelog import _core
 from exclusivelog._core import Outcome
 from exclusivelog.access import Session, Transfer
+from exclusivelog.announcements import check_info
 from exclusivelog.encoding import (
     Encoded,
     Serializer,
@@ -32,7 +33,8 @@ from exclusivelog.errors import (
 )
 from exclusivelog.handover import moved_error
 from exclusivelog.log import REPAIRABLE, check_may_write, duplicate, refusal, repair
-from exclusivelog.types import AccessMode
+from exclusivelog.types import AccessMode, Move
+from exclusivelog.unload import UnloadFuture, Unloading, check_groups
 from exclusivelog.waits import check_seconds, check_timeout, in_slices
 
 if TYPE_CHECKING:
@@ -49,14 +51,28 @@ MOST = {
     "max_batch_bytes": 1 << 30,
     "max_pending_bytes": 2**63 - 1,
 }
+NO_MESSAGE: Any = object()  # None is a tombstone
 State = Literal["open", "fenced", "moved", "closed"]
 Sent = TypeVar("Sent")
 Send = Callable[["Producer", "float | None"], Sent]
+Placed = TypeVar("Placed", bound="int | tuple[int, int, int]")
+Raw = tuple[bytes | None, bytes | None, bytes | None]  # key, value, properties
 
 
 class Moving(ProducerMovedError):
-    """What a send meets while its topic is being handed over: it waits, and tries again. No
-    caller ever sees it."""
+    """Internal: a hand-over is in progress; the send waits and retries. No caller ever sees it."""
+
+
+@dataclass(slots=True)
+class Appended:
+    """What `Producer.append` has appended: its first offset, and up to where the journal must be
+    flushed before it may be acknowledged (rule H1)."""
+
+    producer: Producer
+    offset: int
+    position: int = 0
+    generation: int = 0
+    flushed: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +129,7 @@ class Producer:
         )  # fmt: skip
         self._engine = engine
         self._options = options
+        self._announced = session.announce  # the last it said, for who follows the topic with it
         self._dumps = options.dumps
         self._max_pending = options.max_pending_bytes
         self._lost: ExclusiveLogError | None = None
@@ -284,7 +301,7 @@ class Producer:
         if moving is not None:
             moving.set()
 
-    def move(self, to: Transfer) -> None:
+    def hand_off(self, to: Transfer) -> None:
         """The topic was handed over, for good: where its new owner is in this process, sends
         go there from now on (rule E2); else this is the end of this producer."""
         error = moved_error(self.topic, self.name, to)
@@ -400,10 +417,11 @@ class Producer:
         try:
             topic = engine.topic(self.topic, create=False)
             future = engine.future(topic, options)
+            mode = AccessMode.EXCLUSIVE if session.exclusive else AccessMode.SHARED
             engine.open_producer(
-                future, AccessMode.EXCLUSIVE.value, name=session.name, priority=session.priority,
+                future, mode.value, name=session.name, priority=session.priority,
                 claim=None, timeout=None, settle=0, properties=session.properties,
-                follows=self._chain,
+                follows=self._chain, announce=self._announced,
             )  # fmt: skip
             self._opened = future.result()
         except (ProducerFencedError, ProducerBusyError):  # somebody else has been faster
@@ -446,14 +464,74 @@ class Producer:
         if wanted is not None and self.usable:
             self._engine.call_soon(lambda: wanted(self))
 
+    # ---- move ----------------------------------------------------------------------------
+
+    def move(self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()) -> Move:
+        """Move this producer, and no other one, to another engine (rules E1 to E4).
+
+        An exclusive producer moves with its topic, a shared one without the other shared producers.
+        To do this from another process, pass the producer's name to `engine.unload`.
+
+        - `to`, `timeout`, `groups`: as in `engine.unload`.
+
+        What the producer has accepted is committed first. The place of a shared producer, with its
+        name and sequence ids, is reserved for the destination's next shared producer until the
+        deadline; waiters do not get the topic meanwhile. This producer then raises
+        ProducerMovedError; where `to` is an engine of its own process, its sends go through that
+        engine instead.
+
+        Raises ProducerFencedError and EngineClosedError as `send` does, and LedgerError if there is
+        no such engine.
+
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     first, second = (a.topic("orders").producer(name=name) for name in ("x", "y"))
+        ...     first.move(to=b.id).state, first.send(b"by b"), second.send(b"by a")
+        ('assigned', 0, 1)
+        """
+        _, unloading = self._begin_move(to, timeout, groups)
+        return unloading.run()[0]
+
+    def move_async(
+        self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()
+    ) -> UnloadFuture:
+        """Begin what `move` does, and return a future with a list of one `Move` (see
+        `Engine.unload_async`).
+
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     first = a.topic("orders").producer()
+        ...     [move] = first.move_async(to=b.id).result(timeout=10)
+        ...     move.state
+        'assigned'
+        """
+        engine, unloading = self._begin_move(to, timeout, groups)
+        return UnloadFuture(engine, unloading).start()
+
+    def _begin_move(
+        self, to: str, timeout: float, groups: Iterable[str]
+    ) -> tuple[Engine, Unloading]:
+        """Begin to move the producer that currently sends for this one."""
+        chosen = check_groups(groups)
+
+        def begin(producer: Producer, left: float | None) -> tuple[Engine, Unloading]:
+            producer._check()
+            if producer._successor is not None and producer._moved is not None:
+                raise producer._moved
+            engine, session = producer._engine, producer.session
+            try:
+                return engine, engine.begin_move(producer.topic, session, to, timeout, chosen)
+            except ProducerFencedError as error:
+                raise producer.fenced_by(error) from None
+
+        return self._through(begin, None)
+
     # ---- send ----------------------------------------------------------------------------
 
     def catch_up(self, reader: Reader) -> Iterator[_core.Message]:
-        """The messages of this topic from the reader's position to the end, for an owner that
-        wants to have seen what all former owners wrote before it writes itself (rule D8).
+        """Iterate over this topic from the reader's position to its end (rule D8).
 
-        An owner's predecessors cannot write any more, so that this ends; ProducerFencedError
-        at its end says that there is a successor by now, who may have written.
+        A new owner that does so before its first send has seen all that former owners wrote: they
+        cannot append any more. Raises ProducerFencedError at the end if this producer has lost the
+        topic meanwhile; then its successor may have appended more.
 
         >>> with topic.producer() as before:
         ...     _ = before.send(b"old")
@@ -532,17 +610,17 @@ class Producer:
             raise duplicate(self._engine.ledger, self.appender, message[4])
         return self._outcome(receipt, timeout)
 
-    def _send_now(self, send: Callable[[], int], sequence: int | None) -> int | None:
+    def _send_now(self, send: Callable[[], Placed], sequence: int | None) -> Placed | None:
         """Append past the queue; None if there is one, and this must stand behind it."""
         ledger = self._engine.ledger
         try:
             outcome = send()
-            while -outcome in REPAIRABLE:
+            while isinstance(outcome, int) and -outcome in REPAIRABLE:
                 repair(ledger, self.appender, -outcome)
                 outcome = send()
         except ProducerFencedError as error:
             raise self.fenced_by(error) from None
-        if outcome >= 0:
+        if not isinstance(outcome, int) or outcome >= 0:
             return outcome
         if -outcome == Outcome.QUEUED:
             return None
@@ -585,15 +663,39 @@ class Producer:
                 return self._through(lambda p, _: p._add(message), None, message[4])
         if receipt is None:
             raise duplicate(self._engine.ledger, appender, sequence_id)
-        if appender.pending_bytes >= self._max_pending:
+        if appender.holds(self._max_pending):
             self._engine.committer.commit(appender)
         return receipt
+
+    def offer(
+        self, value: Any, *, key: bytes | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
+    ) -> _core.Receipt | None:  # fmt: skip
+        """`send_async` that never waits: for an event loop. None, and nothing was queued, where
+        the topic was handed over, or is about to be, and who sends may have to wait."""
+        message = self._encode(value, key, properties, event_time, sequence_id)
+        try:
+            receipt = self.appender.add(*message, True)
+        except ProducerMovedError as error:
+            error.__traceback__ = None
+            return None
+        if receipt is None:
+            raise duplicate(self._engine.ledger, self.appender, sequence_id)
+        if self.appender.holds(self._max_pending):
+            self._engine.committer.agenda.put(self.appender, 0.0)
+        return receipt
+
+    @property
+    def is_moving(self) -> bool:
+        """May a send have to wait for a hand-over now?"""
+        return isinstance(self.appender.error, ProducerMovedError)
 
     def _add(self, message: Encoded) -> _core.Receipt:
         receipt = self.appender.add(*message, True)
         if receipt is None:
             raise duplicate(self._engine.ledger, self.appender, message[4])
-        if self.appender.pending_bytes >= self._max_pending:
+        if self.appender.holds(self._max_pending):
             self._engine.committer.commit(self.appender)
         return receipt
 
@@ -654,6 +756,76 @@ class Producer:
             raise duplicate(self._engine.ledger, self.appender, sequence)
         return self._outcome(receipt, timeout)
 
+    # ---- append now, flush later ---------------------------------------------------------
+
+    def append(self, messages: Sequence[Raw]) -> Appended:
+        """Append messages atomically, and return before they are flushed: who has called
+        acknowledges them only behind `await_flush`. Large ones are flushed at once.
+
+        Raises as `send` does. Internal: for shared states, whose threads share flushes.
+        """
+        if len(messages) == 1:
+            key, value, properties = messages[0]
+            if len(value or b"") + len(key or b"") < SENT_AT_ONCE:
+                # The most frequent call by far, as in `send`.
+                appender = self.appender
+                try:
+                    outcome = appender.append(value, key, properties)
+                except ProducerMovedError as error:
+                    error.__traceback__ = None
+                    outcome = -1
+                if type(outcome) is tuple:
+                    return self._appended(outcome)
+        return self._through(lambda p, _: p._append(messages), None)
+
+    def _append(self, messages: Sequence[Raw]) -> Appended:
+        call = self.appender.append
+        key, value, properties = messages[0]
+        if len(messages) == 1 and len(value or b"") + len(key or b"") < SENT_AT_ONCE:
+            outcome = self._send_now(lambda: call(value, key, properties), None)
+            batch = None if isinstance(outcome, tuple) else self._batch_of(messages)
+        else:
+            batch = self._batch_of(messages)
+            outcome = None
+            if batch.small:
+                outcome = self._send_now(lambda: self.appender.append_batch(batch), None)
+        if not isinstance(outcome, tuple):  # it is large, or others wait before it
+            assert batch is not None
+            return Appended(self, self._send_batch(batch, None, None), flushed=True)
+        return self._appended(outcome)
+
+    def _appended(self, outcome: tuple[int, int, int]) -> Appended:
+        flushes = self.appender.flushes
+        if not flushes:
+            self.appender.announce()
+        return Appended(self, *outcome, not flushes)
+
+    def _batch_of(self, messages: Sequence[Raw]) -> _core.Batch:
+        keys, values, properties = ([m[column] for m in messages] for column in range(3))
+        return self.appender.make_batch(
+            _core.strings(values), _core.strings(keys) if any_given(keys) else None,
+            _core.strings(properties) if any_given(properties) else None, None,
+        )  # fmt: skip
+
+    def await_flush(self, appended: Appended) -> None:
+        """Return once what `append` has appended is durable; one flush serves all who wait.
+
+        Raises LedgerIOError where it failed, EngineClosedError where the engine was closed
+        meanwhile; the messages may be in the log then (rule B9).
+        """
+        if appended.flushed:
+            return
+        ledger = self._engine.ledger
+        assert ledger.journal is not None
+        outcome = ledger.journal.flush_to(appended.position, appended.generation)
+        if outcome != Outcome.PLACED:
+            error = refusal(ledger, self.appender, outcome)
+            error.maybe_written = True
+            raise error
+        if not appended.flushed:
+            appended.flushed = True
+            self.appender.announce()
+
     def _encode(
         self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
     ) -> Encoded:
@@ -684,6 +856,50 @@ class Producer:
             raise self._lost
         if self._closed:
             raise self._closed_error()
+
+    # ---- announce ------------------------------------------------------------------------
+
+    def announce(
+        self, info: Mapping[str, str], *, message: Any = NO_MESSAGE,
+        transaction: Transaction | None = None,
+    ) -> None:  # fmt: skip
+        """Publish something about this owner that may change, such as its address or progress.
+
+        It is durable and fenced, as a send is (rules B2, B3). Any process reads it as
+        `topic.announcement`.
+
+        - `info`: a mapping of str to str, at most 16 KiB. It replaces the former announcement, and
+          stays after this producer is closed, until the next owner announces.
+        - `message`: a value to append to the topic in the same transaction, with `info` as its
+          properties. Default: no message.
+        - `transaction`: announce when this transaction commits. Default: commit at once.
+
+        `topic.producer(..., announce=info)` announces in the transaction of the grant. Raises what
+        `send` raises, and ValueError for a shared producer, which owns nothing.
+
+        >>> owner = topic.producer("exclusive")
+        >>> owner.announce({"address": "tcp://127.0.0.1:7002"})
+        >>> topic.announcement.info["address"]
+        'tcp://127.0.0.1:7002'
+        """
+        given = check_info(info)
+        if not self.session.exclusive:
+            raise ValueError(
+                f"announce: producer {self.name!r} of topic {self.topic!r} is shared; only an "
+                "owner announces. Open it with another access mode"
+            )
+        if transaction is None:
+            self._check()
+        announcing = transaction or self._engine.transaction()
+        announcing.announce(self, given)
+        if message is not NO_MESSAGE:
+            self.send(message, properties=given, transaction=announcing)
+        if transaction is None:
+            announcing.commit()
+
+    def has_announced(self, info: dict[str, str]) -> None:
+        """It is committed; who follows the topic says the same."""
+        self._announced = info
 
     # ---- flush and close -----------------------------------------------------------------
 
@@ -785,6 +1001,11 @@ class Producer:
             f"<Producer {self.name!r} of topic {self.topic!r}, {self.access_mode}, "
             f"epoch {self.topic_epoch}>"
         )
+
+
+def any_given(column: Iterable[object]) -> bool:
+    """Has any message one?"""
+    return any(item is not None for item in column)
 
 
 def _left(deadline: float | None) -> float | None:

@@ -90,7 +90,9 @@ class Reader(_core.Cursor):
     # ---- where ---------------------------------------------------------------------------
 
     def seek(self, start: str | int | dt.datetime, *, inclusive: bool = True) -> None:
-        """Go on from "earliest", "latest", an offset, or a datetime (naive: UTC).
+        """Go on from "earliest", "latest", an offset, or a datetime (naive: UTC). Where publish
+        times are ahead of the clock, a datetime up to now is compared with the times that the
+        ledger has noted for them instead.
 
         `inclusive=False` goes on behind the message at that offset or time.
 
@@ -286,7 +288,7 @@ class Reader(_core.Cursor):
             self._check()
             now = time.monotonic()
             left = None if deadline is None else deadline - now
-            if self._sealed():
+            if self.is_over():
                 raise TopicTerminatedError(
                     f"topic {self.topic!r} is sealed, and ends at offset {self.position}"
                 )
@@ -303,6 +305,11 @@ class Reader(_core.Cursor):
             f"topic {self.topic!r} had no message at offset {self.position} within {timeout} s"
         )
 
+    @property
+    def word(self) -> int:
+        """Where the topic's counter of commits lies in the lock file."""
+        return self._word
+
     def mark(self) -> int:
         """Changes with whatever is appended, for `await_mark`."""
         return self._engine.ledger.lockfile.words.load(self._word)
@@ -313,8 +320,8 @@ class Reader(_core.Cursor):
         self._engine.check_open()
         self._engine.ledger.lockfile.await_topic(self._word, seen, seconds, spin=False)
 
-    def _sealed(self) -> bool:
-        """Is this the end for ever?"""
+    def is_over(self) -> bool:
+        """Is this the end of a terminated topic?"""
         with self._engine.ledger.read() as tables:
             row = self._existing(tables.topic(self.topic_id))
             return bool(row.flags & _core.TERMINATED) and self.position >= row.next_offset
@@ -416,7 +423,7 @@ class Reader(_core.Cursor):
         """Read for a group from now on: from where it was, if it has committed before."""
         self.membership = membership
         try:
-            cursor = membership.cursor()
+            cursor = membership.cursor(self.topic_id)
             if cursor is not None:
                 self.seek(cursor)
         except BaseException:
@@ -427,6 +434,15 @@ class Reader(_core.Cursor):
     def group(self) -> str | None:
         """The group that it is the reader of."""
         return None if self.membership is None else self.membership.group
+
+    @property
+    def generation(self) -> int | None:
+        """Of its claim on (group, topic); None without a group."""
+        return None if self.membership is None else self.membership.generations[self.topic]
+
+    def offsets_to_commit(self) -> dict[int, int]:
+        """{topic id: the offset that a commit now lets the group go on at}."""
+        return {self.topic_id: self.position}
 
     def commit(self) -> None:
         """Let the group go on at the position, durably: the next reader of it begins there
@@ -444,7 +460,7 @@ class Reader(_core.Cursor):
             raise ValueError(
                 f"this reader of topic {self.topic!r} has no cursor; open it with group="
             )
-        self.membership.commit(self.position)
+        self.membership.commit(self.offsets_to_commit())
 
     # ---- close ---------------------------------------------------------------------------
 

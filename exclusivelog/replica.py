@@ -1,23 +1,29 @@
-"""Replicas: a copy of what a topic says, in the memory of each process that has one (rules I1-I4).
+"""Replicas: a copy of what a topic says, in the memory of each process that has one (rules I1-I5).
 
-A replica follows its topic. Who writes becomes the topic's exclusive owner first, then catches
-up, appends, and applies what it has appended; it stays the owner until somebody else asks. What
-a message means, the subclasses say (state.py).
+A replica follows its topic. A process that writes becomes the topic's exclusive owner first, then
+catches up, appends, and applies what it has appended; it stays the owner until another one asks.
+What a message means, the subclasses say (state.py).
+
+Writers hold the state's lock only to compute, append and apply. They wait for the flush without
+it, so that one flush serves all who wait (rule I5), and return behind it. A read that has seen
+something unflushed waits for that flush, too: no caller learns what a power cut could take.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
+from exclusivelog.calls import Calls
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -28,8 +34,16 @@ from exclusivelog.errors import (
 )
 from exclusivelog.faults import met_twice
 from exclusivelog.mailbox import ProducerFuture
-from exclusivelog.producer import Producer
-from exclusivelog.snapshots import Item, read_snapshot
+from exclusivelog.producer import Appended, Producer
+from exclusivelog.snapshots import (
+    Item,
+    SnapshotRefused,
+    item_of,
+    message_of,
+    read_snapshot,
+    read_view,
+)
+from exclusivelog.tables import Kind, Tables
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_timeout
 
@@ -49,6 +63,20 @@ class Token:
     given_up = False
 
 
+class Write(Generic[R]):
+    """One call's write, and what has come of it so far."""
+
+    __slots__ = ("appended", "compute", "done", "result", "then")
+
+    def __init__(
+        self, compute: Callable[[], tuple[list[Item], R]], then: Callable[[], R] | None
+    ) -> None:
+        self.compute, self.then = compute, then
+        self.appended: Appended | None = None
+        self.done = False
+        self.result: R
+
+
 class Replica:
     """What shared states have in common: ownership, catching up, snapshots, the end.
 
@@ -56,7 +84,11 @@ class Replica:
     snapshot has, and by `_begin` what everything begins with.
     """
 
-    def __init__(self, topic: Topic, snapshot_every: int | None, timeout: float | None) -> None:
+    _restores_views = False  # can it begin with a compacted view?
+
+    def __init__(
+        self, topic: Topic, kind: Kind, snapshot_every: int | None, timeout: float | None
+    ) -> None:
         if snapshot_every is not None and (
             not isinstance(snapshot_every, int) or snapshot_every < 1
         ):
@@ -65,15 +97,19 @@ class Replica:
         if not isinstance(topic, Topic):
             raise TypeError(f"topic takes a Topic, not {type(topic).__name__}")
         self.topic = topic
+        self._kind, self._kind_is_known = kind, False
         self._engine = topic.engine
         self._snapshot_every = snapshot_every
         self._timeout = timeout
-        self._writing = threading.RLock()  # taken before the next one
-        self._lock = threading.RLock()  # of the state: never held to wait for the topic
+        self._writing = threading.RLock()  # taken before the next one; not to wait for a flush
+        self._lock = threading.RLock()  # of the state: never held to wait for topic or flush
         self._inside = 0  # the thread that is in a user function, which must not call back
         self._closing = self._closed = False
         self._failure: StateError | None = None
+        self._refused: SnapshotRefused | None = None  # in the background: the next call is told
         self._producer: Producer | None = None
+        self._unflushed: Appended | None = None  # what was appended last
+        self._asked: Producer | None = None  # that is to give the topic back
         self._waiting: ProducerFuture | None = None  # to become owner,
         self._waiting_for: Token | None = None  # for the sake of this call
         self._tokens: weakref.WeakKeyDictionary[Later[Any], Token] = weakref.WeakKeyDictionary()
@@ -84,7 +120,7 @@ class Replica:
         self._torn = False  # something is half applied
         self._snapshot_at = 0
         self._snapshots: threading.Thread | None = None
-        self._threads: concurrent.futures.ThreadPoolExecutor | None = None
+        self._calls = Calls(self._flush)
         self._words = self._engine.ledger.lockfile.words
         self._word = self._engine.ledger.lockfile.topic_word(topic.id)
         self._seen = -1
@@ -107,6 +143,8 @@ class Replica:
     # ---- catching up ---------------------------------------------------------------------
 
     def _open(self) -> None:
+        with self._engine.ledger.read() as tables:
+            self._kind_is_known = check_kind(tables, self.topic.id, self._kind)
         self._begin()
         self._take_snapshot()
         self._reader = self.topic.reader(self._position)
@@ -152,10 +190,16 @@ class Replica:
 
     def _read_snapshot(self) -> tuple[int, list[Item]] | None:
         with self._engine.ledger.read() as tables:
-            return read_snapshot(tables, self.topic.id)
+            found = read_snapshot(tables, self.topic.id)
+            reached = max(self._position, found[0] if found else 0)
+            if self._restores_views and tables.topic(self.topic.id).first_offset > reached:
+                found = read_view(tables, self.topic.id) or found
+            return found
 
     def _catch_up(self) -> None:
         """Apply what others have written."""
+        if self._unflushed is not None:  # else the reader would not see it
+            self._flush(self._unflushed)
         seen = self._words.load(self._word)  # before the look
         if self._torn:
             self._begin_anew()
@@ -177,7 +221,7 @@ class Replica:
         if self._reader.position != self._position:
             self._reader.move_to(self._position)
         for message in self._reader:
-            self._apply_one(message.offset, message.key, message.raw_value)
+            self._apply_one(message.offset, *item_of(message))
 
     def _apply_one(self, offset: int, key: bytes | None, value: bytes | None) -> None:
         self._torn = True  # until it is applied and counted, should Ctrl-C strike
@@ -231,9 +275,15 @@ class Replica:
     def _check_usable(self) -> None:
         # Without a lock: in a forked child, nobody would ever give it back.
         self._check_open()
+        self._check_failure()
+        self._check_outside()
+        if self._refused is not None:
+            error, self._refused = self._refused, None
+            raise SnapshotRefused(f"{error}. This call did nothing; no more are taken") from error
+
+    def _check_failure(self) -> None:
         if self._failure is not None:
             raise StateError(str(self._failure)) from self._failure.__cause__
-        self._check_outside()
 
     def _check_outside(self) -> None:
         if self._inside == threading.get_ident():
@@ -250,6 +300,24 @@ class Replica:
         finally:
             self._inside = 0
 
+    # ---- reading -------------------------------------------------------------------------
+
+    def _read(self, look: Callable[[], R], latest: bool) -> R:
+        """What `look()` finds in the state, once that is durable."""
+        self._check()
+        with _core.Holding(self._lock):
+            self._freshen(latest)
+            result = look()
+            seen = self._unflushed
+        if seen is not None and not seen.flushed:
+            self._settle(seen)
+        return result
+
+    def _await_what_was_read(self) -> None:
+        seen = self._unflushed
+        if seen is not None:
+            self._flush(seen)
+
     # ---- writing -------------------------------------------------------------------------
 
     def _append(
@@ -258,25 +326,50 @@ class Replica:
         """Append what `compute` makes of the newest state, as its owner: (messages, result).
         `then()`, before anything else changes the state, gives the result in its stead."""
         self._check()
+        write = Write(compute, then)
+        try:
+            self._write_in_turn(write)
+        finally:
+            if write.appended is not None and not write.appended.flushed:
+                self._settle(write.appended)
+        return write.result
+
+    def _write_in_turn(self, write: Write[Any]) -> None:
+        end = None if self._timeout is None else time.monotonic() + self._timeout
         with _core.Holding(self._writing):
-            end = None if self._timeout is None else time.monotonic() + self._timeout
-            while True:
+            while not write.done:
                 self._check_usable()
                 producer = self._own(end)
                 with _core.Holding(self._lock):
-                    with self._calling_out():
-                        items, result = compute()
-                    if items and not self._send(producer, items):
-                        continue
-                    self._snapshot_if_due()
-                    return result if then is None else then()
+                    if self._producer is producer:
+                        self._write(producer, write)
+
+    def _write(self, producer: Producer, write: Write[Any]) -> None:
+        """Compute, append and apply; `write.done` stays False where the topic was lost before."""
+        self._check_failure()
+        write.appended = self._unflushed  # what it rests on, should it append nothing
+        self._inside = threading.get_ident()
+        try:
+            items, write.result = write.compute()
+        finally:
+            self._inside = 0
+        if items and not self._send(producer, items, write):
+            return
+        write.done = True
+        self._snapshot_if_due()
+        if write.then is not None:
+            write.result = write.then()
 
     def _own(self, end: float | None) -> Producer:
         """The producer, of one who has seen all that its predecessors wrote (rule D8)."""
+        asked, self._asked = self._asked, None
+        if asked is not None:
+            self._give_back(asked)
         if self._still_owner() and self._producer is not None:
             return self._producer
         producer = self._await_producer(end)
         try:
+            self._begin_to_own()
             with _core.Holding(self._lock):
                 self._catch_up()
         except BaseException:
@@ -285,6 +378,13 @@ class Replica:
         self._owned_since, self._checked = time.monotonic(), -1
         self._producer = producer
         return producer
+
+    def _begin_to_own(self) -> None:
+        if not self._kind_is_known:  # before the first message
+            with self._engine.ledger.write_beside() as tables:
+                if not check_kind(tables, self.topic.id, self._kind):
+                    tables.put_kind(self.topic.id, self._kind)
+            self._kind_is_known = True
 
     def _await_producer(self, end: float | None) -> Producer:
         while True:
@@ -311,16 +411,13 @@ class Replica:
             finally:
                 self._waiting = None
 
-    def _send(self, producer: Producer, items: list[Item]) -> bool:
+    def _send(self, producer: Producer, items: list[Item], write: Write[Any]) -> bool:
         """Append and apply; False if the topic was lost before."""
         try:
-            if len(items) == 1:
-                key, value = items[0]
-                first = producer.send(value, key=key)
-            else:
-                keys = [key for key, _ in items]
-                first = producer.send_many([value for _, value in items], keys=keys).start
-            self._take_over(first, items)
+            self._unflushed = write.appended = producer.append(
+                [message_of(*item) for item in items]
+            )
+            self._take_over(write.appended.offset, items)
         except ProducerFencedError:
             self._forget_producer()
             return False
@@ -338,8 +435,24 @@ class Replica:
         if first != self._position:
             self._catch_up()
             return
-        for offset, (key, value) in enumerate(items, first):
-            self._apply_one(offset, key, value)
+        for offset, item in enumerate(items, first):
+            self._apply_one(offset, *item)
+
+    def _settle(self, appended: Appended) -> None:
+        """Return once this is durable; in the background, leave that to the acknowledgement."""
+        if not self._calls.defer(appended):
+            self._flush(appended)
+
+    def _flush(self, appended: Appended) -> None:
+        try:
+            appended.producer.await_flush(appended)
+        except Exception:
+            # It may be in the log, or not: the state is made anew from there.
+            with _core.Holding(self._lock):
+                self._unflushed = None
+                self._torn = True
+                self._forget_producer()
+            raise
 
     def _forget_producer(self) -> None:
         producer, self._producer = self._producer, None
@@ -357,10 +470,16 @@ class Replica:
         left = self._owned_since + QUANTUM_SECONDS - time.monotonic()
         if 0 < left <= QUANTUM_SECONDS:
             time.sleep(left)
+        self._asked = producer  # whoever writes next gives it back, if that is before us
         with self._writing:
-            if self._producer is producer:
-                self._producer = None
-            producer.close()
+            self._give_back(producer)
+            if self._asked is producer:
+                self._asked = None
+
+    def _give_back(self, producer: Producer) -> None:
+        if self._producer is producer:
+            self._producer = None
+        producer.close()
 
     # ---- snapshots -----------------------------------------------------------------------
 
@@ -372,6 +491,9 @@ class Replica:
         with _core.Holding(self._lock):
             self._freshen(latest=False)
             offset, items = self._position, self._items()
+            seen = self._unflushed
+        if seen is not None:
+            self._flush(seen)  # a snapshot must not go beyond what is durable
         self._engine.snapshot(self.topic.id, offset, items)
         self._snapshot_at = max(self._snapshot_at, offset)
         return offset
@@ -399,6 +521,8 @@ class Replica:
     def _snapshot_quietly(self) -> None:
         try:
             self.snapshot()
+        except SnapshotRefused as error:
+            self._snapshot_every, self._refused = None, error
         except Exception as error:  # the next one may do
             if not self._closed and not self._engine.closed:
                 log.warning("topic %r: no snapshot: %s", self.topic.name, error)
@@ -413,16 +537,17 @@ class Replica:
         once a call has begun; see `give_up`."""
         self._check_open()
         token = Token()
-        with _core.Holding(self._lock):
-            if self._closing:
-                raise self._closed_error()
-            if self._threads is None:
-                threads = concurrent.futures.ThreadPoolExecutor(
-                    1, thread_name_prefix="exclusivelog-state"
+        if self._closing:
+            raise self._closed_error()
+        try:
+            with threads.needed(self._engine.path):
+                future = self._calls.submit(
+                    functools.partial(self._call_for, token, call, *args, **kwargs)
                 )
-                threads.submit(int)  # its thread is there now; else a call would stay for later
-                self._threads = threads
-            future = self._threads.submit(self._call_for, token, call, *args, **kwargs)
+        except (RuntimeError, LedgerError):
+            if self._closing:  # by another thread, just now
+                raise self._closed_error() from None
+            raise
         self._tokens[future] = token
         return future
 
@@ -460,12 +585,9 @@ class Replica:
         if self._busy_here:
             self._engine.call_later(self.close)  # a signal handler calls it, or a finalizer
             return
-        with _core.Holding(self._lock):  # no call is submitted from now on
-            self._closing = True
-            threads, self._threads = self._threads, None
+        self._closing = True  # no call is submitted from now on
         self._stop_waiting()
-        if threads is not None:
-            threads.shutdown(wait=True)
+        self._calls.close()
         with _core.Holding(self._writing):
             if self._closed:
                 return
@@ -494,3 +616,19 @@ class Replica:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} on topic {self.topic.name!r}>"
+
+
+def check_kind(tables: Tables, topic: int, kind: Kind) -> bool:
+    """Does the topic hold this? StateError if it holds something else; False if none knows yet."""
+    held = tables.kind(topic)
+    if any(value and (held.get(name) or value) != value for name, value in kind.items()):
+        name = tables.topic(topic).name
+        raise StateError(
+            f"topic {name!r} holds {_told(held)}; it cannot be opened as {_told(kind)}"
+        )
+    return bool(held)
+
+
+def _told(kind: Kind) -> str:
+    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
+    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")

@@ -14,8 +14,14 @@ import threading
 import time
 from collections.abc import Callable
 
-from exclusivelog import _core
-from exclusivelog.errors import ExclusiveLogError, LedgerCorruptedError, TopicNotFoundError
+from exclusivelog import _core, threads
+from exclusivelog.ages import Ages
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    LedgerCorruptedError,
+    StateError,
+    TopicNotFoundError,
+)
 from exclusivelog.faults import met_twice
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import offset_at_time
@@ -36,7 +42,10 @@ def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | 
     if the topic's retention is still that.
 
     Where the topic has a compacted view that does not reach as far, `renew(topic)` makes it anew
-    before: else it would go on to show what the messages that go have replaced (rule G7).
+    before: else it would go on to show what the messages that go have replaced (rule G7). Of a
+    topic that holds a state, nothing goes that is not in its snapshot (rule I4): a map's is taken
+    here; a state's only its application can take, and StateError says so, or with `limits` what
+    is in the last one goes.
     """
     # What comes from now on stays: else whoever appends could keep us at it for ever.
     row = ledger.look(lambda tables: tables.latest(topic), unflushed=True)
@@ -49,15 +58,43 @@ def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | 
                 return row.first_offset
             if limits is not None and tables.retention(topic) != limits:
                 return row.first_offset  # lifted since it was read: what has come since stays
-            if _reaches(tables.view(topic), first):
+            floor = _floor(tables, topic)
+            holds_map = tables.kind(topic).get("holds") == "map"
+            if floor < first and not holds_map:
+                first = _up_to(row, first, floor, limits)
+                if first <= row.first_offset:
+                    return row.first_offset
+                floor = first
+            if floor >= first and _reaches(tables.view(topic), first):
                 row.first_offset = first
                 tables.put_topic(row)
                 tables.discard_before(topic, first)
+                tables.drop_marks(topic, first)
                 tables.announce.add(topic)
                 break
         renew(topic)
     empty_trash(ledger)
     return first
+
+
+def _floor(tables: Tables, topic: int) -> float:
+    """The offset up to which the topic's messages are in its snapshot, or in a map's compacted
+    view; infinite where it holds no state."""
+    snapshot, kind = tables.snapshot(topic), tables.kind(topic)
+    if snapshot is None and not kind:
+        return math.inf
+    view = tables.view(topic) if kind.get("holds") == "map" else None
+    return max(found.horizon if found else 0 for found in (snapshot, view))
+
+
+def _up_to(row: _core.TopicRow, first: int, floor: float, limits: Limits | None) -> int:
+    if limits is None:
+        raise StateError(
+            f"topic {row.name!r} holds a state, and its snapshot goes up to offset {int(floor)}: "
+            f"messages before offset {first} cannot be trimmed, and none were. Call snapshot() on "
+            "the state, then trim again"
+        )
+    return int(floor)
 
 
 def _reaches(view: View | None, first: int) -> bool:
@@ -150,6 +187,7 @@ class Keeper:
     def __init__(self, ledger: Ledger, renew: Renew) -> None:
         self._ledger = ledger
         self._renew = renew
+        self._ages: dict[int, Ages] = {}
         self._ended = threading.Event()
         self._looked = 0.0
         self._starting = threading.Lock()
@@ -168,10 +206,10 @@ class Keeper:
         """Begin, unless it has begun."""
         with self._starting:
             if self._thread is None and not self._ended.is_set():
-                self._thread = threading.Thread(
+                thread = threading.Thread(
                     target=self._run, name="exclusivelog-retention", daemon=True
                 )
-                self._thread.start()
+                self._thread = threads.start(self._ledger.path, thread)
 
     def stop(self) -> None:
         """End the thread."""
@@ -192,25 +230,42 @@ class Keeper:
         """Trim every topic that has more than it is to retain."""
         with self._ledger.read() as tables:
             retentions = tables.retentions()
+        self._ages = {
+            topic: self._ages.get(topic) or Ages(self._ledger, topic) for topic in retentions
+        }
         for topic, limits in retentions.items():
             if self._ended.is_set():
                 return
             try:
-                trim_what_is_old(self._ledger, topic, limits, self._renew)
+                trim_what_is_old(self._ledger, topic, limits, self._renew, self._ages[topic])
             except (LedgerCorruptedError, TopicNotFoundError) as error:  # the others are trimmed
                 log.warning("retention: %s", error)
 
 
-def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew) -> int:
+def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
     """Trim one topic by age and size, as long as these are its limits; its first offset then."""
     max_age, max_bytes = limits
+    note_time(ledger, topic)
     with ledger.read() as tables:
-        before = tables.topic(topic).first_offset
-    oldest = None
+        row = tables.topic(topic)
+    first = row.first_offset
     if max_age is not None and not math.isinf(max_age):
-        oldest = int((time.time() - max_age) * 1000)
-    first = first_to_retain(ledger, topic, oldest, max_bytes)
-    return trim(ledger, topic, first, renew, limits) if first > before else before
+        first = ages.first_to_keep(
+            row, max_age, lambda oldest: first_to_retain(ledger, topic, oldest, None)
+        )
+    if max_bytes is not None:
+        first = max(first, first_to_retain(ledger, topic, None, max_bytes))
+    return trim(ledger, topic, first, renew, limits) if first > row.first_offset else first
+
+
+def note_time(ledger: Ledger, topic: int) -> None:
+    """Remember how old the messages are at least whose publish times lie ahead of the clock: an
+    idle topic has nobody else to do so."""
+    with ledger.read() as tables:
+        if not tables.lacks_mark(tables.topic(topic)):
+            return
+    with ledger.write_beside() as tables:
+        tables.mark_time(tables.topic(topic))
 
 
 def set_retention(ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from exclusivelog.errors import LedgerCorruptedError
 
@@ -17,31 +17,50 @@ PAIR = struct.Struct(">QQ")
 Decoded = TypeVar("Decoded")
 
 
+class NoRows:
+    """A cursor of a table that an earlier format does not have: it finds nothing."""
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
+        return iter(())
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        return lambda *args, **options: False
+
+
 class Rows:
     """Access to the rows of all tables of one ledger, while a transaction lasts."""
 
-    __slots__ = ("_databases", "_txn", "path")
+    __slots__ = ("_databases", "_txn", "changed", "path")
 
     def __init__(self, txn: lmdb.Transaction[bytes], databases: dict[str, Any], path: str) -> None:
         self._txn = txn
         self._databases = databases
         self.path = path
+        self.changed = False
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """The data under a key."""
-        return self._txn.get(key, db=self._databases[table])
+        database = self._databases[table]
+        return None if database is None else self._txn.get(key, db=database)
 
     def put(self, table: str, key: bytes, data: bytes, overwrite: bool = True) -> bool:
         """Write a row; False if there is one that may not be overwritten."""
+        self.changed = True
         return self._txn.put(key, data, overwrite=overwrite, db=self._databases[table])
 
     def delete(self, table: str, key: bytes) -> bool:
         """Delete a row; False if there was none."""
+        self.changed = True
         return self._txn.delete(key, db=self._databases[table])
 
     def cursor(self, table: str) -> lmdb.Cursor[bytes]:
         """LMDB's own cursor, in the order of the keys. Do not change the table while walking."""
-        return self._txn.cursor(db=self._databases[table])
+        database = self._databases[table]
+        return (
+            cast("lmdb.Cursor[bytes]", NoRows())
+            if database is None
+            else (self._txn.cursor(db=database))
+        )
 
     def under(self, table: str, owner: int, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """(key, data) of the rows whose keys begin with the number `owner`, which is left out
@@ -64,9 +83,13 @@ class Rows:
         try:
             return decode(data)
         except (struct.error, ValueError, TypeError) as error:
-            raise LedgerCorruptedError(
-                f"{self.path}: a row of the table {table!r} is damaged: {error}"
-            ) from None
+            raise self.damaged(table, error) from None
+
+    def damaged(self, table: str, error: Exception) -> LedgerCorruptedError:
+        """What a row of that table that is not sound is met with."""
+        return LedgerCorruptedError(
+            f"{self.path}: a row of the table {table!r} is damaged: {error}"
+        )
 
     def next_id(self, counter: bytes) -> int:
         """A number never given before."""

@@ -23,11 +23,13 @@ import threading
 from collections.abc import Iterator, Mapping
 
 from exclusivelog import _core
+from exclusivelog.files import Directory, refuse_links
 
 log = logging.getLogger("exclusivelog")
 
 SEGMENT_BYTES = 256 << 20  # a segment this long takes no more
 LARGE_ENTRY = 128 << 10  # bytes, from which on an entry goes into a segment
+MADE_FIRST = 0o600  # a new file's mode, until it has that of data.mdb
 ALIGNMENT = 64  # as Arrow likes it
 # So much of what was appended last stays in memory for readers that follow. The rest is read
 # back when it is asked for: a large load must not push everything else out of memory, nor
@@ -58,10 +60,11 @@ def space(length: int) -> int:
 class Segments:
     """The segments of one ledger, as this process sees them."""
 
-    def __init__(self, ledger: str, mode: int, limit: int) -> None:
-        self.path = os.path.join(ledger, "segments")
+    def __init__(self, ledger: Directory, limit: int) -> None:
+        self.path = os.path.join(ledger.path, "segments")
         self.limit = limit  # bytes that all of them may take together
-        self._mode = mode
+        self._ledger = ledger
+        self._place: Directory | None = None
         self._mapping = threading.RLock()  # a finalizer may read, too
         self._mapped: dict[int, tuple[int, _core.Mapping]] = {}  # (file descriptor, mapping)
         self._growing = threading.Lock()
@@ -69,7 +72,18 @@ class Segments:
         self._dropped = 0  # so much of the newest is left to the disk
 
     def _file(self, segment: int) -> str:
-        return os.path.join(self.path, f"{segment:016x}")
+        return os.path.join(self.path, _name(segment))
+
+    def _directory(self) -> Directory | None:
+        """The directory of the segments, if it has been made."""
+        if self._place is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._place = Directory(self.path, self._ledger)
+        return self._place
+
+    def _facts(self, segment: int) -> os.stat_result | None:
+        place = self._directory()
+        return None if place is None else place.facts(_name(segment))
 
     # ---- read ----------------------------------------------------------------------------
 
@@ -84,8 +98,8 @@ class Segments:
         stop = position + length
         with self._mapping:
             fd, mapped = self._mapped.get(segment) or self._map(segment, stop)
-            if len(mapped) < stop:
-                fd, mapped = self._map(segment, stop)
+            if len(mapped) < stop or os.fstat(fd).st_size < stop:
+                fd, mapped = self._map(segment, stop)  # an overlay's file moves when it is written
             size = os.fstat(fd).st_size
         # To touch what a file is mapped for, but does not have, would be fatal.
         if stop > min(size, len(mapped)):
@@ -93,11 +107,10 @@ class Segments:
         return mapped.view(position, stop)
 
     def _map(self, segment: int, stop: int) -> tuple[int, _core.Mapping]:
-        path = self._file(segment)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = self.open(segment)
         except FileNotFoundError:
-            raise ValueError(f"{path} is missing") from None
+            raise ValueError(f"{self._file(segment)} is missing") from None
         try:
             # Mapped once for all that it may grow to; more only for an entry of its own size.
             room = max(SEGMENT_BYTES + MAPPED_BEYOND, min(stop, os.fstat(fd).st_size))
@@ -158,12 +171,15 @@ class Segments:
             if known == segment and os.fstat(fd).st_nlink:
                 return fd
             self._close_newest()
-        os.makedirs(self.path, self._mode, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-        fd = os.open(self._file(segment), flags, self._mode & 0o666)
+        if self._directory() is None:
+            self._place = self._ledger.make_directory("segments")
+        place = self._place
+        assert place is not None
+        fd = place.make(_name(segment), os.O_RDWR, MADE_FIRST)
         try:
-            sync_directory(self.path)
-            sync_directory(os.path.dirname(self.path))
+            refuse_links(fd)
+            place.sync()
+            self._ledger.sync()  # an earlier attempt may have made the directory, and failed here
         except BaseException:
             os.close(fd)
             raise
@@ -180,8 +196,10 @@ class Segments:
     def remove(self, segment: int) -> None:
         """Remove a segment that nothing refers to any more. Who reads it can go on."""
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._file(segment))
+            place = self._directory()
+            if place is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    place.remove(_name(segment))
         except OSError as error:  # nobody needs it; the next one to open the ledger tries again
             log.warning("%s cannot be removed: %s", self._file(segment), error)
         self.forget_removed()
@@ -195,13 +213,12 @@ class Segments:
                 self.remove(segment)
         if known:
             newest = max(known)
-            if os.path.exists(self._file(newest)):
+            if self._facts(newest) is not None:
                 self.cut(newest, known[newest])
 
     def _names(self) -> list[str]:
-        with contextlib.suppress(FileNotFoundError):
-            return [name for name in os.listdir(self.path) if NAME.fullmatch(name)]
-        return []
+        place = self._directory()
+        return [] if place is None else [name for name in place.names() if NAME.fullmatch(name)]
 
     def forget_removed(self) -> None:
         """Let go of segments that were removed, here or elsewhere: then their space is free."""
@@ -232,20 +249,10 @@ class Segments:
 
     def open(self, segment: int) -> int:
         """A file descriptor of a segment; FileNotFoundError if it is not there."""
-        return os.open(self._file(segment), os.O_RDONLY | os.O_CLOEXEC)
-
-    def take_copy(self, segment: int, end: int, source: int) -> None:
-        """Make `segment` the first `end` bytes of the open file `source`; ValueError if it is
-        shorter."""
-        with self._growing:
-            target = self._open_newest(segment)
-            position = 0
-            while position < end:
-                copied = os.sendfile(target, source, position, min(end - position, 1 << 24))
-                if copied == 0:
-                    raise ValueError(f"it is cut off after {position} bytes of {end}")
-                position += copied
-            os.fsync(target)
+        place = self._directory()
+        if place is None:
+            raise FileNotFoundError(f"{self.path} is missing")
+        return place.open(_name(segment), os.O_RDONLY)
 
     def close(self) -> None:
         """Let go of all files. What readers hold stays mapped."""
@@ -254,6 +261,9 @@ class Segments:
         with self._mapping:
             for segment in list(self._mapped):
                 self._forget(segment)
+            place, self._place = self._place, None
+            if place is not None:
+                place.close()
 
     def forget(self) -> None:
         """In a forked child: nobody is at work here, whoever held a lock is the parent's."""
@@ -261,10 +271,5 @@ class Segments:
         self.close()
 
 
-def sync_directory(path: str) -> None:
-    """Make the names in a directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _name(segment: int) -> str:
+    return f"{segment:016x}"

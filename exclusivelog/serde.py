@@ -1,22 +1,30 @@
 """Serialisers, for the edges of the log (rule G1). Never pickle: reading a log runs no code.
 
+`exact` is msgpack that gives back what it was given: also tuples, sets, keys that are no str, large
+ints, dates and decimals. It refuses what it could not. Other readers see msgpack's extension types.
+
 >>> json.loads(json.dumps({"a": 1}))
 {'a': 1}
 >>> msgpack.dumps([1, "x"])
 b'\\x92\\x01\\xa1x'
+>>> exact.loads(exact.dumps({(1, "a"): {2, 3}}))
+{(1, 'a'): {2, 3}}
 """
 
 from __future__ import annotations
 
 import builtins
+import datetime as _dt
+import decimal as _decimal
 import json as _json
+import uuid as _uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgpack as _msgpack
 
-__all__ = ["Serde", "bytes", "json", "msgpack", "pick_dumps", "pick_loads", "str"]
+__all__ = ["Serde", "bytes", "exact", "json", "msgpack", "pick_dumps", "pick_loads", "str"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,51 @@ json = Serde(
 )
 msgpack = Serde(_msgpack.packb, lambda data: _msgpack.unpackb(data, strict_map_key=False))
 
-_NAMED = {"bytes": bytes, "str": str, "json": json, "msgpack": msgpack}
+
+# ---- exact -------------------------------------------------------------------------------
+
+# (type, how it is written, how it is read): the place in this list is the extension's code.
+_EXACT: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
+    (tuple, list, tuple),
+    (set, list, set),
+    (frozenset, list, frozenset),
+    (int, builtins.str, int),  # of more than 64 bits
+    (_dt.datetime, _dt.datetime.isoformat, _dt.datetime.fromisoformat),
+    (_dt.date, _dt.date.isoformat, _dt.date.fromisoformat),
+    (_dt.time, _dt.time.isoformat, _dt.time.fromisoformat),
+    (_dt.timedelta, lambda d: [d.days, d.seconds, d.microseconds], lambda d: _dt.timedelta(*d)),
+    (_decimal.Decimal, builtins.str, _decimal.Decimal),
+    (complex, lambda c: [c.real, c.imag], lambda c: complex(*c)),
+    (_uuid.UUID, lambda u: u.hex, _uuid.UUID),
+]
+_CODES = {kind: code for code, (kind, _, _) in enumerate(_EXACT)}
+
+
+def _to_extension(value: Any) -> _msgpack.ExtType:
+    code = _CODES.get(type(value))
+    if code is None:
+        raise TypeError(f"the serialiser exact does not take {type(value).__name__}: {value!r}")
+    return _msgpack.ExtType(code, _dump_exact(_EXACT[code][1](value)))
+
+
+def _from_extension(code: int, data: builtins.bytes) -> Any:
+    if code >= len(_EXACT):
+        raise ValueError(f"extension {code} is none of the serialiser exact")
+    return _EXACT[code][2](_load_exact(data))
+
+
+def _dump_exact(value: Any) -> builtins.bytes:
+    packed: builtins.bytes = _msgpack.packb(value, default=_to_extension, strict_types=True)
+    return packed
+
+
+def _load_exact(data: builtins.bytes) -> Any:
+    return _msgpack.unpackb(data, ext_hook=_from_extension, strict_map_key=False)
+
+
+exact = Serde(_dump_exact, _load_exact)
+
+_NAMED = {"bytes": bytes, "str": str, "json": json, "msgpack": msgpack, "exact": exact}
 
 
 def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[Any], Any] | None:
@@ -51,7 +103,9 @@ def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[
         option = _NAMED.get(option)
     function = getattr(option, side, option)
     if not callable(function):
-        raise ValueError(f"{argument} takes bytes, str, json, msgpack, a Serde or a function")
+        raise ValueError(
+            f"{argument} takes bytes, str, json, msgpack, exact, a Serde or a function"
+        )
     chosen: Callable[[Any], Any] = function
     return chosen
 
@@ -71,9 +125,16 @@ def _side_of(option: Any, argument: builtins.str, side: builtins.str) -> Callabl
         option = _NAMED.get(option)
     function = getattr(option, side, None)
     if not callable(function):
-        raise ValueError(f"{argument} takes bytes, str, json, msgpack, or a Serde")
+        raise ValueError(f"{argument} takes bytes, str, json, msgpack, exact, or a Serde")
     chosen: Callable[[Any], Any] = function
     return chosen
+
+
+def name_of(option: Any) -> builtins.str | None:
+    """The name under which a Serde is known; None for one of the application's own."""
+    if isinstance(option, builtins.str):
+        return option
+    return next((name for name, serde in _NAMED.items() if serde is option), None)
 
 
 def pick_dumps(option: Any) -> Callable[[Any], builtins.bytes] | None:

@@ -7,36 +7,40 @@ means that it is fenced, released or dead, and the difference matters to nobody 
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exclusivelog import _core, access
+from exclusivelog import _core, access, seats
 from exclusivelog.access import Session, Transfer, Verdict
+from exclusivelog.announcements import put_announcement
+from exclusivelog.arrivals import StillReleasing
 from exclusivelog.errors import (
     ExclusiveLogError,
     InvalidEpochError,
-    LedgerCorruptedError,
+    OwnershipLostError,
     ProducerBusyError,
     ProducerFencedError,
+    ProducerRevokedError,
     TopicNotFoundError,
     TopicTerminatedError,
 )
 from exclusivelog.events import Event
 from exclusivelog.ledger import Ledger
-from exclusivelog.tables import Tables
+from exclusivelog.moved_claims import move_claims
+from exclusivelog.tables import Claimant, Tables
 from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, WaiterInfo
-
-log = logging.getLogger("exclusivelog")
 
 # Mail: a waiter's grant and loss; that it is to try again at a time; that an owner is to hand
 # its topic over; that somebody waits for it; that it is sealed.
 GRANTED, FENCED, LATER, RELEASE = "granted", "fenced", "later", "release"
 WANTED, SEALED = "wanted", "sealed"
+REVOKED = "revoked"  # a producer's claim is gone
+CLAIM_LOST = "claim-lost"  # the session is a claim's
 HANDED_OVER = "hand-over"  # the reason of a grant
+BELL = 0  # the counter that says "a resource may be free"; no topic has this id
 MOVES = 2**63  # the counter that says "a move has gone on"; no topic has this id
 EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction: others wait for the ledger meanwhile
@@ -85,6 +89,8 @@ def describe(session: Session) -> str:
 
 def fenced(tables: Tables, row: _core.TopicRow, session: Session) -> ProducerFencedError:
     """Why a session may no longer write."""
+    if session.bound_to and tables.claimant(session.bound_to) is None:
+        return revoked(row, session)
     return _fenced_by(row, session, owner_of(tables, row))
 
 
@@ -94,6 +100,14 @@ def _fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> 
         f"topic {row.name!r}: producer {session.name!r} with epoch {session.epoch} was fenced; "
         f"the topic is {now}. Close it and open a new one",
         holder=None if owner is None else owner_info(owner),
+    )
+
+
+def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:
+    """What a producer is told whose claim is gone."""
+    return ProducerRevokedError(
+        f"topic {row.name!r}: producer {session.name!r} was fenced: the claim that it was bound to "
+        "was severed or released. Make a new claim with engine.own, and open a new producer"
     )
 
 
@@ -159,14 +173,13 @@ def _refusal(
 
 
 def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:
-    heap = _core.WaiterHeap()
-    for index, session in enumerate(sessions):
+    """Those first that hold topics with good waiters; those last that nobody waits for."""
+
+    def urgency(session: Session) -> tuple[bool, tuple[int, ...]]:
         best = next(tables.waiters(session.topic), None) if session.epoch else None
-        if best is None:
-            heap.push(-(2**63), 2**64 - 1, 0, index)
-        else:
-            heap.push(best.priority, best.created, best.tie, index)
-    return [sessions[heap.pop()] for _ in range(len(heap))]
+        return best is None, () if best is None else best.place
+
+    return sorted(sessions, key=urgency)
 
 
 # ---- sessions ----------------------------------------------------------------------------
@@ -182,41 +195,68 @@ class Sessions:
     def _alive(self, session: Session) -> bool:
         return self._lockfile.alive(session.slot, session.engine)
 
+    def _select(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None
+    ) -> access.Promotion:
+        """Whose turn it is on a free topic."""
+        try:
+            return access.promote(
+                row.epoch, row.id, tables.queue(row.id), self._lockfile.alive,
+                now=_core.now(), freed=self._freed(row), transfer=transfer,
+                known=tables.known(row.id),
+            )  # fmt: skip
+        except (ValueError, TypeError) as error:
+            raise tables.rows.damaged("queue", error) from None
+
     # ---- open ----------------------------------------------------------------------------
 
     def request(
         self, topic: int, engine: EngineInfo, slot: int, mode: str, *, name: str | None,
         priority: int, claim: int | None, created: int, settle: int, yields: bool,
-        properties: dict[str, str], follows: int | None = None,
+        properties: dict[str, str], follows: int | None = None, bound_to: int = 0,
+        announce: dict[str, str] | None = None,
     ) -> Registration:  # fmt: skip
         """Register a producer, or queue it; everything or nothing (rules A1-A6, B5, B6).
         `follows` is the chain of one whose topic was handed over to this engine: refused
-        unless nobody else has had it since (rule E2)."""
+        unless nobody else has had it since (rule E2). `bound_to` is the claim session that it
+        ends with (0: none)."""
         with self._ledger.write_all() as tables:  # with the last sequence id of every name
             row = _usable(tables, topic)
-            self.bury_the_dead(tables, row, mode)
-            if follows is not None:
-                self._check_unbroken(tables, row, engine.id, follows)
-            session = Session(
-                id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=slot,
-                pid=engine.pid, engine_name=engine.name, name="", mode=mode, priority=priority,
-                created=created, tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
-                claim=claim, properties=properties, settle=settle, yields=yields,
-                engine_properties=dict(engine.properties),
-            )  # fmt: skip
-            if name is None:
-                name = tables.unused_name(topic, f"{engine.name}-{session.id}")
-            session = replace(session, name=name)
-            return self._decide(tables, row, session)
+            self.bury_the_dead(tables, row, mode, name)
+            # Only now: a claim may move with the topic that one who was buried was to hand over.
+            if not bound_to or tables.claimant(bound_to) is not None:
+                if follows is not None:
+                    self._check_unbroken(tables, row, engine.id, follows)
+                session = Session(
+                    id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=slot,
+                    pid=engine.pid, engine_name=engine.name, name="", mode=mode, priority=priority,
+                    created=created, tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
+                    claim=claim, properties=properties, settle=settle, yields=yields,
+                    engine_properties=dict(engine.properties), bound_to=bound_to, announce=announce,
+                )  # fmt: skip
+                if name is None:
+                    name = tables.unused_name(topic, f"{engine.name}-{session.id}")
+                session = replace(session, name=name)
+                return self._decide(tables, row, session, follows)
+        # Outside: what was buried stays so.
+        raise OwnershipLostError(
+            f"topic {row.name!r}: claim= was severed, released or handed over, and no producer can "
+            "be bound to it. Make a new one with engine.own"
+        )
 
-    def _decide(self, tables: Tables, row: _core.TopicRow, session: Session) -> Registration:
+    def _decide(
+        self, tables: Tables, row: _core.TopicRow, session: Session, follows: int | None
+    ) -> Registration:
         owner = owner_of(tables, row)
         transfer = self.transfer(tables, row)
-        waiting = row.waiting > 0
+        seat = None
+        if not session.exclusive and row.shared:
+            seat = seats.find(tables, row, session.engine, session.name, follows)
+        waiting = row.waiting > 0 and seat is None
         if owner is None and not row.shared:
             waiting = access.held_back(
                 session, now=_core.now(), freed=self._freed(row), waiting=waiting,
-                transfer=transfer,
+                transfer=transfer, known=tables.known(row.id),
             )  # fmt: skip
         decision = access.admit(
             epoch=row.epoch, owner=owner, shared=row.shared > 0, waiting=waiting,
@@ -225,9 +265,13 @@ class Sessions:
         )  # fmt: skip
         verdict = decision.verdict
         if verdict not in _ADMITTED:
-            raise _refusal(tables, row, session, verdict, owner, transfer)
+            refusal = _refusal(tables, row, session, verdict, owner, transfer)
+            coming = None if follows is not None else self._coming(tables, row, session, verdict)
+            if coming is not None:
+                raise StillReleasing(refusal, coming.until)
+            raise refusal
         sequence, namesake = tables.producer(row.id, session.name)
-        if namesake and verdict is not Verdict.TAKE_OVER:
+        if namesake and verdict is not Verdict.TAKE_OVER and (seat is None or namesake != seat.id):
             self._check_name(tables, row, session, namesake)
         if verdict is Verdict.QUEUE:
             tables.put_waiter(session)
@@ -235,13 +279,20 @@ class Sessions:
             tables.put_producer(row.id, session.name, sequence, session.id)
             if owner is not None and owner.yields:
                 tables.post(owner, WANTED)
+            if owner is not None and tables.known(row.id) is not None:
+                tables.learn(row.id, session.priority)
             self.promote(tables, row)  # it may be the best of those who let the topic settle
         else:
             session = replace(session, epoch=decision.epoch)
             if verdict is Verdict.TAKE_OVER:
                 self._evict_all(tables, row, session)
+            if seat is not None:
+                session = replace(session, id=seat.id)
+                transfer = seats.take(tables, row, seat, session)
+                self.record(tables, row, "admit", HANDED_OVER, source=None, target=session)
             reason = _why(session, verdict, transfer)
-            self._end_transfer(tables, row, transfer, session, reason)
+            if seat is None:
+                self._end_transfer(tables, row, transfer, session, reason)
             self._admit(tables, row, session, reason, transfer)
             tables.put_producer(row.id, session.name, sequence, session.id)
             if row.waiting and session.yields:
@@ -249,7 +300,40 @@ class Sessions:
         tables.put_topic(row)
         return Registration(session, verdict is Verdict.QUEUE, sequence)
 
+    def _coming(
+        self, tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict
+    ) -> Transfer | None:
+        """The hand-over to the session's engine that its request has to wait for, if any."""
+        transfer = self.releasing_to(tables, row, session.engine)
+        if transfer is None:
+            return None
+        if not row.owner:  # it is a seat: it is taken past those who wait
+            return transfer if verdict is Verdict.BUSY else None
+        expected = any(
+            waiter.engine == session.engine and self._alive(waiter)
+            for waiter in tables.waiters(row.id)
+        )
+        waits = access.awaits_release(
+            session, verdict=verdict, waiting=row.waiting > 0, expected=expected,
+            target=transfer.target,
+        )  # fmt: skip
+        return transfer if waits else None
+
+    def releasing_to(self, tables: Tables, row: _core.TopicRow, engine: str) -> Transfer | None:
+        """The hand-over to this engine, of the topic or of a shared producer's seat, whose source
+        has not released it yet, and still has time to. Changes nothing."""
+        if row.flags & (_core.DELETED | _core.TERMINATED):
+            return None
+        if not row.owner:
+            return seats.releasing_to(tables, row.id, engine)
+        transfer = tables.transfer(row.id)
+        if transfer is None or transfer.target != engine or _core.now() >= transfer.until:
+            return None
+        return transfer if transfer.session and transfer.session == row.owner else None
+
     def _check_unbroken(self, tables: Tables, row: _core.TopicRow, engine: str, chain: int) -> None:
+        if seats.find(tables, row, engine, "", chain) is not None:
+            return
         transfer = self.transfer(tables, row)
         if transfer is None or transfer.target != engine or transfer.chain != chain:
             raise ProducerFencedError(f"topic {row.name!r} has been somebody else's meanwhile")
@@ -276,17 +360,23 @@ class Sessions:
         transfer: Transfer | None = None,
     ) -> None:  # fmt: skip
         moved = reason == HANDED_OVER and transfer is not None and transfer.chain
-        session = replace(session, chain=transfer.chain if moved and transfer else session.id)
+        chain = transfer.chain if moved and transfer else session.id
+        if session.announce is not None:
+            put_announcement(tables, session, session.announce)
+        session = replace(session, chain=chain, announce=None)
         tables.put_holder(session)
         if session.exclusive:
             row.owner = session.id
             row.epoch = session.epoch
             row.flags &= ~_core.REBORN
+            if session.mode == access.WAIT:
+                tables.learn(row.id, session.priority)
             self.record(tables, row, "grant", reason, target=session)
         else:
             row.shared += 1
 
     def _evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
+        seats.cancel(self, tables, row, "another owner came first")
         for session in tables.holders(row.id):
             self.drop_holder(tables, row, session, "evict", "fenced", rival)
             self._tell_fenced(tables, row, session, rival)
@@ -310,6 +400,10 @@ class Sessions:
             if row.flags & _core.DELETED:
                 raise TopicNotFoundError(f"topic {row.name!r} was deleted")
             row.flags |= _core.TERMINATED
+            for _, seat in tables.seats(row.id):
+                tables.ring.add(seat.slot)
+            if (transfer := tables.transfer(row.id)) is not None:
+                tables.ring.add(transfer.slot)  # requests may wait for it there
             for session in list(tables.waiters(row.id)):
                 self._drop_waiter(tables, row, session)
                 tables.post(session, SEALED, str(_sealed(row)))
@@ -364,13 +458,15 @@ class Sessions:
                 self._leave(tables, session, "release", "closed")
 
     def _leave(
-        self, tables: Tables, session: Session, kind: str, reason: str
-    ) -> _core.TopicRow | None:
-        try:
-            row = tables.topic(session.topic)
-        except LedgerCorruptedError as error:  # the others that it holds must not wait for it
-            log.error("%s; producer %r is taken away from it", error, session.name)
+        self, tables: Tables, session: Session, kind: str, reason: str, promote: bool = True,
+        row: _core.TopicRow | None = None,
+    ) -> _core.TopicRow | None:  # fmt: skip
+        if row is None:
+            consequence = f"producer {session.name!r} is taken away from it"
+            row = tables.sound_topic(session.topic, consequence)
+        if row is None:
             tables.drop_holder(session)
+            tables.drop_seat(session.topic, session.id)
             tables.drop_waiter(session)
             return None
         if (holder := tables.holder(session.topic, session.id)) is not None:
@@ -379,9 +475,35 @@ class Sessions:
             self._drop_waiter(tables, row, session)
         else:
             return None
-        self.promote(tables, row)
+        if promote:
+            self.promote(tables, row)
         tables.put_topic(row)
         return row
+
+    def end_claims(
+        self, tables: Tables, claimants: Sequence[Claimant], kind: str,
+        row: _core.TopicRow | None = None,
+    ) -> None:  # fmt: skip
+        """Claims are gone, and with them the producers that are bound to them, admitted or waiting;
+        `kind` is evict or release (rules B2, F5). `row`: of a topic that the caller changes, too,
+        and promotes on by himself."""
+        for claimant in claimants:
+            tables.drop_claimant(claimant.id)
+        bound = [session for claimant in claimants for session in tables.bound_to(claimant.id)]
+        with tables.in_hand(row) as rows:
+            for session in bound:
+                own = rows.get(session.topic)
+                left = self._leave(tables, session, kind, "claim", promote=False, row=own)
+                if left is not None and self._lockfile.exists(session.slot, session.engine):
+                    tables.post(session, REVOKED, str(revoked(left, session)))
+            # Only now: none of them may be promoted in place of another one.
+            self._promote_all(tables, {session.topic for session in bound} - rows.keys())
+        for claimant in claimants:
+            for resource in claimant.generations:
+                last, holder = tables.claim(claimant.group, resource)
+                if holder == claimant.id:
+                    tables.put_claim(claimant.group, resource, last, 0)
+        tables.announce.add(BELL)
 
     def cancel(self, session: Session) -> bool:
         """Leave the queue. False if the session is not in it (any more): it was granted or
@@ -404,6 +526,7 @@ class Sessions:
         tables.free_name(session)
         if not session.exclusive:
             row.shared -= 1
+            seats.pass_on(self, tables, row, session)
         elif row.owner == session.id:
             row.owner = 0
             self.record(tables, row, kind, reason, source=session, target=rival)
@@ -417,7 +540,7 @@ class Sessions:
 
     def _remove(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         if session.epoch or not session.exclusive:
-            self.drop_holder(tables, row, session, "evict", self._end_of(session))
+            self.drop_holder(tables, row, session, "evict", self.end_of(session))
         else:
             self._drop_waiter(tables, row, session)
         self._tell_fenced(tables, row, session, owner_of(tables, row))  # if it only hangs
@@ -427,6 +550,10 @@ class Sessions:
     def promote(self, tables: Tables, row: _core.TopicRow) -> None:
         """Make the best waiter the owner of a topic that nobody holds (rules A3, D4), or tell it
         when to come back (rules D7, E3)."""
+        if row.shared:
+            seats.end_overdue(self, tables, row)
+        if row.shared and row.waiting:
+            self._await_seats(tables, row)
         if row.owner or row.shared:
             return
         transfer = self.transfer(tables, row)
@@ -434,10 +561,7 @@ class Sessions:
             transfer = self.assign(tables, row, transfer)  # its holder is gone some other way
         if not row.waiting:
             return
-        promotion = access.promote(
-            row.epoch, tables.waiters(row.id), self._alive,
-            now=_core.now(), freed=self._freed(row), transfer=transfer,
-        )  # fmt: skip
+        promotion = self._select(tables, row, transfer)
         for session in (*promotion.dead, *promotion.stale):
             self._drop_waiter(tables, row, session)
             self._tell_fenced(tables, row, session, promotion.winner)
@@ -446,9 +570,28 @@ class Sessions:
             self._end_transfer(tables, row, transfer, promotion.winner, reason)
             self._grant(tables, row, promotion.winner, reason, transfer)
             row.later = row.due = 0
-        elif promotion.later is not None and (row.later, row.due) != promotion.appointment:
-            row.later, row.due = promotion.appointment  # told once, however many come behind it
-            tables.post(promotion.later, LATER, row.id, promotion.due)
+        elif promotion.later is not None:
+            self._appoint(tables, row, promotion.later, promotion.due)
+
+    def _await_seats(self, tables: Tables, row: _core.TopicRow) -> None:
+        """The destination of a seat gives it back at the deadline, unless it hangs: so the best
+        waiter looks again then (rule E4)."""
+        due = seats.next_deadline(tables, row.id)
+        if due is not None:
+            best = next((w for w in tables.waiters(row.id) if self._alive(w)), None)
+            if best is not None:
+                self._appoint(tables, row, best, due)
+
+    def _appoint(self, tables: Tables, row: _core.TopicRow, waiter: Session, due: int) -> None:
+        """Have a waiter look at the topic again at that time: told once, however many come behind
+        it."""
+        if (row.later, row.due) != (waiter.id, due):
+            row.later, row.due = waiter.id, due
+            self.remind(tables, row, waiter, due)
+
+    def remind(self, tables: Tables, row: _core.TopicRow, session: Session, due: int) -> None:
+        """Have the session's engine look at the topic again at that time."""
+        tables.post(session, LATER, row.id, due)
 
     def _grant(
         self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
@@ -467,15 +610,17 @@ class Sessions:
     def promote_again(self, topics: Iterable[int]) -> None:
         """The time to come back for these topics has come (rule D7)."""
         with self._ledger.write() as tables:
-            for topic in topics:
-                try:
-                    row = tables.topic(topic)
-                except LedgerCorruptedError as error:
-                    log.error("%s; nobody is promoted there", error)
-                    continue
+            self._promote_all(tables, topics, due=True)
+
+    def _promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
+        for topic in topics:
+            row = tables.sound_topic(topic, "nobody is promoted there")
+            if row is None:
+                continue
+            if due:
                 row.later = row.due = 0  # who comes back has kept the appointment
-                self.promote(tables, row)
-                tables.put_topic(row)
+            self.promote(tables, row)
+            tables.put_topic(row)
 
     def _freed(self, row: _core.TopicRow) -> int:
         # A ledger that nobody had open was freed when somebody opened it.
@@ -488,7 +633,7 @@ class Sessions:
         transfer = tables.transfer(row.id)
         if transfer is None:
             return None
-        if not self._lockfile.alive(transfer.slot, transfer.target):
+        if not self.has_destination(transfer):
             self.cancel_transfer(tables, row, transfer, "the destination is gone")
         elif _core.now() >= transfer.until:
             self.cancel_transfer(tables, row, transfer, "deadline")
@@ -498,21 +643,45 @@ class Sessions:
             return transfer
         return None
 
+    def has_destination(self, transfer: Transfer) -> bool:
+        """Does the engine live that this hand-over goes to?"""
+        return self._lockfile.alive(transfer.slot, transfer.target)
+
+    def can_succeed(self, transfer: Transfer) -> bool:
+        """Does its destination live, and is there time left?"""
+        return self.has_destination(transfer) and _core.now() < transfer.until
+
     def assign(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
     ) -> Transfer:
         """From now on the topic is reserved: nobody holds it any more (rules E1, E3)."""
-        self.record(tables, row, "assigned", "unload", source=source, target=transfer)
         assigned = replace(transfer, session=0)
         tables.put_transfer(assigned)
-        tables.announce.add(MOVES)
+        self.tell_assigned(tables, row, transfer, source, "unload")
         return assigned
+
+    def tell_assigned(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
+        reason: str,
+    ) -> None:  # fmt: skip
+        """What this hand-over is of is reserved for its destination: its claims move now."""
+        self.record(tables, row, "assigned", reason, source=source, target=transfer)
+        self.move_claims(tables, row, transfer)
+        tables.announce.add(MOVES)
+        tables.ring.add(transfer.slot)  # requests may wait for it there
+
+    def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The claims of its groups follow the topic."""
+        for claimant in move_claims(self, self._lockfile, tables, row, transfer):
+            reason = f"group {claimant.group}"
+            self.record(tables, row, "moved", reason, source=claimant, target=transfer)
 
     def cancel_transfer(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
     ) -> None:
         """The hand-over ends without its destination (rule E4)."""
         tables.drop_transfer(row.id)
+        tables.ring.add(transfer.slot)  # what waits for it there is decided as usual
         self.record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
 
     def whereabouts(self, topic: int, chain: int) -> tuple[str, int] | None:
@@ -520,6 +689,9 @@ class Sessions:
         this chain of hand-overs goes on: nobody else has had it in between."""
         with self._ledger.read() as tables:
             row = tables.topic(topic)
+            seat = seats.held(tables, topic, chain) if row.shared else None
+            if seat is not None:
+                return seat.engine, 0 if seats.reserved(tables, seat) else seat.id
             owner = owner_of(tables, row)
             if owner is not None:
                 return (owner.engine, owner.id) if owner.chain == chain else None
@@ -555,10 +727,10 @@ class Sessions:
 
     def record(
         self, tables: Tables, row: _core.TopicRow, kind: str, reason: str, *,
-        source: Session | None = None, target: Session | Transfer | None = None,
+        source: Session | Claimant | None = None, target: Session | Transfer | None = None,
     ) -> None:  # fmt: skip
         """Tell of a change of ownership in `__events__`, within its transaction (rule E5)."""
-        about = target if isinstance(target, Session) else source
+        about = next((each for each in (target, source) if isinstance(each, Session)), None)
         tables.events.append(
             Event(
                 time=time.time_ns() // 1_000_000, topic=row.name, epoch=row.epoch, kind=kind,
@@ -567,9 +739,14 @@ class Sessions:
             )
         )  # fmt: skip
 
-    def _party(self, party: Session | Transfer | None) -> dict[str, Any] | None:
+    def _party(self, party: Session | Claimant | Transfer | None) -> dict[str, Any] | None:
         if party is None:
             return None
+        if isinstance(party, Claimant):
+            return {
+                "engine": party.engine, "engine_name": party.engine_name, "pid": party.pid,
+                "producer": None, "properties": {}, "engine_properties": {},
+            }  # fmt: skip
         if isinstance(party, Transfer):
             return {
                 "engine": party.target, "engine_name": party.name, "pid": party.pid,
@@ -583,15 +760,19 @@ class Sessions:
 
     # ---- the dead ------------------------------------------------------------------------
 
-    def _end_of(self, session: Session) -> str:
+    def end_of(self, session: Session | Claimant) -> str:
+        """How a session's engine ended that does not live: an event's reason."""
         return "hung" if self._lockfile.exists(session.slot, session.engine) else "dead"
 
-    def bury_the_dead(self, tables: Tables, row: _core.TopicRow, mode: str) -> None:
+    def bury_the_dead(
+        self, tables: Tables, row: _core.TopicRow, mode: str, name: str | None = None
+    ) -> None:
         """Evict ghosts that could stand in a request's way, and let a living waiter have the
         topic before anyone new (rules C2, D4)."""
-        for session in self._holders_in_the_way(tables, row, mode):
-            if not self._alive(session):
-                self.drop_holder(tables, row, session, "evict", self._end_of(session))
+        for session in self._holders_in_the_way(tables, row, mode, name):
+            # One may have ended with a claim that moved when another one was dropped.
+            if not self._alive(session) and tables.holds(row.id, session.id):
+                self.drop_holder(tables, row, session, "evict", self.end_of(session))
                 self._tell_fenced(tables, row, session, None)
         self.promote(tables, row)
         if row.waiting:
@@ -606,21 +787,27 @@ class Sessions:
         tables.put_topic(row)
 
     def _holders_in_the_way(
-        self, tables: Tables, row: _core.TopicRow, mode: str
+        self, tables: Tables, row: _core.TopicRow, mode: str, name: str | None
     ) -> Sequence[Session]:
         if row.owner:
             owner = owner_of(tables, row)
             return [owner] if owner is not None else []
-        # A shared producer is not in another one's way, and there may be many.
-        return tables.holders(row.id) if mode != access.SHARED or row.waiting else []
+        if mode != access.SHARED or row.waiting:
+            return tables.holders(row.id)
+        # A shared producer is not in another one's way, and there may be many; but for its
+        # namesake, whose seat may have been on its way (rule A6).
+        number = 0 if name is None else tables.producer(row.id, name)[1]
+        namesake = tables.holder(row.id, number) if number else None
+        return [] if namesake is None else [namesake]
 
-    def find_dead(self, needed: Set[int] | None = None) -> list[str]:
+    def find_dead(self, needed: Callable[[], Set[int]] | None = None) -> list[str]:
         """Engines that have sessions here and do not live. `needed`: of those that only hang the
-        ones that have one of these topics; the others keep what nobody needs (rule C3)."""
+        ones that have one of these topics; the others keep what nobody needs (rule C3). It is
+        called only where one hangs: a hundred thousand may wait for them."""
 
         def is_in_the_way(tables: Tables, slot: int, engine: str) -> bool:
             gone = not self._lockfile.exists(slot, engine)
-            return gone or needed is None or not needed.isdisjoint(tables.topics_of(engine))
+            return gone or needed is None or not needed().isdisjoint(tables.topics_of(engine))
 
         with self._ledger.read() as tables:
             return [
@@ -661,7 +848,7 @@ class Sessions:
             if not self._lockfile.exists(sessions[0].slot, engine):
                 tables.drop_mail(engine, 2**64 - 1)
             for session in sessions:
-                row = self._leave(tables, session, "evict", self._end_of(session))
+                row = self._leave(tables, session, "evict", self.end_of(session))
                 if row is not None:
                     self._tell_fenced(tables, row, session, owner_of(tables, row))
             return True
@@ -678,10 +865,18 @@ class Sessions:
 
     # ---- look ----------------------------------------------------------------------------
 
-    def holders(self, topic: int) -> list[OwnerInfo]:
-        """Who holds the topic: its owner, or its shared producers. The living only."""
+    def still_coming(self, topic: int, engine: str) -> Transfer | None:
+        """What `releasing_to` finds, in a transaction of its own."""
         with self._ledger.read() as tables:
-            return [owner_info(s) for s in tables.holders(topic) if self._alive(s)]
+            row = tables.sound_topic(topic, "who waits for it is told")
+            return None if row is None else self.releasing_to(tables, row, engine)
+
+    def holders(self, topic: int) -> list[OwnerInfo]:
+        """Who holds the topic: its owner, or its shared producers. The living only, and no seat
+        that is reserved for one who has not come yet."""
+        with self._ledger.read() as tables:
+            there = [s for s in tables.holders(topic) if self._alive(s)]
+            return [owner_info(s) for s in there if not seats.reserved(tables, s)]
 
     def owner(self, topic: int) -> OwnerInfo | None:
         """The topic's owner, if it has one that lives."""

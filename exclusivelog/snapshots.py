@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+import msgpack
+
 from exclusivelog import _core
-from exclusivelog.errors import LedgerCorruptedError
+from exclusivelog.errors import LedgerCorruptedError, StateError
 from exclusivelog.ledger import Ledger
+from exclusivelog.producer import Raw
 from exclusivelog.retention import empty_trash, give_up_view
 from exclusivelog.tables import Tables, View
 
@@ -18,7 +21,30 @@ WRITER = b"snapshot"
 ITEMS_AT_ONCE = 10_000
 ENTRY_BYTES = 1 << 20
 
-Item = tuple[bytes | None, bytes | None]  # key, value
+Item = tuple[bytes | None, bytes | None]  # key, value; of a map (None, None) removes all keys
+CLEAR: bytes = msgpack.packb({"map": "clear"})  # the properties of the message that does
+
+
+class SnapshotRefused(StateError):
+    """The state would not come back from its snapshot as it is; none was kept."""
+
+
+def message_of(key: bytes | None, value: bytes | None) -> Raw:
+    """The message that an item is in the log."""
+    return key, value, CLEAR if key is None and value is None else None
+
+
+def is_clear(message: _core.Message) -> bool:
+    """Does this message remove all keys of a map? Compaction heeds it, too (rule G7)."""
+    nothing = message.raw_value is None and message.key is None
+    return nothing and message.properties == {"map": "clear"}
+
+
+def item_of(message: _core.Message) -> Item:
+    """The item that a message is. What only looks like a `clear` is no message of a map."""
+    if message.key is None and message.raw_value is None and not is_clear(message):
+        return None, b""
+    return message.key, message.raw_value
 
 
 def write_snapshot(
@@ -86,17 +112,41 @@ def read_snapshot(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
     if snapshot is None:
         return None
     items: list[Item] = []
-    for last, data in tables.entries(snapshot.id, 0):
-        try:
-            entry = _core.Entry(tables.load(data))
-            if entry.topic != snapshot.id or entry.base_offset != len(items):
-                raise ValueError("it does not stand where it should")
-        except ValueError as error:
-            name = tables.topic(topic).name
-            raise LedgerCorruptedError(
-                f"topic {name!r}: the snapshot as of offset {snapshot.horizon} is damaged (item "
-                f"{last}): {error}",
-                topic=name,
-            ) from None
+    for entry in _entries_of(tables, topic, snapshot, "snapshot"):
+        if entry.base_offset != len(items):
+            raise _damaged(tables, topic, snapshot, "snapshot", len(items), "items are missing")
         items += [(m.key, m.raw_value) for m in map(entry.message, range(entry.count))]
     return snapshot.horizon, items
+
+
+def read_view(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
+    """The same of a map's compacted view: its keys' last values as of its horizon."""
+    view = tables.view(topic)
+    if view is None:
+        return None
+    items: list[Item] = []
+    for entry in _entries_of(tables, topic, view, "compacted view"):
+        messages = map(entry.message, range(entry.count))
+        items += [(m.key, m.raw_value) for m in messages if m.key is not None]
+    return view.horizon, items
+
+
+def _entries_of(tables: Tables, topic: int, view: View, what: str) -> Iterator[_core.Entry]:
+    for last, data in tables.entries(view.id, 0):
+        try:
+            entry = _core.Entry(tables.load(data))
+            if entry.topic != view.id:
+                raise ValueError("it does not stand where it should")
+        except ValueError as error:
+            raise _damaged(tables, topic, view, what, last, error) from None
+        yield entry
+
+
+def _damaged(
+    tables: Tables, topic: int, view: View, what: str, item: int, why: object
+) -> LedgerCorruptedError:
+    name = tables.topic(topic).name
+    return LedgerCorruptedError(
+        f"topic {name!r}: the {what} as of offset {view.horizon} is damaged (item {item}): {why}",
+        topic=name,
+    )

@@ -3,7 +3,16 @@
 ```text
 table      key                                              value
 meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id given (u64)
-           b"journal"                                       generation, position applied (u64)
+           b"journal"                                       generation, position applied, a mark and
+                                                            the oldest version behind it (u64)
+           b"times", topic id                               time marks (see times.py)
+           b"overdue", topic id                             boot id, ns of the machine's monotonic
+                                                            clock (see ages.py)
+           b"kind", topic id                                msgpack: what state the topic holds
+           b"announced", topic id                           msgpack: what its owner announced last
+                                                            (see announcements.py)
+           b"priorities", topic id                          the best and the lowest priority of
+                                                            its waiters so far (i64, rule D7)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
 entries    topic id, last offset of the entry               entry (_core.Entry), or where it is
@@ -22,11 +31,15 @@ snapshots  topic id                                         id of a state's snap
                                                             offset that it goes up to
 claims     group (with its length in front), resource       last generation, claimant or 0 (u64)
 claimants  claim session                                    msgpack of Claimant
+           claim session, session                           0 holder | 1 waiter, key in holders or
+                                                            queue: a producer bound to the claim
 transfers  topic id                                         msgpack of access.Transfer
+           topic id, session                                the same, of one shared producer
 cursors    topic id, group                                  the offset a reader group goes on at
 retention  topic id                                         msgpack [max_age (s), max_bytes]
 fences     topic id, token of a run                         the epoch it writes under (see once.py)
-batches    topic id, writer                                 the number of its last batch (i64)
+batches    topic id, writer                                 the number of its last batch (i64),
+                                                            and a counter of when that was
 ```
 
 Numbers in keys are big-endian, so that LMDB's order is theirs. Entries are keyed by their
@@ -35,22 +48,40 @@ last offset: the entry that holds an offset is then the first at or after it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog._core import TopicRow
-from exclusivelog.access import Session, Transfer
+from exclusivelog.access import (
+    Known,
+    Session,
+    Transfer,
+    pack_session,
+    unpack_session,
+    widened,
+)
 from exclusivelog.errors import EngineClosedError, LedgerCorruptedError
 from exclusivelog.large import LargeEntries
 from exclusivelog.rows import PAIR, U64, Rows, u64
 from exclusivelog.segments import LARGE_ENTRY, REFERENCE, Segments, is_reference
+from exclusivelog.times import (
+    Mark,
+    is_ahead,
+    is_marked,
+    pack_marks,
+    unpack_marks,
+    wall_ms,
+    with_mark,
+    without_trimmed,
+)
 
 if TYPE_CHECKING:
     import lmdb
@@ -64,7 +95,8 @@ NAMES = (
     "trash", "segments", "claims", "claimants", "transfers", "cursors", "retention",
     "views", "snapshots", "fences", "batches",
 )  # fmt: skip
-FORMAT = 3
+FORMAT = 5
+EARLIER_FORMATS = (3, 4)  # that are read, and raised to this one by `upgrade`
 # They go with it, key by key.
 OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
 # LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
@@ -76,25 +108,22 @@ COLLECTED_BYTES = 256 << 10  # that are copied out of the journal at once
 PLACE = struct.Struct(">QQQIQ")
 INDEX = struct.Struct(">QBQ")
 PRODUCER = struct.Struct(">qQ")
-BATCH = struct.Struct(">q")
+BATCH = struct.Struct(">qQ")
+OLD_BATCH = struct.Struct(">q")
+MOST_FENCES = 4096  # of a topic: the runs that are remembered as superseded
+MOST_WRITERS = 4096  # of a topic: the jobs whose last number is remembered
+APPLIED = struct.Struct(">QQQQ")
 SLOT = struct.Struct(">H")
+INSTANT = struct.Struct(">16sQ")
+KNOWN = struct.Struct(">qq")
 MAKER = struct.Struct(">HQ")
 HIGHEST_PRIORITY = 2**63 - 1
 HOLDER, WAITER = 0, 1
+TIMES, OVERDUE = b"times", b"overdue"
+KIND, PRIORITIES, ANNOUNCED = b"kind", b"priorities", b"announced"
+Kind = dict[str, str | None]  # of the state that a topic holds
 
-SESSION_FIELDS = [field.name for field in fields(Session)]
 TRANSFER_FIELDS = [field.name for field in fields(Transfer)]
-
-
-def pack_session(session: Session) -> bytes:
-    """A session as msgpack, fields in order."""
-    packed: bytes = msgpack.packb([getattr(session, name) for name in SESSION_FIELDS])
-    return packed
-
-
-def unpack_session(data: bytes) -> Session:
-    """The session that `pack_session` packed."""
-    return Session(*msgpack.unpackb(data))
 
 
 def queue_key(session: Session) -> bytes:
@@ -106,7 +135,7 @@ def queue_key(session: Session) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """One claim session (rules F1-F5). `since` is in ms since 1970."""
+    """One claim session (rules F1-F5). `since` is in ms since 1970; `reads`: it is a reader's."""
 
     id: int
     engine: str
@@ -116,6 +145,8 @@ class Claimant:
     group: str
     generations: dict[str, int]
     since: int
+    engine_properties: dict[str, str] = field(default_factory=dict)
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,29 +185,58 @@ class Tables:
         self.ring: set[int] = set()
         self.announce: set[int] = set()
         self.events: list[Event] = []  # what is written about this transaction (rule E5)
+        self._in_hand: dict[int, TopicRow] = {}
         self.scanned = 0
-        self.generation, self.applied = self._applied()
+        self.generation, self.applied, self._mark, self._oldest = self._applied()
 
     # ---- journal -------------------------------------------------------------------------
 
-    def _applied(self) -> tuple[int, int]:
+    def _applied(self) -> tuple[int, int, int, int]:
         if self._journal is None:
-            return 0, 0
-        return self.rows.find("meta", b"journal", PAIR.unpack) or (0, 0)
+            return 0, 0, 0, 0
+        return self.rows.find("meta", b"journal", _unpack_applied) or (0, 0, 0, 0)
+
+    def _put_applied(self) -> None:
+        row = APPLIED.pack(self.generation, self.applied, self._mark, self._oldest)
+        self.rows.put("meta", b"journal", row)
+
+    def live_end(self) -> int:
+        """How far the journal's frames can be trusted where nobody knows how far it came."""
+        assert self._journal is not None
+        return self._journal.live_end(self.applied, self.generation, self._mark, self._oldest)
+
+    def mark(self, position: int, version: int) -> None:
+        """From this position on, all frames that count will have this version, or a later one. What
+        an appender left there that died before it had moved the tail is older, and is void: the
+        topic may have gone on without it (rules B10, D8)."""
+        if (position, version) != (self._mark, self._oldest):
+            self._mark, self._oldest = position, version
+            self._put_applied()
 
     def see(self, visible: int | None) -> None:
         """Read the journal, too, up to this position (None: as far as it goes)."""
         if visible is None and self._journal is not None:
-            visible = self._journal.live_end(self.applied, self.generation)
+            visible = self.live_end()
         self.visible = visible or 0
 
     def begin_generation(self, generation: int, position: int) -> None:
         """The journal goes on with a new generation: all that it had is here."""
         self.generation, self.applied = generation, position
-        self.rows.put("meta", b"journal", PAIR.pack(generation, position))
+        self._mark = self._oldest = 0  # of the frames that were before
+        self._put_applied()
 
-    def apply(self, stop: int) -> None:
-        """Take over what the journal has before the position `stop`."""
+    def record_generation(self) -> None:
+        """Where nothing was to be recovered, opening a ledger gives the journal a new generation
+        without a commit. The first one that changes anything records it: before anybody appends,
+        as nobody may who was not let in by a commit."""
+        if self._journal is not None and self.rows.changed:
+            generation = self._journal.unrecorded_generation(self.generation, self.applied)
+            if generation:
+                self.begin_generation(generation, self.applied)
+
+    def apply(self, stop: int, version: int | None = None) -> None:
+        """Take over what the journal has before the position `stop`. `version`: what is appended
+        behind that has this one, or a later one (see `mark`)."""
         assert self._journal is not None
         if stop <= self.applied:
             return
@@ -184,10 +244,15 @@ class Tables:
             for bundle in bundles:
                 self._apply_to(bundle)
         self.applied = stop
-        self.rows.put("meta", b"journal", PAIR.pack(self.generation, stop))
+        if version is not None and stop >= self._mark:
+            self._mark, self._oldest = stop, version
+        self._put_applied()
 
     def _apply_to(self, bundle: _core.Bundle) -> None:
-        row = self.topic(bundle.topic)
+        row = self.sound_topic(bundle.topic, "its messages are kept behind the others")
+        if row is None:
+            self._keep(bundle)
+            return
         if row.flags & _core.DELETED:
             return
         if bundle.base_offset != row.next_offset:
@@ -199,14 +264,30 @@ class Tables:
         most = PACKED_ENTRY if bundle.nbytes < LARGE_ENTRY else LARGE_PACKED_ENTRY
         for last, entry in bundle.pack(before, most):
             self.put_entry(row.id, last, entry)
-        for packed_name, sequence in bundle.producers().items():
-            name = packed_name.decode()
-            last, session = self.producer(row.id, name)
-            self.put_producer(row.id, name, max(last, sequence), session)
+        self._count_sequences(bundle)
         row.next_offset = bundle.next_offset
         row.last_publish_time = max(row.last_publish_time, bundle.publish_time)
         self.put_topic(row)
         self.announce.add(row.id)
+
+    def _keep(self, bundle: _core.Bundle) -> None:
+        """Keep what the journal has of a topic whose row is damaged where it belongs, by its
+        offsets: the journal must be emptied for all others."""
+        for last, entry in bundle.pack(None, PACKED_ENTRY):
+            key = PAIR.pack(bundle.topic, last)
+            if self.rows.get("entries", key) is None:
+                self.put_entry(bundle.topic, last, entry)
+        self._count_sequences(bundle)
+
+    def _count_sequences(self, bundle: _core.Bundle) -> None:
+        for packed_name, sequence in bundle.producers().items():
+            name = packed_name.decode()
+            try:
+                last, session = self.producer(bundle.topic, name)
+            except LedgerCorruptedError as error:  # the journal has the newest of its ids
+                log.error("%s; it is written anew", error)
+                last, session = -1, 0
+            self.put_producer(bundle.topic, name, max(last, sequence), session)
 
     def _entry_to_fill(self, row: TopicRow, bundle: _core.Bundle) -> _core.Entry | None:
         """The topic's last entry, taken out, if it is so small that more should go into it."""
@@ -238,6 +319,18 @@ class Tables:
 
     # ---- topics --------------------------------------------------------------------------
 
+    @contextlib.contextmanager
+    def in_hand(self, row: TopicRow | None) -> Iterator[dict[int, TopicRow]]:
+        """Rows that are being changed, and are written back later by who changes them: this one,
+        too, for as long. Nobody else may read them from the table meanwhile. By topic."""
+        before, self._in_hand = self._in_hand, dict(self._in_hand)
+        if row is not None:
+            self._in_hand[row.id] = row
+        try:
+            yield self._in_hand
+        finally:
+            self._in_hand = before
+
     def topic_id(self, name: str) -> int | None:
         """The id of the topic of that name, also of a deleted one."""
         return self.rows.find("names", name.encode(), u64)
@@ -249,9 +342,19 @@ class Tables:
             raise LedgerCorruptedError(f"{self.rows.path}: the row of topic {topic} is missing")
         return row
 
+    def sound_topic(self, topic: int, consequence: str) -> TopicRow | None:
+        """The topic's row; None where it is damaged, which is logged with its consequence. What
+        is done for many topics in one transaction must not fail for all of them."""
+        try:
+            return self.topic(topic)
+        except LedgerCorruptedError as error:
+            log.error("%s; %s", error, consequence)
+            return None
+
     def put_topic(self, row: TopicRow) -> None:
         """Write the row back."""
         self.rows.put("topics", U64.pack(row.id), row.pack())
+        self.mark_time(row)
 
     def find_topic(self, name: str) -> TopicRow | None:
         """The row of the topic of that name, unless it was deleted."""
@@ -279,6 +382,41 @@ class Tables:
             (key.decode(), self.rows.decode("names", u64, data))
             for key, data in self.rows.cursor("names")
         ]
+
+    # ---- time marks ----------------------------------------------------------------------
+
+    def marks(self, topic: int) -> list[Mark]:
+        """The topic's time marks, in the order of their offsets."""
+        return unpack_marks(self.rows.get("meta", TIMES + U64.pack(topic)))
+
+    def lacks_mark(self, row: TopicRow) -> bool:
+        """Are there messages ahead of the clock that no mark tells the age of?"""
+        now = wall_ms()
+        gone = row.flags & _core.DELETED or row.first_offset == row.next_offset
+        if gone or not is_ahead(row.last_publish_time, now):
+            return False
+        return not is_marked(self.marks(row.id), row.next_offset, now)
+
+    def mark_time(self, row: TopicRow) -> None:
+        """Where the topic's publish times lie ahead of the clock: remember that its messages had
+        been published by now."""
+        if self.lacks_mark(row):
+            marks = with_mark(self.marks(row.id), row.next_offset, wall_ms())
+            self._put_marks(row.id, marks)
+
+    def drop_marks(self, topic: int, before: int) -> None:
+        """What stood before an offset is gone, and with it what marks said about it."""
+        marks = self.marks(topic)
+        left = without_trimmed(marks, before)
+        if left != marks:
+            self._put_marks(topic, left)
+
+    def _put_marks(self, topic: int, marks: list[Mark]) -> None:
+        key = TIMES + U64.pack(topic)
+        if marks:
+            self.rows.put("meta", key, pack_marks(marks))
+        else:
+            self.rows.delete("meta", key)
 
     # ---- entries -------------------------------------------------------------------------
 
@@ -427,6 +565,12 @@ class Tables:
         """The topic's queue, best first (rule D1). Lazy; do not change it while walking."""
         return self._sessions("queue", topic)
 
+    def queue(self, topic: int) -> Iterable[tuple[bytes, bytes]]:
+        """(key, data) of the queue's rows from the topic's best waiter on, behind its last one
+        those of other topics: what `access.promote` walks."""
+        cursor = self.rows.cursor("queue")
+        return cursor if cursor.set_range(U64.pack(topic)) else ()
+
     def waiting(self, session: Session) -> bool:
         """Is this session still in the queue?"""
         return self.rows.get("queue", queue_key(session)) is not None
@@ -442,6 +586,25 @@ class Tables:
         self._unindex(session, WAITER)
         return self.rows.delete("queue", queue_key(session))
 
+    def known(self, topic: int) -> Known | None:
+        """The best and the lowest priority of the topic's waiters so far; None before one of
+        them has had it (rule D7)."""
+        return self.rows.find("meta", PRIORITIES + U64.pack(topic), KNOWN.unpack)
+
+    def learn(self, topic: int, *priorities: int) -> None:
+        """Widen what `known` reads by these priorities, and by those of the queue."""
+        found = widened(self.known(topic), *priorities, *self._ends_of_queue(topic))
+        if found != self.known(topic):
+            self.rows.put("meta", PRIORITIES + U64.pack(topic), KNOWN.pack(*found))
+
+    def _ends_of_queue(self, topic: int) -> Iterator[int]:
+        """The priorities of its first and of its last waiter, if there is one."""
+        cursor = self.rows.cursor("queue")
+        if cursor.set_range(U64.pack(topic)) and cursor.key().startswith(U64.pack(topic)):
+            yield HIGHEST_PRIORITY - PLACE.unpack(cursor.key())[1]
+            if cursor.prev() if cursor.set_range(U64.pack(topic + 1)) else cursor.last():
+                yield HIGHEST_PRIORITY - PLACE.unpack(cursor.key())[1]
+
     def _sessions(self, table: str, topic: int) -> Iterator[Session]:
         for _, data in self.rows.under(table, topic):
             yield self.rows.decode(table, unpack_session, data)
@@ -451,10 +614,15 @@ class Tables:
     def _index(self, session: Session, kind: int, key: bytes) -> None:
         index = INDEX.pack(int(session.engine, 16), kind, session.id)
         self.rows.put("engines", index, SLOT.pack(session.slot) + key)
+        if session.bound_to:
+            binding = PAIR.pack(session.bound_to, session.id)
+            self.rows.put("claimants", binding, bytes([kind]) + key)
 
     def _unindex(self, session: Session, kind: int) -> None:
         index = INDEX.pack(int(session.engine, 16), kind, session.id)
         self.rows.delete("engines", index)
+        if session.bound_to:
+            self.rows.delete("claimants", PAIR.pack(session.bound_to, session.id))
 
     def engines(self) -> Iterator[tuple[str, int]]:
         """(engine id, slot) of every engine that has sessions here, dead or alive."""
@@ -467,10 +635,19 @@ class Tables:
 
     def sessions_of(self, engine: str) -> list[Session]:
         """An engine's sessions, those that hold a topic first."""
+        rows = self.rows.under("engines", int(engine, 16))
+        return self._found((key[0], value[SLOT.size :]) for key, value in rows)
+
+    def bound_to(self, claimant: int) -> list[Session]:
+        """The sessions, admitted or waiting, of the producers that are bound to a claim."""
+        rows = self.rows.under("claimants", claimant)
+        return self._found((value[0], value[1:]) for key, value in rows if key)
+
+    def _found(self, places: Iterable[tuple[int, bytes]]) -> list[Session]:
         found: list[Session] = []
-        for key, value in self.rows.under("engines", int(engine, 16)):
-            table = "holders" if key[0] == HOLDER else "queue"
-            data = self.rows.get(table, value[2:])
+        for kind, key in places:
+            table = "holders" if kind == HOLDER else "queue"
+            data = self.rows.get(table, key)
             if data is not None:
                 found.append(self.rows.decode(table, unpack_session, data))
         return found
@@ -482,7 +659,7 @@ class Tables:
 
     # ---- mail ----------------------------------------------------------------------------
 
-    def post(self, session: Session, kind: str, *details: Any) -> None:
+    def post(self, session: Session | Claimant, kind: str, *details: Any) -> None:
         """Tell the session's engine what became of it, once this is durable."""
         key = PAIR.pack(int(session.engine, 16), self.rows.next_id(b"mail"))
         self.rows.put("mail", key, msgpack.packb([kind, session.id, *details]))
@@ -517,6 +694,10 @@ class Tables:
     def discard(self, topic: int) -> None:
         """Mark a deleted topic's rows as still to go."""
         self.rows.put("trash", U64.pack(topic), b"")
+        for what in (PRIORITIES, ANNOUNCED):
+            self.rows.delete("meta", what + U64.pack(topic))
+        self._put_marks(topic, [])
+        self.put_overdue(topic, None)
 
     def discard_before(self, topic: int, offset: int) -> None:
         """Mark a topic's entries that end before an offset as still to go."""
@@ -567,8 +748,18 @@ class Tables:
         row = PAIR.pack(snapshot.id, snapshot.horizon)
         self.rows.put("snapshots", U64.pack(topic), row)
 
+    def kind(self, topic: int) -> Kind:
+        """What state the topic holds: {"holds": "map" or "state", and of a map the names of its
+        serialisers}; {} where no one has written one."""
+        return self.rows.find("meta", KIND + U64.pack(topic), msgpack.unpackb) or {}
+
+    def put_kind(self, topic: int, kind: Kind) -> None:
+        """Write what `kind` reads."""
+        self.rows.put("meta", KIND + U64.pack(topic), msgpack.packb(kind))
+
     def drop_views(self, topic: int) -> None:
-        """The topic is gone, and its view and snapshot with it."""
+        """The topic is gone, and its view, snapshot and kind with it."""
+        self.rows.delete("meta", KIND + U64.pack(topic))
         for table, found in (("views", self.view(topic)), ("snapshots", self.snapshot(topic))):
             if found is not None:
                 self.rows.delete(table, U64.pack(topic))
@@ -607,6 +798,23 @@ class Tables:
         row = msgpack.packb([max_age, max_bytes])
         self.rows.put("retention", U64.pack(topic), row)
 
+    def overdue(self, topic: int) -> tuple[bytes, int] | None:
+        """Since when messages of the topic are overdue (see ages.py): a boot, and ns of its
+        monotonic clock. None where none are."""
+        row = self.rows.get("meta", OVERDUE + U64.pack(topic))
+        if row is None or len(row) != INSTANT.size:
+            return None
+        boot, since = INSTANT.unpack(row)
+        return boot, since
+
+    def put_overdue(self, topic: int, since: tuple[bytes, int] | None) -> None:
+        """Write what `overdue` reads."""
+        key = OVERDUE + U64.pack(topic)
+        if since is None:
+            self.rows.delete("meta", key)
+        else:
+            self.rows.put("meta", key, INSTANT.pack(*since))
+
     # ---- claims --------------------------------------------------------------------------
 
     def claim(self, group: str, resource: str) -> tuple[int, int]:
@@ -627,6 +835,12 @@ class Tables:
         row = msgpack.packb([getattr(claimant, name) for name in CLAIMANT_FIELDS])
         self.rows.put("claimants", U64.pack(claimant.id), row)
 
+    def claimants(self) -> Iterator[Claimant]:
+        """All claim sessions, in the order in which they were made, dead or alive."""
+        for key, data in self.rows.cursor("claimants"):
+            if len(key) == U64.size:
+                yield self.rows.decode("claimants", _unpack_claimant, data)
+
     def drop_claimant(self, claimant: int) -> None:
         """Remove a claim session."""
         self.rows.delete("claimants", U64.pack(claimant))
@@ -639,18 +853,42 @@ class Tables:
 
     def put_transfer(self, transfer: Transfer) -> None:
         """Write what `transfer` reads."""
-        row = msgpack.packb([getattr(transfer, name) for name in TRANSFER_FIELDS])
-        self.rows.put("transfers", U64.pack(transfer.topic), row)
+        self.rows.put("transfers", U64.pack(transfer.topic), _pack_transfer(transfer))
 
     def drop_transfer(self, topic: int) -> None:
         """The hand-over has ended, one way or another."""
         self.rows.delete("transfers", U64.pack(topic))
+
+    def seat(self, topic: int, session: int) -> Transfer | None:
+        """The hand-over of one shared producer's session (see seats.py)."""
+        return self.rows.find("transfers", PAIR.pack(topic, session), _unpack_transfer)
+
+    def seats(self, topic: int) -> Iterator[tuple[int, Transfer]]:
+        """(session, hand-over) of every shared producer of a topic that moves by itself."""
+        for key, data in self.rows.under("transfers", topic):
+            if key:
+                yield u64(key), self.rows.decode("transfers", _unpack_transfer, data)
+
+    def put_seat(self, session: int, seat: Transfer) -> None:
+        """Write what `seat` reads."""
+        self.rows.put("transfers", PAIR.pack(seat.topic, session), _pack_transfer(seat))
+
+    def drop_seat(self, topic: int, session: int) -> None:
+        """This session moves no longer."""
+        self.rows.delete("transfers", PAIR.pack(topic, session))
 
     # ---- cursors -------------------------------------------------------------------------
 
     def cursor(self, topic: int, group: str) -> int | None:
         """The offset at which a reader group goes on; None if it has not committed yet."""
         return self.rows.find("cursors", U64.pack(topic) + group.encode(), u64)
+
+    def cursors(self, topic: int) -> list[tuple[str, int]]:
+        """(group, offset at which it goes on) of all that have committed on a topic."""
+        return [
+            (group.decode(), self.rows.decode("cursors", u64, data))
+            for group, data in self.rows.under("cursors", topic)
+        ]
 
     def put_cursor(self, topic: int, group: str, offset: int) -> None:
         """Write what `cursor` reads."""
@@ -664,9 +902,22 @@ class Tables:
         return self.rows.find("fences", U64.pack(topic) + token.encode(), u64)
 
     def put_fence(self, topic: int, token: str, epoch: int) -> None:
-        """Write what `fence` reads."""
+        """Write what `fence` reads. Of the runs of a topic the last `MOST_FENCES` are kept."""
         key = U64.pack(topic) + token.encode()
+        if self.rows.get("fences", key) is None:
+            self._make_room("fences", topic, MOST_FENCES, u64)
         self.rows.put("fences", key, U64.pack(epoch))
+
+    def _make_room(self, table: str, topic: int, most: int, age: Callable[[bytes], int]) -> None:
+        """Delete the oldest rows of a topic, unless there is room for one more: an eighth of
+        them, so that they are looked through rarely."""
+        rows = [
+            (self.rows.decode(table, age, row), key) for key, row in self.rows.under(table, topic)
+        ]
+        if len(rows) < most:
+            return
+        for _, key in sorted(rows)[: len(rows) - most + most // 8 + 1]:
+            self.rows.delete(table, U64.pack(topic) + key)
 
     def _move_fences(self, former: int, topic: int) -> None:
         for token, data in list(self.rows.under("fences", former)):
@@ -678,9 +929,11 @@ class Tables:
         return self.rows.find("batches", U64.pack(topic) + writer.encode(), _unpack_batch)
 
     def put_batch(self, topic: int, writer: str, number: int) -> None:
-        """Write what `batch` reads."""
+        """Write what `batch` reads. The `MOST_WRITERS` of a topic that came last are kept."""
         key = U64.pack(topic) + writer.encode()
-        self.rows.put("batches", key, BATCH.pack(number))
+        if self.rows.get("batches", key) is None:
+            self._make_room("batches", topic, MOST_WRITERS, _age_of_batch)
+        self.rows.put("batches", key, BATCH.pack(number, self.rows.next_id(b"batch")))
 
     def batches(self, topic: int) -> list[tuple[str, int]]:
         """(writer, number of its last batch) of all that have appended batches to a topic."""
@@ -707,13 +960,36 @@ def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
 
 
 def _unpack_batch(data: bytes) -> int:
-    last: int = BATCH.unpack(data)[0]
+    # Rows of older versions have no counter.
+    last: int = (BATCH if len(data) == BATCH.size else OLD_BATCH).unpack(data)[0]
     return last
+
+
+def _age_of_batch(data: bytes) -> int:
+    age: int = BATCH.unpack(data)[1] if len(data) == BATCH.size else 0
+    return age
 
 
 def _unpack_claimant(data: bytes) -> Claimant:
     return Claimant(*msgpack.unpackb(data))
 
 
+def _pack_transfer(transfer: Transfer) -> bytes:
+    facts = [getattr(transfer, name) for name in TRANSFER_FIELDS]
+    if not transfer.groups:  # then the row is one that earlier versions read, too
+        facts.pop()
+    packed: bytes = msgpack.packb(facts)
+    return packed
+
+
 def _unpack_transfer(data: bytes) -> Transfer:
-    return Transfer(*msgpack.unpackb(data))
+    transfer = Transfer(*msgpack.unpackb(data))
+    return replace(transfer, groups=tuple(transfer.groups))
+
+
+def _unpack_applied(data: bytes) -> tuple[int, int, int, int]:
+    if len(data) == PAIR.size:  # of an earlier version
+        generation, applied = PAIR.unpack(data)
+        return generation, applied, 0, 0
+    generation, applied, mark, oldest = APPLIED.unpack(data)
+    return generation, applied, mark, oldest

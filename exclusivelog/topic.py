@@ -1,4 +1,4 @@
-"""Topics: making them, looking at them, opening producers and readers on them."""
+"""Topics: creating and inspecting them, opening producers and readers on them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,26 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from exclusivelog import _core
+from exclusivelog import _core, seats
+from exclusivelog.announcements import announcement, check_info
 from exclusivelog.encoding import encode_properties, to_ms
 from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
 from exclusivelog.events import EVENTS
 from exclusivelog.ledger import Ledger
+from exclusivelog.ownership import Claim
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import Reader
-from exclusivelog.retention import empty_trash, first_to_retain, set_retention, trim
+from exclusivelog.retention import (
+    empty_trash,
+    first_to_retain,
+    note_time,
+    set_retention,
+    trim,
+)
 from exclusivelog.serde import pick_dumps
 from exclusivelog.sessions import Sessions, describe, owner_info
 from exclusivelog.tables import Tables
-from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
+from exclusivelog.types import AccessMode, Announcement, OwnerInfo, TransferInfo, WaiterInfo
 from exclusivelog.waits import check_seconds, check_timeout
 
 if TYPE_CHECKING:
@@ -42,6 +50,7 @@ class ProducerOptions(TypedDict, total=False):
     timeout: float | None
     settle: float
     properties: Mapping[str, str] | None
+    announce: Mapping[str, str] | None
     linger: float
     max_batch_messages: int
     max_batch_bytes: int
@@ -50,6 +59,7 @@ class ProducerOptions(TypedDict, total=False):
     on_fenced: Callable[[Producer, Any], object] | None
     on_wanted: Callable[[Producer], object] | None
     follow: bool
+    claim: Claim | None
 
 
 class Topic:
@@ -67,7 +77,7 @@ class Topic:
 
     @property
     def engine(self) -> Engine:
-        """Whose it is."""
+        """The engine that this topic was opened with."""
         return self._engine
 
     # ---- look ----------------------------------------------------------------------------
@@ -95,21 +105,85 @@ class Topic:
 
     @property
     def owner(self) -> OwnerInfo | None:
-        """Who holds exclusive access; None if nobody who lives does."""
+        """The session that owns the topic; None if no live engine has one."""
         self._engine.check_open()
         return self._engine.sessions.owner(self.id)
 
     @property
     def holders(self) -> list[OwnerInfo]:
-        """Who may write: the owner, or the shared producers."""
+        """The sessions that may write: the owner's, or those of the shared producers."""
         self._engine.check_open()
         return self._engine.sessions.holders(self.id)
 
     @property
+    def transfer(self) -> TransferInfo | None:
+        """The topic's hand-over to another engine: its state, source, destination and deadline
+        (rules E1, E3). None if no hand-over is under way or reserved that can still succeed.
+
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     topic = a.topic("orders")
+        ...     producer = topic.producer("exclusive")
+        ...     _ = a.unload("orders", to=b.id)
+        ...     topic.transfer.state, topic.transfer.target.name, topic.owner
+        ('assigned', 'b', None)
+        """
+        return next((each for each in self.transfers if each.producer is None), None)
+
+    @property
+    def transfers(self) -> list[TransferInfo]:
+        """The topic's hand-over, if there is one, and those of single shared producers
+        (`Producer.move`)."""
+        self._engine.check_open()
+        return self._engine.hand_over.transfers(self.id)
+
+    @property
     def waiters(self) -> list[WaiterInfo]:
-        """Who waits for the topic, in the order of their promotion (rule D1)."""
+        """The producers in the topic's queue, in the order of their promotion (rule D1)."""
         self._engine.check_open()
         return self._engine.sessions.waiters(self.id)
+
+    @property
+    def kind(self) -> str:
+        """What the topic holds: "messages", "map" (`SharedMap`), "state" (`SharedState`), or
+        "events" (`__events__`). A map that was written to in ledger format 3 only is a "state" if
+        it has a snapshot, and "messages" if not.
+
+        >>> topic = engine.topic("settings")
+        >>> with xl.SharedMap(topic) as settings:
+        ...     _ = settings.put("colour", "blue")
+        >>> topic.kind, topic.serializers
+        ('map', {'key': 'str', 'value': 'msgpack'})
+        """
+        if self.name == EVENTS:
+            return "events"
+        self._engine.check_open()
+        with self._engine.ledger.read() as tables:
+            existing(tables, self.id)
+            held = tables.kind(self.id).get("holds")
+            return held or ("messages" if tables.snapshot(self.id) is None else "state")
+
+    @property
+    def serializers(self) -> dict[str, str | None]:
+        """The names of a map's serialisers, by "key" and "value" (None: the application's own);
+        empty where the topic's `kind` is not "map"."""
+        self._engine.check_open()
+        with self._engine.ledger.read() as tables:
+            held = tables.kind(self.id)
+        return {name: held[name] for name in ("key", "value") if name in held}
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """What an owner of the topic announced last (`Producer.announce`); None if none has. It
+        stays when that owner leaves, until the next one announces. Deleting the topic removes it.
+
+        >>> with topic.producer("exclusive", announce={"address": "tcp://127.0.0.1:7001"}):
+        ...     topic.announcement.info["address"], topic.announcement.epoch
+        ('tcp://127.0.0.1:7001', 1)
+        """
+        self._engine.check_open()
+        with self._engine.ledger.read() as tables:
+            existing(tables, self.id)
+            return announcement(tables, self.id)
 
     # ---- write ---------------------------------------------------------------------------
 
@@ -123,6 +197,7 @@ class Topic:
         timeout: float | None = None,
         settle: float = 0.0,
         properties: Mapping[str, str] | None = None,
+        announce: Mapping[str, str] | None = None,
         linger: float = 0.0,
         max_batch_messages: int = 100_000,
         max_batch_bytes: int = 1 << 20,
@@ -131,37 +206,52 @@ class Topic:
         on_fenced: Callable[[Producer, Any], object] | None = None,
         on_wanted: Callable[[Producer], object] | None = None,
         follow: bool = True,
+        claim: Claim | None = None,
     ) -> Producer:
         """Open a producer (PIP-68; the table of rule A).
 
         - `access_mode`: shared, exclusive, wait_for_exclusive or exclusive_with_fencing.
-        - `name`: sequence ids are counted under it (rule G2); one live producer a name
-          (rule A6). Default: one that nobody had before.
+        - `name`: sequence ids are counted under it (rule G2). At most one live producer of a
+          topic has a given name (rule A6). Default: a name that was never used before.
         - `priority`: in the queue, higher first; a signed 64-bit number (PIP-440, rule D1).
           Other modes ignore it.
-        - `topic_epoch`: the epoch this producer had when it lost its connection: granted
-          again unchanged if nobody had the topic since (rule B5).
-        - `timeout`: seconds to wait in the queue; None: for ever.
-        - `settle`: seconds that a waiter leaves the topic alone after it has become free, or
-          the ledger was opened after everybody had closed it, so that producers with a higher
-          priority that are just reconnecting come first (rule D7). Other modes ignore it.
-        - `properties`: a mapping of str to str for others to see in `topic.owner`.
+        - `topic_epoch`: the epoch that this producer had before it lost the topic. The grant keeps
+          this epoch if no other producer has owned the topic since (rule B5).
+        - `timeout`: seconds to wait in the queue; in shared and exclusive mode, seconds to wait
+          while the topic is being handed over to this engine (rule E3). None: for ever.
+        - `settle`: at most this many seconds, a waiter that has just joined the queue leaves a
+          free topic to higher priorities that are still reconnecting (rule D7). Default 0, at most
+          86400; other modes ignore it. Of the priorities known on the topic, the lowest waits all
+          of it, the best not at all, those in between in proportion; before two are known, every
+          waiter waits all of it. The time counts from when the topic became free, or from when
+          the ledger was opened again after all engines had closed it or died. A waiter that had
+          been queued for its delay when the topic became free is promoted at once. Only the delay
+          of the best waiter counts.
+        - `properties`: a mapping of str to str that others see in `topic.owner`.
+        - `announce`: a mapping of str to str to announce in the transaction of the grant; others
+          read it as `topic.announcement` (see `Producer.announce`). Not for shared producers.
         - `linger`: seconds that `send_async` may hold a message back to commit it with
           others. 0: not on purpose.
-        - `max_batch_messages`, `max_batch_bytes`: no more is encoded as one entry. Checkpoints
-          pack small entries into larger ones.
-        - `max_pending_bytes`: `send_async` commits by itself when this much waits.
+        - `max_batch_messages`, `max_batch_bytes`: the largest batch that is encoded as one entry.
+          Checkpoints pack small entries into larger ones.
+        - `max_pending_bytes`: `send_async` commits when this many bytes wait for a commit.
         - `serializer`: bytes, str, json, msgpack, a Serde or a function (rule G1).
         - `on_fenced`: called with (producer, error), in a thread of its own, when the topic
           is lost (rule C6).
-        - `on_wanted`: called with (producer), in a thread of its own, when somebody begins to
-          wait for the topic that this producer owns: it may close itself to be succeeded.
-        - `follow`: False: a hand-over ends this producer also where its topic stays in this
-          process; for sends that rest on what others have written (rule E2).
+        - `on_wanted`: called with (producer), in a thread of its own, when another producer begins
+          to wait for the topic that this one owns; it may close the producer to give way.
+        - `follow`: True: after a hand-over to an engine of this process, sends go through that
+          engine. False: any hand-over ends this producer; for an owner whose next send depends on
+          having seen all earlier messages (rule E2).
+        - `claim`: a claim of this engine that the producer is bound to. It can append, or wait in
+          the queue, only while the claim is held; each append checks that in its critical section.
+          Afterwards every call raises ProducerRevokedError (rules B4, F5). Implies
+          `follow=False`.
 
         Raises ProducerBusyError, ProducerFencedError, InvalidEpochError, WaitTimeoutError,
-        TopicNotFoundError, TopicTerminatedError; ValueError and TypeError for arguments. A
-        producer that was refused, timed out or was interrupted has changed nothing (rule A2).
+        TopicNotFoundError, TopicTerminatedError, OwnershipLostError (`claim` is lost); ValueError
+        and TypeError for wrong arguments. A request that is refused, times out or is interrupted
+        changes nothing (rule A2).
 
         >>> leader = topic.producer("exclusive", name="leader")
         >>> leader.topic_epoch
@@ -174,13 +264,14 @@ producer; it is held by producer 'leader' ...
         """
         options = Options(
             linger, max_batch_messages, max_batch_bytes, max_pending_bytes,
-            pick_dumps(serializer), on_fenced, on_wanted, follow,
+            pick_dumps(serializer), on_fenced, on_wanted, follow and claim is None,
         )  # fmt: skip
         future = self._engine.future(self, options)
         try:
             self._open(
-                future, access_mode, name, priority, topic_epoch, timeout, settle, properties
-            )
+                future, access_mode, name, priority, topic_epoch, timeout, settle, properties,
+                claim, announce,
+            )  # fmt: skip
             return future.result()
         except BaseException:
             future.give_up()  # interrupted, perhaps
@@ -191,10 +282,12 @@ producer; it is held by producer 'leader' ...
         access_mode: AccessMode | str = AccessMode.SHARED,
         **options: Unpack[ProducerOptions],
     ) -> ProducerFuture:
-        """As `producer`, with the same options, without waiting in the queue: a future that
-        has the producer once it is promoted, or WaitTimeoutError after `timeout`. `cancel()`
-        leaves no trace, or returns False because the grant came first (rule D5). Waiters cost
-        no thread. A request that is refused raises from the future, wrong arguments here.
+        """Open a producer as `producer` does, with the same options, and return a future at once.
+
+        The future has the producer once it is promoted, or raises WaitTimeoutError after
+        `timeout`. `cancel()` removes the request without a trace, or returns False because the
+        grant came first (rule D5). A waiter costs no thread. A request that is refused raises from
+        the future; wrong arguments raise from this call.
 
         >>> with topic.producer("exclusive"):
         ...     standby = topic.producer_async("wait_for_exclusive", priority=7)
@@ -206,22 +299,24 @@ producer; it is held by producer 'leader' ...
         for name in options.keys() - ProducerOptions.__annotations__.keys():
             raise TypeError(f"producer_async takes no option {name!r} (rule A4)")
         given: ProducerOptions = options
-        sending = Options(
-            **{name: given[name] for name in SENDING if name in given},  # type: ignore[literal-required]
-            dumps=pick_dumps(given.get("serializer")),
-        )
+        claim = given.get("claim")
+        chosen = {name: given[name] for name in SENDING if name in given}  # type: ignore[literal-required]
+        if claim is not None:
+            chosen["follow"] = False
+        sending = Options(**chosen, dumps=pick_dumps(given.get("serializer")))
         future = self._engine.future(self, sending)
         self._open(
             future, access_mode, given.get("name"), given.get("priority", 0),
             given.get("topic_epoch"), given.get("timeout"), given.get("settle", 0.0),
-            given.get("properties"),
+            given.get("properties"), claim, given.get("announce"),
         )  # fmt: skip
         return future
 
     def _open(
         self, future: ProducerFuture, access_mode: AccessMode | str, name: str | None,
         priority: int, topic_epoch: int | None, timeout: float | None, settle: float,
-        properties: Mapping[str, str] | None,
+        properties: Mapping[str, str] | None, claim: Claim | None,
+        announce: Mapping[str, str] | None,
     ) -> None:  # fmt: skip
         mode = AccessMode.parse(access_mode)
         if is_internal(self.name):
@@ -237,18 +332,27 @@ producer; it is held by producer 'leader' ...
         if settle > LONGEST_SETTLE:
             raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
         encode_properties(properties or {})
+        if claim is not None and not isinstance(claim, Claim):
+            raise TypeError(f"claim={claim!r}: it takes a claim made by engine.own, or None")
+        if claim is not None and claim.engine is not self._engine:
+            raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
+        if announce is not None and mode is AccessMode.SHARED:
+            raise ValueError("announce: only an owner announces; it takes another access_mode")
         self._engine.open_producer(
             future, mode.value, name=name, priority=priority, claim=topic_epoch,
             timeout=timeout, settle=int(settle * 1e9), properties=dict(properties or {}),
+            bound_to=0 if claim is None else claim.id,
+            announce=None if announce is None else check_info(announce, "announce"),
         )  # fmt: skip
 
     # ---- keep ----------------------------------------------------------------------------
 
     def compact(self) -> int:
-        """Make the topic's compacted view anew: the last message of every key, at its own
-        offset; a tombstone removes its key, a message without a key stays (rule G7). Readers
-        with `read_compacted=True` see it. Appends go on meanwhile. Returns how many messages
-        the view has.
+        """Rebuild the topic's compacted view: the last message of every key, at its own offset.
+
+        A tombstone removes its key; a message without a key stays (rule G7). Readers with
+        `read_compacted=True` see the view. Appends continue meanwhile. Returns the number of
+        messages in the view.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"1", b"2", b"3", None], keys=["a", "b", "a", "b"])
@@ -261,13 +365,15 @@ producer; it is held by producer 'leader' ...
         return self._engine.compact(self.id)
 
     def trim(self, before: int | dt.datetime | None = None, max_bytes: int | None = None) -> int:
-        """Remove old messages for good (rule G8); the topic's first offset then.
+        """Remove old messages for good (rule G8). Returns the topic's new first offset.
 
-        - `before`: an offset, or a datetime (naive: UTC): what was published earlier goes.
-        - `max_bytes`: of the newest entries that may stay, without the journal's.
+        - `before`: an offset, or a datetime (naive: UTC). Earlier messages are removed.
+        - `max_bytes`: how many bytes of the newest entries may stay, without those in the journal.
 
-        Sequence ids stay. A reader whose position goes is told, or taken to the earliest
-        message, as its option `trimmed` says.
+        Sequence ids stay. A reader whose position is removed raises OffsetTrimmedError or goes on
+        at the earliest message, as its option `trimmed` says. A topic that holds a shared map gets
+        a snapshot first. One that holds another state raises StateError if its newest snapshot
+        does not cover what would be removed.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
@@ -286,15 +392,20 @@ producer; it is held by producer 'leader' ...
         oldest = None
         if isinstance(before, dt.datetime):
             oldest, before = to_ms(before), None
+            note_time(ledger, self.id)
         first = max(first_to_retain(ledger, self.id, oldest, max_bytes), before or 0)
-        return trim(ledger, self.id, first, self._engine.compact)
+        return trim(ledger, self.id, first, self._engine.renew)
 
     def retention(self, max_age: float | None = None, max_bytes: int | None = None) -> None:
-        """Have old messages removed in the background, from now on, by whatever process has the
-        ledger open (rule G8). None twice: everything is kept, as at first.
+        """Remove old messages in the background from now on (rule G8). Any process that has the
+        ledger open does it. With None for both, the default, everything is kept.
 
-        - `max_age`: in seconds, since they were published.
-        - `max_bytes`: of the newest entries.
+        - `max_age`: seconds since a message was published. Messages found overdue by more than an
+          hour are removed an hour later (or `max_age` later, if that is less), because the clock
+          may have been set ahead by mistake.
+        - `max_bytes`: how many bytes of the newest entries are kept.
+
+        Messages that a shared state's newest snapshot does not cover are kept (rule I4).
 
         >>> topic.retention(max_age=7 * 86400, max_bytes=1 << 30)
         """
@@ -307,11 +418,10 @@ producer; it is held by producer 'leader' ...
         self._engine.keeper.start()
 
     def terminate(self) -> int:
-        """Seal the topic for ever: it can be read, never again written (rule G8). Returns its
-        next offset, which no message will have.
+        """Terminate the topic for good: it can be read, and never written again (rule G8).
 
-        Whoever holds or awaits it gets TopicTerminatedError at the next call; readers that
-        have come to the end get it, too.
+        Returns the topic's next offset, which no message will have. Its producers and waiters
+        raise TopicTerminatedError at their next call, and so do readers at the end.
 
         >>> topic.terminate()
         0
@@ -328,22 +438,26 @@ producer; it is held by producer 'leader' ...
         inclusive: bool = True,
         read_compacted: bool = False,
         group: str | None = None,
+        generation: int | None = None,
         trimmed: Literal["error", "earliest"] = "error",
         deserializer: Any = None,
     ) -> Reader:
         """Open a reader (rule G5).
 
-        - `start`: "earliest", "latest" (the end: only what comes from now on), an offset, or
-          a datetime (naive: UTC): the first message published then or later.
-        - `inclusive`: False begins behind the message at that offset or time.
+        - `start`: "earliest", "latest" (the end: only later messages), an offset, or a datetime
+          (naive: UTC): the first message published then or later.
+        - `inclusive`: False begins after the message at that offset or time.
         - `read_compacted`: read the compacted view as it is now, where there is one (see
-          `compact`), and go on with all that was sent since (rule G7).
-        - `group`: be the only reader of this group: the one before it is fenced, and raises
-          ReaderFencedError from then on (rule F6). It goes on where the group's last
-          `reader.commit()` was, and at `start` before there is one. It claims (group, topic)
-          as `engine.own` does.
-        - `trimmed`: what to do where the position has been trimmed: "error" raises
-          OffsetTrimmedError, "earliest" goes on with the first message that is there (rule G8).
+          `compact`), then all messages sent since (rule G7).
+        - `group`: become the only reader of this group on the topic. The group's former reader is
+          fenced, and raises ReaderFencedError from then on (rule F6). The new one continues at the
+          group's last `reader.commit()`, or at `start` if there is none. It claims (group, topic)
+          as `engine.own` does. `engine.reader` reads several topics of a group.
+        - `generation`: the generation of that claim, as in `engine.own`. None takes the next one.
+          A number below the last one is refused with OwnershipError. An equal or higher one, and
+          always 0, fences the group's former reader.
+        - `trimmed`: what to do if the position has been trimmed: "error" raises
+          OffsetTrimmedError, "earliest" goes on with the first message that is left (rule G8).
         - `deserializer`: bytes, str, json, msgpack, a Serde or a function, for `value`.
 
         >>> with topic.producer() as producer:
@@ -356,12 +470,14 @@ producer; it is held by producer 'leader' ...
         1
         """
         self._engine.check_open()
+        if group is None and generation is not None:
+            raise ValueError(f"generation={generation!r}: it takes a group= beside it")
         reader = Reader(
             self._engine, self.id, self.name, start, inclusive=inclusive,
             deserializer=deserializer, read_compacted=read_compacted, trimmed=trimmed,
         )  # fmt: skip
         if group is not None:  # only now: what is refused must fence nobody
-            reader.join(self._engine.join_group(group, self))
+            reader.join(self._engine.join_group(group, [self], generation))
         return reader
 
     def __repr__(self) -> str:
@@ -451,6 +567,7 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str) -> None:
         row = tables.find_topic(name)
         if row is None:
             raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
+        seats.cancel(sessions, tables, row, "the topic was deleted")
         holder = sessions.clear(tables, row)
         if holder is not None:
             raise ProducerBusyError(

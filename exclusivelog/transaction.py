@@ -1,8 +1,9 @@
 """Transactions: messages to several topics, and reader cursors, enter the log together.
 
 Nothing is written before the commit. The commit is one transaction of the ledger, in which
-every session and every reader's claim is checked, so that it is atomic after any crash, and
-fenced as a whole (rules B3, F6, G3). Consume, process and produce exactly once:
+every session, every reader's claim and all that was required is checked, so that it is atomic
+after any crash, and fenced as a whole (rules B3, F5, F6, G3). Consume, process and produce
+exactly once:
 
 >>> with topic.producer() as producer:
 ...     _ = producer.send_many([b"1", b"2"])
@@ -25,20 +26,22 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
+from exclusivelog.announcements import put_announcement
 from exclusivelog.errors import (
     ExclusiveLogError,
     ProducerFencedError,
     TransactionAbortedError,
 )
 from exclusivelog.log import Placed, Work, append_one
-from exclusivelog.producer import Moving
+from exclusivelog.ownership import Claim
+from exclusivelog.producer import Moving, Producer
 from exclusivelog.waits import in_slices, settled
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
+    from exclusivelog.group_reader import GroupReader
     from exclusivelog.groups import Membership
-    from exclusivelog.producer import Producer
     from exclusivelog.reader import Reader
 
 Put = Callable[[_core.Appender], object]
@@ -46,10 +49,11 @@ State = Literal["open", "committed", "aborted", "unknown"]
 
 
 class Transaction:
-    """Made by `engine.transaction`. As a context manager it commits when its block ends, and
-    aborts when an exception leaves it. For one thread at a time.
+    """Messages and reader positions that are committed together. Made by `engine.transaction`.
 
-    `offsets` has, after the commit, where each producer's messages are: {producer: range}.
+    As a context manager it commits when its block ends, and aborts when an exception leaves the
+    block. For one thread at a time. After the commit, `offsets` has the offsets of each producer's
+    messages: {producer: range}.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -59,13 +63,16 @@ class Transaction:
         self._complete = False  # all of it is written, and may be committed
         self._puts: dict[Producer, list[Put]] = {}
         self._numbered: set[Producer] = set()  # those that were given sequence ids
-        self._cursors: dict[Reader, tuple[Membership, int]] = {}
+        self._cursors: dict[Reader | GroupReader, tuple[Membership, dict[int, int]]] = {}
+        self._claims: set[Claim] = set()
+        self._announced: dict[Producer, dict[str, str]] = {}
 
     @property
     def state(self) -> State:
-        """What became of it: "open", "committed", "aborted"; or "unknown" while it is on its way,
-        and after an I/O error in the commit: the producers' `last_sequence_id` tells once they
-        are opened again, and so does the group's cursor."""
+        """ "open", "committed", "aborted" or "unknown".
+
+        It is "unknown" during the commit, and after an I/O error in it. Then open the engine and
+        the producers again: `last_sequence_id`, or the group's position, shows the outcome."""
         return self._state
 
     def add(self, producer: Producer, put: Put, numbered: bool) -> None:
@@ -78,16 +85,51 @@ class Transaction:
         if numbered:
             self._numbered.add(producer)
 
-    def commit_cursor(self, reader: Reader) -> None:
-        """Let the reader's group go on at the reader's position as it is now, if and when this
-        transaction commits (rule F6)."""
+    def require(self, holder: Claim | Producer) -> None:
+        """Let the commit fail unless this claim is held, or this producer still has its topic.
+
+        - `holder`: a claim of `engine.own`, or a producer; it need not send in this transaction.
+          Call this once for each.
+
+        The commit checks it in its critical section. If the check fails, nothing of the transaction
+        is in the log, and the commit raises OwnershipLostError for a claim that was revoked or
+        released. For a producer it raises what the producer's sends would raise:
+        ProducerFencedError, ProducerMovedError, EngineClosedError, TopicTerminatedError, ...
+
+        >>> claim = engine.own({"shard-7": None})
+        >>> with engine.transaction() as txn, topic.producer() as producer:
+        ...     txn.require(claim)
+        ...     _ = producer.send(b"by the owner of shard-7", transaction=txn)
+        ...     txn.commit()
+        """
+        self.check_open()
+        if not isinstance(holder, (Claim, Producer)):
+            raise TypeError(f"require takes a claim or a producer, not {holder!r}")
+        if holder.ledger is not self._engine.ledger:
+            raise ValueError("transaction: it takes claims and producers of its own ledger")
+        if isinstance(holder, Claim):
+            self._claims.add(holder)
+        else:
+            self._puts.setdefault(holder, [])
+
+    def announce(self, producer: Producer, info: dict[str, str]) -> None:
+        """What `Producer.announce` does with a transaction."""
+        self.check_open()
+        if producer.ledger is not self._engine.ledger:
+            raise ValueError("transaction: it takes producers and readers of its own ledger")
+        self._puts.setdefault(producer, [])  # it is checked as one that sends
+        self._announced[producer] = info
+
+    def commit_cursor(self, reader: Reader | GroupReader) -> None:
+        """Store the reader's present position as its group's position when this transaction
+        commits (rule F6)."""
         self.check_open()
         membership = reader.membership
         if membership is None:
             raise ValueError(f"reader={reader!r} has no cursor; open it with group=")
         if membership.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
-        self._cursors[reader] = membership, reader.position
+        self._cursors[reader] = membership, reader.offsets_to_commit()
 
     def check_open(self) -> None:
         """TransactionAbortedError unless it can still be added to."""
@@ -99,17 +141,18 @@ class Transaction:
     def commit(self) -> None:
         """Append and commit everything, or nothing: durable when it returns.
 
-        Raises what keeps it out: ProducerFencedError, ReaderFencedError, LedgerFullError,
-        DuplicateSequenceError, TopicTerminatedError, ... Nothing of it is in the log then.
+        Raises ProducerFencedError, ReaderFencedError, OwnershipLostError, LedgerFullError,
+        DuplicateSequenceError, TopicTerminatedError, ... Then nothing of it is in the log, unless
+        the error's `maybe_written` is true.
 
-        Ctrl-C interrupts the wait for it only. It is committed all the same, unless that had
-        not begun, and `state` says so once it is over.
+        Ctrl-C interrupts only the wait. A commit that has begun goes on, and `state` shows its
+        outcome once it is over.
         """
         self.check_open()
         self._engine.check_free()
         self._state = "aborted"  # until it has begun
         self._engine.check_open()
-        if not self._puts and not self._cursors:
+        if not (self._puts or self._cursors or self._claims):
             self._state = "committed"
             return
         if threading.current_thread() is threading.main_thread():
@@ -125,7 +168,7 @@ class Transaction:
             target=self._commit_for, args=(done,), name="exclusivelog-transaction", daemon=True
         )
         try:
-            thread.start()
+            threads.start(self._engine.path, thread)
             in_slices(functools.partial(settled, done), None, self._engine.check_alone)
             done.result(0)
         finally:
@@ -166,6 +209,9 @@ class Transaction:
                 batch.encode()
                 self._write(batch)
                 self.offsets = batch.acknowledge()
+                for producer, info in self._announced.items():
+                    producer.has_announced(info)
+                    batch.sender(producer).has_announced(info)
         except _Refused as refused:
             # Only now: while it stood still, its topic seemed to be on its way.
             error = refused.producer.fenced_by(refused.error)
@@ -176,17 +222,21 @@ class Transaction:
 
     def _write(self, batch: Batch) -> None:
         with self._engine.ledger.write_all() as tables:
+            for claim in self._claims:
+                claim.check_in(tables)
             for producer, work in batch.works.items():
                 try:
                     batch.placed[producer] = append_one(tables, work)
                 except ProducerFencedError as error:
                     raise _Refused(producer, error) from error
-            for membership, position in self._cursors.values():
-                membership.write(tables, position)
+            for membership, positions in self._cursors.values():
+                membership.write(tables, positions)
+            for producer, info in self._announced.items():
+                put_announcement(tables, batch.sender(producer).session, info)
             self._complete = True
 
     def abort(self) -> None:
-        """Give it up: nothing of it is written. After a commit it does nothing."""
+        """Abort the transaction: nothing of it is written. After a commit this does nothing."""
         if self._state == "open":
             self._state = "aborted"
 
@@ -215,7 +265,7 @@ class _Refused(Exception):
 
 class Batch:
     """What one try to commit appends. `here`: who sends for each of the producers that messages
-    were given to."""
+    were given to, or that are required."""
 
     def __init__(self, here: dict[Producer, Producer], puts: dict[Producer, list[Put]]) -> None:
         self.senders = list(dict.fromkeys(here.values()))
@@ -223,6 +273,10 @@ class Batch:
         self.placed: dict[Producer, Placed] = {}
         self._here, self._puts = here, puts
         self._counts: dict[Producer, int] = {}
+
+    def sender(self, producer: Producer) -> Producer:
+        """Who sends for it."""
+        return self._here[producer]
 
     def encode(self) -> None:
         """Their senders stand still: now it is known which sequence ids are next."""
@@ -241,10 +295,14 @@ class Batch:
         """It is committed: {producer: offsets}. Each goes on behind it."""
         ends = {}
         for sender, places in self.placed.items():
+            if not places:
+                continue  # it is only required, or only announces
             sender.appender.advance(places[-1][0].last_sequence)
             ends[sender] = places[0][1]
         offsets = {}
         for producer, sender in self._here.items():
+            if sender not in ends or not self._counts[producer]:
+                continue
             first, ends[sender] = ends[sender], ends[sender] + self._counts[producer]
             offsets[producer] = range(first, ends[sender])
         return offsets

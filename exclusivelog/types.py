@@ -1,4 +1,5 @@
-"""The facts that people are handed: modes, and who is who. All immutable.
+"""The library's public value types: access modes, and facts about engines, sessions, claims and
+hand-overs. All of them are immutable.
 
 >>> AccessMode("wait_for_exclusive") is AccessMode.WAIT_FOR_EXCLUSIVE
 True
@@ -10,7 +11,18 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["AccessMode", "EngineInfo", "Move", "OwnerInfo", "Report", "WaiterInfo"]
+__all__ = [
+    "AccessMode",
+    "Announcement",
+    "ClaimInfo",
+    "EngineInfo",
+    "GroupInfo",
+    "Move",
+    "OwnerInfo",
+    "Report",
+    "TransferInfo",
+    "WaiterInfo",
+]
 
 
 class AccessMode(str, enum.Enum):
@@ -19,7 +31,7 @@ class AccessMode(str, enum.Enum):
     - `SHARED`: beside other shared producers.
     - `EXCLUSIVE`: alone, or an error at once.
     - `WAIT_FOR_EXCLUSIVE`: alone, after waiting in the priority queue (PIP-440).
-    - `EXCLUSIVE_WITH_FENCING`: alone, at once: whoever is there is fenced.
+    - `EXCLUSIVE_WITH_FENCING`: alone, at once: present holders and waiters are fenced.
     """
 
     SHARED = "shared"
@@ -64,7 +76,7 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class OwnerInfo:
-    """A session that holds a topic: who, since when (`since`: ms since 1970), under which epoch."""
+    """A session that holds a topic, its engine and its epoch. `since` is in ms since 1970."""
 
     engine_id: str
     engine_name: str
@@ -79,8 +91,25 @@ class OwnerInfo:
 
 
 @dataclass(frozen=True)
+class Announcement:
+    """The last announcement of a topic (`producer.announce`), and the owner that made it.
+
+    `epoch` is that owner's epoch, `time` is in ms since 1970. If the topic's epoch is higher, a
+    later owner has announced nothing yet."""
+
+    info: Mapping[str, str]
+    epoch: int
+    time: int
+    engine_id: str
+    engine_name: str
+    pid: int
+    producer_name: str
+    session: int
+
+
+@dataclass(frozen=True)
 class WaiterInfo:
-    """A session in a topic's queue, in the order of rule D1 (`since`: ms since 1970)."""
+    """A session that waits in a topic's queue. `since` is in ms since 1970."""
 
     engine_id: str
     engine_name: str
@@ -93,13 +122,72 @@ class WaiterInfo:
 
 
 @dataclass(frozen=True)
+class ClaimInfo:
+    """A claim that is held.
+
+    `group` is "" if it was left out; `since` is in ms since 1970. `reader` is true for the claim of
+    a group reader, whose resources are the names of its topics."""
+
+    id: int
+    group: str
+    generations: Mapping[str, int]
+    engine_id: str
+    engine_name: str
+    pid: int
+    since: int
+    reader: bool = False
+
+
+@dataclass(frozen=True)
+class GroupInfo:
+    """A reader group on one topic.
+
+    `position` is the offset that the group has committed, the next one to read; `lag` is the number
+    of messages from there to the end. Both are None before its first commit. `reader` is the claim
+    of its reader; None if it has none."""
+
+    group: str
+    topic: str
+    position: int | None
+    lag: int | None
+    reader: ClaimInfo | None
+
+
+@dataclass(frozen=True)
+class TransferInfo:
+    """A hand-over that is under way (rules E1-E4).
+
+    - `state`: "releasing": `source` has not released it yet; "assigned": it is reserved for
+      `target`.
+    - `source`: the session that is to release it; None once it has.
+    - `target`: the destination engine.
+    - `until`: the deadline, in ms since 1970. What `source` has not released by then stays there,
+      and a reservation ends.
+    - `producer`: the name of the shared producer that moves alone; None if the ownership of the
+      topic moves.
+    - `groups`: the groups whose claims on the topic move with it.
+    """
+
+    topic: str
+    state: str
+    source: OwnerInfo | None
+    target: EngineInfo
+    until: int
+    producer: str | None = None
+    groups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Move:
-    """What became of one topic of `engine.unload` (rules E1-E4). `state` is
+    """The outcome of `engine.unload` or `producer.move` for one topic, or for one of its shared
+    producers (rules E1-E4). `state` is
 
     - "owned": a producer of the destination owns it, under `epoch`.
     - "assigned": it is reserved for the destination's next producer until the deadline.
-    - "releasing": its owner `source` is still at it.
-    - "failed": it was not moved; `reason` says why, and `source` who has it now.
+    - "releasing": its owner `source` has not released it yet.
+    - "failed": it was not moved; `reason` says why, and `source` is its present holder.
+
+    `producer` is the name of the producer that was moved alone; None if the topic was moved.
     """
 
     topic: str
@@ -109,10 +197,11 @@ class Move:
     target: EngineInfo
     state: str
     reason: str = ""
+    producer: str | None = None
 
     @property
     def ok(self) -> bool:
-        """True where the destination has it, or is the only one who can get it."""
+        """True if the destination has it, or it is reserved for the destination."""
         return self.state in ("owned", "assigned")
 
 

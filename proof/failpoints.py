@@ -30,8 +30,8 @@ from proof.work import Durability, act, judge
 PLACES = {
     "make the tables": "ledger:create_environment",
     "make the journal": "journal:_create",
-    "make the lock file": "lockfile:_open_or_create",
-    "flush a directory": "segments:sync_directory",
+    "make the lock file": "lockfile:make_lock_file",
+    "flush a directory": "files:Directory.sync",
     "recover": "ledger:Ledger._recover",
     "take a slot": "lockfile:LockFile.join",
     "leave the slot": "lockfile:Slot.leave",

@@ -16,6 +16,7 @@ from unittest import mock
 from exclusivelog import access
 from proof import (
     compactions,
+    environments,
     failpoints,
     fuzz,
     maps,
@@ -28,6 +29,9 @@ from proof import (
     world,
 )
 from proof.deaths import EARLY, small_journal, sweep
+from proof.environments import running
+from proof.environments.actors import FORGETS, SAYS_YES
+from proof.environments.scenes import FAULT
 from proof.faults import crew
 from proof.flips import flip_beside
 from proof.judges import ACKNOWLEDGED, REFUSED, about
@@ -386,26 +390,32 @@ def _control_disks(figure: Figure, where: Path, trace: Path) -> None:
 
 
 def power_cuts(size: Size, where: Path) -> Figure:
-    """The power fails under processes that write to a file system of its own; the control is a
-    disk that says it has flushed, and has not."""
+    """The power fails under processes that write to a file system of its own, with a reboot and
+    without. The controls are a disk that says it has flushed, and has not, and processes that
+    believe a lock file that is older than the journal."""
     figure = Figure("power cuts")
     for kind in ("ext4", "xfs"):
         if reason := shutdowns.missing(kind):
             figure.notes.append(f"{kind} was skipped: {reason}")
             continue
-        found = shutdowns.cut_again_and_again(where / kind, kind, size.cuts)
-        figure.count(
-            cuts=found.cuts, operations=found.operations, acknowledged=found.acknowledged,
-            lost=about(found.broken, "H1"),
-        )  # fmt: skip
-        figure.count(**{f"cuts_on_{kind}": found.cuts})
-        figure.broken += [f"{kind}: {text}" for text in found.broken]
+        for reboots, name in ((True, "cuts_on"), (False, "cuts_without_reboot_on")):
+            place = where / f"{kind}-{name}"
+            found = shutdowns.cut_again_and_again(place, kind, size.cuts, reboots=reboots)
+            figure.count(
+                cuts=found.cuts, operations=found.operations, acknowledged=found.acknowledged,
+                lost=about(found.broken, "H1"),
+            )  # fmt: skip
+            figure.count(**{f"{name}_{kind}": found.cuts})
+            figure.broken += [f"{name} {kind}: {text}" for text in found.broken]
     if not figure.counts:
         figure.skipped = "; ".join(figure.notes)
     elif size.controlled:
         kind = next(kind for kind in ("ext4", "xfs") if not shutdowns.missing(kind))
-        lying = shutdowns.cut_again_and_again(where / "control", kind, 3, lying=True)
+        cut = shutdowns.cut_again_and_again
+        lying = cut(where / "lying", kind, 3, shutdowns.LYING)
         figure.controls["a disk that lies about its flushes"] = bool(about(lying.broken, "H1"))
+        believing = cut(where / "believing", kind, 5, shutdowns.BELIEVING, reboots=False)
+        figure.controls["who opens believes the lock file"] = bool(believing.broken)
     return figure
 
 
@@ -469,6 +479,37 @@ def bit_flips(size: Size, where: Path) -> Figure:
     return figure
 
 
+# ---- environments ------------------------------------------------------------------------
+
+
+def live_in_environments(size: Size, where: Path) -> Figure:
+    """What users have and builders forget, case by case; each with the same without its fault,
+    and with libraries that are worse than they are."""
+    figure = Figure("environments")
+    names = [name for name, case in environments.CASES.items() if case.fast or not size.quick]
+    jobs = [(name, FAULT) for name in size.share(names)]
+    found = list(running.verdicts(jobs))
+    for verdict in found:
+        if verdict.skipped:
+            figure.notes.append(f"{verdict.name} was skipped: {verdict.skipped}")
+        else:
+            figure.most(**{f"cases/{verdict.name}": 1})
+        figure.count(violations=len(verdict.broken))
+        figure.broken += [f"{verdict.name}: {text}" for text in verdict.broken]
+    chosen = random.sample(found, 12) if size.quick else found
+    _take_controls(figure, running.controls(chosen))
+    return figure
+
+
+def _take_controls(figure: Figure, found: running.Controls) -> None:
+    figure.count(control_runs=sum(found.tried.values()))
+    figure.broken += [f"without its fault, {text}" for text in found.false_alarms]
+    for sabotage in (FORGETS, SAYS_YES):
+        figure.controls[f"a library that {sabotage}"] = not found.missed.get(sabotage)
+    for sabotage, names in found.missed.items():
+        figure.notes += [f"{name} misses that the library {sabotage}" for name in names]
+
+
 # ---- mutants -----------------------------------------------------------------------------
 
 
@@ -521,6 +562,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "bit-flips": bit_flips,
     "fuzz": fuzz_decoders,
     "clocks": suite("clocks", "test_c_clocks.py", "hearts beat by the wall clock"),
+    "environments": live_in_environments,
     "mutants": hunt_mutants,
 }
 

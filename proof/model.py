@@ -1,9 +1,9 @@
 """Every interleaving of a small world, decided by access.py (rules A, B, C, D, E).
 
 Up to three producers in three engines open (in every mode, with and without a claim, with two
-priorities, letting the topic settle or not), send, close, cancel, die, start again, hang, come
-back, and are evicted; and the topic is handed over: begun, released, assigned, cancelled, late,
-its destination dead; in every order that there is. `access.admit`, `access.promote` and
+priorities, leaving the topic to better ones or not), send, close, cancel, die, start again, hang,
+come back, and are evicted; and the topic is handed over: begun, released, assigned, cancelled,
+late, its destination dead; in every order that there is. `access.admit`, `access.promote` and
 `access.held_back` decide; what carries their decisions out is a model of `sessions.py` and
 `handover.py`, in which a transaction is one step. Every state that can be reached is visited
 once, and judged:
@@ -11,11 +11,14 @@ once, and judged:
 - there is at most one owner, and no shared producer beside it (A);
 - a grant has the epoch after the highest one ever granted, or exactly the highest one, if it
   was claimed and the topic was free (B1, B5); nothing else changes the epoch;
+- a shared or exclusive request that is refused only because its engine is still to get the topic
+  waits for that, and changes nothing meanwhile; no other one does (E3, A2);
 - whoever has lost its row appends nothing, and what a session has written is one run in the
   log, in the order of the epochs (B2, B3, B8, B10);
 - a request that is refused changes nothing (A2, B6); a release touches nobody else (B7);
 - who is promoted is the first in the order of D1 that lives and is not stale (D1, D4), when
-  the topic has settled for him (D7); while it is in transit, the first of its destination (E3);
+  he need not leave it to better ones that reconnect (D7); while it is in transit, the first of
+  its destination (E3);
 - a topic in transit is for its destination, but for a rival that takes it by force; one whose
   hand-over has ended stays with its owner (E3, E4);
 - nobody waits in front of a topic that nobody holds (A3, D4), unless it is in transit or
@@ -39,8 +42,9 @@ from proof.rules import Rules
 from proof.world import (
     GONE,
     MODES,
+    NO_CLAIM,
     NOBODY,
-    SETTLED,
+    SETTLE,
     SETTLES,
     TRANSIT,
     Client,
@@ -85,6 +89,8 @@ class Steps:
                 yield from self.open(state, producer, client, engine)
             elif client.status == "waiting":
                 yield from self.wait(state, producer, client)
+            elif client.status == "arriving":
+                yield from self.arrive(state, producer, client, engine)
             else:
                 yield from self.hold(state, producer, client)
         for number, engine in enumerate(state.engines):
@@ -111,6 +117,12 @@ class Steps:
                     if self.rules.keeps_what_was_refused and ledger.commit(state) != state:
                         raise Violation(f"{row} is refused, and has changed {state}")
                     continue  # the transaction is undone
+                if status == "arriving":  # so is that of one that waits for a release
+                    following = state._replace(opens=state.opens - 1)
+                    wanted = NO_CLAIM if claim is None else claim
+                    yield step, self.believe(following, producer, status=status, id=0, mode=mode,
+                                             epoch=wanted)  # fmt: skip
+                    continue
                 following = ledger.commit(state)._replace(opens=state.opens - 1)
                 beliefs = {"status": status, "id": number, "mode": mode}
                 if status == "open":
@@ -118,13 +130,39 @@ class Steps:
                     beliefs.update(epoch=epoch, mine=epoch)
                 yield step, self.believe(following, producer, **beliefs)
 
+    def arrive(
+        self, state: State, producer: int, client: Client, engine: Engine
+    ) -> Iterator[tuple[str, State]]:
+        """It gives up; or, once nothing is released to its engine any more, requests again."""
+        yield f"{producer} does not wait for the release", self.forget(state, producer)
+        ledger = self.ledger(state)
+        if ledger.releases_to(self.world.engine_of[producer]):
+            return
+        number = 1 + max(
+            [row.id for row in state.holders + state.queue]
+            + [each.id for each in state.clients] + [0]
+        )  # fmt: skip
+        claim = None if client.epoch == NO_CLAIM else client.epoch
+        status = ledger.request(Row(number, producer, engine.life, client.mode, 0, claim, 0, 0))
+        if status in (None, "arriving"):
+            if status == "arriving":
+                raise Violation(f"{client} waits for a release that nobody owes it")
+            yield f"{producer} is refused after all", self.forget(state, producer)
+            return
+        epoch = ledger.holders[number].epoch
+        yield (
+            f"{producer} arrives",
+            self.believe(ledger.commit(state), producer, status="open", id=number, epoch=epoch,
+                         mine=epoch),
+        )  # fmt: skip
+
     def wishes(self, mode: str) -> tuple[tuple[int, int], ...]:
         """(priority, settle) that it may ask for."""
         if mode != WAIT:
             return ((0, 0),)
         if not self.world.settles:
             return ((0, 0), (1, 0))
-        return ((0, 0), (1, 0), (0, SETTLED), (1, SETTLED))
+        return ((0, 0), (1, 0), (0, SETTLE), (1, SETTLE))
 
     def wait(self, state: State, producer: int, client: Client) -> Iterator[tuple[str, State]]:
         granted = next((row for row in state.holders if row.id == client.id), None)
@@ -212,7 +250,8 @@ class Steps:
         coordinator."""
         engine_of = self.world.engine_of
         if state.move is None and not any(
-            client.status == "waiting" and state.engines[engine_of[producer]].status == "up"
+            client.status in ("waiting", "arriving")
+            and state.engines[engine_of[producer]].status == "up"
             for producer, client in enumerate(state.clients)
         ):
             return
@@ -259,6 +298,9 @@ class Steps:
         """Time passes, and whoever was told so comes back."""
         if not state.settled and not state.holders:
             yield "it has settled", state._replace(settled=True)
+        if state.holders and any(row.settle and not row.patient for row in state.queue):
+            queue = tuple([row._replace(patient=bool(row.settle)) for row in state.queue])
+            yield "those who wait have waited for long", state._replace(queue=queue)
         for reminder in state.reminders:
             number, why = reminder
             ledger = self.ledger(state)
@@ -311,7 +353,7 @@ def judge_idleness(world: World, state: State) -> None:
     if len(living) < len(waiters):
         return  # whoever lives takes the ghosts away, and that is a promotion
     why = SETTLES if state.move is None else TRANSIT
-    if why == SETTLES and not living[0].settle:
+    if why == SETTLES and (not living[0].settle or living[0].patient):
         raise Violation("somebody waits in front of a free topic")
     coming = [number for number, reason in state.reminders if reason == why]
     if not any(state.engines[number].status in ("up", "stopped") for number in coming):

@@ -132,7 +132,7 @@ class Trusting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.journal, name)
 
-    def live_end(self, position: int, generation: int) -> int:
+    def live_end(self, position: int, generation: int, *mark: int) -> int:
         data, capacity = Path(self.path, "journal").read_bytes(), self.journal.capacity
         whole, stop = position, position + capacity
         while position < stop:
@@ -164,9 +164,9 @@ def trust(sabotage: str) -> None:
     """Recover in this process without checking."""
     recover = Ledger._recover
 
-    def without_checks(ledger: Ledger, found: _core.Journal) -> None:
+    def without_checks(ledger: Ledger, found: _core.Journal, alone: bool) -> None:
         trusting: Any = Trusting(found, ledger.path, sabotage)
-        recover(ledger, trusting)
+        recover(ledger, trusting, alone)
 
     Ledger._recover = without_checks  # type: ignore[assignment, method-assign]
 

@@ -12,8 +12,12 @@ from exclusivelog.access import (
     SHARED,
     Decision,
     Promotion,
+    Session,
     Verdict,
+    pack_session,
+    unpack_session,
 )
+from exclusivelog.tables import queue_key
 from proof.world import SETTLED, Client, Ledger
 
 
@@ -40,6 +44,7 @@ class Rules:
     admit: Callable[..., Decision] = access.admit
     promote: Callable[..., Promotion] = access.promote
     held_back: Callable[..., bool] = access.held_back
+    awaits_release: Callable[..., bool] = access.awaits_release
     may_append: Callable[[Ledger, Client], bool] = may_append
     release: Callable[[Ledger, Client], None] = release
     promotes: bool = True
@@ -85,47 +90,61 @@ def fences_without_force(**facts: Any) -> Decision:
     return decision
 
 
-def does_not_look_who_lives(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    return access.promote(epoch, queue, lambda session: True, **facts)
+Rows = list[tuple[bytes, bytes]]  # of the queue's table
 
 
-def stops_at_the_first_dead(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    first = next(iter(queue))
-    if not alive(first):
+def rows_of(sessions: list[Session]) -> Rows:
+    """The rows of these waiters, in this order if it were the queue's."""
+    inorder = [replace(s, priority=-number) for number, s in enumerate(sessions)]
+    keys = [queue_key(session) for session in inorder]
+    return list(zip(keys, map(pack_session, sessions), strict=True))
+
+
+def sessions_of(rows: Rows) -> list[Session]:
+    return [unpack_session(data) for _, data in rows]
+
+
+def does_not_look_who_lives(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    return access.promote(epoch, topic, rows, lambda slot, engine: True, **facts)
+
+
+def stops_at_the_first_dead(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    [first] = sessions_of(rows[:1])
+    if not alive(first.slot, first.engine):
         return Promotion(None, (first,), ())
-    return access.promote(epoch, [first], alive, **facts)
+    return access.promote(epoch, topic, rows[:1], alive, **facts)
 
 
-def stops_at_the_first_stale(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    waiters = list(queue)
-    promotion = access.promote(epoch, waiters, alive, **facts)
+def stops_at_the_first_stale(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    promotion = access.promote(epoch, topic, rows, alive, **facts)
     if promotion.stale:
         return Promotion(None, promotion.dead, promotion.stale)
     return promotion
 
 
-def believes_stale_waiters(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    waiters = list(queue)
-    winner = next((session for session in waiters if alive(session)), None)
+def believes_stale_waiters(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    waiters = sessions_of(rows)
+    winner = next((session for session in waiters if alive(session.slot, session.engine)), None)
     if winner is None or winner.claim is None:
-        return access.promote(epoch, waiters, alive, **facts)
+        return access.promote(epoch, topic, rows, alive, **facts)
     return Promotion(replace(winner, epoch=winner.claim), (), ())
 
 
-def last_come_first_served(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    return access.promote(epoch, list(queue)[::-1], alive, **facts)
+def last_come_first_served(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    backwards = rows_of(sessions_of(rows)[::-1])
+    return access.promote(epoch, topic, backwards, alive, **facts)
 
 
-def the_dead_use_up_epochs(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    promotion = access.promote(epoch, queue, alive, **facts)
+def the_dead_use_up_epochs(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    promotion = access.promote(epoch, topic, rows, alive, **facts)
     if promotion.winner is None:
         return promotion
     used_up = promotion.winner.epoch + len(promotion.dead)
     return replace(promotion, winner=replace(promotion.winner, epoch=used_up))
 
 
-def promotes_under_the_same_epoch(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    promotion = access.promote(epoch, queue, alive, **facts)
+def promotes_under_the_same_epoch(epoch: int, *args: Any, **facts: Any) -> Promotion:
+    promotion = access.promote(epoch, *args, **facts)
     if promotion.winner is None:
         return promotion
     return replace(promotion, winner=replace(promotion.winner, epoch=epoch))
@@ -139,9 +158,26 @@ def holds_back_without(fact: str, nothing: Any) -> Callable[..., bool]:
     return lambda session, **facts: access.held_back(session, **{**facts, fact: nothing})
 
 
-def passes_over_those_who_settle(epoch: int, queue: Any, alive: Any, **facts: Any) -> Promotion:
-    hasty = [session for session in queue if facts["now"] >= session.settle or facts["transfer"]]
-    return access.promote(epoch, hasty, alive, **facts)
+def passes_over_those_who_settle(
+    epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any
+) -> Promotion:
+    left = facts["now"] - facts["freed"]
+    hasty = [
+        (key, data)
+        for key, data in rows
+        if left >= unpack_session(data).settle or facts["transfer"]
+    ]
+    return access.promote(epoch, topic, hasty, alive, **facts)
+
+
+def believes_that_all_have_just_come(
+    epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any
+) -> Promotion:
+    newcomers = [
+        replace(session, created=facts["freed"] + session.id) for session in sessions_of(rows)
+    ]
+    come = [(queue_key(session), pack_session(session)) for session in newcomers]
+    return access.promote(epoch, topic, come, alive, **facts)
 
 
 def releases_whoever_is_owner(ledger: Ledger, client: Client) -> None:
@@ -198,7 +234,13 @@ MOVING_CONTROLS = {
     "a source releases whatever it was asked for": Rules(asks_before_it_releases=False),
     "a topic does not settle for who waits": Rules(promote=promotes_without("now", SETTLED)),
     "a topic does not settle for who comes": Rules(held_back=holds_back_without("now", SETTLED)),
+    "who has waited for long waits again": Rules(promote=believes_that_all_have_just_come),
+    "the best priority leaves the topic to others": Rules(
+        promote=promotes_without("known", None), held_back=holds_back_without("known", None)
+    ),
     "who does not settle comes first": Rules(promote=passes_over_those_who_settle),
+    "who will get the topic is refused": Rules(awaits_release=lambda session, **facts: False),
+    "whoever is refused waits for a release": Rules(awaits_release=lambda session, **facts: True),
     "nobody is told to come back": Rules(reminds=False),
     "who was told once is never told again": Rules(tells_by_time=False),
 }

@@ -1,14 +1,16 @@
 """Power cuts of a real file system: the kernel drops it, with all that it has not written yet.
 
 A loop-mounted ext4 or xfs is shut down (`FS_IOC_SHUTDOWN`, without a flush of its log) under
-processes that write to it, mounted again, and judged by what they noted elsewhere. The lock file
-then says that it is of another boot, as it would after a real one.
+processes that write to it, mounted again, and judged by what they noted elsewhere. After a reboot
+the lock file says that it is of another boot. Without one it stays as the disk has it: older than
+the journal, and of this boot.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import shutil
@@ -18,11 +20,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import Popen
 
 from exclusivelog.lockfile import BOOT
+from proof.beside import SERVES
 from proof.faults import Crew, players
 from proof.judges import ACKNOWLEDGED
 from proof.traffic import TOPICS, judge_ledger, read_notes
+from tests.children import child, line, tell
 
 SHUTDOWN, WITHOUT_THE_LOG = 0x8004587D, 2
 MEGABYTES = {"ext4": 64, "xfs": 320}  # the least that xfs takes, about
@@ -30,7 +35,58 @@ WRITERS = 2
 CUTS_OF_A_LEDGER = 5
 UNMOUNTED_WITHIN = 20.0  # seconds
 LEAST_SECONDS = 0.1  # of life between two cuts
+GOES_ON_WITHIN = 15.0  # seconds, until somebody's send is acknowledged after a cut
+JUDGED_WITHIN = 60.0
 LYING = "int fsync(int f) { return 0; } int fdatasync(int f) { return 0; }\n"
+# Who opens the ledger never takes the journal's lock alone, and so believes the lock file's words.
+BELIEVING = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+/* Has the lock file beside this file been used before? Its inode stands at 16 then. */
+static int used(int fd) {
+    char link[64], path[4096];
+    uint64_t inode = 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t size = readlink(link, path, sizeof path - 20);
+    if (size < 0) return 0;
+    path[size] = 0;
+    strcpy(strrchr(path, '/') + 1, "owners.lock");
+    int owners = open(path, O_RDONLY | O_CLOEXEC);
+    if (owners < 0) return 0;
+    ssize_t n = pread(owners, &inode, sizeof inode, 16);
+    close(owners);
+    return n == sizeof inode && inode != 0;
+}
+static int lock(const char *name, int fd, int what, void *arg) {
+    int (*real)(int, int, ...) = dlsym(RTLD_NEXT, name);
+    if (what == F_OFD_SETLK && ((struct flock *)arg)->l_type == F_WRLCK && used(fd)) {
+        errno = EAGAIN;
+        return -1;
+    }
+    return real(fd, what, arg);
+}
+int fcntl(int fd, int what, ...) {
+    va_list rest;
+    va_start(rest, what);
+    void *arg = va_arg(rest, void *);
+    va_end(rest);
+    return lock("fcntl", fd, what, arg);
+}
+int fcntl64(int fd, int what, ...) {
+    va_list rest;
+    va_start(rest, what);
+    void *arg = va_arg(rest, void *);
+    va_end(rest);
+    return lock("fcntl64", fd, what, arg);
+}
+"""
 
 
 @dataclass
@@ -52,29 +108,35 @@ def missing(kind: str) -> str:
     return "" if os.path.exists("/dev/loop-control") else "there are no loop devices"
 
 
-def cut_again_and_again(where: Path, kind: str, count: int, lying: bool = False) -> Found:
-    """So many cuts. A ledger lives through some of them."""
+def cut_again_and_again(
+    where: Path, kind: str, count: int, sabotage: str = "", reboots: bool = True
+) -> Found:
+    """So many cuts. A ledger lives through some of them. `sabotage` is the source of a library
+    that is loaded into the writers."""
     found, dice = Found(), random.Random()
-    environment = {"LD_PRELOAD": str(_lying(where))} if lying else {}
+    environment = {"LD_PRELOAD": str(_compiled(where, sabotage))} if sabotage else {}
     for number in range(-(-count // CUTS_OF_A_LEDGER)):
         place = where / str(number)
         place.mkdir(parents=True)
         cuts = min(CUTS_OF_A_LEDGER, count - found.cuts)
-        _one_ledger(place, kind, cuts, dice, environment, found)
+        _one_ledger(place, kind, cuts, dice, environment, found, reboots)
     return found
 
 
 def _one_ledger(
     place: Path, kind: str, cuts: int, dice: random.Random, environment: dict[str, str],
-    found: Found,
+    found: Found, reboots: bool,
 ) -> None:  # fmt: skip
     image = place / "image"
     with image.open("wb") as file:
         file.truncate(MEGABYTES[kind] << 20)
-    _do(f"mkfs.{kind}", "-q", str(image))
-    with players(place, place / "disk" / "log", dice, environment=environment) as crew:
+    do(f"mkfs.{kind}", "-q", str(image))
+    with (
+        players(place, place / "disk" / "log", dice, environment=environment) as crew,
+        child(SERVES, "proof.shutdowns:judge_notes") as judge,
+    ):
         for _ in range(cuts):
-            broken = _one_cut(place, image, crew, dice)
+            broken = _one_cut(place, image, crew, dice, judge, reboots)
             found.cuts += 1
             found.broken += broken
             if broken:
@@ -84,9 +146,12 @@ def _one_ledger(
     found.acknowledged += record.count(ACKNOWLEDGED)
 
 
-def _one_cut(place: Path, image: Path, crew: Crew, dice: random.Random) -> list[str]:
+def _one_cut(
+    place: Path, image: Path, crew: Crew, dice: random.Random, judge: Popen[str], reboots: bool
+) -> list[str]:
     with mounted(image, place / "disk") as disk:
-        another_boot(disk / "log")
+        if reboots:
+            another_boot(disk / "log")
         try:
             for _ in range(WRITERS):
                 crew.start()
@@ -94,16 +159,47 @@ def _one_cut(place: Path, image: Path, crew: Crew, dice: random.Random) -> list[
             shut_down(disk)
         finally:
             crew.end()
+    broken = []
     with mounted(image, place / "disk") as disk:
-        another_boot(disk / "log")
-        return list(judge_ledger(disk / "log", read_notes(place), TOPICS, send=False))
+        if reboots:
+            another_boot(disk / "log")
+        elif not _goes_on(place, crew):
+            broken.append(f"H2: nobody's send is acknowledged within {GOES_ON_WITHIN:.0f} s")
+        tell(judge, json.dumps([str(place)]))
+        try:
+            return broken + list(json.loads(line(judge, JUDGED_WITHIN)))
+        except AssertionError as error:
+            judge.kill()
+            judge.wait()
+            return [*broken, f"H2: the judge: {error}"]
+
+
+def _goes_on(place: Path, crew: Crew) -> bool:
+    """Does a process that opens the ledger with the lock file as it is get on?"""
+    try:
+        crew.start()
+        notes = place / f"notes-{crew.started}.jsonl"
+        deadline = time.monotonic() + GOES_ON_WITHIN
+        while time.monotonic() < deadline:
+            if notes.exists() and b'"offset"' in notes.read_bytes():
+                return True
+            time.sleep(0.02)
+        return False
+    finally:
+        crew.end()
+
+
+def judge_notes(place: str) -> list[str]:
+    """What is broken in the ledger, compared with what was noted; in a process that may hang."""
+    ledger = Path(place, "disk", "log")
+    return list(judge_ledger(ledger, read_notes(Path(place)), TOPICS, send=False))
 
 
 @contextlib.contextmanager
 def mounted(image: Path, where: Path) -> Iterator[Path]:
     """The file system, while the block runs."""
     where.mkdir(exist_ok=True)
-    _do("mount", "-o", "loop", str(image), str(where))
+    do("mount", "-o", "loop", str(image), str(where))
     try:
         yield where
     finally:
@@ -117,9 +213,9 @@ def _unmount(where: Path, image: Path) -> None:
     while True:
         try:
             if mounted_here:
-                _do("umount", str(where))
+                do("umount", str(where))
             mounted_here = False
-            if not _do("losetup", "-j", str(image)):
+            if not do("losetup", "-j", str(image)):
                 return
             raise OSError(f"{image} is mounted elsewhere, too")
         except OSError:
@@ -145,15 +241,15 @@ def another_boot(ledger: Path) -> None:
             file.write(os.urandom(16))
 
 
-def _lying(where: Path) -> Path:
+def _compiled(where: Path, text: str) -> Path:
     where.mkdir(parents=True, exist_ok=True)
-    source, library = where / "lying.c", where / "lying.so"
-    source.write_text(LYING)
-    _do("gcc", "-shared", "-fPIC", "-o", str(library), str(source))
+    source, library = where / "sabotage.c", where / "sabotage.so"
+    source.write_text(text)
+    do("gcc", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl")
     return library
 
 
-def _do(*words: str) -> str:
+def do(*words: str) -> str:
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         raise OSError(f"{' '.join(words)}: {done.stderr.strip()}")

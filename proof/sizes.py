@@ -52,12 +52,17 @@ class Size:
         mutant needs none."""
         return self.slice == 0 and self.name != "tiny"
 
+    @property
+    def quick(self) -> bool:
+        """Is it to be done within a minute or two?"""
+        return self.name in ("tiny", "small")
+
     def share(self, things: Sequence[Thing]) -> list[Thing]:
         """This slice's part of what all slices together go through."""
         return list(things[self.slice :: self.of])
 
 
-SMALL_WORLDS = (*world.SMALL_WORLDS[:2], *world.SMALL_MOVING_WORLDS[:2])
+SMALL_WORLDS = (*world.SMALL_WORLDS[:2], *world.SMALL_MOVING_WORLDS[:3])
 SIZES = {
     size.name: size
     for size in (
@@ -86,7 +91,8 @@ SIZES = {
             slices={
                 "model": 16, "stateful": 20, "torture": 8, "histories": 10, "state": 10,
                 "compaction": 10, "failpoints": 10, "kill-sweep": 6, "sprints": 11,
-                "crash-states": 33, "power-cuts": 10, "bit-flips": 100, "fuzz": 10, "mutants": 8,
+                "crash-states": 33, "power-cuts": 10, "environments": 4, "bit-flips": 100,
+                "fuzz": 10, "mutants": 8,
             },
         ),
     )

@@ -14,8 +14,8 @@ from pathlib import Path
 from tests.children import ROOT
 
 SECONDS = 1800.0
-# How many rules each section of the semantics has.
-SECTIONS = {"a": 6, "b": 10, "c": 6, "d": 8, "e": 5, "f": 6, "g": 9, "h": 2, "i": 4}
+# How many rules each section of the semantics has; H6 (damage costs a block) is yet to come.
+SECTIONS = {"a": 6, "b": 10, "c": 7, "d": 8, "e": 5, "f": 6, "g": 9, "h": 5, "i": 7}
 NAMED = re.compile(r"^ *def test_([a-i]\d+)_", re.M)
 
 

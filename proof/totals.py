@@ -52,11 +52,14 @@ AIMS = (
     Total("kills", 10_000, KILLS),
     Total("power cuts on ext4", 250, (("power cuts", "cuts_on_ext4"),)),
     Total("power cuts on xfs", 250, (("power cuts", "cuts_on_xfs"),)),
+    Total("cuts without a reboot, ext4", 250, (("power cuts", "cuts_without_reboot_on_ext4"),)),
+    Total("cuts without a reboot, xfs", 250, (("power cuts", "cuts_without_reboot_on_xfs"),)),
     Total("crash states", 20_000, (("crash states", "states"),)),
     Total("model states", 1_000_000, (("model", "states"),)),
     Total("flips", 100_000, (("bit flips", "flips"),)),
     Total("inputs", 10_000_000, (("fuzz", "inputs"),)),
     Total("operations", 10_000_000, tuple((name, "operations") for name in OPERATIONS)),
+    Total("environments", 60, (("environments", "cases"),)),
     Total("mutants caught", len(MUTANTS), (("mutants", "caught"),)),
 )
 
@@ -68,9 +71,9 @@ def totals(card: Card) -> list[Total]:
 
 def lines(card: Card) -> Iterator[str]:
     """A table, for people."""
-    yield f"{'total':<20}{'is':>12}{'aim':>12}"
+    yield f"{'total':<30}{'is':>12}{'aim':>12}"
     for total in totals(card):
-        yield f"{total.name:<20}{total.reached:>12,}{total.target:>12,}  {total.verdict}"
+        yield f"{total.name:<30}{total.reached:>12,}{total.target:>12,}  {total.verdict}"
 
 
 def table(card: Card) -> Iterator[str]:

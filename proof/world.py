@@ -12,11 +12,14 @@ from exclusivelog.access import (
     FENCING,
     SHARED,
     WAIT,
+    Known,
     Request,
     Session,
     Transfer,
     Verdict,
+    pack_session,
 )
+from exclusivelog.tables import queue_key
 
 if TYPE_CHECKING:
     from proof.rules import Rules
@@ -26,6 +29,7 @@ GRANTING = (Verdict.GRANT, Verdict.TAKE_OVER)
 ACCEPTING = (*GRANTING, Verdict.ADMIT, Verdict.QUEUE)
 
 
+NO_CLAIM = -1
 SETTLES, TRANSIT = "settles", "transit"  # why somebody is to come back
 NOBODY = (0, "")
 
@@ -45,6 +49,7 @@ class Row(NamedTuple):
     claim: int | None
     epoch: int
     settle: int = 0
+    patient: bool = False  # has waited for as long as that while the topic had an owner
 
 
 class Move(NamedTuple):
@@ -67,17 +72,19 @@ class Engine(NamedTuple):
 class Client(NamedTuple):
     """What a producer believes. `mine` is the last epoch that it had, to claim it again."""
 
-    status: str  # idle, waiting, open; checked: about to write, in one of the controls
+    # idle, waiting, open; arriving: waits for the release of a topic that is on its way to it;
+    # checked: about to write, in one of the controls
+    status: str
     id: int
     mode: str
-    epoch: int
+    epoch: int  # of one that is arriving: its claim, or NO_CLAIM
     mine: int
 
 
 class State(NamedTuple):
     """Everything, at one moment. `top` is the highest epoch ever granted; `settled` says that
-    the topic has been free for as long as anybody wants. `reminders` are (engine, why): it is
-    to come back for the topic, because it settles or because it is in transit."""
+    the topic has been free for as long as anybody leaves it to others. `reminders` are (engine,
+    why): it is to come back for the topic, because it settles or because it is in transit."""
 
     epoch: int
     top: int
@@ -108,6 +115,7 @@ class World:
     stops: int = 0
     moves: int = 0
     settles: bool = False  # may waiters ask for it?
+    known: Known | None = None  # the best and the lowest priority of earlier waiters
 
     @functools.cached_property
     def symmetric(self) -> bool:
@@ -149,19 +157,30 @@ class World:
         )  # fmt: skip
 
 
+TOPIC = 1
 GONE = -1  # a session of which nothing is left
-# Time is what these say: the topic was freed at 0, and it is 1 once it has settled.
-FREED, SETTLED, DEADLINE = 0, 1, 9
+# Time is what these say: who waits now has come since `COME`, and the topic was freed at `FREED`,
+# which is too soon for all but the patient; once it has settled it is `SETTLED`.
+COME, FREED, SETTLE = 10**6, 10**6 + 10**3, 10**5
+SETTLED, DEADLINE = FREED + SETTLE, FREED + 9 * SETTLE
 
 
 @functools.cache
 def session_of(row: Row, home: int) -> Session:
     """The session as access.py knows it."""
     return Session(
-        id=row.id, topic=1, engine=f"{home:08x}{row.life:08x}", slot=home, pid=0, engine_name="",
-        name="", mode=row.mode, priority=row.priority, created=row.id, tie=0, since=0,
+        id=row.id, topic=TOPIC, engine=f"{home:08x}{row.life:08x}", slot=home, pid=0,
+        engine_name="", name="", mode=row.mode, priority=row.priority,
+        created=row.id if row.patient else COME + row.id, tie=0, since=0,
         claim=row.claim, epoch=row.epoch, settle=row.settle,
     )  # fmt: skip
+
+
+@functools.cache
+def row_of(row: Row, home: int) -> tuple[bytes, bytes]:
+    """Its row of the queue's table."""
+    session = session_of(row, home)
+    return queue_key(session), pack_session(session)
 
 
 @functools.cache
@@ -170,7 +189,7 @@ def transfer_of(move: Move | None) -> Transfer | None:
     if move is None:
         return None
     target = f"{move.target:08x}{move.life:08x}"
-    return Transfer(1, target, move.target, DEADLINE, move.session, "", 0, {})
+    return Transfer(TOPIC, target, move.target, DEADLINE, move.session, "", 0, {})
 
 
 def place(row: Row) -> tuple[int, int]:
@@ -326,11 +345,13 @@ class Ledger:
         if not self.queue:
             return
         queue = sorted(self.queue.values(), key=place)
+        rows = [row_of(row, self.home(row)) for row in queue]
         fit = [row for row in queue if self.alive(row) and row.claim in (None, self.epoch)]
         promotion = self.rules.promote(
-            self.epoch, map(self.session, queue),
-            lambda session: self.alive(self.queue[session.id]),
+            self.epoch, TOPIC, rows,
+            lambda home, engine: self.lives(home, int(engine[8:], 16)),
             now=SETTLED if self.settled else FREED, freed=FREED, transfer=transfer_of(move),
+            known=self.world.known,
         )  # fmt: skip
         winner = promotion.winner
         if self.rightful(fit, target) != (None if winner is None else winner.id):
@@ -359,9 +380,12 @@ class Ledger:
         """Who should be promoted: spelled out once more."""
         if target is not None:
             return next((row.id for row in fit if self.home(row) == target), None)
-        if not fit or (fit[0].settle and not self.settled):
-            return None
-        return fit[0].id
+        return fit[0].id if fit and not self.leaves_it(fit[0]) else None
+
+    def leaves_it(self, row: Row) -> bool:
+        """Does it leave a free topic to better ones that reconnect? Spelled out once more."""
+        is_best = self.world.known is not None and row.priority == max(self.world.known)
+        return bool(row.settle) and not (self.settled or row.patient or is_best)
 
     def leave(self, row: Row) -> None:
         """As `Sessions._leave`."""
@@ -388,7 +412,7 @@ class Ledger:
         if not self.holders:
             waiting = self.rules.held_back(
                 self.session(row), now=SETTLED if self.settled else FREED, freed=FREED,
-                waiting=waiting, transfer=transfer_of(move),
+                waiting=waiting, transfer=transfer_of(move), known=self.world.known,
             )  # fmt: skip
         decision = self.rules.admit(
             epoch=self.epoch, owner=None if owner is None else self.session(owner), shared=shared,
@@ -396,6 +420,8 @@ class Ledger:
         )  # fmt: skip
         if row.claim not in (None, self.epoch) and decision.verdict in ACCEPTING:
             raise Violation(f"{row} is accepted at epoch {self.epoch}")
+        if decision.verdict not in ACCEPTING:
+            return self.refuse(row, decision.verdict, owner, target)
         if decision.verdict is Verdict.QUEUE:
             self.queue[row.id] = row
             self.promote()
@@ -417,11 +443,36 @@ class Ledger:
             return "open"
         return None
 
+    def releases_to(self, engine: int) -> bool:
+        """As `Sessions.releasing_to`: is an owner still to release the topic to this engine?"""
+        return bool(self.owner) and self.in_transit == engine
+
+    def refuse(
+        self, row: Row, verdict: Verdict, owner: Row | None, target: int | None
+    ) -> str | None:
+        """As `Sessions._coming`: does it wait for a release instead?"""
+        home = self.home(row)
+        expected = any(self.home(each) == home and self.alive(each) for each in self.queue.values())
+        transfer = transfer_of(self.move)
+        coming = owner is not None and target is not None and transfer is not None
+        arrives = coming and self.rules.awaits_release(
+            self.session(row), verdict=verdict, waiting=bool(self.queue), expected=expected,
+            target="" if transfer is None else transfer.target,
+        )  # fmt: skip
+        # Spelled out once more.
+        fits = row.claim in (None, self.epoch)
+        free = not (self.queue if row.mode == SHARED else expected)
+        if bool(arrives) != (coming and target == home and fits and free):
+            raise Violation(
+                f"{row} is refused ({verdict}, arrives: {arrives}) on the way to {target}"
+            )
+        return "arriving" if arrives else None
+
     def must_wait(self, row: Row, target: int | None) -> bool:
         """Must it leave a free topic to others, or to later? Spelled out once more."""
         if target is not None:
             return self.home(row) != target
-        return bool(self.queue) or (bool(row.settle) and not self.settled)
+        return bool(self.queue) or self.leaves_it(row)
 
     def evict_all(self) -> None:
         self.holders.clear()
@@ -449,6 +500,9 @@ MOVING_WORLDS = {
     "a topic that settles, a move and a death": World(
         (0, 1), opens=2, deaths=1, moves=1, settles=True
     ),
+    "a topic that settles, whose priorities are known": World(
+        (0, 1, 2), opens=3, settles=True, known=(1, 0)
+    ),
 }
 # For a full run.
 LARGE_WORLDS = {
@@ -465,6 +519,7 @@ SMALL_WORLDS = (
 SMALL_MOVING_WORLDS = (
     World((0, 1), opens=2, moves=1),
     World((0, 1), opens=2, settles=True),
+    World((0, 1), opens=2, settles=True, known=(1, 0)),
     World((0, 1), opens=2, deaths=1, moves=1),
     World((0, 1), opens=2, moves=2),
 )

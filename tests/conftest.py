@@ -1,4 +1,5 @@
-"""One Spark session for all tests that want one: starting it costs seconds."""
+"""One Spark session for all tests that want one: starting it costs seconds. And clocks that are
+wrong."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.clocks import WallClock, build
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,3 +65,20 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         session = local_session("local[2,3]", settings, "tests")
         yield session
         session.stop()
+
+
+@pytest.fixture(scope="session")
+def false_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A library that stands between a process and its wall clock."""
+    library = build(Path(tmp_path_factory.mktemp("clock")))
+    if library is None:
+        pytest.skip("there is no C compiler to make a false clock with")
+    return library
+
+
+@pytest.fixture
+def clock(false_clock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WallClock:
+    """The workers of this test go by it."""
+    monkeypatch.setenv("LD_PRELOAD", str(false_clock))
+    monkeypatch.setenv("WALL_CLOCK_SHIFT", str(tmp_path / "shift"))
+    return WallClock(tmp_path / "shift")

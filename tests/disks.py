@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,21 +17,43 @@ import pytest
 needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 
 
+EXT4 = "-q -F -b 4096 -m 0 -N 512 -O ^has_journal,^resize_inode -E nodiscard,lazy_itable_init=0"
+METADATA = 152 << 10  # bytes of superblock, bitmaps and 512 inodes
+FOR_EXTENTS = 1.021  # ext4 keeps 2 % of the blocks for itself
+
+
 @contextlib.contextmanager
-def disk(where: Path, megabytes: float) -> Iterator[Path]:
-    """A small file system of its own."""
+def disk(where: Path, megabytes: float, kind: str = "ext4") -> Iterator[Path]:
+    """Mount a small file system with that much room: ext4 in a file, or "tmpfs"."""
     where.mkdir(exist_ok=True)
-    options = f"size={int(megabytes * 1024)}k"
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", where], capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    if mounted.returncode:
-        pytest.skip(f"a small disk cannot be mounted here: {mounted.stderr.strip()}")
-    try:
+    with contextlib.ExitStack() as stack:
+        if kind == "tmpfs":
+            source, options = "tmpfs", f"size={int(megabytes * 1024)}k"
+        else:
+            source, options = str(stack.enter_context(_image(megabytes))), "loop"
+        _run("mount", "-t", kind, "-o", options, source, str(where))
+        stack.callback(subprocess.run, ["umount", "-l", where], check=True, timeout=30)
+        with contextlib.suppress(FileNotFoundError):
+            (where / "lost+found").rmdir()
         yield where
-    finally:
-        subprocess.run(["umount", "-l", where], check=True, timeout=30)
+
+
+@contextlib.contextmanager
+def _image(megabytes: float) -> Iterator[Path]:
+    """A file that holds an ext4 file system; nothing of its room is reserved for root."""
+    with tempfile.NamedTemporaryFile(prefix="disk-") as file:
+        os.truncate(file.name, int(megabytes * FOR_EXTENTS * (1 << 20)) + METADATA)
+        _run("mkfs.ext4", *EXT4.split(), file.name)
+        yield Path(file.name)
+
+
+def _run(*words: str) -> None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    except FileNotFoundError:
+        pytest.skip(f"{words[0]} is not installed")
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
 
 
 def leave(where: Path, free: int) -> Path:
@@ -37,10 +61,16 @@ def leave(where: Path, free: int) -> Path:
     ballast = where / "ballast"
     ballast.unlink(missing_ok=True)
     stat = os.statvfs(where)
+    size = stat.f_bavail * stat.f_frsize - free
     with ballast.open("wb") as file:
-        size = stat.f_bavail * stat.f_frsize - free
-        if size > 0:
-            os.posix_fallocate(file.fileno(), 0, size)
+        while size > 0:
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+                break
+            except OSError as error:  # the list of a file's extents takes a block, too
+                if error.errno != errno.ENOSPC:
+                    raise
+                size -= stat.f_frsize
     return ballast
 
 

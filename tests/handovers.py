@@ -44,7 +44,7 @@ class Quick(Worker):
     """A worker that is there at once."""
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
-        self._ended = False
+        self.path, self._ended = path, False
         self._pipe, theirs = nursery.Pipe()
         self.process = nursery.Process(target=_serve, args=(theirs, path, name, topic, options))
         self.process.start()
@@ -65,9 +65,30 @@ class Quick(Worker):
                 self.kill()
             super().end()
 
+    def await_strike(self) -> None:
+        """Wait until it has stopped, by `strike`, and not inside the ledger. Another of its
+        threads may be there at that moment, sending: that would hold everybody up, which is a
+        story of its own (test_c_hangs.py), so it goes on for a moment, and stops again."""
+        with xl.open(self.path, readonly=True) as watcher:
+            journal = watcher.ledger.journal
+            assert journal is not None
+            while True:
+                until(self.stopped)
+                self.await_stop()
+                if not self.threads() & set(journal.inside):
+                    return
+                _once_more(self.path, self.pid).touch()
+                self.signal(signal.SIGCONT)
+                until(lambda: not _once_more(self.path, self.pid).exists())
+
     def stopped(self) -> bool:
         """Has SIGSTOP struck?"""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def _once_more(path: str, pid: int | None) -> Path:
+    """The file that asks a process which goes on to stop again."""
+    return Path(f"{path}.stop-{pid}")
 
 
 @contextlib.contextmanager
@@ -231,7 +252,7 @@ def stop_here(state: State) -> None:
 def freeze(worker: Quick) -> None:
     """Stop a worker. It goes on with SIGCONT."""
     worker.start(stop_here)
-    until(worker.stopped)
+    worker.await_strike()
 
 
 def thaw(worker: Quick) -> None:
@@ -346,10 +367,11 @@ CALLS: list[tuple[str, type, str, tuple[str, ...]]] = [
     ("source", Producer, "pause", AROUND),
     ("source", Committer, "commit", AROUND),
     ("source", HandOver, "release", THROUGHOUT),
-    ("source", Producer, "move", AROUND),
+    ("source", Producer, "hand_off", AROUND),
     ("destination", Mailbox, "_granted", AROUND),
     ("destination", Mailbox, "_hand_out", AROUND),
     ("heir", Sessions, "request", THROUGHOUT),  # a destination that has not been waiting
+    ("arrival", Mailbox, "_request_again", THROUGHOUT),  # it waited for the release
     ("canceller", HandOver, "cancel", THROUGHOUT),
     ("leaver", Sessions, "release", THROUGHOUT),
 ]
@@ -361,10 +383,18 @@ POINTS = {
 
 
 def strike(engine: xl.Engine, number: int) -> None:
-    """Send this very thread a signal: it goes no step further. No other thread of the process
-    is inside the ledger at that moment."""
-    with engine.ledger._writing if number == signal.SIGSTOP else contextlib.nullcontext():
+    """Send this very thread a signal: it goes no step further. One that is to stop does so as
+    often as `Quick.await_strike` asks for it."""
+    if number != signal.SIGSTOP:
         signal.pthread_kill(threading.get_ident(), number)
+        return
+    once_more = _once_more(engine.path, os.getpid())
+    with engine.ledger._writing:  # no other transaction stands still with it
+        signal.pthread_kill(threading.get_ident(), number)
+        while once_more.exists():
+            once_more.unlink()
+            time.sleep(0.01)  # who is inside leaves the ledger
+            signal.pthread_kill(threading.get_ident(), number)
 
 
 def fall_at(state: State, name: str, number: int) -> None:
@@ -571,7 +601,9 @@ class Stage:
         """A round in which `asks` asks for the move, and whose `POINTS` it is falls there."""
         self.rounds += 1
         point, stops = POINTS[name], number == signal.SIGSTOP
-        role = {"coordinator": asks, "heir": "destination"}.get(point.role, point.role)
+        role = {"coordinator": asks, "heir": "destination", "arrival": "destination"}.get(
+            point.role, point.role
+        )
         falling = self.cast(role, keepalive=KEEPALIVE if stops else 30.0)
         self.cast("source").call(
             reign_and_queue if stops else reign, self.notes, f"round-{self.rounds}"
@@ -604,7 +636,7 @@ class Stage:
 
     def _await_the_fall(self, role: str, falling: Quick, stops: bool) -> None:
         if stops:
-            until(falling.stopped)
+            falling.await_strike()
         else:
             falling.process.join(PATIENCE)
             assert falling.process.exitcode in KILLED

@@ -64,7 +64,9 @@ class Model(Protocol):
 class _Map:
     """A map as `SharedMap` is one. A state is its items, sorted.
 
-    To tell who saw what, the value of an update is (a new value, the old one's first part).
+    To tell who saw what, the value of an update is (a new value, the old one's first part). Writes
+    of one key result in what was there before, conditional ones in (made, that), an update in
+    (that, the new value).
     """
 
     first: Hashable = ()
@@ -75,22 +77,24 @@ class _Map:
         return tuple(sorted(items.items())), result
 
 
-def _put(items: dict[Any, Any], key: Any, value: Any) -> None:
+def _put(items: dict[Any, Any], key: Any, value: Any) -> Any:
+    old = items.get(key)
     items[key] = value
+    return old
 
 
-def _put_if_absent(items: dict[Any, Any], key: Any, value: Any) -> bool:
-    absent = key not in items
+def _put_if_absent(items: dict[Any, Any], key: Any, value: Any) -> tuple[bool, Any]:
+    old = items.get(key)
     items.setdefault(key, value)
-    return absent
+    return old is None, old
 
 
-def _replace(items: dict[Any, Any], key: Any, value: Any) -> bool:
+def _replace(items: dict[Any, Any], key: Any, value: Any) -> tuple[bool, Any]:
     expected, new = value
-    if key not in items or items[key] != expected:
-        return False
-    items[key] = new
-    return True
+    old = items.get(key)
+    if old == expected:
+        items[key] = new
+    return old == expected, old
 
 
 def updated(old: Any, value: Any) -> Any:
@@ -99,14 +103,13 @@ def updated(old: Any, value: Any) -> Any:
 
 
 def _update(items: dict[Any, Any], key: Any, value: Any) -> Any:
-    items[key] = updated(items.get(key), value)
-    return items[key]
+    old = items.get(key)
+    items[key] = updated(old, value)
+    return old, items[key]
 
 
-def _delete(items: dict[Any, Any], key: Any, value: Any) -> bool:
-    present = key in items
-    items.pop(key, None)
-    return present
+def _delete(items: dict[Any, Any], key: Any, value: Any) -> Any:
+    return items.pop(key, None)
 
 
 def _put_all(items: dict[Any, Any], key: Any, value: Any) -> None:

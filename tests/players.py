@@ -85,12 +85,16 @@ class Player:
             return
         self.note(result=result, end=time.monotonic_ns())
         if name in ("get", "update") and key is not None:
-            self._seen[key] = result
+            self._seen[key] = result[1] if name == "update" else result
 
     def as_named(self, name: str, key: str, value: Any) -> Any:
-        """put, put_if_absent, delete, clear."""
+        """put, delete, clear."""
         arguments = [part for part in (key, value) if part is not None]
         return getattr(self._map, name)(*arguments)
+
+    def put_if_absent(self, name: str, key: str, value: Any) -> list[Any]:
+        change = self._map.put_if_absent(key, value)
+        return [change.made, change.previous]
 
     def get(self, name: str, key: str, value: Any) -> Any:
         return self._map.get(key, latest=self._style != "reads only")
@@ -98,15 +102,18 @@ class Player:
     def scan(self, name: str, key: None, value: Any) -> Any:
         return sorted(self._map.scan(latest=True))
 
-    def replace(self, name: str, key: str, value: Any) -> bool:
-        return self._map.replace(key, *value)
+    def replace(self, name: str, key: str, value: Any) -> list[Any]:
+        change = self._map.replace(key, *value)
+        return [change.made, change.previous]
 
     def update(self, name: str, key: str, value: Any) -> Any:
         if self._style == "two calls":
-            new = list(updated(tuple(self._map.get(key, (None,), latest=True)), value))
+            old = self._map.get(key, latest=True)
+            new = list(updated(tuple(old or (None,)), value))
             self._map.put(key, new)
-            return new
-        return self._map.update(key, lambda old: list(updated(old and tuple(old), value)))
+            return [old, new]
+        change = self._map.update(key, lambda old: list(updated(old and tuple(old), value)))
+        return [change.previous, change.value]
 
     def put_all(self, name: str, key: None, value: Any) -> None:
         self._map.put_all(dict(value))

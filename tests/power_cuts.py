@@ -28,6 +28,7 @@ CALL = re.compile(r"(\d+) +(\w+)\((.*)\) += (-?\d+)(?:<([^>]*)>)?", re.DOTALL)
 BEGUN = re.compile(r"(\d+) +(\w+)\((.*) <unfinished \.\.\.>", re.DOTALL)
 ENDED = re.compile(r"(\d+) +<\.\.\. (\w+) resumed>(.*)", re.DOTALL)
 FD = re.compile(r"(\d+)<([^>]*)>")
+DIRECTORY = re.compile(r"(?:\d+|AT_FDCWD)<([^>]*)>")
 STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
 
@@ -44,6 +45,14 @@ class Called:
     text: str  # without the strings
     result: int
     result_path: str
+
+    def paths(self) -> list[str]:
+        """What its strings name: relative to the directories that stand before them, if any do."""
+        names = [string.decode(errors="surrogateescape") for string in self.strings]
+        places = [plain(place) for place in DIRECTORY.findall(self.text)]
+        if len(places) < len(names):
+            return names
+        return [os.path.join(place, name) for place, name in zip(places, names, strict=False)]
 
 
 def plain(text: str) -> str:
@@ -173,9 +182,9 @@ class Disk:
             return "said"
         if call.name == "openat":
             return self._open(call)
-        if call.name in ("rename", "link"):
+        if call.name.startswith(("rename", "link")):
             return self._rename(call)
-        if call.name in ("unlink", "unlinkat") and (gone := self.relative(call.strings[0])):
+        if call.name in ("unlink", "unlinkat") and (gone := self.relative(call.paths()[0])):
             self.change(gone, lambda names: names.pop(gone, None))
         elif call.name == "lseek":
             self.places[call.fd] = call.result
@@ -199,9 +208,9 @@ class Disk:
         return ""
 
     def _rename(self, call: Called) -> str:
-        old, new = (self.relative(path) for path in call.strings)
+        old, new = (self.relative(path) for path in call.paths())
         if old in self.names:
-            file, removes = self.names[old], call.name == "rename"
+            file, removes = self.names[old], call.name.startswith("rename")
             self.change(new, lambda names: names.update({new: file}))
             if removes:
                 self.change(old, lambda names: names.pop(old, None))

@@ -223,6 +223,83 @@ def test_a_reader_of_a_group(path: str) -> None:
     play(main)
 
 
+def test_a_reader_of_several_topics(path: str) -> None:
+    async def main() -> None:
+        async with aio.open(path) as engine:
+            producers = {name: await engine.topic(name).producer() for name in "abc"}
+            for name, producer in producers.items():
+                await producer.send_many([name.encode(), name.encode() * 2])
+            async with engine.reader(list("abc"), group="g", generation=4) as reader:
+                assert (reader.group, reader.topics) == ("g", ["a", "b", "c"])
+                assert [name for name, _ in await reader.read_batch(2)] == ["a", "b"]
+                assert (await reader.read_next())[1].value == b"c"
+                await reader.commit()
+                rest = [(name, message.value) async for name, message in reader]
+                assert rest == [("a", b"aa"), ("b", b"bb"), ("c", b"cc")]
+                assert [found async for found in reader.follow(timeout=0)] == []
+                with pytest.raises(xl.WaitTimeoutError, match="a, b, c"):
+                    await reader.read_next(timeout=0.01)
+                with pytest.raises(ValueError, match="timeout"):
+                    await reader.read_next(timeout=-1)
+                for name in "ba":
+                    waiting = asyncio.create_task(reader.read_next(PATIENCE))
+                    await asyncio.sleep(0.02)
+                    assert not waiting.done()
+                    await producers[name].send(b"new")
+                    found, message = await waiting
+                    assert (found, message.value) == (name, b"new")
+                waiting = asyncio.create_task(reader.read_next())
+                await asyncio.sleep(0.02)
+                waiting.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await waiting
+                async with engine.transaction() as txn:
+                    txn.commit_cursor(reader)
+                    await producers["c"].send(b"x", transaction=txn)
+                second = engine.topic("b").reader(group="g", generation=4)
+                assert second.position == 3
+                with pytest.raises(xl.ReaderFencedError):
+                    await reader.read_next()
+            assert [info.topic for info in engine.groups()] == ["a", "b", "c"]
+
+    play(main)
+
+
+def test_claims_and_what_they_guard(path: str) -> None:
+    async def main() -> None:
+        told: asyncio.Queue[xl.Claim] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def note(claim: xl.Claim, _: Exception) -> None:
+            loop.call_soon_threadsafe(told.put_nowait, claim)
+
+        async with aio.open(path) as engine:
+            topic = engine.topic("orders")
+            claim = await engine.own({"r": None}, on_lost=note)
+            bound = await topic.producer(claim=claim)
+            free = await topic.producer()
+            assert [info.generations for info in engine.claims()] == [{"r": 1}]
+            async with engine.transaction() as txn:
+                txn.require(claim)
+                txn.require(bound)
+                await free.send(b"1", transaction=txn)
+            assert await bound.send(b"2") == 1
+            late = engine.transaction()
+            late.require(claim)
+            await free.send(b"3", transaction=late)
+            second = await engine.own(None, {"r": None}, timeout=1.0)
+            assert await asyncio.wait_for(told.get(), PATIENCE) is claim
+            with pytest.raises(xl.ProducerRevokedError):
+                await bound.send(b"4")
+            with pytest.raises(xl.OwnershipLostError):
+                await late.commit()
+            assert late.state == "aborted"
+            second.release()
+            assert topic.next_offset == 2
+
+    play(main)
+
+
 def test_a_reader_waits_for_another_process(path: str, worker: Callable[..., Worker]) -> None:
     process = worker()
     process.call(open_producer, "shared")
@@ -270,13 +347,13 @@ def test_a_map(path: str) -> None:
                 await shared.put("a", 1)
                 assert (await shared.get("a"), await shared.get("b", 5, latest=True)) == (1, 5)
                 assert await shared.get_or_default("b", 6, latest=True) == 6
-                assert await shared.put_if_absent("a", 2) is False
-                assert await shared.replace("a", 1, 2) is True
-                assert await shared.update("a", one_more) == 3
+                assert await shared.put_if_absent("a", 2) == xl.Change(False, 1, 1)
+                assert await shared.replace("a", 1, 2) == xl.Change(True, 1, 2)
+                assert (await shared.update("a", one_more)).value == 3
                 await shared.put_all({"b": 1, "c": 2})
-                changed = await shared.update_multiple(lambda k, v: k > "a", lambda k, v: v * 10)
+                changed = await shared.update_multiple(lambda k: k > "a", lambda k, v: v * 10)
                 assert changed == {"b": 10, "c": 20}
-                assert await shared.delete("b") is True
+                assert await shared.delete("b") == 10
                 assert await shared.list_keys(latest=True) == ["a", "c"]
                 seen: list[Any] = []
                 pairs = await shared.scan(lambda *pair: seen.append(pair), latest=True)
@@ -329,7 +406,7 @@ def test_an_unload(path: str) -> None:
 
 PAIRS = [
     (xl.Producer, aio.Producer), (xl.Reader, aio.Reader), (xl.SharedMap, aio.SharedMap),
-    (xl.SharedState, aio.SharedState),
+    (xl.SharedState, aio.SharedState), (xl.GroupReader, aio.GroupReader), (xl.Engine, aio.Engine),
 ]  # fmt: skip
 
 
@@ -435,7 +512,7 @@ def test_many_tasks_call_one_map(path: str, topic: xl.Topic) -> None:
             ):
                 calls = [shared.update("n", one_more) for shared in (first, second) * 60]
                 seen = await asyncio.gather(*calls)
-                assert sorted(seen) == list(range(1, 121))
+                assert sorted(made.value for made in seen) == list(range(1, 121))
                 assert await first.get("n", latest=True) == 120
                 return dict(await second.scan(latest=True))
 
@@ -564,3 +641,45 @@ def test_c5_a_child_that_is_forked_while_a_watch_is_made_can_read(path: str) -> 
         finally:
             let_go.set()
         making.result(PATIENCE)
+
+
+# ---- hand-over ---------------------------------------------------------------------------
+
+
+def test_e2_a_send_during_a_hand_over_waits_without_the_loop(path: str, topic: xl.Topic) -> None:
+    """The topic is on its way: the tasks that send wait, in their order, and the others go on."""
+    with xl.open(path) as engine:
+        there = engine.topic("orders").producer(EXCLUSIVE)
+        told: list[str] = []
+
+        async def main() -> None:
+            producer = aio.Producer(there)
+            assert await producer.send(b"0") == 0
+            there.pause()  # the hand-over begins
+            sends = [asyncio.create_task(producer.send(b"%d" % n)) for n in (1, 2, 3)]
+            await asyncio.sleep(0.2)
+            told.append("the loop goes on")
+            assert not any(send.done() for send in sends)
+            there.resume()  # and is given up
+            assert await asyncio.gather(*sends) == [1, 2, 3]
+            assert await producer.send(b"4") == 4
+
+        within(lambda: play(main))
+        there.close()
+        assert told
+        assert values(topic) == [b"%d" % n for n in range(5)]
+
+
+def test_e2_a_send_follows_its_topic_within_the_process(path: str, topic: xl.Topic) -> None:
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        there = a.topic("orders").producer(EXCLUSIVE)
+
+        async def main() -> None:
+            producer = aio.Producer(there)
+            assert await producer.send(b"0") == 0
+            moves = await aio.Engine(a).unload("orders", to=b.id)
+            assert [move.state for move in moves] == ["assigned"]
+            assert await asyncio.gather(*(producer.send(b"%d" % n) for n in (1, 2))) == [1, 2]
+
+        within(lambda: play(main))
+        there.close()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import log
+from exclusivelog import commit, log
 from tests.children import finish
 from tests.processes import open_producer, until, values, within
 from tests.test_sending import run_threads
@@ -340,3 +340,27 @@ def test_b9_interrupts_at_random_moments(path, seed) -> None:
     interrupts, sent, _ = map(int, finish(INTERRUPTED, path, seed, timeout=60).split())
     assert interrupts > 50
     assert sent > 50
+
+
+@pytest.mark.parametrize("kind", [MemoryError, RuntimeError, SystemExit])
+def test_b9_a_thread_whose_own_commit_is_cut_short_gets_its_outcome(
+    topic, monkeypatch, kind
+) -> None:
+    """The thread that sends leads the commit, and it is cut short before anything of it is
+    written: the thread in the background tries again."""
+    append, struck = commit.append, []
+
+    def strike(*args: Any) -> None:
+        if not struck:
+            struck.append(threading.current_thread().name)
+            raise kind("struck")
+        append(*args)
+
+    monkeypatch.setattr(commit, "append", strike)
+    with topic.producer() as producer, topic.producer(linger=60) as other:
+        theirs = other.send_async(b"theirs")
+        with contextlib.suppress(SystemExit):
+            assert within(lambda: producer.send(LARGE)) in (0, 1)
+        assert theirs.result(5) in (0, 1)
+        until(lambda: topic.next_offset == 2)
+    assert struck == ["within"]

@@ -8,20 +8,17 @@ once. Neither may cost an owner its topic, or keep a dead one alive.
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
-import struct
 import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import exclusivelog as xl
-from tests.children import ROOT, command, line, script
+from tests.children import ROOT, command, line, script, tell
+from tests.clocks import DAY, WallClock
 from tests.processes import (
     PATIENCE,
     State,
@@ -34,92 +31,7 @@ from tests.processes import (
 
 SHARED, EXCLUSIVE, WAIT = "shared", "exclusive", "wait_for_exclusive"
 
-DAY = 86400
-
-
 # ---- C4: the wall clock ------------------------------------------------------------------
-
-CLOCK = r"""
-    #define _GNU_SOURCE
-    #include <dlfcn.h>
-    #include <fcntl.h>
-    #include <stdlib.h>
-    #include <sys/mman.h>
-    #include <sys/time.h>
-    #include <time.h>
-    #include <unistd.h>
-
-    static volatile long long *shift;    /* seconds, in a file */
-
-    __attribute__((constructor)) static void begin(void) {
-        int fd = open(getenv("WALL_CLOCK_SHIFT"), O_RDONLY);
-        void *p = mmap(NULL, 8, PROT_READ, MAP_SHARED, fd, 0);
-        if (p != MAP_FAILED) shift = p;
-        close(fd);
-    }
-
-    int clock_gettime(clockid_t id, struct timespec *t) {
-        static int (*real)(clockid_t, struct timespec *);
-        if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
-        int r = real(id, t);
-        if (r == 0 && shift && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE))
-            t->tv_sec += *shift;
-        return r;
-    }
-
-    int gettimeofday(struct timeval *t, void *zone) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        t->tv_sec = now.tv_sec;
-        t->tv_usec = now.tv_nsec / 1000;
-        return 0;
-    }
-
-    time_t time(time_t *t) {
-        struct timespec now;
-        clock_gettime(CLOCK_REALTIME, &now);
-        if (t) *t = now.tv_sec;
-        return now.tv_sec;
-    }
-"""
-
-
-class WallClock:
-    """The wall clock of the processes that are started from now on."""
-
-    def __init__(self, shift: Path) -> None:
-        self._shift = shift
-        self.jump(0)
-
-    def jump(self, seconds: int) -> None:
-        """Let it be so many seconds ahead of ours."""
-        fd = os.open(self._shift, os.O_WRONLY | os.O_CREAT)
-        os.pwrite(fd, struct.pack("q", seconds), 0)
-        os.close(fd)
-
-
-@pytest.fixture(scope="module")
-def false_clock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that stands between a process and its wall clock."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler to make a false clock with")
-    where = tmp_path_factory.mktemp("clock")
-    source, library = where / "clock.c", where / "clock.so"
-    source.write_text(CLOCK)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"],
-        check=True, timeout=PATIENCE,
-    )  # fmt: skip
-    return library
-
-
-@pytest.fixture
-def clock(false_clock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WallClock:
-    """The workers of this test go by it."""
-    monkeypatch.setenv("LD_PRELOAD", str(false_clock))
-    monkeypatch.setenv("WALL_CLOCK_SHIFT", str(tmp_path / "shift"))
-    return WallClock(tmp_path / "shift")
 
 
 def wall_clock(state: State) -> float:
@@ -254,6 +166,43 @@ def in_a_namespace(source: str, *args: object) -> str:
     if done.returncode:
         raise RuntimeError(f"exit {done.returncode}\n{done.stdout}\n{done.stderr}")
     return done.stdout
+
+
+@needs_namespaces
+def test_c4_a_reader_in_another_container_with_this_process_id_is_named(path: str) -> None:
+    """Both are process 1 of their namespaces, and LMDB tells its readers apart by these numbers. A
+    reader has no slot, so that whoever comes to write meets it only in LMDB."""
+    with xl.open(path) as engine, engine.topic("t").producer() as producer:
+        producer.send(b"x")
+    reads = """
+        import sys
+        import exclusivelog as xl
+        with xl.open(sys.argv[1], readonly=True) as engine:
+            print([message.value for message in engine.topic("t").reader()], flush=True)
+            input()
+            print(engine.topic("t").next_offset, flush=True)
+    """
+    writes = """
+        import sys
+        import exclusivelog as xl
+        try:
+            with xl.open(sys.argv[1]) as engine, engine.topic("t").producer() as producer:
+                producer.send(b"y")
+        except xl.LedgerError as error:
+            print(error)
+    """
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        NEW_NAMESPACE + command(reads, path), stdin=pipe, stdout=pipe, text=True, cwd=ROOT
+    ) as reader:
+        try:
+            assert line(reader) == "[b'x']"
+            assert "another pid namespace" in in_a_namespace(writes, path)
+            tell(reader)
+            assert line(reader) == "1"
+        finally:
+            reader.kill()
+    assert in_a_namespace(writes, path) == ""
 
 
 # `reborn(source, pid)` runs the source in a process that has this pid.
@@ -409,13 +358,10 @@ LIVES_ON = """
 
 
 @needs_namespaces
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError,
-    reason="LMDB knows readers by their pid: the dead one's snapshot is kept for its namesake",
-)  # fmt: skip
 def test_c4_a_reused_process_id_does_not_keep_the_dead_one_s_snapshot(path: str) -> None:
-    """It was killed while it read. The next process with that id opens the ledger and stays;
-    from then on no page is given back any more, and the ledger grows and grows."""
+    """It was killed while it read. The next process with that id opens the ledger and stays. LMDB,
+    which knows readers by their process ids, would take the snapshot for one of its own, and give
+    no page back any more."""
     story = f"""
         READS_FOR_EVER, LIVES_ON = {READS_FOR_EVER!r}, {LIVES_ON!r}
         with xl.open(path) as engine:
@@ -423,6 +369,7 @@ def test_c4_a_reused_process_id_does_not_keep_the_dead_one_s_snapshot(path: str)
                 assert line(first) == "ready"
                 dead = die(first)
             with reborn(LIVES_ON, dead):
+                assert engine.stats()["oldest_reader"] is None
                 for number in range(150):
                     engine.topic("orders").producer().close()
                 print(engine.stats()["used_bytes"])

@@ -22,6 +22,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import __version__
 from exclusivelog.rows import PAIR
+from exclusivelog.tables import FORMAT
 from tests.processes import PATIENCE, open_producer, until
 
 pytest.importorskip("typer")
@@ -79,9 +80,9 @@ def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) ->
     until(lambda: engine.topic("orders").waiters)
 
     assert lines("topics", path) == [
-        ["topic", "messages", "epoch", "owner", "waiters"],
-        ["empty", "0", "0", "-", "0"],
-        ["orders", "2", "1", f"p1 (pid {holder.pid})", "1"],
+        ["topic", "messages", "epoch", "owner", "waiters", "kind"],
+        ["empty", "0", "0", "-", "0", "messages"],
+        ["orders", "2", "1", f"p1 (pid {holder.pid})", "1", "messages"],
     ]
     header, *rows = lines("owners", path)
     wanted = ["topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid"]
@@ -97,6 +98,60 @@ def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) ->
     assert (facts["owner"], facts["waiters"]) == (f"p1 (pid {holder.pid})", "1")
 
 
+def test_claims_are_listed_and_their_history_told(engine, path) -> None:
+    first = engine.own("shards", {"s1": None, "s2": 7})
+    engine.own({"lonely": None})
+    reader = engine.topic("orders").reader(group="billing")
+    columns = ["group", "resource", "generation", "kind", "engine", "engine id", "pid", "since"]
+    who = ["test", engine.id, str(os.getpid())]
+    listed = lines("claims", path)
+    assert listed[0] == columns
+    assert [row[:7] for row in listed[1:]] == [
+        ["shards", "s1", "1", "claim", *who], ["shards", "s2", "7", "claim", *who],
+        ["-", "lonely", "1", "claim", *who], ["billing", "orders", "1", "reader", *who],
+    ]  # fmt: skip
+    assert [row[1] for row in lines("claims", path, "shards")[1:]] == ["s1", "s2"]
+    found = [json.loads(line) for line in run("claims", path, "--json").stdout.splitlines()]
+    assert found[1] == {
+        "group": "shards", "resource": "s2", "generation": 7, "kind": "claim", "engine": "test",
+        "engine_id": engine.id, "pid": os.getpid(), "since": engine.claims()[0].since,
+    }  # fmt: skip
+    first.release()
+    reader.close()
+    told = lines("claims", path, "--history")
+    assert told[0] == ["time", "group", "resource", "generation", "kind", "reason", "from", "to"]
+    kinds = [(row[1], row[2], row[4], row[5]) for row in told[1:]]
+    assert kinds[:2] == [("shards", "s1", "own", "claim"), ("shards", "s2", "own", "claim")]
+    assert kinds[3] == ("billing", "orders", "own", "reader")
+    assert kinds[-1] == ("billing", "orders", "release", "closed")
+    assert told[-1][6:] == [f"test (id {engine.id}, pid {os.getpid()})", "-"]
+    as_json = run("claims", path, "billing", "--history", "--json").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in as_json] == ["own", "release"]
+    assert [row[1] for row in lines("owners", path, "--history")[1:]] == []
+
+
+def test_groups_are_listed(engine, path) -> None:
+    for name in ("orders", "other"):
+        fill(engine.topic(name), [b"1", b"2", b"3"])
+    with engine.reader(["orders", "other"], group="billing") as reader:
+        reader.read_batch(3)
+        reader.commit()
+    kept = engine.topic("other").reader(group="audit")
+    listed = lines("groups", path)
+    assert listed[0] == [
+        "group", "topic", "position", "lag", "engine", "engine id", "pid", "since"
+    ]  # fmt: skip
+    assert [row[:7] for row in listed[1:]] == [
+        ["audit", "other", "-", "-", "test", engine.id, str(os.getpid())],
+        ["billing", "orders", "2", "1", "-", "-", "-"],
+        ["billing", "other", "1", "2", "-", "-", "-"],
+    ]  # fmt: skip
+    (only,) = run("groups", path, "audit", "--json").stdout.splitlines()
+    assert json.loads(only)["topic"] == "other"
+    kept.close()
+    assert [len(lines(command, path)) for command in ("claims", "groups")] == [1, 3]
+
+
 def test_info_tells_what_the_ledger_uses_and_who_has_it_open(engine, path) -> None:
     fill(engine.topic("orders"), [b"a", b"b"])
     rows = lines("info", path)
@@ -108,6 +163,58 @@ def test_info_tells_what_the_ledger_uses_and_who_has_it_open(engine, path) -> No
     facts = dict(lines("info", path, "orders"))
     assert (facts["messages"], facts["next offset"], facts["epoch"]) == ("2", "2", "0")
     assert facts["last message"].endswith("by filler")
+
+
+def objects(*arguments: str) -> list[dict[str, Any]]:
+    """The JSON objects that a command prints, one a line."""
+    return [json.loads(line) for (line,) in lines(*arguments)]
+
+
+def test_topics_and_info_tell_what_a_topic_holds(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a"])
+    with xl.SharedMap(engine.topic("settings"), value=xl.serde.json) as settings:
+        settings.put("colour", "blue")
+    with xl.SharedState(engine.topic("counts"), apply=lambda state, op: op) as counts:
+        counts.write(lambda state: [{"n": 1}])
+    kinds = {
+        "__events__": "events", "counts": "state", "orders": "messages", "settings": "map",
+    }  # fmt: skip
+    assert {row[0]: row[-1] for row in lines("topics", path)[1:]} == {
+        name: kind for name, kind in kinds.items() if name in engine.topics()
+    }
+    told = {topic["topic"]: topic for topic in objects("topics", path, "--json")}
+    assert list(told) == engine.topics()
+    assert {name: topic["kind"] for name, topic in told.items()} == {
+        name: kinds[name] for name in told
+    }
+    assert told["settings"]["serializers"] == {"key": "str", "value": "json"}
+    assert told["orders"]["serializers"] == {}
+    assert dict(lines("info", path, "settings"))["kind"] == "map (key=str, value=json)"
+    assert dict(lines("info", path, "orders"))["kind"] == "messages"
+    (facts,) = objects("info", path, "__events__", "--json")
+    assert facts["kind"] == "events"
+
+
+def test_info_and_topics_give_their_facts_as_json(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a", b"b"])
+    with engine.topic("orders").producer("exclusive", name="boss"):
+        (listed,) = (t for t in objects("topics", path, "--json") if t["topic"] == "orders")
+        (facts,) = objects("info", path, "orders", "--json")
+    last = facts.pop("last_message")
+    assert (last["value"], last["offset"]) == ("b", 1)
+    assert listed == facts
+    assert (facts["messages"], facts["first_offset"], facts["next_offset"]) == (2, 0, 2)
+    assert [(h["producer_name"], h["pid"]) for h in facts["holders"]] == [("boss", os.getpid())]
+    (ledger,) = objects("info", path, "--json")
+    assert (ledger["path"], ledger["format"]) == (path, FORMAT)
+    assert [(e["name"], e["pid"]) for e in ledger["engines"]] == [("test", os.getpid())]
+    engine.topic("empty")
+    assert objects("info", path, "empty", "--json")[0]["last_message"] is None
+
+
+def test_upgrade_has_nothing_to_do_in_this_versions_format(engine, path) -> None:
+    said = lines("upgrade", path)
+    assert said == [[f"{path} has format {FORMAT} already: nothing to do"]]
 
 
 def test_who_looks_takes_no_slot_and_changes_nothing(engine, path) -> None:
@@ -291,7 +398,17 @@ def test_wrong_arguments_are_explained(arguments, engine, path) -> None:
 
 def test_every_command_has_a_help_text_and_there_is_a_version() -> None:
     overview = run("--help").stdout.decode()
-    for command in ("topics", "info", "tail", "send", "owners", "verify", "backup", "demo"):
+    for command in (
+        "topics",
+        "info",
+        "tail",
+        "send",
+        "owners",
+        "verify",
+        "backup",
+        "upgrade",
+        "demo",
+    ):
         assert f" {command} " in overview
     assert "--follow" in run("tail", "--help").stdout.decode()
     assert lines("--version") == [[f"exclusivelog {__version__}"]]

@@ -1,8 +1,10 @@
-"""The compiled core: the entry, the topic's row, the queue's heap, the words that processes
+"""The compiled core: the entry, the topic's row, the queue's selection, the words that processes
 share."""
 
 from __future__ import annotations
 
+import contextlib
+import fractions
 import itertools
 import mmap
 import os
@@ -12,13 +14,17 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import hypothesis.strategies as st
 import msgpack
 import pytest
 from hypothesis import given, settings
 
-from exclusivelog import _core
+from exclusivelog import _core, access
+from exclusivelog.rows import U64
+from exclusivelog.tables import queue_key
 from tests.children import child, finish, line, script, tell
 from tests.entries import FOOTER, encode, examine, flipped, refooted, values
 from tests.processes import until
@@ -375,50 +381,151 @@ def test_b2_a_topic_row_admits_its_owner_in_its_epoch_alone() -> None:
     assert not row.admits(9, 5)
 
 
-# ---- the heap of waiters -----------------------------------------------------------------
+# ---- the queue ---------------------------------------------------------------------------
 
-places = st.tuples(
-    INT64 | st.integers(0, 3), UINT64 | st.integers(0, 3), UINT64 | st.integers(0, 3)
-)
+TARGET = "00000000000000ff"
+texts = st.text(max_size=40)
+sessions = st.builds(
+    access.Session,
+    id=UINT64, topic=st.just(7), engine=st.sampled_from([TARGET, "0" * 16, "f" * 16]),
+    slot=st.integers(0, 511), pid=st.integers(0, 2**31), engine_name=texts, name=texts,
+    mode=st.just("wait_for_exclusive"), priority=INT64 | st.integers(0, 3),
+    created=UINT64 | st.integers(0, 3000), tie=st.integers(0, 2**32 - 1), since=INT64,
+    claim=st.none() | st.integers(0, 3) | UINT64, epoch=st.just(0),
+    properties=st.dictionaries(texts, texts, max_size=20), settle=st.integers(0, 8640 * 10**10),
+    engine_properties=st.dictionaries(texts, texts, max_size=3), chain=UINT64,
+    yields=st.booleans(), announce=st.none() | st.dictionaries(texts, texts, max_size=2),
+)  # fmt: skip
+known_priorities = st.none() | st.tuples(INT64, INT64).map(lambda pair: (max(pair), min(pair)))
 
 
-def d1(place: tuple[int, int, int]) -> tuple[int, int, int]:
-    return -place[0], place[1], place[2]
+def queue_of(waiters: list[access.Session]) -> list[tuple[bytes, bytes]]:
+    """The rows of a queue's table, in the order of their keys."""
+    return sorted({queue_key(each): access.pack_session(each) for each in waiters}.items())
 
 
-@given(waiters=st.lists(places, max_size=200))
+def delay_of(waiter: access.Session, known: tuple[int, int] | None) -> int:
+    """Rule D7, spelled out once more."""
+    if known is None or known[0] == known[1]:
+        return waiter.settle
+    share = fractions.Fraction(known[0] - waiter.priority, known[0] - known[1])
+    return int(waiter.settle * min(max(share, 0), 1))
+
+
+def whose_turn_it_is(
+    waiters: list[access.Session], epoch: int, dead: set[str], now: int, freed: int,
+    known: tuple[int, int] | None, target: str | None, until: int,
+) -> tuple[Any, list[Any], list[Any], Any, int]:  # fmt: skip
+    """Rules D1, D4, D7, E3 and B5, spelled out once more."""
+    gone, stale, later, due = [], [], None, 0
+    for waiter in sorted(waiters, key=lambda waiter: (*waiter.place, waiter.id)):
+        if waiter.engine in dead:
+            gone.append(waiter)
+        elif waiter.claim not in (None, epoch):
+            stale.append(waiter)
+        elif target is not None and waiter.engine == target:
+            return waiter, gone, stale, None, 0
+        elif target is not None:
+            later, due = later or waiter, due or until
+        else:
+            delay = delay_of(waiter, known)
+            at = freed if waiter.created + delay <= freed else freed + delay
+            return (waiter, gone, stale, None, 0) if now >= at else (None, gone, stale, waiter, at)
+    return None, gone, stale, later, due
+
+
+@given(
+    waiters=st.lists(sessions, max_size=30, unique_by=lambda waiter: queue_key(waiter)),
+    epoch=st.integers(0, 3), dead=st.sets(st.sampled_from([TARGET, "0" * 16, "f" * 16])),
+    freed=st.integers(0, 2**62), left=st.integers(0, 2**45) | st.integers(0, 3000),
+    known=known_priorities, target=st.none() | st.just(TARGET), until=st.integers(1, 2**62),
+)  # fmt: skip
 @settings(deadline=None)
-def test_d1_the_heap_gives_waiters_in_order(waiters) -> None:
-    heap = _core.WaiterHeap()
-    for item, (priority, created, tie) in enumerate(waiters):
-        heap.push(priority, created, tie, item)
-    popped = [waiters[heap.pop()] for _ in range(len(heap))]
-    assert popped == sorted(waiters, key=d1)
-    with pytest.raises(IndexError):
-        heap.pop()
+def test_d1_d4_d7_the_selection_is_as_the_rules_say(
+    waiters, epoch, dead, freed, left, known, target, until
+) -> None:
+    rows = [*queue_of(waiters), (U64.pack(8) + bytes(28), b"another topic's")]
+    found = _core.select(
+        rows, 7, epoch, lambda slot, engine: engine not in dead, now=freed + left, freed=freed,
+        known=known, target=None if target is None else target.encode(), until=until,
+    )  # fmt: skip
+    unpacked = [
+        None if row is None else access.unpack_session(row) for row in (found.winner, found.later)
+    ]
+    gone, stale = (list(map(access.unpack_session, each)) for each in (found.dead, found.stale))
+    assert (unpacked[0], gone, stale, unpacked[1], found.due) == whose_turn_it_is(
+        waiters, epoch, dead, freed + left, freed, known, target, until
+    )
 
 
-@given(steps=st.lists(st.none() | places, max_size=200))
+@given(
+    priority=INT64, settle=st.integers(0, 2**64 - 1), known=known_priorities, created=UINT64,
+    freed=UINT64,
+)  # fmt: skip
+def test_d7_delays_are_exact_at_the_ends_of_64_bits(
+    priority, settle, known, created, freed
+) -> None:
+    waiter = SimpleNamespace(priority=priority, settle=settle)
+    delay = _core.delay(priority, settle, known)
+    assert delay == delay_of(waiter, known)
+    later = min(freed + delay, 2**64 - 1)
+    assert _core.due(created, delay, freed) == (freed if created + delay <= freed else later)
+
+
+def select(rows, **facts) -> _core.Selection:
+    given = {"now": 0, "freed": 0, "known": None, "target": None, "until": 0, **facts}
+    return _core.select(rows, 7, 0, lambda slot, engine: True, **given)
+
+
+@given(waiter=sessions, data=st.data())
 @settings(deadline=None)
-def test_d1_the_heap_keeps_order_while_waiters_come_and_go(steps) -> None:
-    heap, model, known = _core.WaiterHeap(), [], []
-    for step in steps:
-        if step is not None:
-            heap.push(*step, len(known))
-            known.append(step)
-            model.append(step)
-        elif model:
-            model.sort(key=d1)
-            assert known[heap.pop()] == model.pop(0)
-        assert len(heap) == len(model)
+def test_g9_a_damaged_waiter_is_refused_never_misread(waiter, data) -> None:
+    """Cut off anywhere it is none; with any byte changed it is none, or it is read as msgpack
+    reads it."""
+    [(key, row)] = queue_of([waiter])
+    cut = data.draw(st.integers(0, len(row) - 1))
+    with contextlib.suppress(ValueError):  # what is cut off may be nobody's business
+        select([(key, row[:cut])], now=2**63)
+        unpacker = msgpack.Unpacker()
+        unpacker.feed(row[:cut])
+        assert unpacker.read_array_header() > 15
+        for _ in range(16):
+            unpacker.skip()
+    at, value = data.draw(st.integers(0, len(row) - 1)), data.draw(st.integers(0, 255))
+    changed = row[:at] + bytes([value]) + row[at + 1 :]
+    with contextlib.suppress(ValueError):
+        assert select([(key, changed)], now=2**63).stale in ([], [changed])
 
 
-def test_the_heap_refuses_numbers_that_it_cannot_hold() -> None:
-    heap = _core.WaiterHeap()
-    for place in [(2**63, 0, 0, 0), (0, -1, 0, 0), (0, 2**64, 0, 0), (0, 0, 0, -1)]:
-        with pytest.raises(OverflowError):
-            heap.push(*place)
-    assert len(heap) == 0
+NO_WAITERS = [
+    b"", b"\xc0", b"\xc1", b"\xdc", b"\xdc\x00\x13", b"\x93\x01\x02\x03",
+    b"\xdc\x00\x0f" + bytes(15), b"\xdc\x00\x13" + bytes(19), b"\xdc\x00\x13" + b"\x91" * 300,
+    b"\xdc\x00\x13" + b"\xdf\xff\xff\xff\xff" * 19, b"\xdc\x00\x13" + b"\xc6\xff\xff\xff\xff" * 19,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("row", NO_WAITERS)
+def test_g9_rows_that_are_no_waiters_are_refused(row: bytes) -> None:
+    for key in (U64.pack(7) + bytes(28), U64.pack(7), U64.pack(7) + bytes(29)):
+        with pytest.raises(ValueError, match="it is no waiter"):
+            select([(key, row)])
+
+
+def test_d1_rows_in_another_order_than_the_queue_s_are_refused() -> None:
+    """The order of the keys is the order of promotion: nobody else's is taken for it."""
+    waiters = [
+        access.Session(
+            number, 7, "0" * 16, 0, 1, "e", "n", "wait_for_exclusive", 0, number, 0, 0, claim=5
+        )
+        for number in range(3)
+    ]
+    rows = queue_of(waiters)
+    assert len(select(rows).stale) == 3
+    for wrong in (rows[::-1], [rows[0], rows[0]], [rows[1], rows[0]]):
+        with pytest.raises(ValueError, match="not in its place"):
+            select(wrong)
+    assert select([]).winner is None
+    assert select([(b"short", b"")]).winner is None
 
 
 # ---- words that processes share ----------------------------------------------------------
@@ -453,7 +560,7 @@ def test_words_outside_their_mapping_are_refused(words, offset) -> None:
         lambda: words.wake(offset), lambda: words.wait(offset, 0, 0),
         lambda: words.watch(offset, 0, 0), lambda: words.wait_any([offset], [0], 0),
         lambda: words.load64(offset), lambda: words.store64(offset, 1),
-        lambda: _core.Hold(words, offset, 8), lambda: _core.Hold(words, 0, offset),
+        lambda: _core.Hold(words, offset, 8, 4), lambda: _core.Hold(words, 0, offset, 4),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(IndexError):
@@ -570,7 +677,7 @@ def test_a_wake_reaches_another_process(shared, wait) -> None:
 
 
 HOLD = """
-    hold = _core.Hold(words, 0, 8)
+    hold = _core.Hold(words, 0, 8, 4)
     print("held", hold.tid, flush=True)
 """
 
@@ -645,7 +752,7 @@ def test_c2_a_held_word_is_not_inherited_by_fork(shared) -> None:
 
 def test_a_held_word_outlives_the_thread_that_asked_for_it(words) -> None:
     held = []
-    thread = threading.Thread(target=lambda: held.append(_core.Hold(words, 0, 8)))
+    thread = threading.Thread(target=lambda: held.append(_core.Hold(words, 0, 8, 4)))
     thread.start()
     thread.join(10)
     assert words.load(0) == held[0].tid
@@ -654,10 +761,10 @@ def test_a_held_word_outlives_the_thread_that_asked_for_it(words) -> None:
 
 
 def test_a_held_word_is_refused_to_others_until_it_is_released(words) -> None:
-    hold = _core.Hold(words, 0, 8)
+    hold = _core.Hold(words, 0, 8, 4)
     assert hold.tid == words.load(0) != 0
     with pytest.raises(OSError):
-        _core.Hold(words, 0, 16)
+        _core.Hold(words, 0, 16, 4)
     waiter = threading.Thread(target=words.wait, args=(0, hold.tid, 20 * 10**9))
     waiter.start()
     time.sleep(0.05)
@@ -667,7 +774,7 @@ def test_a_held_word_is_refused_to_others_until_it_is_released(words) -> None:
     assert words.load(0) == 0
     assert hold.tid == 0
     hold.release()  # a second time does nothing
-    again = _core.Hold(words, 0, 8)
+    again = _core.Hold(words, 0, 8, 4)
     assert words.load(0) == again.tid
     again.release()
 
@@ -675,13 +782,13 @@ def test_a_held_word_is_refused_to_others_until_it_is_released(words) -> None:
 def test_a_word_marked_by_a_death_is_not_held_again_unseen(words) -> None:
     words.store(0, _core.OWNER_DIED)
     with pytest.raises(OSError):
-        _core.Hold(words, 0, 8)
+        _core.Hold(words, 0, 8, 4)
     assert words.load(0) == _core.OWNER_DIED
 
 
 def test_many_words_can_be_held_at_once() -> None:
     words = _core.SharedWords(bytearray(16 * 64))
-    holds = [_core.Hold(words, 16 * i, 16 * i + 8) for i in range(64)]
+    holds = [_core.Hold(words, 16 * i, 16 * i + 8, 16 * i + 4) for i in range(64)]
     assert len({hold.tid for hold in holds}) == 64
     assert all(words.load(16 * i) == hold.tid for i, hold in enumerate(holds))
     for hold in holds:

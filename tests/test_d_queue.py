@@ -18,6 +18,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core, access
 from exclusivelog.access import Session
+from exclusivelog.tables import queue_key
 from tests.processes import (
     PATIENCE,
     Failed,
@@ -117,41 +118,24 @@ def test_d1_ties_are_broken_at_random_and_everybody_agrees_how(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:
     """Priority, creation, tie: the queue's keys in the ledger, the order in access.py and the
-    heap say the same, also at the ends of what 64 bits hold."""
+    promotions say the same, also at the ends of what 64 bits hold."""
     sessions = some_sessions(topic.id, 300, engine)
     expected = sorted(sessions, key=lambda session: session.place)
     with engine.ledger.write() as tables:
         for session in sessions:
             tables.put_waiter(session)
         assert list(tables.waiters(topic.id)) == expected
-    heap = _core.WaiterHeap()
-    for number, session in enumerate(sessions):
-        heap.push(session.priority, session.created, session.tie, number)
-    assert [sessions[heap.pop()] for _ in range(len(heap))] == expected
-    winner = access.promote(0, expected, lambda session: True).winner
-    assert winner is not None
-    assert winner.id == expected[0].id
     with engine.ledger.write() as tables:
-        for session in sessions:
-            assert tables.waiting(session)
-            assert tables.drop_waiter(session)
-            assert not tables.drop_waiter(session)
-
-
-def test_d1_the_heap_keeps_its_order_while_it_is_used() -> None:
-    chance = random.Random(5)
-    heap, model = _core.WaiterHeap(), []
-    for number in range(3000):
-        if model and chance.random() < 0.45:
-            model.sort()
-            assert heap.pop() == model.pop(0)[-1]
-        else:
-            place = (chance.randint(-2, 2), chance.randint(0, 3), chance.getrandbits(64))
-            heap.push(*place, number)
-            model.append((-place[0], *place[1:], number))
-    assert [heap.pop() for _ in range(len(heap))] == [place[-1] for place in sorted(model)]
-    with pytest.raises(IndexError):
-        heap.pop()
+        for best in expected:
+            rows = tables.queue(topic.id)
+            winner = access.promote(0, topic.id, rows, lambda slot, engine: True).winner
+            assert winner is not None
+            assert winner.id == best.id
+            assert tables.waiting(best)
+            assert tables.drop_waiter(best)
+            assert not tables.drop_waiter(best)
+        rows = tables.queue(topic.id)
+        assert access.promote(0, topic.id, rows, lambda slot, engine: True).winner is None
 
 
 def test_d1_equals_are_promoted_in_random_order(
@@ -307,23 +291,29 @@ def test_d4_a_long_queue_of_which_every_second_is_dead(
 def test_d4_promote_is_a_function_of_the_queue() -> None:
     def waiter(number: int, claim: int | None = None) -> Session:
         return Session(
-            id=number, topic=1, engine="0" * 16, slot=0, pid=0, engine_name="", name="",
+            id=number, topic=1, engine="0" * 16, slot=number, pid=0, engine_name="", name="",
             mode=WAIT, priority=0, created=number, tie=0, since=0, claim=claim,
         )  # fmt: skip
 
+    def promote(
+        queue: list[Session], alive: Callable[[int, str], bool] = lambda slot, engine: True
+    ) -> access.Promotion:
+        rows = [(queue_key(each), access.pack_session(each)) for each in queue]
+        return access.promote(5, 1, rows, alive)
+
     queue = [waiter(1), waiter(2, claim=4), waiter(3, claim=6), waiter(4), waiter(5)]
-    promotion = access.promote(5, queue, lambda session: session.id != 1)
+    promotion = promote(queue, lambda slot, engine: slot != 1)
     assert promotion.winner is not None
     assert (promotion.winner.id, promotion.winner.epoch) == (4, 6)
     assert [session.id for session in promotion.dead] == [1]
     assert [session.id for session in promotion.stale] == [2, 3]
-    again = access.promote(5, [waiter(7, claim=5)], lambda session: True).winner
+    again = promote([waiter(7, claim=5)]).winner
     assert again is not None
     assert again.epoch == 5
-    nobody = access.promote(5, queue, lambda session: False)
+    nobody = promote(queue, lambda slot, engine: False)
     assert nobody.winner is None
     assert len(nobody.dead) == 5
-    assert access.promote(5, [], lambda session: True).winner is None
+    assert promote([]).winner is None
 
 
 # ---- D5: timeouts and cancelling ---------------------------------------------------------

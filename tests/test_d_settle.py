@@ -1,8 +1,9 @@
 """Rules D6 to D8: whom a freed topic wakes, how long it waits, what its new owner reads first.
 
-A machine is restarted, or a leader dies: those that are to follow come back one by one, and the
-best of them need not be the first. So a waiter may ask that the topic be left to settle. And
-whoever follows wants to have seen all that was written before, down to what its predecessor
+A machine is restarted: those that are to follow come back one by one, and the best of them need
+not be the first. So one that has just come may leave the topic to better ones for a while. One
+that has been in the queue for long need not: a death costs no more than the promotion. And whoever
+follows wants to have seen all that was written before, down to what its predecessor
 had acknowledged in the moment of its death.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import _core, access
 from exclusivelog.lockfile import MAIL, SLOT_SIZE, SLOTS
 from tests.processes import (
     PATIENCE,
@@ -40,6 +42,9 @@ WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
 
 FENCED = xl.ProducerFencedError
 SETTLE = 0.4  # seconds
+# More than passes between a waiter's call and the end of the owner before it, also under load: who
+# came less than its time before the topic became free has just come.
+JUST_COME = 3.0
 
 
 class Watch:
@@ -65,7 +70,7 @@ def free_for_long(topic: xl.Topic) -> None:
     assert not topic.holders
 
 
-# ---- D7: a freed topic waits -------------------------------------------------------------
+# ---- D7: who has just come waits ---------------------------------------------------------
 
 
 def by_closing_its_producer(process: Worker) -> None:
@@ -93,15 +98,15 @@ LEAVES = (by_closing_its_producer, by_being_killed, by_hanging)
 def test_d7_a_freed_topic_is_left_to_settle(
     topic: xl.Topic, worker: Callable[..., Worker], leave: Callable[[Worker], None], mode: str
 ) -> None:
-    """However the last one left it: its best waiter gets the topic when the time is over, on
-    its own, and not before."""
+    """However the last one left it: its best waiter, which has just come, gets the topic when the
+    time is over, on its own, and not before."""
     process = worker(keepalive=0.5)
     epoch = process.call(open_producer, mode)
-    waiter = topic.producer_async(WAIT, settle=SETTLE)
+    waiter = topic.producer_async(WAIT, settle=JUST_COME)
     watch = Watch()
     leave(process)
     with granted(waiter) as producer:
-        assert watch.seconds >= SETTLE
+        assert watch.seconds >= JUST_COME
         assert producer.topic_epoch == epoch + 1
         assert producer.send(b"x") == 0
     process.kill()
@@ -110,11 +115,36 @@ def test_d7_a_freed_topic_is_left_to_settle(
 def test_d7_closing_the_owner_s_engine_frees_the_topic_too(engine: xl.Engine) -> None:
     with xl.open(engine.path) as other:
         owner = other.topic("orders").producer(EXCLUSIVE)
-        waiter = engine.topic("orders").producer_async(WAIT, settle=SETTLE)
+        waiter = engine.topic("orders").producer_async(WAIT, settle=JUST_COME)
         watch = Watch()
     assert owner.state == "closed"
     assert granted(waiter).topic_epoch == 2
-    assert watch.seconds >= SETTLE
+    assert watch.seconds >= JUST_COME
+
+
+@pytest.mark.parametrize("leave", LEAVES)
+def test_d7_one_that_has_waited_for_long_is_promoted_at_once(
+    topic: xl.Topic, worker: Callable[..., Worker], leave: Callable[[Worker], None]
+) -> None:
+    """However the last one left it: nobody has to come back first, and the wait is no part of the
+    failover."""
+    process = worker(keepalive=0.5)
+    epoch = process.call(open_producer, EXCLUSIVE)
+    waiter = topic.producer_async(WAIT, settle=JUST_COME)
+    time.sleep(JUST_COME + 0.1)
+    watch = Watch()
+    leave(process)
+    with granted(waiter) as producer:
+        assert watch.seconds < JUST_COME - 0.5  # a hang takes its keepalive
+        assert producer.topic_epoch == epoch + 1
+    process.kill()
+    mail = [kind for _, (kind, *_) in mail_of(topic._engine)]
+    assert "later" not in mail, "nobody is told to come back"
+
+
+def mail_of(engine: xl.Engine) -> list[Any]:
+    with engine.ledger.read() as tables:
+        return tables.mail(engine.id, 0)
 
 
 def test_d7_a_topic_that_has_long_been_free_is_granted_at_once(topic: xl.Topic) -> None:
@@ -138,8 +168,8 @@ def test_d7_only_what_is_left_of_the_time_is_waited_for(topic: xl.Topic) -> None
 
 
 def test_d7_each_topic_settles_for_itself(engine: xl.Engine) -> None:
-    """One engine awaits thirty topics that become free together, each with a time of its own,
-    in no order."""
+    """One engine awaits thirty topics that have become free together, each with a time of its
+    own, in no order."""
     chance = random.Random(7)
     times = [0.1 + 0.03 * number for number in range(30)]
     chance.shuffle(times)
@@ -148,14 +178,13 @@ def test_d7_each_topic_settles_for_itself(engine: xl.Engine) -> None:
     waited: dict[int, float] = {}
     futures = []
     watch = Watch()
+    for owner in owners:
+        owner.close()
     for number, (topic, settle) in enumerate(zip(topics, times, strict=True)):
         futures.append(topic.producer_async(WAIT, settle=settle))
         futures[-1].add_done_callback(
             lambda _, number=number: waited.update({number: watch.seconds})
         )
-    watch = Watch()
-    for owner in owners:
-        owner.close()
     until(lambda: len(waited) == 30)
     for number, settle in enumerate(times):
         assert waited[number] >= settle
@@ -196,13 +225,13 @@ def test_d7_the_lower_one_is_promoted_if_nobody_better_comes(
 ) -> None:
     """The owner and everybody else are gone: the waiter's own engine must come back to it."""
     lonely, owner = worker(name="lonely"), topic.producer(EXCLUSIVE)
-    lonely.start(wait_in_a_worker, -5, SETTLE)
+    lonely.start(wait_in_a_worker, -5, JUST_COME)
     until(lambda: topic.waiters)
     begin = time.monotonic()
     owner.close()
     path = topic._engine.path
     topic._engine.close()
-    assert lonely.answer() - begin >= SETTLE
+    assert lonely.answer() - begin >= JUST_COME
     with xl.open(path) as engine:
         assert engine.topic("orders").epoch == 2
 
@@ -210,11 +239,11 @@ def test_d7_the_lower_one_is_promoted_if_nobody_better_comes(
 def test_d7_the_best_one_s_time_counts(topic: xl.Topic) -> None:
     """Whoever is behind it waits as long, be its own time shorter or longer."""
     with topic.producer(EXCLUSIVE):
-        best = topic.producer_async(WAIT, priority=5, settle=SETTLE)
+        best = topic.producer_async(WAIT, priority=5, settle=JUST_COME)
         others = [topic.producer_async(WAIT, settle=settle) for settle in (0, 60)]
         watch = Watch()
     with granted(best):
-        assert watch.seconds >= SETTLE
+        assert watch.seconds >= JUST_COME
         assert not any(other.done() for other in others)
     with granted(others[0]) as next_one:
         assert next_one.topic_epoch == 3
@@ -242,13 +271,155 @@ def test_d7_a_worse_one_that_need_not_wait_stands_behind(topic: xl.Topic, settle
     assert granted(worse).topic_epoch == 2
 
 
-def test_d7_it_settles_anew_each_time_it_becomes_free(topic: xl.Topic) -> None:
+def test_d7_those_who_waited_meanwhile_do_not_wait_again(topic: xl.Topic) -> None:
+    """The first of them lets the topic settle; each of the others has waited for as long by the
+    time that it is free again."""
     owner, watch = topic.producer(EXCLUSIVE), Watch()
-    waiters = [topic.producer_async(WAIT, settle=0.3) for _ in range(3)]
+    waiters = [topic.producer_async(WAIT, settle=JUST_COME) for _ in range(4)]
     owner.close()
-    for number, waiter in enumerate(waiters, start=1):
+    granted(waiters[0]).close()
+    assert watch.seconds >= JUST_COME
+    for waiter in waiters[1:]:
         granted(waiter).close()
-        assert watch.seconds >= 0.3 * number
+    assert watch.seconds < 2 * JUST_COME
+    assert topic.epoch == 5
+
+
+# ---- D7: the better, the sooner ----------------------------------------------------------
+
+
+def session(priority: int, settle: int = 900, created: int = 10_000) -> access.Session:
+    return access.Session(
+        id=1, topic=1, engine="0" * 16, slot=0, pid=1, engine_name="e", name="n", mode=WAIT,
+        priority=priority, created=created, tie=0, since=0, settle=settle,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("priority", "seconds"),
+    [(-(2**63), 900), (0, 900), (1, 600), (2, 300), (3, 0), (4, 0), (2**63 - 1, 0)],
+)
+def test_d7_the_delay_is_0_for_the_best_and_grows_downward(priority: int, seconds: int) -> None:
+    """Of what is known, 3 is the best priority and 0 the lowest."""
+    assert _core.delay(priority, 900, (3, 0)) == seconds
+    assert access.due(session(priority), 10_000, (3, 0)) == 10_000 + seconds
+
+
+@pytest.mark.parametrize("known", [None, (0, 0), (7, 7)])
+def test_d7_where_nobody_can_tell_who_is_the_best_all_wait(known: access.Known | None) -> None:
+    for priority in (-1, 0, 7, 8):
+        assert _core.delay(priority, 900, known) == 900
+
+
+def test_d7_the_delay_is_in_order_whatever_the_priorities_are() -> None:
+    chance = random.Random(7)
+    for _ in range(2000):
+        bits = chance.choice([2, 8, 63])
+        known = access.widened(None, *(chance.randrange(-(2**bits), 2**bits) for _ in range(3)))
+        better, worse = sorted(chance.randrange(-(2**bits), 2**bits) for _ in range(2))[::-1]
+        settle = chance.randrange(10**14)
+        delays = [_core.delay(each, settle, known) for each in (better, worse)]
+        assert 0 <= delays[0] <= delays[1] <= settle
+
+
+@pytest.mark.parametrize(
+    ("created", "due"), [(9_000, 10_000), (9_100, 10_000), (9_101, 10_900), (12_000, 10_900)]
+)
+def test_d7_who_came_its_delay_before_has_waited_for_it(created: int, due: int) -> None:
+    """The topic has been free since 10,000, and the delay is 900."""
+    assert access.due(session(0, created=created), 10_000, None) == due
+
+
+def leave_waiters_behind(path: str, worker: Callable[..., Worker], *priorities: int) -> None:
+    """The best of these owned the topic while the others waited; then all were killed."""
+    processes = [worker(name=f"before-{priority}") for priority in priorities]
+    for number, (process, priority) in enumerate(zip(processes, priorities, strict=True)):
+        process.start(wait_in_a_worker, priority, 0.0)
+        if number == 0:
+            process.answer()
+    until(lambda: len(waiting_rows(path)) == len(priorities) - 1)
+    for process in processes:  # all at once: nobody succeeds anybody
+        hang(process)
+    for process in processes:
+        process.kill()
+
+
+def test_d7_after_a_restart_the_best_comes_first_though_it_comes_later(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    """Everybody has died, and the lowest priority is the first to come back. The best one need
+    not wait when it comes: nobody better is known."""
+    leave_waiters_behind(path, worker, 9, 5, 1)
+    low, high = worker(name="low"), worker(name="high")
+    low.start(wait_in_a_worker, 1, 60.0)
+    until(lambda: [waiter.engine_name for waiter in waiting_rows(path)] == ["low"])
+    time.sleep(0.3)
+    assert not low.answered()
+    watch = Watch()
+    high.start(wait_in_a_worker, 9, 60.0)
+    high.answer()
+    assert watch.seconds < 30
+    assert not low.answered()
+    watch = Watch()  # the delay counts from when the topic is free, and that may be at once
+    high.kill()
+    with xl.open(path) as engine:  # and again: the best one that comes now is in the middle
+        middle = engine.topic("orders").producer_async(WAIT, priority=5, settle=4.0)
+        assert granted(middle).topic_epoch == 3
+        assert 2.0 <= watch.seconds < 4.0 + PATIENCE
+    low.kill()
+
+
+def test_d7_after_a_restart_the_lowest_waits_as_long_as_it_asks(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    leave_waiters_behind(path, worker, 9, 5, 1)
+    watch = Watch()
+    with xl.open(path) as engine:
+        topic = engine.topic("orders")
+        assert granted(topic.producer_async(WAIT, priority=1, settle=1.5)).topic_epoch == 2
+        assert watch.seconds >= 1.5
+
+
+def test_d7_one_that_died_and_comes_back_leaves_the_topic_to_better_ones(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """It is the only one there, and the topic became free with its own death."""
+    process, again, best = (worker(name=name) for name in ("worse", "worse again", "best"))
+    with topic.producer(WAIT, priority=9):
+        process.start(wait_in_a_worker, 1, 0.0)
+        until(lambda: topic.waiters)
+    process.answer()
+    process.kill()
+    again.start(wait_in_a_worker, 1, 60.0)
+    until(lambda: [waiter.engine_name for waiter in topic.waiters] == ["worse again"])
+    assert topic.owner is None
+    best.start(wait_in_a_worker, 9, 60.0)
+    best.answer()
+    assert topic.owner is not None
+    assert (topic.owner.engine_name, topic.owner.epoch) == ("best", 3)
+
+
+def test_d7_priorities_are_known_once_a_waiter_has_had_the_topic(topic: xl.Topic) -> None:
+    """While the first ones come, the best of them may be still to come."""
+
+    def known() -> access.Known | None:
+        with topic._engine.ledger.read() as tables:
+            return tables.known(topic.id)
+
+    with topic.producer(EXCLUSIVE, priority=99):  # which it ignores (rule D2)
+        first = topic.producer_async(WAIT, priority=2)
+        second = topic.producer_async(WAIT, priority=-3)
+        third = topic.producer_async(WAIT, priority=0)
+        assert known() is None
+    with granted(first):
+        assert known() == (2, -3)
+        assert topic.producer_async(WAIT, priority=7).cancel()
+        assert known() == (7, -3)
+        assert third.cancel()
+    granted(second).close()
+    assert known() == (7, -3)
+    topic._engine.delete_topic("orders")
+    assert known() is None
 
 
 # ---- D7: while it settles ----------------------------------------------------------------
@@ -346,12 +517,12 @@ def test_d7_one_that_was_stopped_for_a_moment_is_granted_when_it_goes_on(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
     process, owner = worker(keepalive=30), topic.producer(EXCLUSIVE)
-    process.start(wait_in_a_worker, 9, 0.4)
+    process.start(wait_in_a_worker, 9, JUST_COME)
     until(lambda: topic.waiters)
     waiter = topic.producer_async(WAIT)
     hang(process)
     owner.close()
-    time.sleep(0.6)
+    time.sleep(JUST_COME + 0.2)
     assert not waiter.done()
     process.signal(signal.SIGCONT)
     process.answer()
@@ -487,9 +658,8 @@ def test_d7_a_promotion_that_fails_is_tried_again(
         promote(topics)
 
     monkeypatch.setattr(sessions, "promote_again", fail_at_first)
-    owner = topic.producer(EXCLUSIVE)
+    topic.producer(EXCLUSIVE).close()
     waiter = topic.producer_async(WAIT, settle=0.2)
-    owner.close()
     until(lambda: attempts)
     assert waiter.result(timeout=2).topic_epoch == 2
 
@@ -772,6 +942,6 @@ def test_d6_settling_wakes_nobody_but_who_settles(
     best, *others = [worker(name=f"w{number}") for number in range(3)]
     owner = topic.producer(EXCLUSIVE)
     crowd = Crowd(topic, others)
-    crowd.ids["best"] = best.call(queue_up, [99], settle=0.4)
+    crowd.ids["best"] = best.call(queue_up, [99], settle=JUST_COME)
     woken = crowd.woken_by(lambda: (owner.close(), best.call(take_turn, "w0-0")))
     assert woken == {"best": 2}

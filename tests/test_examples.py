@@ -69,6 +69,9 @@ def loads(output: str) -> dict[str, list[int]]:
 def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
     status, output, errors = run("uptime_checker.py", "--endpoints", 6)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
+    gaps = re.findall(r"([\d,]+) ms", output)
+    assert len(gaps) == 2
+    assert max(int(gap.replace(",", "")) for gap in gaps) < 1500, "a failover waits for nobody (D7)"
     assert loads(output) == {
         "worker-1": [2, 0, 0, 6, 0, 0],
         "worker-2": [2, 3, 0, 0, 6, 0],

@@ -508,12 +508,12 @@ def test_f6_nor_does_one_whose_topic_is_made_anew_meanwhile(
     readers: list[xl.Reader] = []
     join = engine.join_group
 
-    def join_late(group: str, topic: xl.Topic) -> Any:
+    def join_late(*args: Any) -> Any:
         engine.delete_topic("orders")
         with monkeypatch.context() as patch:
             patch.setattr(engine, "join_group", join)
             readers.append(engine.topic("orders").reader(group="g"))
-        return join(group, topic)
+        return join(*args)
 
     monkeypatch.setattr(engine, "join_group", join_late)
     with pytest.raises(xl.TopicNotFoundError):

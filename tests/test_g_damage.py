@@ -415,6 +415,43 @@ def test_e4_a_damaged_topic_row_holds_up_no_other_topics_moves(path: str) -> Non
         assert owners[2].state == "open"  # it is within reach
 
 
+@pytest.mark.parametrize("found", ["living", "again"])
+def test_g9_a_damaged_topic_row_holds_up_no_other_topics_checkpoint(path, found, caplog) -> None:
+    """The journal has messages of a topic whose row is damaged: it is emptied all the same, the
+    others go on, and the messages are kept at their place, by their offsets."""
+    with xl.open(path) as engine:
+        with no_checkpoints(engine):
+            broken, sound = engine.topic("broken"), engine.topic("sound")
+            owners = [each.producer("exclusive", name="p") for each in (broken, sound)]
+            for n in range(5):
+                for owner in owners:
+                    owner.send(b"%d" % n)
+            with engine.ledger.read() as tables:
+                whole = tables.rows.get("topics", U64.pack(broken.id))
+            damage_row(engine, "broken")
+        if found == "living":
+            engine.ledger.checkpoint()
+            assert engine.ledger.journal is not None
+            assert engine.ledger.journal.backlog == 0
+            assert owners[1].send(b"5") == 5
+    with xl.open(path) as engine:
+        assert engine.topic("sound").next_offset == (6 if found == "living" else 5)
+        with pytest.raises(xl.LedgerCorruptedError):
+            engine.topic("broken").next_offset
+        with engine.ledger.write_all() as tables:
+            entries = [_core.Entry(tables.load(data)) for _, data in tables.entries(broken.id, 0)]
+            messages = [e.message(i) for e in entries for i in range(e.end - e.base_offset)]
+            assert [(m.offset, m.value) for m in messages] == [(n, b"%d" % n) for n in range(5)]
+            assert tables.producer(broken.id, "p")[0] == 4
+            # Once the row is put right, they are there again.
+            row = _core.TopicRow.unpack(whole)
+            row.next_offset, row.owner = 5, 0
+            tables.put_topic(row)
+        assert [m.value for m in engine.topic("broken").reader()] == [b"%d" % n for n in range(5)]
+    assert f"{path}" in caplog.text
+    assert "kept" in caplog.text
+
+
 def test_d7_a_damaged_topic_row_holds_up_no_other_topics_settling(engine) -> None:
     """Two topics are left to settle, and somebody comes back for them at the same time."""
     names = ["broken", "orders"]
@@ -760,6 +797,7 @@ FLIPS = """
             changed[at] ^= 1 << dice.randrange(8)
         with open(path + "/data.mdb", "wb") as file:
             file.write(changed)
+        open(path + "/journal-given-up", "w").close()  # all is in the tables
         pid = os.fork()
         if pid == 0:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -100,6 +100,34 @@ def test_g3_a_dead_owners_batch_does_not_come_back(path, tmp_path) -> None:
 
 
 @needs_strace
+@pytest.mark.parametrize("opened", ["after a close", "after a power cut"])
+@pytest.mark.parametrize("sent", ["nothing", "one message", "a large batch"])
+def test_b10_what_a_dead_owner_left_at_the_tail_does_not_come_back(
+    path, tmp_path, sent, opened
+) -> None:
+    """The owner dies with a batch written, but not yet counted; the next owner reads the topic, and
+    writes nothing, or a message of the same size, which is taken over into the tables, or a large
+    batch, which does not pass through the journal. Whoever opens the ledger alone trusts frames:
+    those of the dead owner must not follow."""
+    with xl.open(path, durability="power") as engine:
+        die_in_a_batch(path, *((3, "123") if sent == "one message" else (1, "1")))
+        with engine.topic("t").producer("exclusive_with_fencing", name="v") as producer:
+            if sent == "one message":
+                assert producer.send(b"n") == 0
+            elif sent == "a large batch":
+                assert producer.send_many([b"n" * 1000] * 3000) == range(3000)
+            engine.ledger.checkpoint()
+            seen = values(engine.topic("t"))
+            assert len(seen) == {"nothing": 0, "one message": 1, "a large batch": 3000}[sent]
+            copy = power_fails(path, tmp_path / "copy")
+    with xl.open(copy if opened == "after a power cut" else path) as engine:
+        assert values(engine.topic("t")) == seen
+        assert engine.verify().problems == ()
+        with engine.topic("t").producer() as producer:
+            assert producer.send(b"next") == len(seen)
+
+
+@needs_strace
 def test_g3_two_dead_owners_batches_do_not_become_one(path, tmp_path) -> None:
     """The next owner dies, too, when it has written the first entry of its own batch over the
     first one of the other's. Then the power fails: of the two no batch may be made."""

@@ -5,6 +5,7 @@ lost, and the engine works again once the cause is gone."""
 from __future__ import annotations
 
 import collections
+import concurrent.futures
 import contextlib
 import errno
 import functools
@@ -385,6 +386,19 @@ def test_h2_opening_an_old_ledger_on_a_full_disk(small_disk) -> None:
     assert finish(OPENS, path) == "opened\n"
 
 
+def test_h2_a_write_that_a_full_disk_cuts_short_is_no_io_error(small_disk) -> None:
+    """LMDB says "Input/output error" of both. ext4 keeps 2 % for itself, which look free."""
+    path = small_disk / "log"
+    with xl.open(path):
+        pass
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    assert type(faults.translation(str(path), error)) is xl.LedgerIOError
+    leave(small_disk, 0)
+    facts = os.statvfs(small_disk)
+    assert facts.f_bfree * facts.f_frsize > 300_000
+    assert type(faults.translation(str(path), error)) is xl.LedgerFullError
+
+
 def test_h2_opening_an_old_ledger_whose_lock_files_are_gone_on_a_full_disk(small_disk) -> None:
     path = small_disk / "log"
     assert finish(OPENS, path) == "opened\n"
@@ -446,13 +460,13 @@ def a_file(path, monkeypatch) -> None:
 
 
 def filled_meanwhile(path, monkeypatch) -> None:
-    """By another backup into the same directory, between our look into it and our copy."""
+    """With another program's file, between our look into it and our copy."""
     look = os.listdir
 
     def listdir(where: str) -> list[str]:
         names = look(where)
-        if where == str(path) and not names:
-            (path / "data.mdb").write_bytes(b"")
+        if where == str(path) and names == ["backup-unfinished"]:
+            (path / "notes.txt").write_bytes(b"")
         return names
 
     monkeypatch.setattr(os, "listdir", listdir)
@@ -461,10 +475,10 @@ def filled_meanwhile(path, monkeypatch) -> None:
 def failing(path, monkeypatch) -> None:
     """A medium that answers with EIO."""
 
-    def makedirs(where: str, **options: object) -> None:
+    def mkdir(where: str, *options: object, **others: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO), where)
 
-    monkeypatch.setattr(os, "makedirs", makedirs)
+    monkeypatch.setattr(os, "mkdir", mkdir)
 
 
 def outrun(path, monkeypatch) -> None:
@@ -751,3 +765,50 @@ def test_h2_a_failed_engine_says_so_until_it_is_opened_again(path) -> None:
     with xl.open(path) as engine:
         assert values(engine.topic("t")) == [b"x"]
         assert engine.topic("t").producer("exclusive").send(b"y") == 1
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_h2_a_long_read_while_another_process_makes_the_map_larger(
+    path, worker, monkeypatch, large
+) -> None:
+    """It goes on for longer than the library waits at once. Nobody fails: it sees what it saw,
+    and who reads or writes beside it waits until the map can be moved."""
+    monkeypatch.setattr(ledger, "FORK_WAIT_SECONDS", 0.3)
+    with xl.open(path, map_size=1 << 20) as engine:
+        topic = engine.topic("orders")
+        with topic.producer() as producer:
+            producer.send(b"first")
+        larger = worker(map_size=64 << 20)
+        begun, go_on = threading.Event(), threading.Event()
+        seen: list[int] = []
+
+        def look(tables: Any) -> None:
+            seen.append(tables.latest(topic.id).next_offset)
+            begun.set()
+            assert go_on.wait(PATIENCE)
+            seen.append(tables.latest(topic.id).next_offset)
+
+        def write() -> int:
+            with topic.producer() as producer:
+                return producer.send(bytes(200_000) if large else b"last")
+
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            reading = pool.submit(engine.look, look)
+            assert begun.wait(PATIENCE)
+            larger.call(grow)
+            writing, counting = pool.submit(write), pool.submit(lambda: topic.next_offset)
+            time.sleep(1.5)  # five times as long as is waited at once
+            assert not writing.done()
+            go_on.set()
+            reading.result(PATIENCE)
+            assert writing.result(PATIENCE) == 2001
+            assert counting.result(PATIENCE) in (2001, 2002)
+        assert seen == [1, 1]
+
+
+def grow(state: State) -> None:
+    """By more than what the map of the test's own process has."""
+    with state.topic.producer() as producer:
+        for _ in range(20):
+            producer.send_many([os.urandom(1000)] * 100)
+            state.engine.ledger.checkpoint()  # a little at a time: else it goes beside the tables

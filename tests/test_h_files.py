@@ -243,7 +243,7 @@ def test_h2_a_newer_format_is_refused(path, readonly) -> None:
     from exclusivelog.tables import FORMAT
 
     assert finish(OPENS, path) == "opened\n"
-    for version in (FORMAT + 1, 999, FORMAT - 1, "1"):
+    for version in (FORMAT + 1, 999, 2, "1"):
         rewrite_format(path, version=version)
         with pytest.raises(xl.LedgerVersionError, match=str(version)):
             xl.open(path, readonly=readonly)
@@ -415,16 +415,31 @@ REMOTE = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "fuse.sshfs", "fu
 
 @pytest.mark.parametrize("kind", REMOTE)
 def test_h2_network_and_fuse_file_systems_are_refused(tmp_path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(environment, "file_system", lambda path: kind)
+    monkeypatch.setattr(environment, "mount_of", lambda path: (kind, "rw"))
     with pytest.raises(xl.LedgerError, match=re.escape(kind)):
         xl.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "unknown"])
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "overlay", "zfs", "unknown"])
 def test_h2_local_file_systems_are_taken(path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(environment, "file_system", lambda path: kind)
+    monkeypatch.setattr(environment, "mount_of", lambda path: (kind, "rw"))
     with xl.open(path):
+        pass
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ramfs", "overlay"])
+def test_h5_memory_is_taken_for_process_only(path, monkeypatch, kind) -> None:
+    """An overlay is where its upper directory is."""
+
+    def mount_of(where: str) -> tuple[str, str]:
+        upper = kind == "overlay" and where != "/mem"
+        return (kind, "rw,upperdir=/mem,workdir=/w") if upper else ("tmpfs", "rw")
+
+    monkeypatch.setattr(environment, "mount_of", mount_of)
+    with pytest.raises(xl.LedgerError, match="survives a power loss"):
+        xl.open(path, durability="power")
+    with xl.open(path, durability="process"):
         pass
 
 
@@ -432,7 +447,7 @@ def test_h2_local_file_systems_are_taken(path, monkeypatch, kind) -> None:
 def test_h2_a_file_system_is_known_whatever_its_mount_is_called(tmp_path, name) -> None:
     """Or a network share at such a place would not be refused."""
     before = file_system(str(tmp_path))
-    with disk(tmp_path / name, 1) as where:
+    with disk(tmp_path / name, 1, "tmpfs") as where:
         (where / "log").mkdir()
         assert file_system(str(where)) == "tmpfs"
         assert file_system(str(where / "log")) == "tmpfs"

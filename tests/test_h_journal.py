@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import threading
@@ -17,7 +18,7 @@ import exclusivelog as xl
 from exclusivelog import _core, log
 from exclusivelog.log import repair
 from tests.disks import needs_strace
-from tests.journals import no_checkpoints
+from tests.journals import frames, no_checkpoints
 from tests.processes import Failed, State, open_producer, send, until, values, within
 
 
@@ -47,6 +48,52 @@ def test_d8_a_successor_sees_what_its_predecessor_died_over(path, worker) -> Non
             assert successor.send(b"next") == 2
     with xl.open(path) as engine:
         assert values(engine.topic("orders")) == [b"flushed", b"unflushed", b"next"]
+
+
+def test_h1_what_a_power_cut_has_cut_off_stays_off(path, tmp_path) -> None:
+    """A power cut has taken a frame, and left those behind it. What is sent next goes where it was,
+    in the same size: those behind must not count again, though opening commits nothing."""
+    with xl.open(path) as engine, no_checkpoints(engine):
+        with engine.topic("orders").producer(name="p") as producer:
+            producer.send_many([b"a"])
+            producer.send_many([b"b"])
+            producer.send_many([b"c"])
+        first = frames(engine)[0]
+        cut = _as_after_a_power_cut(path, tmp_path / "cut")
+    with open(cut / "journal", "r+b") as journal:
+        journal.seek(first.at)
+        journal.write(bytes(first.entry_at - first.at + len(first.entry)))
+    for _ in range(2):
+        with xl.open(cut) as engine:
+            assert values(engine.topic("orders")) == []
+    with xl.open(cut) as engine, no_checkpoints(engine):
+        with engine.topic("orders").producer(name="p") as producer:
+            assert producer.send_many([b"x"]) == range(1)
+        assert frames(engine)[0].at == first.at
+        again = _as_after_a_power_cut(cut, tmp_path / "again")
+    with xl.open(again) as engine:
+        assert values(engine.topic("orders")) == [b"x"]
+
+
+def _as_after_a_power_cut(path: str | Path, copy: Path) -> Path:
+    shutil.copytree(path, copy)
+    for name in ("owners.lock", "lock.mdb"):
+        (copy / name).unlink()
+    return copy
+
+
+def test_h3_opening_what_needs_no_recovery_commits_nothing(path) -> None:
+    """A commit is a flush; who only looks for a moment, as a command does, need not wait for it."""
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send(b"x")
+    counts = []
+    for _ in range(3):
+        with xl.open(path) as engine:
+            counts.append(engine.stats()["transactions"])
+    assert len(set(counts)) == 1
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        assert producer.send(b"y") == 1
+        assert engine.stats()["transactions"] > counts[0]
 
 
 def test_h1_who_lives_flushes_what_the_dead_have_left(path, worker) -> None:
@@ -141,6 +188,7 @@ class DiesCommitted:
 
 def die_when_owner(state: State) -> None:
     ledger = state.engine.ledger
+    ledger.start_checkpoints = lambda: None  # a checkpoint would be the first to commit
     begin = ledger._begin_write
     ledger._begin_write = lambda: DiesCommitted(begin())
     state.topic.producer("exclusive_with_fencing")

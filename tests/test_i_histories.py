@@ -41,8 +41,8 @@ GOOD = {
     "of unknown outcome, seen": calls((0, "put", 1, UNKNOWN, 0, 9), (1, "get", None, 1, 2, 3)),
     "of unknown outcome, not": calls((0, "put", 1, UNKNOWN, 0, 1), (1, "get", None, None, 2, 3)),
     "only one replaces": calls(
-        (0, "put", 1, None, 0, 1), (1, "replace", (1, 2), True, 2, 9),
-        (2, "replace", (1, 3), False, 3, 8), (2, "get", None, 2, 10, 11),
+        (0, "put", 1, None, 0, 1), (1, "replace", (1, 2), (True, 1), 2, 9),
+        (2, "replace", (1, 3), (False, 2), 3, 8), (2, "get", None, 2, 10, 11),
     ),
 }  # fmt: skip
 
@@ -58,14 +58,18 @@ BAD = {
         (0, "put", 1, UNKNOWN, 0, 3), (1, "get", None, None, 4, 5), (1, "get", None, 1, 6, 7)
     ),
     "both replace": calls(
-        (0, "put", 1, None, 0, 1), (1, "replace", (1, 2), True, 2, 9),
-        (2, "replace", (1, 3), True, 3, 8),
+        (0, "put", 1, None, 0, 1), (1, "replace", (1, 2), (True, 1), 2, 9),
+        (2, "replace", (1, 3), (True, 1), 3, 8),
     ),
     "both are first": calls(
-        (0, "put_if_absent", 1, True, 0, 9), (1, "put_if_absent", 2, True, 1, 8)
+        (0, "put_if_absent", 1, (True, None), 0, 9),
+        (1, "put_if_absent", 2, (True, None), 1, 8),
+    ),
+    "the loser learns another value": calls(
+        (0, "put_if_absent", 1, (True, None), 0, 9), (1, "put_if_absent", 2, (False, 3), 1, 8)
     ),
     "a lost update": calls(
-        (0, "update", 1, (1, None), 0, 9), (1, "update", 2, (2, None), 1, 8)
+        (0, "update", 1, (None, (1, None)), 0, 9), (1, "update", 2, (None, (2, None)), 1, 8)
     ),
 }  # fmt: skip
 
@@ -116,9 +120,10 @@ def test_the_checker_agrees_with_brute_force() -> None:
         for process in range(dice.randrange(2, 6)):
             name = dice.choice(["put", "get", "get", "put_if_absent", "update", "delete"])
             begin = dice.randrange(8)
-            result = {"put": None, "get": dice.choice([None, 1, 2]), "update": (1, None)}.get(
-                name, dice.random() < 0.5
-            )
+            before = dice.choice([None, None, None, 1, 2])
+            result = {
+                "update": (None, (1, None)), "put_if_absent": (before is None, before),
+            }.get(name, before)  # fmt: skip
             if dice.random() < 0.2:
                 result = UNKNOWN
             value = None if name in ("get", "delete") else dice.choice([1, 2])

@@ -90,7 +90,7 @@ def test_i2_scan_and_list_keys(form: Any, latest: bool) -> None:
     assert form.list_keys(latest) == ["c", "a", "b"]  # as they were put first
     assert form.scan(latest=latest) == [("c", 9), ("a", 1), ("b", 2)]
     seen: list[Any] = []
-    assert form.scan(lambda *pair: seen.append(pair), latest) == seen
+    assert form.scan(lambda *pair: seen.append(pair), latest=latest) == seen
     assert len(seen) == 3
 
 
@@ -112,29 +112,30 @@ def test_i2_it_looks_like_a_mapping(shared: Map) -> None:
 
 
 def test_i2_put_if_absent(form: Any) -> None:
-    assert form.put_if_absent("a", 1) is True
-    assert form.put_if_absent("a", 2) is False
+    assert form.put_if_absent("a", 1) == xl.Change(True, None, 1)
+    assert form.put_if_absent("a", 2) == xl.Change(False, 1, 1)  # the loser learns who won
     assert form.get("a") == 1
     form.delete("a")
-    assert form.put_if_absent("a", 3) is True
+    assert form.put_if_absent("a", 3)
 
 
 def test_i2_replace_reports_whether_it_did(form: Any) -> None:
-    assert form.replace("a", 1, 2) is False  # absent
+    assert form.replace("a", 1, 2) == xl.Change(False, None, None)  # absent
     assert form.get("a") is None
     form.put("a", 1)
-    assert form.replace("a", 1, 2) is True
-    assert form.replace("a", 1, 3) is False
+    assert form.replace("a", 1, 2) == xl.Change(True, 1, 2)
+    assert form.replace("a", 1, 3) == xl.Change(False, 2, 2)
+    assert not form.replace("a", 1, 3)
     assert form.get("a") == 2
     form.put("b", {"x": [1, 2]})
-    assert form.replace("b", {"x": [1, 2]}, "equal, not identical") is True
+    assert form.replace("b", {"x": [1, 2]}, "equal, not identical").made
 
 
 def test_i2_delete_and_clear(form: Any) -> None:
     for key in "abc":
         form.put(key, key)
-    assert form.delete("b") is True
-    assert form.delete("b") is False
+    assert form.delete("b") == "b"
+    assert form.delete("b") is None
     assert form.list_keys() == ["a", "c"]
     assert form.clear() is None
     assert form.list_keys(latest=True) == []
@@ -143,19 +144,23 @@ def test_i2_delete_and_clear(form: Any) -> None:
 
 
 def test_i2_update(form: Any) -> None:
-    assert form.update("a", one_more) == 1
-    assert form.update("a", one_more) == 2
+    assert form.update("a", one_more).value == 1
+    assert form.update("a", one_more).value == 2
     assert form.get("a") == 2
-    assert form.update("a", lambda old: None) is None  # it is to have none
+    assert form.update("a", lambda old: old) == xl.Change(True, 2, 2)
+    assert form.update("a", lambda old: None) == xl.Change(True, 2, None)  # it is to have none
+    assert form.update("a", lambda old: None) == xl.Change(False, None, None)
+    assert form.update("a", lambda key, old: f"{key} {old}", with_key=True).value == "a None"
+    form.delete("a")
     assert form.list_keys() == []
 
 
 def test_i2_update_multiple_heeds_its_filter(form: Any) -> None:
     form.put_all({"a": 1, "b": 2, "c": 3, "d": 4})
-    changed = form.update_multiple(lambda key, value: value % 2 == 0, lambda key, value: -value)
+    changed = form.update_multiple(lambda key: key in "bd", lambda key, value: -value)
     assert changed == {"b": -2, "d": -4}
     assert dict(form.scan()) == {"a": 1, "b": -2, "c": 3, "d": -4}
-    changed = form.update_multiple(lambda key, value: key < "c", lambda key, value: None)
+    changed = form.update_multiple(lambda key: key < "c", lambda key, value: None)
     assert changed == {"a": None, "b": None}  # deleted
     assert dict(form.scan()) == {"c": 3, "d": -4}
     assert form.update_multiple(None, lambda key, value: value + 10) == {"c": 13, "d": 6}
@@ -171,12 +176,12 @@ def test_i2_put_all(form: Any, topic: xl.Topic) -> None:
 
 def test_i2_every_call_has_a_form_that_gives_a_future() -> None:
     """With the same arguments."""
-    no_twin = {"close", "submit", "give_up"}
+    no_twin = {"close", "submit", "give_up", "watch", "keys", "items", "values"}
     for kind, some in ((xl.SharedMap, "replace"), (xl.SharedState, "write")):
         names = {name for name in dir(kind) if not name.startswith("_")}
         plain = {name for name in names if not name.endswith("_async")} - no_twin
         assert some in plain
-        assert names == plain | {f"{name}_async" for name in plain} | no_twin
+        assert names == plain | {f"{name}_async" for name in plain} | (no_twin & set(dir(kind)))
         for name in plain:
             twins = [inspect.signature(getattr(kind, n)) for n in (name, f"{name}_async")]
             assert twins[0].parameters == twins[1].parameters
@@ -185,7 +190,8 @@ def test_i2_every_call_has_a_form_that_gives_a_future() -> None:
 def test_i2_futures_are_done_in_the_order_in_which_they_were_asked_for(shared: Map) -> None:
     futures = [shared.update_async("n", one_more) for _ in range(50)]
     futures.append(shared.get_async("n"))
-    assert [future.result(PATIENCE) for future in futures] == [*range(1, 51), 50]
+    results = [future.result(PATIENCE) for future in futures]
+    assert [made.value for made in results[:50]] + results[50:] == [*range(1, 51), 50]
     failed = shared.update_async("n", lambda old: 1 / 0)
     assert isinstance(failed.exception(PATIENCE), ZeroDivisionError)
     assert shared.submit(shared.snapshot).result(PATIENCE) == 50
@@ -216,7 +222,7 @@ def test_i2_another_process_sees_it_too(shared: Map, worker: Callable[..., Worke
     for number in range(20):
         shared.put("n", number)
         assert process.call(call_map, "get", "n", latest=True) == number
-    assert process.call(call_map, "update", "n", one_more) == 20
+    assert process.call(call_map, "update", "n", one_more).value == 20
     assert shared.get("n", latest=True) == 20
 
 
@@ -245,8 +251,8 @@ def test_i2_what_nobody_has_flushed_is_seen_by_latest_reads_of_the_careful(path:
             writer.put("n", number)
             assert reader.get("n", latest=True) == number
         for number in range(50):  # and who writes has seen what is not flushed yet
-            assert writer.update("n", one_more) == 100 + 2 * number
-            assert reader.update("n", one_more) == 101 + 2 * number
+            assert writer.update("n", one_more).value == 100 + 2 * number
+            assert reader.update("n", one_more).value == 101 + 2 * number
         writer.put("n", -1)
         until(lambda: reader.get("n") == -1)
 
@@ -256,10 +262,10 @@ def test_i2_what_nobody_has_flushed_is_seen_by_latest_reads_of_the_careful(path:
 NOTHING: dict[str, Callable[[Any], Any]] = {
     "put_if_absent": lambda m: m.put_if_absent("a", 2),
     "replace, another value": lambda m: m.replace("a", 2, 3),
-    "replace, no value": lambda m: m.replace("b", None, 3),
+    "replace, no value": lambda m: m.replace("b", 2, 3),
     "delete": lambda m: m.delete("b"),
     "update": lambda m: m.update("b", lambda old: None),
-    "update_multiple": lambda m: m.update_multiple(lambda k, v: v > 5, lambda k, v: 0),
+    "update_multiple": lambda m: m.update_multiple(lambda k: k > "a", lambda k, v: 0),
     "put_all": lambda m: m.put_all({}),
 }
 
@@ -374,11 +380,19 @@ def test_i3_functions_cannot_break_the_state(topic: xl.Topic) -> None:
 
     with open_counts(topic) as counts:
         counts.write(lambda state: [["a", 1]])
-        assert counts.read(spoil) == {"a": 100, "c": 100}
-        counts.write(lambda state: [["b", spoil(state)["a"]]], spoil)
+        for call in (
+            lambda: counts.read(spoil),
+            lambda: counts.write(lambda state: [["b", spoil(state)["a"]]]),
+        ):
+            with pytest.raises(TypeError, match="DictView"):
+                call()
+        with pytest.raises(TypeError, match="DictView"):
+            counts.write(lambda state: [["b", 100]], spoil)
         kept: list[dict[str, int]] = []
         counts.read(kept.append)
-        spoil(kept[0])
+        with pytest.raises(RuntimeError, match="this view of the state is over"):
+            len(kept[0])
+        assert spoil(counts.read(lambda state: state)) == {"a": 100, "b": 100, "c": 100}
         assert counts.read(dict) == {"a": 1, "b": 100}
 
 
@@ -397,8 +411,8 @@ def test_i3_values_of_a_map_are_copies(shared: Map) -> None:
     got = shared.get("a")
     got.append(3)
     shared.scan(lambda key, value: value.append(4))
-    shared.update_multiple(lambda key, value: value.append(5), lambda key, value: value)
-    changed = shared.update("b", lambda old: mine)
+    shared.update_multiple(None, lambda key, value: value.append(5) or value[:1])
+    changed = shared.update("b", lambda old: mine).value
     changed.append(6)
     with pytest.raises(ZeroDivisionError):
         shared.update("a", lambda old: old.append(7) or 1 / 0)
@@ -436,11 +450,11 @@ def test_i3_a_write_that_was_fenced_begins_anew_from_the_newest_state(
 
         shared.put_all({"n": 1, "m": 5})
         function = Interrupted(one_more, intrude)
-        assert shared.update("n", function) == 101
+        assert shared.update("n", function).value == 101
         assert function.calls == 2
         function = Interrupted(lambda key, value: value + 1, intrude)
         assert shared.update_multiple(None, function) == {"n": 101, "m": 6}
-        chosen = Interrupted(lambda key, value: value >= 100, intrude)
+        chosen = Interrupted(lambda key: key == "n", intrude)
         assert shared.update_multiple(chosen, lambda key, value: 0) == {"n": 0}
         assert everything(rival) == {"n": 0, "m": 6}
         values = [message.value for message in other.reader(deserializer="msgpack")]
@@ -465,10 +479,10 @@ def test_i3_a_compare_that_was_fenced_is_made_again(shared: Map, other: xl.Topic
         shared.put("a", 1)
         take_over(other)
         rival.put("a", 2)
-        assert shared.replace("a", 1, 3) is False
+        assert shared.replace("a", 1, 3).previous == 2
         take_over(other)
         rival.delete("a")
-        assert shared.put_if_absent("a", 4) is True
+        assert shared.put_if_absent("a", 4).previous is None
         assert everything(rival) == {"a": 4}
 
 
@@ -496,13 +510,13 @@ def test_i3_functions_must_not_call_back(shared: Map, topic: xl.Topic) -> None:
 
         for call in (
             lambda: shared.update("a", once_more),
-            lambda: shared.update_multiple(once_more, lambda key, value: 9),
+            lambda: shared.update_multiple(once_more, lambda key, value: 8),
             lambda: shared.update_multiple(None, once_more),
         ):
             with pytest.raises(RuntimeError, match="own functions"):
                 within(call, 10)
     assert topic.next_offset == 1
-    assert shared.update("a", one_more) == 2
+    assert shared.update("a", one_more).value == 2
 
 
 def test_i3_functions_of_a_state_must_not_call_back(topic: xl.Topic) -> None:
@@ -591,7 +605,7 @@ def test_i3_an_exception_in_a_function_appends_nothing(form: Any, topic: xl.Topi
         with pytest.raises((TypeError, OverflowError)):
             form.put_all({"d": 1, "e": value})
     assert (topic.next_offset, topic.epoch) == (2, 1)  # and the topic is kept
-    assert form.update("a", one_more) == 2
+    assert form.update("a", one_more).value == 2
 
 
 def test_i3_so_it_does_in_a_state_s(topic: xl.Topic) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import ledger
 from tests.children import child, finish, line
 from tests.processes import PATIENCE, until, values, within
 
@@ -286,3 +287,38 @@ SHORT_OF_FILES = """
 
 def test_h2_a_shortage_of_files_passes(path) -> None:
     finish(SHORT_OF_FILES, path)
+
+
+@pytest.mark.parametrize("call", ["own", "reader"])
+def test_f5_a_claim_that_an_interrupt_strikes_behind_its_commit_is_given_back(
+    engine, topic, monkeypatch, call
+) -> None:
+    """Ctrl-C comes when the claim is durable, and nobody has it yet: who comes next has it, while
+    this engine stays open."""
+    waken = ledger.Transaction.waken
+    struck: list[Any] = []
+
+    def strike(self: Any, tables: Any) -> Any:
+        if not struck:
+            struck.append(True)
+            raise KeyboardInterrupt
+        return waken(self, tables)
+
+    def claim(of: xl.Engine) -> Any:
+        if call == "own":
+            return of.own("reports", {"march": None})
+        return of.topic("orders").reader(group="reports")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Transaction, "waken", strike)
+        with pytest.raises(KeyboardInterrupt):
+            claim(engine)
+    assert struck
+
+    def claimants() -> int:
+        with engine.ledger.read() as tables:
+            return len(list(tables.rows.cursor("claimants")))
+
+    until(lambda: not claimants())
+    with claim(engine):
+        assert claimants() == 1

@@ -42,13 +42,18 @@ def abandoned(path: str) -> None:
     )
 
 
-def test_h1_without_its_journal_a_ledger_has_lost_what_was_only_there(path) -> None:
-    """Not noticed where nobody lives: an error in the log if the lock file knew of another one."""
+def test_h1_without_its_journal_a_ledger_is_refused_until_that_is_given_up(path) -> None:
+    """What was acknowledged last may have been only there."""
     abandoned(path)
     (Path(path) / "journal").unlink()
+    for options in ({}, {"readonly": True}):
+        with pytest.raises(xl.LedgerCorruptedError, match="journal was removed"):
+            xl.open(path, **options)
+    (Path(path) / "journal-given-up").touch()
     with xl.open(path) as engine:
         assert values(engine.topic("orders")) == []
         assert engine.verify().ok
+    assert not (Path(path) / "journal-given-up").exists()
 
 
 def test_h2_a_journal_that_is_replaced_under_living_engines_is_refused(path, worker) -> None:
@@ -70,6 +75,9 @@ def test_h1_a_backup_has_what_a_copy_may_lack(path, tmp_path) -> None:
         torn.mkdir()
         shutil.copy(Path(path) / "data.mdb", torn)
         engine.backup(tmp_path / "backup")
+    with pytest.raises(xl.LedgerCorruptedError, match="journal was removed"):
+        xl.open(torn)
+    (torn / "journal-given-up").touch()
     with xl.open(torn) as engine:  # the journal's moment never came
         assert engine.topics() in ([], ["orders"])
         assert "orders" not in engine.topics() or values(engine.topic("orders")) == []

@@ -121,8 +121,10 @@ def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> No
         "exclusivelog/_section.pxi", "exclusivelog/_fork.pxi",
         "exclusivelog/_core.pxd", "exclusivelog/_core.pyi", "exclusivelog/py.typed",
         "exclusivelog/engine.py", "tests/processes.py", "tests/test_package.py",
-        "exclusivelog/spark/source.py", "pyspark_exclusivelog.py",
+        "exclusivelog/spark/source.py", "pyspark_exclusivelog.py", "tests/ledgers/README.md",
+        *(f"tests/ledgers/{path.name}" for path in (ROOT / "tests/ledgers").glob("*.tar.xz")),
     ]  # fmt: skip
+    assert len([name for name in wanted if name.endswith(".tar.xz")]) >= 8
     assert [name for name in wanted if name not in names] == []
     strange = [name for name in names if name.endswith((".c", ".so", ".pyc")) or "venv" in name]
     assert strange == []

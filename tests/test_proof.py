@@ -192,6 +192,23 @@ def test_h1_the_power_of_a_file_system_fails(tmp_path: Path, kind: str) -> None:
     assert found.cuts == 2
 
 
+@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+def test_h3_the_power_of_a_file_system_fails_without_a_reboot(tmp_path: Path, kind: str) -> None:
+    """Several times in a row. The lock file is of this boot, and older than the journal."""
+    if reason := shutdowns.missing(kind):
+        pytest.skip(reason)
+    found = shutdowns.cut_again_and_again(tmp_path, kind, 3, reboots=False)
+    assert found.broken == []
+    assert found.cuts == 3
+
+
+def test_h3_control_who_believes_an_old_lock_file_loses_messages(tmp_path: Path) -> None:
+    if reason := shutdowns.missing("ext4"):
+        pytest.skip(reason)
+    cut = shutdowns.cut_again_and_again
+    assert cut(tmp_path, "ext4", 5, shutdowns.BELIEVING, reboots=False).broken
+
+
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_what_is_there(mutant: mutants.Mutant) -> None:
     assert mutant.old in (ROOT / "exclusivelog" / mutant.file).read_text()
@@ -269,7 +286,7 @@ def test_the_parts_of_totals_are_counts_of_instruments() -> None:
     for aim in AIMS:
         for instrument, count in aim.parts:
             assert f'Figure("{instrument}")' in source
-            assert count.removesuffix("_on_ext4").removesuffix("_on_xfs") in source
+            assert count.removesuffix("_ext4").removesuffix("_xfs") in source
 
 
 def test_files_of_runs_beside_each_other_are_added_up(tmp_path: Path) -> None:

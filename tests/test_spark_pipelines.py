@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import io
+import json
 import re
 import time
 import xml.dom.minidom
@@ -13,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from rich.console import Console
 
 import exclusivelog as xl
@@ -20,13 +22,13 @@ from exclusivelog import _core, demo
 from exclusivelog.encoding import Columns
 from exclusivelog.once import Run, append_once, recorded
 from exclusivelog.spark import __main__ as commands
-from exclusivelog.spark import archive, audit, compact, replay, report
+from exclusivelog.spark import archive, audit, compact, plan, replay, report
 from exclusivelog.spark.audit import Summary, judge
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.page import page
 from exclusivelog.spark.report import Story, Tenure, Told
 from exclusivelog.spark.session import local_session
-from tests.sparks import as_bytes, epochs, fill, trim, values
+from tests.sparks import as_bytes, epochs, fill, read, trim, values
 
 
 def rows(spark, where: str | Path) -> list[tuple[int, bytes]]:
@@ -158,6 +160,51 @@ def test_an_archive_belongs_to_one_topic(spark, path, tmp_path) -> None:
     archive.run(spark, path, "orders", to)
     with pytest.raises(SourceError, match=r"PIPELINE.*another ledger"):
         archive.run(spark, other, "orders", to)
+
+
+def make_anew(path: str) -> None:
+    with xl.open(path) as engine:
+        engine.delete_topic("orders")
+    fill(path, count=20, start=100)
+
+
+def test_a_topic_that_is_made_anew_while_it_is_archived_is_told_of(
+    spark, path, tmp_path, monkeypatch
+) -> None:
+    """Between two ranges: the archive keeps what it has, and nothing of the new topic is in it,
+    nor is anything recorded for that one."""
+    fill(path, count=10)
+    original = archive.record
+
+    def record_and_replace(*args: object) -> None:
+        original(*args)
+        make_anew(path)
+
+    monkeypatch.setattr(archive, "record", record_and_replace)
+    with pytest.raises((SourceError, PySparkException), match=r"made anew|was deleted"):
+        archive.run(spark, path, "orders", str(tmp_path / "a"), chunk=4)
+    monkeypatch.undo()
+    assert rows(spark, tmp_path / "a" / "orders") == expected(*range(4))
+    with xl.open(path) as engine:
+        assert recorded(engine, "orders") == {}
+
+
+def test_a_topic_that_is_made_anew_while_it_is_compacted_is_told_of(
+    spark, path, tmp_path, monkeypatch
+) -> None:
+    fill(path, count=10)
+    original = plan.row
+
+    def find_and_replace(*args: object) -> object:
+        found = original(*args)
+        monkeypatch.undo()
+        make_anew(path)
+        return found
+
+    monkeypatch.setattr(plan, "row", find_and_replace)
+    with pytest.raises((SourceError, PySparkException), match=r"made anew|was deleted"):
+        compact.run(spark, path, "orders", to=str(tmp_path / "c"))
+    assert not (tmp_path / "c").exists()
 
 
 def test_what_is_archived_can_be_trimmed(spark, path, tmp_path) -> None:
@@ -342,6 +389,31 @@ def test_a_sound_log_passes(spark, path) -> None:
     assert facts["orders", "offsets are dense"] == "3,001 messages from 0 to 3000"
     assert facts["orders", "epochs never interleave"] == "4 epochs"
     assert facts["chat", "one producer in each exclusive epoch"] == "0 exclusive epochs"
+
+
+def test_e5_claims_among_the_events_are_no_topic_s(spark, path, tmp_path) -> None:
+    """Neither the audit nor the report takes a claim for a tenure; Spark reads the events, of which
+    those about claims have no key."""
+    history(path)
+    with xl.open(path, "holder") as engine:
+        topic = engine.topic("orders")
+        claim = engine.own("shards", {"orders": None})
+        with topic.producer("exclusive", name="carol", claim=claim) as producer:
+            producer.send(b"x")
+            engine.own("shards", {"orders": None}).release()
+        with topic.reader(group="billing"), engine.reader(["orders", "chat"], group="billing"):
+            pass
+        kinds = [event.kind for event in engine.history()]
+    assert [v for v in audit.run(spark, path) if not v.holds] == []
+    told = report.run(spark, path, str(tmp_path / "report.html"))
+    (orders,) = [story for story in told.stories if story.topic == "orders"]
+    assert (orders.tenures[-1].producer, orders.tenures[-1].why) == ("carol", "claim")
+    assert {story.topic for story in told.stories} == {"orders", "chat"}
+    found = read(spark, path, "__events__").orderBy("offset").collect()
+    assert [json.loads(row.value)["kind"] for row in found] == kinds
+    about = [(row.key, json.loads(row.value).get("group")) for row in found]
+    assert {group for key, group in about if key is None} == {"shards", "billing"}
+    assert all(group is None for key, group in about if key is not None)
 
 
 def run_of(epoch: int, producer: str, first: int, last: int, **other: int) -> dict[str, object]:
@@ -586,8 +658,8 @@ def test_an_audit_that_finds_something_says_so_by_its_status(command, path, monk
 def test_what_spark_passes_on_is_told_in_a_line(command, path, monkeypatch) -> None:
     fill(path)
 
-    def read_on(spark, ledger, topic, start, stop):
-        return read(spark, ledger, topic, start, stop + 1)
+    def read_on(spark, ledger, topic, number, start, stop):
+        return read(spark, ledger, topic, number, start, stop + 1)
 
     read = archive.read
     monkeypatch.setattr(archive, "read", read_on)

@@ -385,6 +385,42 @@ def test_views_show_what_the_ledger_knows(spark, path) -> None:
         assert (row["owner"], row["owner_since"] is None) == ("bob", False)
 
 
+def test_e5_views_show_hand_overs_and_every_change_of_ownership(spark, path) -> None:
+    """While a topic is reserved, and a shared producer's place, and somebody waits."""
+
+    def view(name: str) -> list[dict[str, object]]:
+        frame = spark.read.format(FORMAT).option("view", name).load(path)
+        return sorted((row.asDict() for row in frame.collect()), key=lambda row: row["topic"])
+
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        owner = a.topic("orders").producer("exclusive", name="owner", follow=False)
+        seats = [a.topic("shared").producer(name=name, follow=False) for name in ("p", "q")]
+        assert a.unload("orders", to=b.id, timeout=600)[0].ok
+        assert seats[0].move(to=b.id, timeout=600).ok
+        waiter = a.topic("orders").producer_async("wait_for_exclusive", name="w", priority=7)
+        orders, shared = view("topics")
+        assert (orders["transfer"], orders["transfer_to"]) == ("assigned", "b")
+        assert (orders["transfer_to_engine"], orders["owner"]) == (b.id, None)
+        until = a.topic("orders").transfer.until / 1000
+        assert abs(orders["transfer_until"].timestamp() - until) < 2
+        assert shared["transfer"] is None
+        rows = [(row["topic"], row["state"], row["producer"], row["engine"])
+                for row in view("owners")]  # fmt: skip
+        assert rows == [
+            ("orders", "assigned", None, "b"), ("orders", "waits", "w", "a"),
+            ("shared", "holds", "q", "a"), ("shared", "assigned", "p", "b"),
+        ]  # fmt: skip
+        events = [(row["topic"], row["kind"], row["from_producer"], row["to_engine_id"])
+                  for row in view("events")]  # fmt: skip
+        assert events == [
+            ("orders", "grant", None, a.id), ("orders", "releasing", "owner", b.id),
+            ("orders", "release", "owner", b.id), ("orders", "assigned", "owner", b.id),
+            ("shared", "releasing", "p", b.id), ("shared", "assigned", "p", b.id),
+        ]  # fmt: skip
+        waiter.cancel()
+        assert owner.state == "moved"
+
+
 # ---- streams -----------------------------------------------------------------------------
 
 

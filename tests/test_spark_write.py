@@ -17,9 +17,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 import exclusivelog as xl
-from exclusivelog import _core
+from exclusivelog import _core, tables
 from exclusivelog.encoding import Columns
 from exclusivelog.once import Run, append_once, record, recorded
+from exclusivelog.rows import U64
 from exclusivelog.spark import staging
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
@@ -104,6 +105,54 @@ def test_b4_a_run_is_superseded_by_who_has_its_topic_once_it_is_made_anew(engine
     assert owner.state == "closed"
     with pytest.raises(xl.ProducerFencedError):
         append_once(engine, run, 1, {"a": [part(b"stale")]})
+
+
+def test_a_copy_of_a_checkpoint_is_told(engine) -> None:
+    """Two queries go by copies of one checkpoint: whoever comes later fences the other, and one
+    whose copy is behind is refused, instead of leaving out what it takes for written."""
+    first, copy = Run("job", "run-1", "spark"), Run("job", "run-2", "spark")
+    for number in range(3):
+        append_once(engine, first, number, {"a": [part(b"%d" % number)]})
+    with pytest.raises(xl.LedgerError, match="copy of its checkpoint"):
+        append_once(engine, copy, 1, {"a": [part(b"others")]})
+    append_once(engine, first, 3, {"a": [part(b"3")]})
+    assert append_once(engine, copy, 3, {"a": [part(b"3")]})["a"].offsets == range(4, 4)
+    with pytest.raises(xl.ProducerFencedError):
+        append_once(engine, first, 4, {"a": [part(b"4")]})
+    append_once(engine, copy, 4, {"a": [part(b"4")]})
+    assert [m.value for m in engine.topic("a").reader()] == [b"%d" % n for n in range(5)]
+
+
+def test_what_is_remembered_of_runs_and_jobs_is_bounded(engine, monkeypatch) -> None:
+    """The oldest go; those that go on are where they were, and a deleted topic keeps no numbers."""
+    monkeypatch.setattr(tables, "MOST_FENCES", 40)
+    monkeypatch.setattr(tables, "MOST_WRITERS", 40)
+    for n in range(200):
+        append_once(engine, Run(f"job {n}", f"run {n}", "spark"), 0, {"a": [part(b"x")]})
+        append_once(engine, Run("always", None, "spark"), n, {"a": [part(b"y")]})
+    number = engine.topic("a").id
+    with engine.ledger.read() as found:
+        assert 20 < len(list(found.rows.under("fences", number))) <= 40
+        assert 20 < len(found.batches(number)) <= 40
+        assert found.batch(number, "always") == 199
+        assert found.batch(number, "job 199") == 0
+    with pytest.raises(xl.ProducerFencedError):
+        append_once(engine, Run("job 198", "run 198", "spark"), 1, {"a": [part(b"stale")]})
+    again = append_once(engine, Run("always", None, "spark"), 199, {"a": [part(b"y")]})
+    assert len(again["a"].offsets) == 0
+    engine.delete_topic("a")
+    with engine.ledger.read() as found:
+        assert found.batches(number) == [] or found.discarded()
+
+
+def test_the_numbers_of_an_older_version_are_read(engine) -> None:
+    append_once(engine, Run("job", "run", "spark"), 7, {"a": [part(b"x")]})
+    key = U64.pack(engine.topic("a").id) + b"job"
+    with engine.ledger.write() as found:
+        found.rows.put("batches", key, found.rows.get("batches", key)[:8])
+    assert recorded(engine, "a") == {"job": 7}
+    append_once(engine, Run("job", "run", "spark"), 8, {"a": [part(b"y")]})
+    assert recorded(engine, "a") == {"job": 8}
 
 
 def test_a_new_run_fences_whoever_holds_the_topic(engine) -> None:

@@ -104,7 +104,7 @@ class Archive:
         while start < end:
             stop = self._left_behind(start) or min(start + chunk, end)
             self._archive(start, stop)
-            record(self._engine, self._topic.name, self._writer, stop)
+            record(self._engine, self._topic, self._writer, stop)
             start = stop
         if keep is not None:
             self._trim(start, keep)
@@ -131,7 +131,7 @@ class Archive:
 
     @property
     def _done(self) -> int:
-        return recorded(self._engine, self._topic.name).get(self._writer, 0)
+        return recorded(self._engine, self._topic).get(self._writer, 0)
 
     def _begin(self) -> int:
         done, first = self._done, self._topic.first_offset
@@ -144,7 +144,7 @@ class Archive:
         return max(done, first)
 
     def _end(self, before: int | dt.datetime | None) -> int:
-        here = plan.row(self._engine, self._topic.name)
+        here = plan.row_of(self._engine, self._topic.id)
         if before is None:
             return here.next_offset
         return min(plan.place_of(self._engine, here, before), here.next_offset)
@@ -176,28 +176,34 @@ class Archive:
         from pyspark.sql import functions as F  # noqa: N812
 
         seen = Observation("archive")
-        frame = read(self._spark, self._engine.path, self._topic.name, start, stop)
+        frame = read(self._spark, self._engine.path, self._topic.name, self._topic.id, start, stop)
         frame = frame.observe(seen, *[F.expr(fact) for fact in FACTS])
         frame = frame.drop("topic").withColumn("date", F.expr(DATE))
         frame.write.option("compression", "zstd").partitionBy("date").parquet(to)
         return seen.get
 
     def _trim(self, end: int, keep: dt.timedelta) -> None:
-        here = plan.row(self._engine, self._topic.name)
+        here = plan.row_of(self._engine, self._topic.id)
         old = plan.place_of(self._engine, here, dt.datetime.now(dt.UTC) - keep)
         if min(old, end) > here.first_offset:
             self._topic.trim(before=min(old, end))
             self._progress.say(f"{self._topic.name}: trimmed before {min(old, end)}")
 
 
-def read(spark: SparkSession, ledger: str, topic: str, start: int, stop: int) -> DataFrame:
-    """The messages [start, stop) of a topic."""
+def read(
+    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
+) -> DataFrame:
+    """The messages [start, stop) of a topic, and of no other one that has its name by now."""
     from exclusivelog.spark import NAME, register
 
     register(spark)
     frame = spark.read.format(NAME).option("topic", topic)
     frame = frame.option("startingOffsets", json.dumps({topic: start}))
-    return frame.option("endingOffsets", json.dumps({topic: stop})).load(ledger)
+    return (
+        frame.option("topicIds", json.dumps({topic: number}))
+        .option("endingOffsets", json.dumps({topic: stop}))
+        .load(ledger)
+    )
 
 
 def _facts(frame: DataFrame) -> dict[str, Any]:

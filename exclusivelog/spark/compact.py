@@ -57,7 +57,7 @@ def run(
     with coded(), xl.open(ledger, "compact", create=False) as engine:
         here = plan.row(engine, topic)
         end = here.next_offset
-        frame = latest(spark, engine.path, topic, here.first_offset, end)
+        frame = latest(spark, engine.path, topic, here.id, here.first_offset, end)
         if to is not None:
             frame = frame.where("value is not null")
             mark = {"ledger": engine.ledger.uuid, "topic": here.id, "end": end}
@@ -68,12 +68,15 @@ def run(
         return Compacted(topic, end, keys)
 
 
-def latest(spark: SparkSession, ledger: str, topic: str, start: int, stop: int) -> DataFrame:
+def latest(
+    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
+) -> DataFrame:
     """The last message of each key among [start, stop), tombstones too, in the order of their
-    offsets."""
-    messages = read(spark, ledger, topic, start, stop)
+    offsets. `number` is the topic's id."""
+    messages = read(spark, ledger, topic, number, start, stop)
     keys = spark.read.schema("offset bigint, key binary").format(NAME).option("topic", topic)
     keys = keys.option("startingOffsets", json.dumps({topic: start}))
+    keys = keys.option("topicIds", json.dumps({topic: number}))
     found = keys.option("endingOffsets", json.dumps({topic: stop})).load(ledger)
     last = found.where("key is not null").groupBy("key").agg({"offset": "max"})
     last = last.selectExpr("`max(offset)` as offset")
@@ -121,15 +124,15 @@ def _into_topic(
 ) -> int | None:
     # By its id: a topic that was made anew has offsets of its own.
     writer, end = job_name("compact", str(source.id), source.name), source.next_offset
-    engine.topic(target)
-    before = recorded(engine, target).get(writer)
+    there = engine.topic(target)
+    before = recorded(engine, there).get(writer)
     if before is not None and before >= end:
         progress.say(f"{target} is up to date")
         return None
-    count = plan.row(engine, target).next_offset
+    count = plan.row_of(engine, there.id).next_offset
     if count == 0:
         frame = frame.where("value is not null")
     with progress.step(f"compacting {source.name} into {target}"):
         sink = with_origin(frame).write.format(NAME).mode("append").option("topic", target)
         sink.option("txnAppId", writer).option("txnVersion", end).save(engine.path)
-    return plan.row(engine, target).next_offset - count
+    return plan.row_of(engine, there.id).next_offset - count

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exclusivelog.encoding import to_ms
 from exclusivelog.errors import ExclusiveLogError
@@ -22,7 +22,7 @@ from exclusivelog.topic import check_name
 from exclusivelog.types import AccessMode
 
 EARLIEST, LATEST = "earliest", "latest"
-VIEWS = ("messages", "epochs", "producers", "topics", "txns", "runs")
+VIEWS = ("messages", "epochs", "events", "owners", "producers", "topics", "txns", "runs")
 DIRECT, INLINE = "direct", "inline"
 INLINE_BYTES = 1 << 20
 STAGING_NAME = "staging"
@@ -33,7 +33,7 @@ READING = (
     *WHICH, "path", "startingOffsets", "startingTimestamp", "failOnDataLoss", "minPartitions",
     "access",
 )  # fmt: skip
-BATCH = (*READING, "endingOffsets", "endingTimestamp", "view", "bucketMs")
+BATCH = (*READING, "endingOffsets", "endingTimestamp", "view", "bucketMs", "topicIds")
 STREAM = (*READING, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
 WRITING = (
     "path", "topic", "producerName", "producerAccessMode", "stagingDir", "inlineLimit",
@@ -104,6 +104,7 @@ class ReadOptions:
     view: str
     inline: bool
     bucket_ms: int = 0
+    ids: Mapping[str, int] = field(default_factory=dict)  # the topics are these, or it fails
 
 
 def batch_options(options: Options) -> ReadOptions:
@@ -147,8 +148,16 @@ def _read_options(options: Options, start: str) -> ReadOptions:
         max_offsets=_number(options, "maxOffsetsPerTrigger", None),
         max_bytes=_number(options, "maxBytesPerTrigger", None),
         view=view, inline=_one_of(options, "access", (DIRECT, INLINE)) == INLINE,
-        bucket_ms=_number(options, "bucketMs", 0) or 0,
+        bucket_ms=_number(options, "bucketMs", 0) or 0, ids=_ids(options),
     )  # fmt: skip
+
+
+def _ids(options: Options) -> dict[str, int]:
+    value = options.get("topicIds", "{}")
+    try:
+        return {topic: int(number) for topic, number in json.loads(value).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise refuse(f'topicIds={value!r}: it takes JSON such as {{"orders": 7}}') from None
 
 
 def _which(options: Options, view: str) -> tuple[tuple[str, ...] | None, str]:

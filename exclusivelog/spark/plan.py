@@ -65,7 +65,12 @@ def topics(engine: Engine, options: ReadOptions) -> list[str]:
 
 def row(engine: Engine, topic: str) -> _core.TopicRow:
     """The topic's row as it is now; TopicNotFoundError where there is none."""
-    number = engine.topic(topic, create=False).id
+    return row_of(engine, engine.topic(topic, create=False).id)
+
+
+def row_of(engine: Engine, number: int) -> _core.TopicRow:
+    """The row of the topic with this id; TopicNotFoundError once it was deleted, also where
+    another one has its name."""
     return engine.look(lambda tables: existing_latest(tables, number))
 
 
@@ -89,6 +94,8 @@ def spans(engine: Engine, options: ReadOptions) -> list[Span]:
     failOnDataLoss is false: then what is there of them; and where the end is before the start."""
     found = []
     for topic, here in rows(engine, options).items():
+        if options.ids.get(topic, here.id) != here.id:
+            raise made_anew(topic)
         _check_order(here, options)
         start = _resolve(engine, here, options.start, options.fail_on_data_loss)
         end = _resolve(engine, here, options.end, options.fail_on_data_loss)

@@ -44,11 +44,12 @@ class Origin:
     frame: DataFrame | None  # of an archive
     ledger: str
     topic: str
+    number: int  # the topic's id
 
     def read(self, spark: SparkSession, start: int, stop: int) -> DataFrame:
         """The messages [start, stop), in order."""
         if self.frame is None:
-            return read(spark, self.ledger, self.topic, start, stop)
+            return read(spark, self.ledger, self.topic, self.number, start, stop)
         wanted = f"offset >= {start} and offset < {stop}"
         return self.frame.where(wanted).orderBy("offset")
 
@@ -107,7 +108,9 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
             here = plan.row(engine, topic)
             # By its id: a topic that was made anew has offsets of its own.
             name = _name(engine.ledger.uuid, str(here.id), topic)
-            return Origin(name, here.first_offset, here.next_offset, None, engine.path, topic)
+            return Origin(
+                name, here.first_offset, here.next_offset, None, engine.path, topic, here.id
+            )  # fmt: skip
     files = Files(spark, source)
     where = place(files.absolute(source), topic)
     mark = files.read(f"{where}/_ledger")
@@ -119,7 +122,8 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
         raise SourceError(DATA_LOSS, f"{where} has {count} messages from {low} to {high}")
     # The same messages, wherever they are read from: a replay may go on from the archive.
     ledger, number = mark.split()
-    return Origin(_name(ledger, number, topic), low, high + 1, frame, source, topic)
+    name = _name(ledger, number, topic)
+    return Origin(name, low, high + 1, frame, source, topic, int(number))
 
 
 def _name(ledger: str, number: str, topic: str) -> str:

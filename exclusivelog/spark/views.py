@@ -5,7 +5,7 @@ A view is small, and made where the query is planned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql.types import (
@@ -25,6 +25,7 @@ from exclusivelog.engine import Engine
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SCHEMA, SourceError
 from exclusivelog.tables import Tables
+from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
 
 Record = dict[str, Any]
 
@@ -38,7 +39,19 @@ COLUMNS: dict[str, dict[str, DataType]] = {
     "topics": {
         "topic": TEXT, "first_offset": NUMBER, "next_offset": NUMBER, "messages": NUMBER,
         "epoch": NUMBER, "owner": TEXT, "owner_engine": TEXT, "owner_pid": NUMBER,
-        "owner_since": TIME, "waiters": NUMBER,
+        "owner_since": TIME, "waiters": NUMBER, "transfer": TEXT, "transfer_to": TEXT,
+        "transfer_to_engine": TEXT, "transfer_to_pid": NUMBER, "transfer_until": TIME,
+    },
+    "owners": {
+        "topic": TEXT, "state": TEXT, "producer": TEXT, "mode": TEXT, "priority": NUMBER,
+        "epoch": NUMBER, "engine": TEXT, "engine_id": TEXT, "pid": NUMBER, "since": TIME,
+        "until": TIME, "from_producer": TEXT, "from_engine": TEXT, "from_engine_id": TEXT,
+    },
+    "events": {
+        "time": TIME, "topic": TEXT, "epoch": NUMBER, "kind": TEXT, "reason": TEXT,
+        "priority": NUMBER, "from_producer": TEXT, "from_engine": TEXT, "from_engine_id": TEXT,
+        "from_pid": NUMBER, "to_producer": TEXT, "to_engine": TEXT, "to_engine_id": TEXT,
+        "to_pid": NUMBER,
     },
     "epochs": {
         "topic": TEXT, "epoch": NUMBER, "first_offset": NUMBER, "last_offset": NUMBER,
@@ -93,13 +106,63 @@ def records(engine: Engine, view: str, topics: Iterable[str]) -> Iterator[Record
 
 def _topics(engine: Engine, name: str) -> Iterator[Record]:
     here, topic = plan.row(engine, name), engine.topic(name, create=False)
-    owner = topic.owner
+    owner, transfer = topic.owner, topic.transfer
     yield {
         "topic": name, "first_offset": here.first_offset, "next_offset": here.next_offset,
         "messages": here.next_offset - here.first_offset, "epoch": here.epoch,
         "owner": owner and owner.producer_name, "owner_engine": owner and owner.engine_name,
         "owner_pid": owner and owner.pid, "owner_since": owner and owner.since * 1000,
-        "waiters": len(topic.waiters),
+        "waiters": len(topic.waiters), "transfer": transfer and transfer.state,
+        "transfer_to": transfer and transfer.target.name,
+        "transfer_to_engine": transfer and transfer.target.id,
+        "transfer_to_pid": transfer and transfer.target.pid,
+        "transfer_until": transfer and transfer.until * 1000,
+    }  # fmt: skip
+
+
+def _owners(engine: Engine, name: str) -> Iterator[Record]:
+    topic = engine.topic(name, create=False)
+    for holder in topic.holders:
+        yield {
+            **_session(name, "holds", holder), "mode": holder.access_mode.value,
+            "epoch": holder.epoch,
+        }  # fmt: skip
+    for transfer in topic.transfers:
+        source, target = transfer.source, transfer.target
+        yield {
+            "topic": name, "state": transfer.state, "producer": transfer.producer,
+            "engine": target.name, "engine_id": target.id, "pid": target.pid,
+            "until": transfer.until * 1000, "from_producer": source and source.producer_name,
+            "from_engine": source and source.engine_name,
+            "from_engine_id": source and source.engine_id,
+        }  # fmt: skip
+    for waiter in topic.waiters:
+        mode = AccessMode.WAIT_FOR_EXCLUSIVE.value
+        yield {**_session(name, "waits", waiter), "mode": mode}
+
+
+def _session(topic: str, state: str, facts: OwnerInfo | WaiterInfo) -> Record:
+    return {
+        "topic": topic, "state": state, "producer": facts.producer_name,
+        "priority": facts.priority, "engine": facts.engine_name, "engine_id": facts.engine_id,
+        "pid": facts.pid, "since": facts.since * 1000,
+    }  # fmt: skip
+
+
+def _events(engine: Engine, name: str) -> Iterator[Record]:
+    for event in engine.history(name):
+        yield {
+            "time": event.time * 1000, "topic": event.topic, "epoch": event.epoch,
+            "kind": event.kind, "reason": event.reason, "priority": event.priority,
+            **_party("from", event.source), **_party("to", event.target),
+        }  # fmt: skip
+
+
+def _party(side: str, party: Mapping[str, Any] | None) -> Record:
+    facts = party or {}
+    return {
+        f"{side}_producer": facts.get("producer"), f"{side}_engine": facts.get("engine_name"),
+        f"{side}_engine_id": facts.get("engine"), f"{side}_pid": facts.get("pid"),
     }  # fmt: skip
 
 
@@ -144,5 +207,6 @@ def _txns(engine: Engine, name: str) -> list[Record]:
 
 
 VIEWS: dict[str, Callable[[Engine, str], Iterable[Record]]] = {
-    "topics": _topics, "epochs": _epochs, "producers": _producers, "txns": _txns,
+    "topics": _topics, "owners": _owners, "events": _events, "epochs": _epochs,
+    "producers": _producers, "txns": _txns,
 }  # fmt: skip

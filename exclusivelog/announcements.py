@@ -1,0 +1,52 @@
+"""What the owner of a topic announces: where it can be reached, say, or what it is at.
+
+One row per topic, written by its owner alone: in the transaction of its grant (`announce=`), or
+later in one that compares session and epoch as an append does (`producer.announce`). It stays
+when its owner leaves, until another one announces: who succeeds reads what the last one said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+
+from exclusivelog.access import Session
+from exclusivelog.encoding import encode_properties
+from exclusivelog.rows import U64
+from exclusivelog.tables import ANNOUNCED, Tables
+from exclusivelog.times import wall_ms
+from exclusivelog.types import Announcement
+
+MOST_BYTES = 16 << 10  # it is in the row of whoever waits with one, too
+
+
+def check_info(info: Any, argument: str = "info") -> dict[str, str]:
+    """The information, or an error that says what it is.
+
+    >>> check_info({"address": "tcp://127.0.0.1:7001"})
+    {'address': 'tcp://127.0.0.1:7001'}
+    """
+    size = len(encode_properties(info, argument))
+    if size > MOST_BYTES:
+        raise ValueError(f"{argument} has {size} bytes as msgpack; it takes {MOST_BYTES} at most")
+    return dict(info)
+
+
+def put_announcement(tables: Tables, session: Session, info: Mapping[str, str]) -> None:
+    """Replace the topic's announcement. The session owns the topic: the caller has compared."""
+    row = [
+        dict(info), session.epoch, wall_ms(), session.engine, session.engine_name, session.pid,
+        session.name, session.id,
+    ]  # fmt: skip
+    tables.rows.put("meta", ANNOUNCED + U64.pack(session.topic), msgpack.packb(row))
+
+
+def announcement(tables: Tables, topic: int) -> Announcement | None:
+    """What was announced last; None where nothing ever was."""
+    return tables.rows.find("meta", ANNOUNCED + U64.pack(topic), _unpack)
+
+
+def _unpack(data: bytes) -> Announcement:
+    return Announcement(*msgpack.unpackb(data))

@@ -1,0 +1,161 @@
+"""Moving one shared producer without the others (rules E1 to E4).
+
+Among shared producers there is no owner, and so no ownership to hand over; what moves is a seat:
+the place of one producer among those that may write. A row of the table `transfers` under (topic,
+session) says so:
+
+```text
+releasing    the row of a shared producer's own session; its engine drains it, and releases it
+assigned     the seat is a session of the destination already, which no producer has yet: it keeps
+             the name, and keeps the topic shared, until the destination's next shared producer
+             takes it. The destination itself gives it back at the deadline.
+owned        a producer of the destination has the session; the row is gone
+```
+
+A reserved seat is an ordinary session in all else: it is evicted with its engine, and fenced by
+force. So whoever dies at whatever step, the other shared producers notice nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from exclusivelog import _core
+from exclusivelog.access import SHARED, Session, Transfer
+from exclusivelog.tables import Tables
+
+if TYPE_CHECKING:
+    from exclusivelog.sessions import Sessions
+
+
+def held(tables: Tables, topic: int, chain: int) -> Session | None:
+    """The shared session that this lineage of hand-overs has led to."""
+    return next((h for h in tables.holders(topic) if h.chain == chain and not h.exclusive), None)
+
+
+def reserved(tables: Tables, session: Session) -> bool:
+    """Is this the session of a seat that no producer has taken yet?"""
+    seat = tables.seat(session.topic, session.id)
+    return seat is not None and not seat.session
+
+
+def releasing_to(tables: Tables, topic: int, engine: str) -> Transfer | None:
+    """A seat on its way to this engine that its producer has not released yet."""
+    return next(
+        (
+            seat
+            for _, seat in tables.seats(topic)
+            if seat.session and seat.target == engine and _core.now() < seat.until
+        ),
+        None,
+    )
+
+
+def find(
+    tables: Tables, row: _core.TopicRow, engine: str, name: str, chain: int | None
+) -> Session | None:
+    """The reserved seat that a shared request of this engine takes: that of the producer which it
+    follows, or that has its name, or the one that was reserved first."""
+    there = [
+        holder
+        for session, seat in tables.seats(row.id)
+        if not seat.session and seat.target == engine
+        and (holder := tables.holder(row.id, session)) is not None
+    ]  # fmt: skip
+    if chain is not None:
+        return next((seat for seat in there if seat.chain == chain), None)
+    named = (seat for seat in there if seat.name == name)
+    return next(named, there[0] if there else None)
+
+
+def take(tables: Tables, row: _core.TopicRow, seat: Session, session: Session) -> Transfer:
+    """A producer takes the seat; its session has the seat's id from now on."""
+    transfer = tables.seat(row.id, seat.id)
+    assert transfer is not None
+    tables.drop_seat(row.id, seat.id)
+    tables.drop_holder(seat)
+    if seat.name != session.name:
+        tables.free_name(seat)
+    row.shared -= 1  # it is counted again when the session is admitted
+    return transfer
+
+
+def pass_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, session: Session) -> None:
+    """A shared session has ended: where its seat was on its way, reserve it."""
+    seat = tables.seat(row.id, session.id)
+    if seat is None:
+        return
+    tables.drop_seat(row.id, session.id)
+    if not seat.session:
+        return  # it was the reservation that has ended
+    if not sessions.can_succeed(seat):
+        sessions.record(tables, row, "cancel", "producer", source=session, target=seat)
+        return
+    there = Session(
+        id=tables.rows.next_id(b"session"), topic=row.id, engine=seat.target, slot=seat.slot,
+        pid=seat.pid, engine_name=seat.name, name=session.name, mode=SHARED,
+        priority=session.priority, created=_core.now(), tie=0,
+        since=time.time_ns() // 1_000_000, epoch=row.epoch, properties=session.properties,
+        engine_properties=seat.properties, chain=seat.chain,
+    )  # fmt: skip
+    sequence, _ = tables.producer(row.id, session.name)
+    tables.put_holder(there)
+    tables.put_producer(row.id, session.name, sequence, there.id)
+    row.shared += 1
+    tables.put_seat(there.id, replace(seat, session=0))
+    sessions.remind(tables, row, there, seat.until)
+    sessions.tell_assigned(tables, row, seat, session, "producer")
+
+
+def next_deadline(tables: Tables, topic: int) -> int | None:
+    """When the first of the topic's reserved seats is to be given back; None if there is none."""
+    return min((seat.until for _, seat in tables.seats(topic) if not seat.session), default=None)
+
+
+def end_overdue(sessions: Sessions, tables: Tables, row: _core.TopicRow) -> None:
+    """End the moves of seats that cannot succeed any more."""
+    for session, seat in _all(tables, row):
+        if not sessions.has_destination(seat):
+            _end(sessions, tables, row, session, seat, "the destination is gone")
+        elif not sessions.can_succeed(seat):
+            _end(sessions, tables, row, session, seat, "deadline")
+
+
+def cancel(
+    sessions: Sessions, tables: Tables, row: _core.TopicRow, reason: str, until: int | None = None
+) -> bool:
+    """End the moves of this topic's seats (only those with this deadline, unless None): who has
+    not released its seat keeps it. Were there any?"""
+    found = [each for each in _all(tables, row) if until in (None, each[1].until)]
+    for session, seat in found:
+        _end(sessions, tables, row, session, seat, reason)
+    return bool(found)
+
+
+def _all(tables: Tables, row: _core.TopicRow) -> list[tuple[int, Transfer]]:
+    return list(tables.seats(row.id)) if row.shared else []
+
+
+def _end(
+    sessions: Sessions, tables: Tables, row: _core.TopicRow, session: int, seat: Transfer,
+    reason: str,
+) -> None:  # fmt: skip
+    tables.drop_seat(row.id, session)
+    tables.ring.add(seat.slot)
+    holder = tables.holder(row.id, session)
+    sessions.record(
+        tables, row, "cancel", reason, source=holder if seat.session else None, target=seat
+    )
+    if holder is not None and not seat.session:
+        sessions.drop_holder(tables, row, holder, "release", reason)
+
+
+def under_way(tables: Tables, topic: int) -> Iterator[tuple[Session, Transfer]]:
+    """(session, seat) of the topic's shared producers that are on their way, or reserved."""
+    for session, seat in list(tables.seats(topic)):
+        holder = tables.holder(topic, session)
+        if holder is not None:
+            yield holder, seat

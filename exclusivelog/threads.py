@@ -1,0 +1,125 @@
+"""Threads of the operating system, which the library needs: that they are there, and are real."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import concurrent.futures
+import contextlib
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import BuiltinFunctionType
+from typing import TypeVar
+
+from exclusivelog.errors import LedgerError
+
+R = TypeVar("R")
+
+# What Python says when the system refuses a thread, and while the interpreter shuts down.
+REFUSED, SHUTTING_DOWN = "can't start new thread", "at interpreter shutdown"
+
+
+def patched() -> bool:
+    """Were threads and locks replaced by those of one thread that switches (gevent, eventlet)?
+
+    A debugger that wraps the start of a thread leaves the locks alone, and is none of these.
+
+    >>> patched()
+    False
+    """
+    real_start = isinstance(_thread.start_new_thread, BuiltinFunctionType)
+    real_locks = type(threading.Lock()).__module__ == "_thread"
+    return not real_start and not real_locks
+
+
+def refuse_patched(path: str) -> None:
+    """LedgerError where `threading` has no threads of the operating system."""
+    if patched():
+        raise LedgerError(
+            f"{path}: threading was patched (gevent, eventlet), and the ledger needs real threads; "
+            "patch with patch_all(thread=False), eventlet.monkey_patch(thread=False), or use the "
+            "ledger in a process of its own"
+        )
+
+
+@contextlib.contextmanager
+def needed(path: str) -> Iterator[None]:
+    """LedgerError where a thread cannot be started in the block."""
+    try:
+        yield
+    except RuntimeError as error:
+        raised = refusal(path, error)
+        if raised is None:
+            raise
+        try:
+            raise raised from error
+        finally:
+            del raised  # else error and frame keep each other, and what was opened so far
+
+
+def start(path: str, thread: threading.Thread) -> threading.Thread:
+    """Start this thread, for the ledger in `path`; LedgerError if there can be none."""
+    with needed(path):
+        thread.start()
+    return thread
+
+
+def refusal(path: str, error: RuntimeError) -> LedgerError | None:
+    """What is said instead of Python's own error for a thread that cannot be started; None for
+    any other error."""
+    text = str(error)
+    if SHUTTING_DOWN in text or "after shutdown" in text or "after interpreter" in text:
+        return LedgerError(f"{path}: no thread can be started while the interpreter shuts down")
+    if REFUSED in text:
+        return LedgerError(
+            f"{path}: the system starts no more threads for this process ({limits()}); nothing was "
+            "changed. Raise the limit (ulimit -u, pids.max), or end other threads"
+        )
+    return None
+
+
+def limits() -> str:
+    """The limits on threads that this process is under.
+
+    >>> "RLIMIT_NPROC" in limits()
+    True
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    said = [f"RLIMIT_NPROC {'unlimited' if soft == resource.RLIM_INFINITY else soft}"]
+    most = _pids_max()
+    if most is not None:
+        said.append(f"pids.max {most}")
+    return ", ".join(said)
+
+
+def _pids_max() -> str | None:
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        group = next(line.split(":", 2)[2] for line in lines if line.startswith("0::"))
+        most = Path("/sys/fs/cgroup", group.lstrip("/"), "pids.max").read_text().strip()
+        return None if most == "max" else most
+    return None
+
+
+def in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> asyncio.Future[R]:
+    """`call()` in a thread of the loop's executor, or LedgerError: then it is never called,
+    though the executor has it in its queue by then."""
+    outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
+
+    def run() -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    try:
+        with needed("asyncio's executor"):
+            loop.run_in_executor(None, run)
+    except LedgerError:
+        if outcome.cancel():
+            raise
+    return asyncio.wrap_future(outcome, loop=loop)

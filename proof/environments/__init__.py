@@ -1,0 +1,32 @@
+"""What users have and builders forget: file systems that go and come back, copies, moves, other
+users, limits, closed descriptors, wrong clocks, patched programs.
+
+Each case is a small scenario with real processes, in a mount namespace of its own, that ends in a
+list of violations: an acknowledged message that is lost, an owner that goes on where it must not, a
+call that hangs, a process that dies by a signal, an error that does not say what is wrong.
+
+- `scenes`   what a case is made of: file systems, actors, judges; how cases are registered
+- `actors`   processes that use a ledger
+- `running`  each case in a process of its own, with its clean twin and its sabotage
+- the cases: `mounts`, `copies`, `moves`, `files`, `descriptors`, `users`, `limits`, `clocks`,
+  `programs`, `crowds`
+"""
+
+from proof.environments import (
+    clocks,
+    copies,
+    crowds,
+    descriptors,
+    files,
+    limits,
+    mounts,
+    moves,
+    programs,
+    users,
+)
+from proof.environments.scenes import CASES
+
+__all__ = [
+    "CASES", "clocks", "copies", "crowds", "descriptors", "files", "limits", "mounts", "moves",
+    "programs", "users",
+]  # fmt: skip
