@@ -56,9 +56,9 @@ from exclusivelog.errors import (
 from exclusivelog.group_reader import Found
 from exclusivelog.group_reader import GroupReader as SyncGroupReader
 from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
-from exclusivelog.mailbox import ProducerFuture
 from exclusivelog.ownership import Claim, OnLost
 from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.producer import ProducerFuture
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.replica import Replica
 from exclusivelog.state import Change

@@ -35,6 +35,10 @@ LOOK_UP_SECONDS = 0.25  # a death rings no bell
 STAYS = "it stays where it is"
 
 
+class Moving(ProducerMovedError):
+    """Internal: a hand-over is in progress; the send waits and retries. No caller ever sees it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Released:
     """What became of one session that was to be handed over: `to` has its topic, or it keeps it
