@@ -32,7 +32,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "rule(number, ...): the test backs these rules of docs/semantics.md"
     )
-    check_rules(config.getoption("--rule"))
+    if numbers := config.getoption("--rule"):
+        choose_rules(config, numbers)
     # A job in the background of a shell is deaf to Ctrl-C, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -46,13 +47,17 @@ def choose_benchmarks(config: pytest.Config) -> None:
         config.args = [str(config.rootpath / "bench")]
 
 
-def check_rules(numbers: list[str]) -> None:
-    """An error for `--rule` with a number that docs/semantics.md does not have."""
-    stated = rules.stated(rules.PAGE.read_text()) if numbers else []
+def choose_rules(config: pytest.Config, numbers: list[str]) -> None:
+    """Where no path is given, `--rule` collects only the files that back one of these rules."""
+    stated = rules.stated(rules.PAGE.read_text())
     if unknown := [number for number in numbers if number not in stated]:
         raise pytest.UsageError(
             f"--rule {unknown[0]}: docs/semantics.md has no such rule; it has {', '.join(stated)}"
         )
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        behind = rules.backing(rules.sources())
+        files = sorted({name for number in numbers for name in behind.get(number, [])})
+        config.args = [str(rules.TESTS / name) for name in files]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from conftest import choose_rules
 from tests import rules
 from tests.processes import PATIENCE
 
@@ -122,6 +124,18 @@ def test_by_the_mark_of_a_parameter(x): assert x == 2
         "test_by_the_mark_of_a_parameter[2]",
     ]  # fmt: skip
     assert "6 passed, 3 deselected" in found
+
+
+@pytest.mark.parametrize(("source", "wanted"), [("TESTPATHS", "test_x.py"), ("ARGS", "here")])
+def test_without_a_path_only_the_files_of_the_rules_are_collected(
+    monkeypatch, source, wanted
+) -> None:
+    """To import all the others takes longer than many a rule's tests."""
+    files = {**FILES, "test_y.py": "def test_a2_is_another_one(): pass"}
+    monkeypatch.setattr(rules, "sources", lambda: files)
+    config = SimpleNamespace(args_source=pytest.Config.ArgsSource[source], args=["here"])
+    choose_rules(config, ["A1"])
+    assert [Path(each).name for each in config.args] == [wanted]
 
 
 def test_the_option_refuses_what_is_no_rule() -> None:
