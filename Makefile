@@ -24,7 +24,7 @@ demo: $(READY)
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 # Durability makes no difference to these: once is enough.
 ONCE := access_model c_clocks c_hangs cli core demo e_crashes environments examples f_claims h_creation \
-    losing_data native package proof state_examples \
+    losing_data native package proof rules state_examples \
     spark_crashes spark_pipelines spark_read spark_write
 
 test: lint

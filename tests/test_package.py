@@ -117,6 +117,7 @@ def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> No
         names = {name.partition("/")[2] for name in file.getnames()}
     wanted = [
         "pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "conftest.py",
+        "CONTRIBUTING.md", "docs/semantics.md",
         "exclusivelog/_core.pyx", "exclusivelog/_entry.pxi", "exclusivelog/_shared.pxi",
         "exclusivelog/_section.pxi", "exclusivelog/_fork.pxi",
         *(f"exclusivelog/_native/{path.name}" for path in ROOT.glob("exclusivelog/_native/*")),
