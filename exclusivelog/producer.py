@@ -561,7 +561,8 @@ class Producer(Sender):
         - `event_time`: a datetime (naive: UTC) or ms since 1970; None and 0 differ.
         - `sequence_id`: 0 to 2**63 - 1, growing; by default counted.
         - `timeout`: seconds to wait for other producers' commits (None: for ever). On
-          WaitTimeoutError the message is still on its way.
+          WaitTimeoutError the message is still on its way, where the error's `maybe_written` is
+          True; else (the topic was being handed over) nothing was sent.
         - `transaction`: append it when that commits. Its offset is not known before, and -1 is
           returned; `transaction.offsets` has it afterwards (rule G3).
 
@@ -836,10 +837,7 @@ class Producer(Sender):
         else:
             self._engine.committer.commit_within(self.appender, receipt, timeout)
         if not receipt.done():
-            raise WaitTimeoutError(
-                f"topic {self.topic!r}: no outcome within timeout={timeout} s; what was sent is "
-                "still on its way"
-            )
+            raise without_outcome(self.topic, timeout)
         try:
             return receipt.result()
         except ProducerFencedError as error:
@@ -1012,6 +1010,17 @@ class ProducerFuture(SessionFuture[Producer]):
     def make(self, session: Session, last_sequence: int) -> Producer:
         """The producer of a session that was granted."""
         return Producer(self._engine, self._topic, session, last_sequence, self._options)
+
+
+def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
+    """What a send is told whose outcome took longer than its timeout: to send again would append
+    the message twice."""
+    error = WaitTimeoutError(
+        f"topic {topic!r}: no outcome within timeout={timeout} s; what was sent is still on its "
+        "way. Send it again only with the same sequence_id"
+    )
+    error.retriable, error.maybe_written = False, True
+    return error
 
 
 def any_given(column: Iterable[object]) -> bool:
