@@ -14,6 +14,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.lockfile import HEARTBEAT, KEEPALIVE, NAME, SLOT_SIZE, SLOTS
 from exclusivelog.tables import NAMES
 
 PATIENCE = 30.0  # seconds; nothing in a test may wait longer
@@ -49,6 +52,8 @@ class Failed(Exception):
 
 class Worker:
     """One process with one engine on `path`. `options` go to `xl.open`."""
+
+    _patience: dict[int, bytes] | None = None  # its keepalives, while they are shorter
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
         self.path = path
@@ -85,7 +90,33 @@ class Worker:
     def signal(self, number: int) -> None:
         """Send a signal: SIGKILL, SIGSTOP, SIGCONT, SIGINT."""
         assert self.pid is not None
+        if number == signal.SIGCONT and self._patience is not None:
+            self._set_keepalives(self._patience)
+            self._patience = None
         os.kill(self.pid, number)
+
+    def shorten_keepalive(self, seconds: float) -> None:
+        """Until it goes on, it counts as hung after so many seconds from now on."""
+        with xl.open(self.path, readonly=True) as watcher, self._words() as words:
+            slots = [SLOTS + slot * SLOT_SIZE for slot, _ in
+                     watcher.ledger.lockfile.in_process(self.pid)]  # fmt: skip
+            self._patience = {at: os.pread(words, 8, at + KEEPALIVE) for at in slots}
+            for at in slots:
+                os.pwrite(words, struct.pack("=Q", _core.now()), at + HEARTBEAT)
+        self._set_keepalives(dict.fromkeys(slots, struct.pack("=Q", int(seconds * 1e9))))
+
+    def _set_keepalives(self, keepalives: dict[int, bytes]) -> None:
+        with self._words() as words:
+            for at, value in keepalives.items():
+                os.pwrite(words, value, at + KEEPALIVE)
+
+    @contextlib.contextmanager
+    def _words(self) -> Iterator[int]:
+        file = os.open(Path(self.path) / NAME, os.O_RDWR)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
     def threads(self) -> set[int]:
         """The ids of its threads."""
@@ -261,9 +292,13 @@ def values(topic: xl.Topic) -> list[bytes]:
     return [message.value for message in topic.reader()]
 
 
-def hang(worker: Worker) -> None:
+def hang(worker: Worker, keepalive: float | None = None) -> None:
     """Stop a worker at any moment but one inside the ledger's critical section: there it would
-    hold everybody up, which is a story of its own."""
+    hold everybody up, which is a story of its own.
+
+    With `keepalive` it counts as hung so many seconds later, and not before: a worker that was
+    opened with so little counts as hung as well while the machine is merely slow.
+    """
 
     def stopped() -> bool:
         worker.signal(signal.SIGSTOP)
@@ -276,3 +311,5 @@ def hang(worker: Worker) -> None:
 
     with xl.open(worker.path, readonly=True) as watcher:
         until(stopped)
+    if keepalive is not None:
+        worker.shorten_keepalive(keepalive)
