@@ -53,7 +53,7 @@ class Failed(Exception):
 class Worker:
     """One process with one engine on `path`. `options` go to `xl.open`."""
 
-    _patience: dict[int, bytes] | None = None  # its keepalives, while they are shorter
+    _patience: dict[int, bytes] | None = None  # its own keepalives, while it has others
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
         self.path = path
@@ -95,8 +95,8 @@ class Worker:
             self._patience = None
         os.kill(self.pid, number)
 
-    def shorten_keepalive(self, seconds: float) -> None:
-        """Until it goes on, it counts as hung after so many seconds from now on."""
+    def set_keepalive(self, seconds: float) -> None:
+        """Have it count as hung after so many seconds, from now on until SIGCONT."""
         with xl.open(self.path, readonly=True) as watcher, self._words() as words:
             slots = [SLOTS + slot * SLOT_SIZE for slot, _ in
                      watcher.ledger.lockfile.in_process(self.pid)]  # fmt: skip
@@ -120,19 +120,14 @@ class Worker:
 
     def threads(self) -> set[int]:
         """The ids of its threads."""
-        return {int(thread.name) for thread in Path(f"/proc/{self.pid}/task").iterdir()}
+        assert self.pid is not None
+        return threads_of(self.pid)
 
     def await_stop(self) -> None:
         """Wait until SIGSTOP has struck: a thread in the middle of a flush stops only behind
         it."""
-        until(lambda: self._states() == {"T"})
-
-    def _states(self) -> set[str]:
-        states = set()
-        for thread in Path(f"/proc/{self.pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                states.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
-        return states
+        assert self.pid is not None
+        await_stop(self.pid)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -300,16 +295,39 @@ def hang(worker: Worker, keepalive: float | None = None) -> None:
     opened with so little counts as hung as well while the machine is merely slow.
     """
 
+    assert worker.pid is not None
+    stop_outside(worker.path, worker.pid)
+    if keepalive is not None:
+        worker.set_keepalive(keepalive)
+
+
+def stop_outside(path: str, pid: int) -> None:
+    """Stop any process at any moment but one inside the critical section of the ledger there."""
+
     def stopped() -> bool:
-        worker.signal(signal.SIGSTOP)
-        worker.await_stop()
+        os.kill(pid, signal.SIGSTOP)
+        await_stop(pid)
         assert watcher.ledger.journal is not None
-        if not worker.threads() & set(watcher.ledger.journal.inside):
+        if not threads_of(pid) & set(watcher.ledger.journal.inside):
             return True
-        worker.signal(signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         return False
 
-    with xl.open(worker.path, readonly=True) as watcher:
+    with xl.open(path, readonly=True) as watcher:
         until(stopped)
-    if keepalive is not None:
-        worker.shorten_keepalive(keepalive)
+
+
+def threads_of(pid: int) -> set[int]:
+    """The ids of a process's threads."""
+    return {int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def await_stop(pid: int) -> None:
+    """Wait until all threads of a process have stopped."""
+
+    def states() -> Iterator[str]:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+    until(lambda: set(states()) == {"T"})

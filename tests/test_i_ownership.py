@@ -232,9 +232,9 @@ def test_c2_who_waits_for_a_killed_owner_is_next_at_once(
 def test_c3_a_stopped_owner_is_passed_over_and_finds_out(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
-    process = mapper(keepalive=0.5)
+    process = mapper()
     process.call(call_map, "put", "n", 1)
-    hang(process)
+    hang(process, 0.5)
     shared.put("n", 10)  # waits until it has been silent for too long
     process.signal(signal.SIGCONT)
     assert process.call(call_map, "get", "n", latest=True) == 10
@@ -247,12 +247,12 @@ def test_c3_one_stopped_in_its_function_begins_anew(
     shared: Map, mapper: Callable[..., Worker], tmp_path: Path
 ) -> None:
     """What it computed from the old state is refused; it is called again with the new one."""
-    process = mapper(keepalive=0.5)
+    process = mapper()
     process.call(call_map, "put", "n", 1)
     gate = str(tmp_path / "gate")
     process.start(count_up_slowly, "n", gate)
     until(lambda: os.path.exists(f"{gate}.in"))
-    hang(process)
+    hang(process, 0.5)
     shared.put("n", 10)
     Path(f"{gate}.go").touch()
     process.signal(signal.SIGCONT)
