@@ -25,6 +25,7 @@ def play(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENC
             return await main()
 
     before = set(threading.enumerate())
+    gc.collect()  # what other tests have left behind complains before this one is heard
     with complaints() as heard:
         result = asyncio.run(bounded())
         gc.collect()

@@ -600,7 +600,7 @@ def test_c5_a_forked_child_gets_engine_closed_error(
 ) -> None:
     inherited = Inherited(engine)
     with pytest.raises(Failed) as error:
-        forked(lambda: within(lambda: use(inherited), 3))
+        forked(lambda: within(lambda: use(inherited), PATIENCE / 3))
     assert error.value.kind == "EngineClosedError", str(error.value)
     assert inherited.producer.send(b"parent") == 1
     assert inherited.producer.state == "open"

@@ -560,7 +560,7 @@ def test_e2_a_follower_of_another_s_producer_is_told_when_that_is_fenced(
     rival.result(PATIENCE)
     producer.send(b"x")
     c.topic("orders").producer(FENCING)
-    until(lambda: told, timeout=1.5)
+    until(lambda: told)
     assert told == [producer]
 
 

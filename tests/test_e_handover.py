@@ -681,7 +681,7 @@ def test_e2_a_move_waits_for_nobody_s_callback(engine: xl.Engine, topic: xl.Topi
         receipt = producer.send_async(b"x")
         receipt.add_done_callback(lambda _: over.wait(PATIENCE))
         try:
-            [move] = engine.unload("orders", to=destination.id, timeout=5)
+            [move] = engine.unload("orders", to=destination.id, timeout=PATIENCE / 2)
             assert move.ok
             assert receipt.result(0) == 0
         finally:
