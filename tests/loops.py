@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import exclusivelog as xl
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, threads_since, until
 
 
 def play(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENCE) -> Any:
@@ -29,14 +29,9 @@ def play(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENC
     with complaints() as heard:
         result = asyncio.run(bounded())
         gc.collect()
-        until(lambda: {t for t in threading.enumerate() if not _stays(t)} <= before, patience)
+        until(lambda: not threads_since(before), patience)
     assert heard == []
     return result
-
-
-def _stays(thread: threading.Thread) -> bool:
-    """A thread that the fixture `engine` has begun meanwhile."""
-    return thread.name in ("exclusivelog-commit", "exclusivelog-checkpoint")
 
 
 @contextlib.contextmanager

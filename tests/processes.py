@@ -276,6 +276,15 @@ def forked(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     return value
 
 
+def threads_since(before: set[threading.Thread]) -> list[str]:
+    """The names of the threads of this process that have begun since, and still run. Those of an
+    engine that commits in the background are left out: they begin when there is something to
+    commit, and end with the engine."""
+    new = (thread for thread in threading.enumerate() if thread not in before)
+    passing = ("exclusivelog-commit", "exclusivelog-checkpoint", "within")
+    return [thread.name for thread in new if thread.name not in passing]
+
+
 def rows(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:
     """All that the ledger's tables hold, but for the counters of ids already given."""
     with engine.ledger.read() as tables:
