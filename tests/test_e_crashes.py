@@ -374,7 +374,7 @@ def test_e4_one_call_s_deadline_is_not_another_s(
     source, destination, third = quick("source", keepalive=None), quick("destination"), quick("3")
     source.call(open_producer, EXCLUSIVE)
     freeze(source)
-    hasty = begin(engine.unload, "orders", destination.id, 0.5)
+    hasty = begin(engine.unload, "orders", destination.id, 3.0)
     until(lambda: rows(engine)["transfers"])
     brief = rows(engine)["transfers"]
     third.start(unload, "orders", destination.id, PATIENCE)
@@ -420,7 +420,7 @@ def test_e4_a_full_disk_does_not_end_a_move(
         return release(sessions)
 
     monkeypatch.setattr(engine.hand_over, "release", release_at_last)
-    [move] = engine.unload("orders", to=destination.id, timeout=10)
+    [move] = engine.unload("orders", to=destination.id, timeout=PATIENCE)
     assert move.ok
 
 
@@ -495,7 +495,7 @@ def test_e4_cancelling_a_move_to_one_that_is_gone_promotes_who_waits(
         destination.kill()
         engine.cancel_unload("orders")
         go_on.set()
-        assert waiter.result(1.5).topic_epoch == 1
+        assert waiter.result(PATIENCE).topic_epoch == 1
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])

@@ -409,11 +409,11 @@ def test_g5_a_reader_waits_while_a_writer_dies(worker, topic) -> None:
     other = worker()
     other.call(open_producer, "exclusive")
     other.call(send, b"0")
-    assert reader.read_next(5).value == b"0"
+    assert reader.read_next(PATIENCE).value == b"0"
     threading.Timer(0.1, other.kill).start()
     timed_out(lambda: reader.read_next(0.4))
     fill(topic, 1)
-    assert reader.read_next(5).offset == 1
+    assert reader.read_next(PATIENCE).offset == 1
 
 
 def wait_and_measure(state: State, seconds: float) -> tuple[float, int]:
@@ -566,7 +566,7 @@ def test_g5_closing_the_engine_ends_every_reader_that_is_busy(path) -> None:
         time.sleep(0.01)
         engine.close()
         for thread in threads:
-            thread.join(5)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
         assert [type(error) for error in seen] == [xl.EngineClosedError] * 4
 

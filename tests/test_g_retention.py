@@ -927,7 +927,7 @@ def test_g8_whoever_waits_for_a_topic_is_told_of_its_seal(topic) -> None:
     waiter = topic.producer_async("wait_for_exclusive")
     topic.terminate()
     with pytest.raises(xl.TopicTerminatedError):
-        waiter.result(timeout=2)
+        waiter.result(timeout=PATIENCE)
     owner.close()
 
 

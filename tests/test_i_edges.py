@@ -228,7 +228,7 @@ def test_c1_closing_waits_no_longer_than_a_write_s_timeout(topic: xl.Topic) -> N
         shared: Map = xl.SharedMap(topic, timeout=0.5)
         waiting = pool.submit(shared.put, "a", 1)
         until(lambda: topic.waiters)
-        within(shared.close, 5)
+        within(shared.close)
         assert isinstance(waiting.exception(PATIENCE), (xl.WaitTimeoutError, xl.EngineClosedError))
 
 
@@ -238,8 +238,8 @@ def test_c1_closing_ends_a_write_that_waits_for_ever(topic: xl.Topic) -> None:
         shared: Map = xl.SharedMap(topic)
         waiting = pool.submit(shared.put, "a", 1)
         until(lambda: topic.waiters)
-        within(shared.close, 1)
-        assert isinstance(waiting.exception(5), xl.EngineClosedError)
+        within(shared.close)
+        assert isinstance(waiting.exception(PATIENCE), xl.EngineClosedError)
 
 
 def test_c5_a_forked_child_is_told_and_the_parent_unharmed(shared: Map, topic: xl.Topic) -> None:
