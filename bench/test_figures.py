@@ -54,6 +54,7 @@ def test_p14(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_p17(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zombies, "EVICTION_EVERY", 2)
+    monkeypatch.setattr(zombies, "MOST_SECONDS", 20.0)  # nothing is measured: a busy machine may
     settings = Settings(prepare_directory(RESULTS), rounds=4)
     rows = counts(zombies.p17(settings), tmp_path)
     for what, row in rows.items():

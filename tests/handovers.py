@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import exclusivelog as xl
+from exclusivelog import lockfile
 from exclusivelog.commit import Committer
 from exclusivelog.events import EVENTS, Event
 from exclusivelog.handover import HandOver
@@ -32,7 +33,7 @@ from tests.processes import PATIENCE, Failed, State, Worker, _serve, until
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
 WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
-KEEPALIVE = 0.5  # of those that are stopped
+KEEPALIVE = 0.5  # of those that are stopped, from then on
 MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)
 
 # Workers are forked off a server that has imported everything: that takes 15 ms, not 300.
@@ -244,15 +245,34 @@ def take_turn(state: State) -> int:
     return state.producer.topic_epoch
 
 
-def stop_here(state: State) -> None:
+def stop_here(state: State, keepalive: float | None) -> None:
     """Stop this process as a whole, but not inside the ledger, whose lock it would keep."""
-    strike(state.engine, signal.SIGSTOP)
+    with short_of_patience(state.engine, keepalive):
+        strike(state.engine, signal.SIGSTOP)
 
 
-def freeze(worker: Quick) -> None:
-    """Stop a worker. It goes on with SIGCONT."""
-    worker.start(stop_here)
+def freeze(worker: Quick, keepalive: float | None = None) -> None:
+    """Stop a worker. It goes on with SIGCONT. With `keepalive` it counts as hung after so many
+    seconds; as one that was opened with so little might while it is merely slow."""
+    worker.start(stop_here, keepalive)
     worker.await_strike()
+
+
+@contextlib.contextmanager
+def short_of_patience(engine: xl.Engine, keepalive: float | None) -> Iterator[None]:
+    """Within the block, others may evict this engine after so many seconds of silence. None: after
+    as many as before."""
+    slot = engine._slot
+    assert slot is not None
+    words, at = slot._file.words, slot._at + lockfile.KEEPALIVE
+    before = words.load64(at)
+    if keepalive is not None:
+        slot.beat()
+        words.store64(at, int(keepalive * 1e9))
+    try:
+        yield
+    finally:
+        words.store64(at, before)
 
 
 def thaw(worker: Quick) -> None:
@@ -407,7 +427,9 @@ def fall_at(state: State, name: str, number: int) -> None:
     def fall() -> None:
         if not fallen:
             fallen.append(name)
-            strike(state.engine, number)
+            keepalive = KEEPALIVE if number == signal.SIGSTOP else None
+            with short_of_patience(state.engine, keepalive):
+                strike(state.engine, number)
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -585,10 +607,10 @@ class Stage:
         self._workers.__exit__(*error)  # first: one that is stopped might hold us up
         self.engine.close()
 
-    def cast(self, role: str, keepalive: float = 30.0) -> Quick:
+    def cast(self, role: str) -> Quick:
         """The process that plays this role; a new one, if the last one has fallen."""
         if role not in self._cast:
-            self._cast[role] = self._make(role, keepalive=keepalive)
+            self._cast[role] = self._make(role)
         return self._cast[role]
 
     def dismiss(self) -> None:
@@ -604,7 +626,7 @@ class Stage:
         role = {"coordinator": asks, "heir": "destination", "arrival": "destination"}.get(
             point.role, point.role
         )
-        falling = self.cast(role, keepalive=KEEPALIVE if stops else 30.0)
+        falling = self.cast(role)
         self.cast("source").call(
             reign_and_queue if stops else reign, self.notes, f"round-{self.rounds}"
         )

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import exclusivelog as xl
-from tests.processes import PATIENCE, until
+from tests.processes import PATIENCE, threads_since, until
 
 
 def play(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENCE) -> Any:
@@ -25,17 +25,13 @@ def play(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENC
             return await main()
 
     before = set(threading.enumerate())
+    gc.collect()  # what other tests have left behind complains before this one is heard
     with complaints() as heard:
         result = asyncio.run(bounded())
         gc.collect()
-        until(lambda: {t for t in threading.enumerate() if not _stays(t)} <= before, patience)
+        until(lambda: not threads_since(before), patience)
     assert heard == []
     return result
-
-
-def _stays(thread: threading.Thread) -> bool:
-    """A thread that the fixture `engine` has begun meanwhile."""
-    return thread.name in ("exclusivelog-commit", "exclusivelog-checkpoint")
 
 
 @contextlib.contextmanager

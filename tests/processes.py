@@ -14,6 +14,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.lockfile import HEARTBEAT, KEEPALIVE, NAME, SLOT_SIZE, SLOTS
 from exclusivelog.tables import NAMES
 
 PATIENCE = 30.0  # seconds; nothing in a test may wait longer
@@ -49,6 +52,8 @@ class Failed(Exception):
 
 class Worker:
     """One process with one engine on `path`. `options` go to `xl.open`."""
+
+    _patience: dict[int, bytes] | None = None  # its own keepalives, while it has others
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
         self.path = path
@@ -85,23 +90,44 @@ class Worker:
     def signal(self, number: int) -> None:
         """Send a signal: SIGKILL, SIGSTOP, SIGCONT, SIGINT."""
         assert self.pid is not None
+        if number == signal.SIGCONT and self._patience is not None:
+            self._set_keepalives(self._patience)
+            self._patience = None
         os.kill(self.pid, number)
+
+    def set_keepalive(self, seconds: float) -> None:
+        """Have it count as hung after so many seconds, from now on until SIGCONT."""
+        with xl.open(self.path, readonly=True) as watcher, self._words() as words:
+            slots = [SLOTS + slot * SLOT_SIZE for slot, _ in
+                     watcher.ledger.lockfile.in_process(self.pid)]  # fmt: skip
+            self._patience = {at: os.pread(words, 8, at + KEEPALIVE) for at in slots}
+            for at in slots:
+                os.pwrite(words, struct.pack("=Q", _core.now()), at + HEARTBEAT)
+        self._set_keepalives(dict.fromkeys(slots, struct.pack("=Q", int(seconds * 1e9))))
+
+    def _set_keepalives(self, keepalives: dict[int, bytes]) -> None:
+        with self._words() as words:
+            for at, value in keepalives.items():
+                os.pwrite(words, value, at + KEEPALIVE)
+
+    @contextlib.contextmanager
+    def _words(self) -> Iterator[int]:
+        file = os.open(Path(self.path) / NAME, os.O_RDWR)
+        try:
+            yield file
+        finally:
+            os.close(file)
 
     def threads(self) -> set[int]:
         """The ids of its threads."""
-        return {int(thread.name) for thread in Path(f"/proc/{self.pid}/task").iterdir()}
+        assert self.pid is not None
+        return threads_of(self.pid)
 
     def await_stop(self) -> None:
         """Wait until SIGSTOP has struck: a thread in the middle of a flush stops only behind
         it."""
-        until(lambda: self._states() == {"T"})
-
-    def _states(self) -> set[str]:
-        states = set()
-        for thread in Path(f"/proc/{self.pid}/task").iterdir():
-            with contextlib.suppress(OSError):
-                states.add((thread / "stat").read_text().rpartition(")")[2].split()[0])
-        return states
+        assert self.pid is not None
+        await_stop(self.pid)
 
     def kill(self) -> None:
         """SIGKILL, and wait until it is gone."""
@@ -250,6 +276,15 @@ def forked(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     return value
 
 
+def threads_since(before: set[threading.Thread]) -> list[str]:
+    """The names of the threads of this process that have begun since, and still run. Those of an
+    engine that commits in the background are left out: they begin when there is something to
+    commit, and end with the engine."""
+    new = (thread for thread in threading.enumerate() if thread not in before)
+    passing = ("exclusivelog-commit", "exclusivelog-checkpoint", "within")
+    return [thread.name for thread in new if thread.name not in passing]
+
+
 def rows(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:
     """All that the ledger's tables hold, but for the counters of ids already given."""
     with engine.ledger.read() as tables:
@@ -261,18 +296,47 @@ def values(topic: xl.Topic) -> list[bytes]:
     return [message.value for message in topic.reader()]
 
 
-def hang(worker: Worker) -> None:
+def hang(worker: Worker, keepalive: float | None = None) -> None:
     """Stop a worker at any moment but one inside the ledger's critical section: there it would
-    hold everybody up, which is a story of its own."""
+    hold everybody up, which is a story of its own.
+
+    With `keepalive` it counts as hung so many seconds later, and not before: a worker that was
+    opened with so little counts as hung as well while the machine is merely slow.
+    """
+
+    assert worker.pid is not None
+    stop_outside(worker.path, worker.pid)
+    if keepalive is not None:
+        worker.set_keepalive(keepalive)
+
+
+def stop_outside(path: str, pid: int) -> None:
+    """Stop any process at any moment but one inside the critical section of the ledger there."""
 
     def stopped() -> bool:
-        worker.signal(signal.SIGSTOP)
-        worker.await_stop()
+        os.kill(pid, signal.SIGSTOP)
+        await_stop(pid)
         assert watcher.ledger.journal is not None
-        if not worker.threads() & set(watcher.ledger.journal.inside):
+        if not threads_of(pid) & set(watcher.ledger.journal.inside):
             return True
-        worker.signal(signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
         return False
 
-    with xl.open(worker.path, readonly=True) as watcher:
+    with xl.open(path, readonly=True) as watcher:
         until(stopped)
+
+
+def threads_of(pid: int) -> set[int]:
+    """The ids of a process's threads."""
+    return {int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def await_stop(pid: int) -> None:
+    """Wait until all threads of a process have stopped."""
+
+    def states() -> Iterator[str]:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+    until(lambda: set(states()) == {"T"})

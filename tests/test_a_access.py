@@ -28,6 +28,7 @@ from tests.processes import (
     producer_state,
     rows,
     send,
+    threads_since,
     until,
     values,
     within,
@@ -275,14 +276,13 @@ def test_a1_topics_do_not_know_each_other(engine: xl.Engine) -> None:
 # ---- A2: all or nothing ------------------------------------------------------------------
 
 
-def threads_and_files(engine: xl.Engine) -> tuple[list[str], list[str]]:
-    """The threads of this process, and the ledger's files that it has open."""
+def open_files(engine: xl.Engine) -> list[str]:
+    """The ledger's files that this process has open."""
     files = []
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
             files.append(os.readlink(f"/proc/self/fd/{fd}"))
-    threads = [thread.name for thread in threading.enumerate() if thread.name != "within"]
-    return sorted(threads), sorted(file for file in files if file.startswith(engine.path))
+    return sorted(file for file in files if file.startswith(engine.path))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_a2_a_refused_request_changes_nothing(
     owner = topic.producer(EXCLUSIVE, name="owner")
     waiter = topic.producer_async(WAIT, name="waiter")
     before, transactions = rows(engine), engine.ledger.stats()["transactions"]
-    around = threads_and_files(engine)
+    threads, files = set(threading.enumerate()), open_files(engine)
     for _ in range(3):
         with pytest.raises(error):
             topic.producer(mode, **options)
@@ -316,19 +316,20 @@ def test_a2_a_refused_request_changes_nothing(
         assert future.cancel() is False
     assert rows(engine) == before
     assert engine.ledger.stats()["transactions"] == transactions
-    assert threads_and_files(engine) == around
+    assert (threads_since(threads), open_files(engine)) == ([], files)
     owner.close()
     assert waiter.result(timeout=10).topic_epoch == topic.epoch == 3
 
 
 def test_a2_a_request_that_times_out_changes_nothing(engine: xl.Engine, topic: xl.Topic) -> None:
     with topic.producer(EXCLUSIVE):
-        before, around = rows(engine), threads_and_files(engine)
+        threads, files = set(threading.enumerate()), open_files(engine)
+        before = rows(engine)
         for timeout in (0, 0.01, 0.05):
             with pytest.raises(xl.WaitTimeoutError):
                 topic.producer(WAIT, timeout=timeout)
         assert rows(engine) == before
-        assert threads_and_files(engine) == around
+        assert (threads_since(threads), open_files(engine)) == ([], files)
         assert topic.waiters == []
     assert topic.owner is None
     assert topic.producer(EXCLUSIVE).topic_epoch == 2
@@ -336,12 +337,13 @@ def test_a2_a_request_that_times_out_changes_nothing(engine: xl.Engine, topic: x
 
 def test_a2_a_cancelled_request_changes_nothing(engine: xl.Engine, topic: xl.Topic) -> None:
     with topic.producer(EXCLUSIVE):
-        before, around = rows(engine), threads_and_files(engine)
+        threads, files = set(threading.enumerate()), open_files(engine)
+        before = rows(engine)
         futures = [topic.producer_async(WAIT, priority=i) for i in range(20)]
         assert len(topic.waiters) == 20
         assert all(future.cancel() for future in futures)
         assert rows(engine) == before
-        assert threads_and_files(engine) == around
+        assert (threads_since(threads), open_files(engine)) == ([], files)
     assert topic.owner is None
     assert topic.producer(EXCLUSIVE).topic_epoch == 2
 

@@ -454,14 +454,14 @@ def test_g5_timeouts_of_a_reader_are_looked_at_as_everywhere(
 def test_f1_waiting_for_a_claim_does_not_hold_up_the_loop(path: str, engine: xl.Engine) -> None:
     claim = engine.own("group", {"a": 7})
 
-    async def main() -> float:
+    async def main() -> int:
         async with aio.open(path) as mine:
-            longest, last = 0.0, time.monotonic()
+            turns = 0
             owning = asyncio.create_task(own(mine))
             while not owning.done():
                 await asyncio.sleep(0.01)
-                longest, last = max(longest, time.monotonic() - last), time.monotonic()
-            return longest
+                turns += 1
+            return turns
 
     async def own(mine: aio.Engine) -> None:
         with contextlib.suppress(xl.OwnershipError):
@@ -469,7 +469,7 @@ def test_f1_waiting_for_a_claim_does_not_hold_up_the_loop(path: str, engine: xl.
             if inspect.isawaitable(claimed):
                 await claimed
 
-    assert play(main) < 1.2
+    assert play(main) > 20  # of 150, on a machine that does nothing else
     claim.release()
 
 
@@ -539,20 +539,30 @@ def test_many_readers_all_see_everything(path: str) -> None:
 
 
 def test_many_readers_that_wait_do_not_hold_up_the_rest(path: str) -> None:
-    async def main() -> float:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(4))
+    """They take no thread of the loop's, which has four: a producer could have none then."""
+    submitted: list[Any] = []
+
+    class Executor(ThreadPoolExecutor):
+        def submit(self, *call: Any, **options: Any) -> Any:
+            submitted.append(call)
+            return super().submit(*call, **options)
+
+    async def main() -> list[Any]:
+        asyncio.get_running_loop().set_default_executor(Executor(4))
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            waiting = [asyncio.create_task(topic.reader().read_next()) for _ in range(40)]
+            readers = [topic.reader() for _ in range(40)]
+            submitted.clear()
+            waiting = [asyncio.create_task(reader.read_next()) for reader in readers]
             await asyncio.sleep(0.3)
-            begin = time.monotonic()
+            meanwhile = list(submitted)
             async with await topic.producer() as producer:
-                took = time.monotonic() - begin
+                assert submitted
                 await producer.send(b"x")
             await asyncio.gather(*waiting)
-            return took
+            return meanwhile
 
-    assert play(main) < 1
+    assert play(main) == []
 
 
 def test_two_loops_in_two_threads_share_an_engine(engine: xl.Engine, topic: xl.Topic) -> None:

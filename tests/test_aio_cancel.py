@@ -86,7 +86,7 @@ def test_d5_so_does_one_that_was_cancelled_at_once(path: str, topic: xl.Topic) -
             for turns in (-1, -2, -3):
                 await cancelled_after(turns, mine.topic("orders").producer(WAIT))
                 await asyncio.sleep(0.2)  # its thread has its time
-                assert topic.waiters == []
+                await soon(lambda: not topic.waiters)
 
     play(main)
     owner.close()
@@ -211,7 +211,7 @@ def test_b9_a_send_that_was_cancelled_while_nobody_could_commit(
                 await asyncio.sleep(0.05)
                 for task in sending[::2]:
                     task.cancel()
-                await asyncio.sleep(0.05)
+                await soon(lambda: all(task.done() for task in sending[::2]))
                 assert all(task.cancelled() for task in sending[::2])
             assert await asyncio.gather(*sending[1::2]) == list(range(1, 20, 2))
 
@@ -339,7 +339,7 @@ def test_a2_also_where_the_loop_ends_with_it(path: str, engine: xl.Engine) -> No
     try:
         for _ in range(3):
             asyncio.run(main())
-            until(lambda: len(engine.engines()) == 1, timeout=1)
+            until(lambda: len(engine.engines()) == 1)
     finally:
         for left in list(_engines):
             if left.name == "cancelled":
@@ -445,7 +445,7 @@ def test_c1_a_map_whose_write_was_cancelled_can_be_closed(path: str, topic: xl.T
                 async with asyncio.timeout(0.2):
                     await shared.put("a", 1)
             closing = asyncio.create_task(shared.close())
-            done, _ = await asyncio.wait([closing], timeout=1)
+            done, _ = await asyncio.wait([closing], timeout=PATIENCE / 2)
             owner.close()
             await closing
             return bool(done)
@@ -469,5 +469,5 @@ def test_f3_a_cancelled_claim_waits_for_nothing(path: str, engine: xl.Engine) ->
 
     start = time.monotonic()
     play(main)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 15
     assert held.is_valid

@@ -15,7 +15,7 @@ import exclusivelog as xl
 from exclusivelog import commit, log
 from tests.children import finish
 from tests.loops import held
-from tests.processes import open_producer, until, values, within
+from tests.processes import PATIENCE, open_producer, until, values, within
 from tests.test_sending import run_threads
 
 LARGE = bytes(200_000)  # too much for the journal
@@ -80,7 +80,7 @@ def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
         contextlib.suppress(kind, xl.LedgerError),
     ):
         mine.flush()
-    errors = [receipt.exception(5) for receipt in waiting]
+    errors = [receipt.exception(PATIENCE) for receipt in waiting]
     written = sorted(value.rstrip(b"\0") for value in values(topic))
     acknowledged = [error is None for error in errors]
     if after and large:
@@ -91,7 +91,7 @@ def test_b9_an_interrupted_commit_leaves_nobody_without_an_answer(
         assert acknowledged == [False, False, False]
     assert len(written) == acknowledged.count(True)
     assert all(error is None or not error.maybe_written for error in errors)
-    until(lambda: len(told) == 2, timeout=5)
+    until(lambda: len(told) == 2)
     for producer in (mine, *others):
         producer.send(b"next")
     assert topic.next_offset == 3 + len(written)
@@ -108,14 +108,14 @@ def test_b9_a_failure_in_the_background_leaves_nobody_without_an_answer(
     with topic.producer(linger=0.1) as producer:
         with Failing(engine, kind("now"), after=after, large=large):
             receipt = producer.send_async(LARGE if large else b"x")
-            error = receipt.exception(5)
+            error = receipt.exception(PATIENCE)
         if after:
             assert error is None
         else:
             assert isinstance(error, xl.LedgerError)
             assert not error.maybe_written
-        assert producer.send_async(b"y").result(5) == (1 if after else 0)
-        assert producer.send_async(b"z").result(5) == (2 if after else 1)
+        assert producer.send_async(b"y").result(PATIENCE) == (1 if after else 0)
+        assert producer.send_async(b"z").result(PATIENCE) == (2 if after else 1)
         assert [m.sequence_id for m in topic.reader()] == list(range(topic.next_offset))
 
 
@@ -130,7 +130,7 @@ def test_b9_the_outcome_is_unknown_only_where_the_ledger_cannot_tell(engine, top
         with Failing(engine, MemoryError("now"), after=True, large=True):
             receipt = producer.send_async(LARGE)
             engine.ledger.read = unreadable
-            error = receipt.exception(5)
+            error = receipt.exception(PATIENCE)
         engine.ledger.read = read
         assert isinstance(error, xl.LedgerIOError)
         assert error.maybe_written
@@ -264,7 +264,7 @@ INTERRUPTED = """
     import faulthandler, os, random, signal, sys, threading, time
     import exclusivelog as xl
 
-    faulthandler.dump_traceback_later(20, exit=True)    # whoever hangs is shown
+    faulthandler.dump_traceback_later(50, exit=True)    # whoever hangs is shown
     engine = xl.open(sys.argv[1])
     topic = engine.topic("t")
     producer = topic.producer(name="p", linger=0.0005)
@@ -362,7 +362,7 @@ def test_b9_a_thread_whose_own_commit_is_cut_short_gets_its_outcome(
         theirs = other.send_async(b"theirs")
         with contextlib.suppress(SystemExit):
             assert within(lambda: producer.send(LARGE)) in (0, 1)
-        assert theirs.result(5) in (0, 1)
+        assert theirs.result(PATIENCE) in (0, 1)
         until(lambda: topic.next_offset == 2)
     assert struck == ["within"]
 

@@ -47,10 +47,10 @@ def test_c4_a_jump_of_the_wall_clock_evicts_nobody(
 ) -> None:
     """Owner and waiter live by a clock that jumps, a third process by one that does not. None
     of them takes another one for dead, and when the owner is gone the waiter has its turn."""
-    owner, waiter = worker(name="owner", keepalive=1.0), worker(name="waiter", keepalive=1.0)
+    owner, waiter = worker(name="owner", keepalive=10), worker(name="waiter", keepalive=10)
     owner.call(open_producer, EXCLUSIVE)
     waiter.start(open_producer, WAIT)
-    with xl.open(path, name="test", keepalive=1.0) as engine:
+    with xl.open(path, name="test", keepalive=10) as engine:
         topic = engine.topic("orders")
         until(lambda: topic.waiters)
         clock.jump(seconds)
@@ -132,7 +132,7 @@ def test_c4_timeouts_hold_while_the_clock_jumps(
         clock.jump(seconds)
         waited = process.answer()
     assert min(waited) >= 0.7  # a topic settles from when it was freed, a little before
-    assert max(waited) < 10
+    assert max(waited) < PATIENCE / 2
     assert claim.is_valid
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import lockfile
 from tests.children import child, finish, line, tell
 from tests.processes import (
     PATIENCE,
@@ -340,14 +341,15 @@ def outcomes(state: State) -> set[str]:
 def test_c3_what_a_hung_process_has_in_its_buffers_is_not_written_later(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
-    """The process hangs with messages that are due in a second. When it goes on they are
-    overdue, and its own thread would write them at once."""
+    """The process hangs with messages that are due soon. When it goes on they are overdue, and
+    its own thread would write them at once."""
     process = worker(name="hung", keepalive=0.5)
-    process.call(open_producer, EXCLUSIVE, linger=1.0)
+    process.call(open_producer, EXCLUSIVE, linger=3.0)
     process.call(buffer, 50)
+    due = time.monotonic() + 3.0
     hang(process)
     with topic.producer(WAIT, timeout=20) as producer:
-        time.sleep(0.6)
+        time.sleep(max(0.0, due - time.monotonic()))
         producer.send(b"rival")
     process.signal(signal.SIGCONT)
     assert process.call(outcomes) == {"ProducerFencedError"}
@@ -598,7 +600,7 @@ def test_c5_a_forked_child_gets_engine_closed_error(
 ) -> None:
     inherited = Inherited(engine)
     with pytest.raises(Failed) as error:
-        forked(lambda: within(lambda: use(inherited), 3))
+        forked(lambda: within(lambda: use(inherited), PATIENCE / 3))
     assert error.value.kind == "EngineClosedError", str(error.value)
     assert inherited.producer.send(b"parent") == 1
     assert inherited.producer.state == "open"
@@ -998,8 +1000,8 @@ def test_c5_a_child_that_is_forked_in_a_wait_does_not_wait_for_its_parent(
     commit, or for another thread, and returns in the child, too. Nobody there will ever do what
     it waits for."""
     with child(FORKS_WHILE_IT_WAITS, topic._engine.path, place) as process:
-        assert line(process, 15) == "42"
-        assert line(process, 15) == "went on"
+        assert line(process) == "42"
+        assert line(process) == "went on"
 
 
 def test_c5_a_child_cannot_use_a_producer_that_has_followed_its_topic(
@@ -1014,7 +1016,7 @@ def test_c5_a_child_cannot_use_a_producer_that_has_followed_its_topic(
             lambda: producer.send_many([b"child"]), producer.flush, lambda: producer.state,
         ):  # fmt: skip
             with pytest.raises(Failed) as error:
-                forked(lambda use=use: within(use, 5))
+                forked(lambda use=use: within(use, PATIENCE / 3))
             assert error.value.kind == "EngineClosedError", str(error.value)
         assert producer.send(b"parent") == 1
 
@@ -1207,6 +1209,7 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
             sleeps.clear()
 
     monkeypatch.setattr(engine.sessions, "evict", evict_and_then_the_second_dies)
+    monkeypatch.setattr(lockfile, "LOOK_UP_SECONDS", 5.0)  # what it sleeps if nothing wakes it
     slot = engine._slot
     sleep = slot.await_mail_or_death
 
@@ -1219,7 +1222,7 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
     hang(second)  # so that the first one's death is not its business
     first.kill()
     assert future.result(PATIENCE).topic_epoch == 2
-    assert sleeps == [] or sleeps[0] < 0.2  # it did not sleep on the second one's death
+    assert sleeps == [] or sleeps[0] < 3.0  # it did not sleep on the second one's death
 
 
 def test_c2_nobody_s_mail_outlives_him(path: str, worker: Callable[..., Worker]) -> None:

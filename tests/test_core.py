@@ -584,15 +584,15 @@ def seconds(call) -> float:
 
 
 def test_a_wait_ends_at_once_when_the_word_has_changed_already(words) -> None:
-    assert seconds(lambda: words.wait(0, 1, 10**10)) < 1
-    assert seconds(lambda: words.wait_any([0, 4], [0, 1], 10**10)) < 1
+    assert seconds(lambda: words.wait(0, 1, 10**10)) < 5
+    assert seconds(lambda: words.wait_any([0, 4], [0, 1], 10**10)) < 5
     assert words.watch(0, 1, 10**10)
 
 
 def test_a_wait_ends_after_its_time(words) -> None:
-    assert 0.1 <= seconds(lambda: words.wait(0, 0, 10**8)) < 2
-    assert 0.09 <= seconds(lambda: words.wait_any([0, 4], [0, 0], 10**8)) < 2
-    assert 0.1 <= seconds(lambda: words.watch(0, 0, 10**8)) < 2
+    assert 0.1 <= seconds(lambda: words.wait(0, 0, 10**8)) < 5
+    assert 0.09 <= seconds(lambda: words.wait_any([0, 4], [0, 0], 10**8)) < 5
+    assert 0.1 <= seconds(lambda: words.watch(0, 0, 10**8)) < 5
     assert not words.watch(0, 0, 10**6)
 
 
@@ -610,7 +610,7 @@ def test_a_wait_does_not_keep_other_threads_from_running(words) -> None:
         words.store(8, 0)
         thread = threading.Thread(target=change)
         thread.start()
-        assert seconds(wait) < 5
+        assert seconds(wait) < 9
         thread.join(10)
 
 
@@ -673,7 +673,7 @@ def test_a_wake_reaches_another_process(shared, wait) -> None:
         words.wake(8)
         value, waited = line(process).split()
     assert value == "5"
-    assert float(waited) < 5
+    assert float(waited) < 15
 
 
 HOLD = """
@@ -698,7 +698,7 @@ def test_c2_a_held_word_is_marked_when_its_process_is_killed(shared) -> None:
         assert words.load(0) & _core.HELD_BY == int(tid)
         assert not died(words)
         process.send_signal(signal.SIGKILL)
-        until(lambda: died(words), timeout=5)
+        until(lambda: died(words))
         process.wait(10)
     assert words.load(0) & _core.HELD_BY == 0
 
@@ -710,7 +710,7 @@ def test_c2_the_death_wakes_who_sleeps_on_the_word(shared) -> None:
         sleeping = words.mark(0, _core.SLEEPERS)
         threading.Timer(0.1, process.send_signal, [signal.SIGKILL]).start()
         took = seconds(lambda: words.wait_any([4, 0], [0, sleeping], 20 * 10**9))
-        assert took < 5
+        assert took < 15
         assert died(words)
 
 
@@ -726,7 +726,7 @@ def test_c2_a_held_word_is_freed_however_its_process_ends(shared, end) -> None:
         line(process)
         assert not freed(words)
         tell(process)
-        until(lambda: freed(words), timeout=5)
+        until(lambda: freed(words))
         if "exec" in end:
             assert process.poll() is None  # what runs in its place holds nothing
 
@@ -745,7 +745,7 @@ def test_c2_a_held_word_is_not_inherited_by_fork(shared) -> None:
         try:
             assert {line(process).split()[0], line(process).split()[0]} == {"held", "child"}
             process.send_signal(signal.SIGKILL)
-            until(lambda: died(words), timeout=5)
+            until(lambda: died(words))
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 

@@ -19,7 +19,7 @@ import exclusivelog as xl
 from exclusivelog import _core, access
 from exclusivelog.lockfile import MAIL, SLOT_SIZE, SLOTS
 from exclusivelog.rows import U64
-from tests.processes import PATIENCE, Failed, State, Worker, until
+from tests.processes import PATIENCE, Failed, State, Worker, hang, until
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
 WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
@@ -281,7 +281,7 @@ def test_b2_it_is_the_core_that_turns_a_stale_owner_away(
     """It was stopped while it was fenced, so that nothing else has told it."""
     stale = worker(name="stale")
     stale.call(wait_for_it)
-    stale.signal(signal.SIGSTOP)
+    hang(stale)
     with topic.producer(FENCING) as owner:
         owner.send(b"mine")
         stale.start(send_in_vain)

@@ -42,6 +42,7 @@ WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
 
 FENCED = xl.ProducerFencedError
 SETTLE = 0.4  # seconds
+KEEPALIVE = 0.5  # of those that hang
 # More than passes between a waiter's call and the end of the owner before it, also under load: who
 # came less than its time before the topic became free has just come.
 JUST_COME = 3.0
@@ -82,7 +83,7 @@ def by_being_killed(process: Worker) -> None:
 
 
 def by_hanging(process: Worker) -> None:
-    hang(process)
+    hang(process, KEEPALIVE)
 
 
 def close_kept(state: State) -> None:
@@ -100,7 +101,7 @@ def test_d7_a_freed_topic_is_left_to_settle(
 ) -> None:
     """However the last one left it: its best waiter, which has just come, gets the topic when the
     time is over, on its own, and not before."""
-    process = worker(keepalive=0.5)
+    process = worker()
     epoch = process.call(open_producer, mode)
     waiter = topic.producer_async(WAIT, settle=JUST_COME)
     watch = Watch()
@@ -128,7 +129,7 @@ def test_d7_one_that_has_waited_for_long_is_promoted_at_once(
 ) -> None:
     """However the last one left it: nobody has to come back first, and the wait is no part of the
     failover."""
-    process = worker(keepalive=0.5)
+    process = worker()
     epoch = process.call(open_producer, EXCLUSIVE)
     waiter = topic.producer_async(WAIT, settle=JUST_COME)
     time.sleep(JUST_COME + 0.1)
@@ -154,17 +155,17 @@ def test_d7_a_topic_that_has_long_been_free_is_granted_at_once(topic: xl.Topic) 
         free_for_long(topic)
         topic.producer(WAIT, settle=SETTLE, timeout=0).close()
     with pytest.raises(xl.WaitTimeoutError):
-        topic.producer(WAIT, settle=SETTLE, timeout=0)
+        topic.producer(WAIT, settle=60, timeout=0)
 
 
 def test_d7_only_what_is_left_of_the_time_is_waited_for(topic: xl.Topic) -> None:
     owner, freed = topic.producer(EXCLUSIVE), Watch()
     owner.close()
-    time.sleep(0.6)
+    time.sleep(2.0)
     came = Watch()
-    topic.producer(WAIT, settle=1.0)
-    assert freed.seconds >= 1.0
-    assert came.seconds < 0.95
+    topic.producer(WAIT, settle=JUST_COME)
+    assert freed.seconds >= JUST_COME
+    assert came.seconds < JUST_COME - 0.1
 
 
 def test_d7_each_topic_settles_for_itself(engine: xl.Engine) -> None:
@@ -502,7 +503,7 @@ def test_d7_one_that_dies_or_hangs_while_it_settles_is_passed_over(
     topic: xl.Topic, worker: Callable[..., Worker], leave: Callable[[Worker], None]
 ) -> None:
     """It is the engine that was to come back to the topic. Another one does, for the next."""
-    process = worker(keepalive=0.5)
+    process = worker()
     topic.producer(EXCLUSIVE).close()
     process.start(wait_in_a_worker, 9, 60)
     until(lambda: topic.waiters)
@@ -661,7 +662,7 @@ def test_d7_a_promotion_that_fails_is_tried_again(
     topic.producer(EXCLUSIVE).close()
     waiter = topic.producer_async(WAIT, settle=0.2)
     until(lambda: attempts)
-    assert waiter.result(timeout=2).topic_epoch == 2
+    assert granted(waiter).topic_epoch == 2
 
 
 def test_d7_one_that_comes_back_too_early_comes_back_again(topic: xl.Topic) -> None:
@@ -673,7 +674,7 @@ def test_d7_one_that_comes_back_too_early_comes_back_again(topic: xl.Topic) -> N
     until(lambda: mailbox._due)
     mailbox._due.clear()
     topic._engine.sessions.promote_again([topic.id])
-    assert waiter.result(timeout=5).topic_epoch == 2
+    assert granted(waiter).topic_epoch == 2
 
 
 def test_d7_newcomers_wake_nobody_while_it_settles(path: str, topic: xl.Topic) -> None:

@@ -29,6 +29,7 @@ from exclusivelog.handover import HandOver
 from tests.handovers import (
     EXCLUSIVE,
     FENCING,
+    KEEPALIVE,
     POINTS,
     SHARED,
     WAIT,
@@ -235,8 +236,7 @@ def test_e4_a_request_that_waits_is_refused_when_the_hand_over_ends_without_rele
     source, destination, third = quick("source", keepalive=None), quick("destination"), quick("3")
     source.call(open_producer, EXCLUSIVE)
     freeze(source)
-    seconds = 1.0 if how == "coordinator" else PATIENCE
-    third.start(unload_for, destination.id, 0.8 if how == "deadline" else seconds)
+    third.start(unload_for, destination.id, PATIENCE if how == "cancelled" else 2.0)
     until(lambda: rows(engine)["transfers"])
     if how == "coordinator":  # nobody is left to end the move: its deadline does
         third.kill()
@@ -263,10 +263,10 @@ def test_e4_a_request_that_waits_is_granted_when_the_source_goes(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], how: str, mode: str
 ) -> None:
     """Also where the coordinator, which would have noticed, is dead before."""
-    source = quick("source", keepalive=0.5 if how == "hung" else None)
+    source = quick("source", keepalive=None)
     destination, third = quick("destination"), quick("3")
     source.call(open_producer, EXCLUSIVE)
-    freeze(source)
+    freeze(source, KEEPALIVE if how == "hung" else None)
     third.start(unload_for, destination.id, PATIENCE)
     until(lambda: rows(engine)["transfers"])
     third.kill()
@@ -289,7 +289,7 @@ def test_e4_a_request_that_waits_is_granted_when_the_source_goes(
 def test_e4_a_destination_that_falls_while_it_waits_leaves_the_topic_to_others(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], number: int
 ) -> None:
-    source, destination = quick("source", keepalive=None), quick("destination", keepalive=0.5)
+    source, destination = quick("source", keepalive=None), quick("destination")
     source.call(open_producer, EXCLUSIVE)
     bystander = topic.producer_async(WAIT)
     moving = begin_release(engine, source, destination)
@@ -297,7 +297,7 @@ def test_e4_a_destination_that_falls_while_it_waits_leaves_the_topic_to_others(
     if number == signal.SIGKILL:
         destination.kill()
     else:
-        freeze(destination)
+        freeze(destination, KEEPALIVE)
         until(lambda: destination.id not in {each.id for each in engine.engines()})
     thaw(source)
     assert moved(moving.result(PATIENCE)) == [("orders", "failed")]

@@ -350,7 +350,7 @@ def test_e4_a_transfer_that_is_over_is_not_shown(
     elif end == "taken":
         kept = topic.producer("exclusive_with_fencing")
         assert kept.topic_epoch == 1
-    until(lambda: topic.transfer is None, 5)
+    until(lambda: topic.transfer is None, PATIENCE / 2)
 
 
 def run(*arguments: str) -> str:

@@ -22,6 +22,7 @@ from exclusivelog.sessions import owner_of
 from tests.handovers import (
     EXCLUSIVE,
     FENCING,
+    KEEPALIVE,
     SHARED,
     WAIT,
     Chronicle,
@@ -95,13 +96,13 @@ def test_e5_evictions(
     rival.close()
     diary.new()
     for how in ("dead", "hung"):
-        worker = quick(how, keepalive=0.5)
+        worker = quick(how)
         worker.call(open_producer, EXCLUSIVE)
         waiter = topic.producer_async(WAIT)
         if how == "dead":
             worker.kill()
         else:
-            freeze(worker)
+            freeze(worker, KEEPALIVE)
         waiter.result(PATIENCE).close()
         assert diary.steps() == [
             ("grant", "request"), ("evict", how), ("grant", "promotion"), ("release", "closed"),

@@ -344,11 +344,11 @@ def test_e4_claims_stay_where_the_move_comes_to_nothing(
 def test_e4_a_source_that_hung_while_its_claims_moved_learns_the_successor(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
-    source = quick("source", keepalive=KEEPALIVE)
+    source = quick("source")
     destination = quick("destination", properties={"address": "unix:/d"})
     source.call(open_producer, EXCLUSIVE)
     source.call(join)
-    freeze(source)
+    freeze(source, KEEPALIVE)
     [move] = engine.unload("orders", to=destination.id, groups=[GROUP])
     assert move.state == "assigned"
     assert destination.call(join) == 0
@@ -386,15 +386,15 @@ class Round:
         self.topic = self.engine.topic("orders")
         self.make, self.cast = make, dict[str, Quick]()
 
-    def player(self, role: str, keepalive: float = 30.0) -> Quick:
+    def player(self, role: str) -> Quick:
         if role not in self.cast:
-            self.cast[role] = self.make(role, keepalive=keepalive)
+            self.cast[role] = self.make(role)
         return self.cast[role]
 
     def play(self, name: str, asks: str, sign: int) -> None:
         point, stops = POINTS[name], sign == signal.SIGSTOP
         role = asks if point.role == "coordinator" else point.role
-        falling = self.player(role, KEEPALIVE if stops else 30.0)
+        falling = self.player(role)
         source, destination, asking = map(self.player, ("source", "destination", asks))
         source.call(open_producer, EXCLUSIVE)
         source.call(join)

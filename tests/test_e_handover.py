@@ -588,7 +588,7 @@ def test_e2_a_send_waits_no_longer_than_its_timeout(
             start = time.monotonic()
             with pytest.raises(xl.WaitTimeoutError, match="being handed over"):
                 use(b"no", timeout=0.1)
-            assert 0.1 <= time.monotonic() - start < 5
+            assert 0.1 <= time.monotonic() - start < PATIENCE / 2
         release.go_on()
         assert moving.result(PATIENCE)[0].ok
     assert topic.next_offset == 0
@@ -681,7 +681,7 @@ def test_e2_a_move_waits_for_nobody_s_callback(engine: xl.Engine, topic: xl.Topi
         receipt = producer.send_async(b"x")
         receipt.add_done_callback(lambda _: over.wait(PATIENCE))
         try:
-            [move] = engine.unload("orders", to=destination.id, timeout=5)
+            [move] = engine.unload("orders", to=destination.id, timeout=PATIENCE / 2)
             assert move.ok
             assert receipt.result(0) == 0
         finally:
@@ -887,10 +887,10 @@ def test_e3_after_the_deadline_the_ordinary_waiter_is_promoted_by_itself(
     low.call(queue_up, name="low")
     high.call(queue_up, name="high", priority=1)
     start = time.monotonic()
-    [move] = engine.unload("orders", to=destination.id, timeout=1.0)
+    [move] = engine.unload("orders", to=destination.id, timeout=3.0)
     assert (move.state, owner.state) == ("assigned", "moved")
     assert high.call(take_turn) == 2
-    assert 1.0 <= time.monotonic() - start < 3.0
+    assert 3.0 <= time.monotonic() - start < PATIENCE / 2
     assert steps(engine.history("orders"))[-2:] == [("cancel", "deadline"), ("grant", "promotion")]
     with pytest.raises(Failed, match="ProducerFencedError"):
         destination.call(open_producer, EXCLUSIVE)
@@ -902,7 +902,7 @@ def test_e3_a_better_waiter_that_comes_during_the_reservation_is_promoted_at_its
     destination, low, high = quick("destination"), quick("low"), quick("high")
     owner = topic.producer(EXCLUSIVE)
     low.call(queue_up)
-    engine.unload("orders", to=destination.id, timeout=0.8)
+    engine.unload("orders", to=destination.id, timeout=3.0)
     high.call(queue_up, priority=1)
     assert (topic.owner, owner.state) == (None, "moved")
     assert until(lambda: topic.owner).engine_id == high.id

@@ -300,10 +300,10 @@ def test_e3_a_request_at_the_destination_waits_for_the_seat(
 def test_e4_a_reserved_seat_ends_and_who_waits_is_promoted(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick], how: str
 ) -> None:
-    source, destination = quick("source"), quick("destination", keepalive=0.5)
+    source, destination = quick("source"), quick("destination")
     source.call(open_producer, SHARED, name="p")
     waiter = topic.producer_async(WAIT)
-    seconds = 0.5 if how == "deadline" else PATIENCE
+    seconds = 3.0 if how == "deadline" else PATIENCE  # enough for the source to release it
     [move] = engine.unload("orders", to=destination.id, timeout=seconds, producer="p")
     assert move.state == "assigned"
     if how == "cancelled":
@@ -313,7 +313,7 @@ def test_e4_a_reserved_seat_ends_and_who_waits_is_promoted(
     elif how == "closed":
         destination.end()
     elif how == "hung":
-        freeze(destination)
+        freeze(destination, KEEPALIVE)
     start = time.monotonic()
     assert waiter.result(PATIENCE).topic_epoch == 1
     assert time.monotonic() - start < PATIENCE / 2
@@ -410,15 +410,15 @@ class Round:
         self.topic = self.engine.topic("orders")
         self.notes, self.make, self.cast = f"{path}.notes", make, dict[str, Quick]()
 
-    def player(self, role: str, keepalive: float = 30.0) -> Quick:
+    def player(self, role: str) -> Quick:
         if role not in self.cast:
-            self.cast[role] = self.make(role, keepalive=keepalive)
+            self.cast[role] = self.make(role)
         return self.cast[role]
 
     def play(self, number: int, name: str, asks: str, sign: int) -> None:
         point, stops = POINTS[name], sign == signal.SIGSTOP
         role = {"coordinator": asks, "heir": "destination"}.get(point.role, point.role)
-        falling = self.player(role, KEEPALIVE if stops else 30.0)
+        falling = self.player(role)
         source, destination = self.player("source"), self.player("destination")
         source.call(share, self.notes, f"{number}")
         beside = self.topic.producer(SHARED)

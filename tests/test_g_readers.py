@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import log
+from exclusivelog import lockfile, log
 from exclusivelog import reader as reader_module
 from tests.children import child, finish, line, tell
 from tests.journals import never_pack, no_checkpoints, published_last_at
-from tests.processes import State, open_producer, send
+from tests.processes import PATIENCE, State, open_producer, send
 
 UTC = dt.UTC
 
@@ -310,6 +310,12 @@ class Stopped:
 # ---- G5: waiting at the end --------------------------------------------------------------
 
 
+@pytest.fixture
+def no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that sleeps looks up again only when somebody wakes it, or its time is over."""
+    monkeypatch.setattr(lockfile, "READER_LOOK_UP_SECONDS", 10 * PATIENCE)
+
+
 def timed_out(call: Callable[[], Any]) -> float:
     before = time.monotonic()
     with pytest.raises(xl.WaitTimeoutError) as caught:
@@ -320,10 +326,10 @@ def timed_out(call: Callable[[], Any]) -> float:
 
 
 @pytest.mark.parametrize(("timeout", "least"), [(0, 0), (0.0, 0), (0.2, 0.2), (1.3, 1.3)])
-def test_g5_read_next_waits_as_long_as_it_is_told(topic, timeout, least) -> None:
+def test_g5_read_next_waits_as_long_as_it_is_told(topic, timeout, least, no_look_up) -> None:
     fill(topic, 1)
     reader = topic.reader("latest")
-    assert least <= timed_out(lambda: reader.read_next(timeout)) < least + 0.7
+    assert least <= timed_out(lambda: reader.read_next(timeout)) < PATIENCE
     assert reader.position == 1
     fill(topic, 1)
     assert reader.read_next(timeout).offset == 1
@@ -344,7 +350,7 @@ def test_g5_a_wrong_number_of_messages_is_refused_by_name(topic, wrong) -> None:
         topic.reader().read_batch(wrong)
 
 
-def test_g5_a_blocked_reader_is_woken_by_another_process(worker, topic) -> None:
+def test_g5_a_blocked_reader_is_woken_by_another_process(worker, topic, no_look_up) -> None:
     """The reader waits here, the writer is another process: no message waits for a look-up
     that comes by now and then, the first one least of all."""
     other = worker()
@@ -353,39 +359,34 @@ def test_g5_a_blocked_reader_is_woken_by_another_process(worker, topic) -> None:
     for number in range(10):
         timer = threading.Timer(0.05, other.call, [send, b"%d" % number])
         timer.start()
-        before = time.monotonic()
-        assert reader.read_next(10).value == b"%d" % number
-        assert time.monotonic() - before < 0.5
-        timer.join(10)
+        assert reader.read_next(PATIENCE).value == b"%d" % number
+        timer.join(PATIENCE)
 
 
 def echo(state: State, rounds: int) -> None:
     """Answer every message of "orders" with one in "answers"."""
+    lockfile.READER_LOOK_UP_SECONDS = 10 * PATIENCE
     producer = state.engine.topic("answers").producer()
     reader = state.topic.reader()
     for _ in range(rounds):
-        producer.send(reader.read_next(20).value)
+        producer.send(reader.read_next(PATIENCE).value)
     producer.close()
 
 
-def test_g5_no_wake_up_is_lost_between_processes(worker, engine, topic) -> None:
+def test_g5_no_wake_up_is_lost_between_processes(worker, engine, topic, no_look_up) -> None:
     """Two processes play ping-pong: each message is the only thing that can wake the other."""
     rounds = 200
     answers = engine.topic("answers")
     other = worker()
     other.start(echo, rounds)
     reader = answers.reader()
-    slowest = 0.0
     with topic.producer() as producer:
         for number in range(rounds):
-            before = time.monotonic()
             producer.send(b"%d" % number)
-            assert reader.read_next(20).value == b"%d" % number
-            slowest = max(slowest, time.monotonic() - before)
+            assert reader.read_next(PATIENCE).value == b"%d" % number
             if number % 50 == 0:
                 time.sleep(0.01)  # long enough to fall asleep
     other.answer()
-    assert slowest < 0.9  # what a sleeper looks up by itself is a second away
 
 
 def test_g5_every_blocked_reader_is_woken(topic) -> None:
@@ -399,7 +400,7 @@ def test_g5_every_blocked_reader_is_woken(topic) -> None:
     time.sleep(0.1)
     fill(topic, 1)
     for thread in threads:
-        thread.join(10)
+        thread.join(PATIENCE)
     assert seen == [b"0"] * 16
 
 
@@ -408,11 +409,11 @@ def test_g5_a_reader_waits_while_a_writer_dies(worker, topic) -> None:
     other = worker()
     other.call(open_producer, "exclusive")
     other.call(send, b"0")
-    assert reader.read_next(5).value == b"0"
+    assert reader.read_next(PATIENCE).value == b"0"
     threading.Timer(0.1, other.kill).start()
     timed_out(lambda: reader.read_next(0.4))
     fill(topic, 1)
-    assert reader.read_next(5).offset == 1
+    assert reader.read_next(PATIENCE).offset == 1
 
 
 def wait_and_measure(state: State, seconds: float) -> tuple[float, int]:
@@ -434,13 +435,14 @@ def test_g5_waiting_costs_nothing(worker) -> None:
 
 
 def test_g5_a_hundred_waiting_readers_cost_next_to_nothing(worker) -> None:
-    cpu, most_looks = worker().call(hundred_readers)
+    cpu, most_looks, seconds = worker().call(hundred_readers)
     assert cpu < 0.2
     # Each looks up once a second: a writer may have died before it could wake anybody.
-    assert most_looks <= 3
+    assert most_looks <= seconds + 2
 
 
-def hundred_readers(state: State) -> tuple[float, int]:
+def hundred_readers(state: State) -> tuple[float, int, float]:
+    """(CPU seconds, most looks of one of them, for so long)."""
     readers = [state.engine.topic(f"t{i}").reader() for i in range(100)]
     looks = Counter()
     for reader in readers:
@@ -451,14 +453,15 @@ def hundred_readers(state: State) -> tuple[float, int]:
         thread.start()
     time.sleep(0.5)
     looks.clear()
+    began = time.monotonic()
     before = resource.getrusage(resource.RUSAGE_SELF)
     time.sleep(1.5)
     after = resource.getrusage(resource.RUSAGE_SELF)
-    most_looks = max(looks.values())
+    most_looks, seconds = max(looks.values()), time.monotonic() - began
     for thread in threads:
         thread.join(10)
     cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return cpu, most_looks
+    return cpu, most_looks, seconds
 
 
 def count_looks(reader: xl.Reader, looks: Counter[xl.Reader]) -> None:
@@ -487,7 +490,7 @@ def test_g5_an_iteration_ends_at_the_end_as_it_was(topic) -> None:
     assert offsets(reader) == []
 
 
-def test_g5_following_goes_on_at_the_end(topic) -> None:
+def test_g5_following_goes_on_at_the_end(topic, no_look_up) -> None:
     sent = fill(topic, 3)
     reader = topic.reader()
     followed = reader.follow(timeout=10)
@@ -499,7 +502,7 @@ def test_g5_following_goes_on_at_the_end(topic) -> None:
     assert list(reader.follow(timeout=0)) == []
     before = time.monotonic()
     assert list(reader.follow(timeout=0.2)) == []
-    assert 0.2 <= time.monotonic() - before < 1
+    assert 0.2 <= time.monotonic() - before < PATIENCE
 
 
 def blocked(reader: xl.Reader, seen: list[Any]) -> threading.Thread:
@@ -507,7 +510,7 @@ def blocked(reader: xl.Reader, seen: list[Any]) -> threading.Thread:
 
     def run() -> None:
         try:
-            seen.append(reader.read_next(20))
+            seen.append(reader.read_next(2 * PATIENCE))
         except BaseException as error:
             seen.append(error)
 
@@ -517,26 +520,22 @@ def blocked(reader: xl.Reader, seen: list[Any]) -> threading.Thread:
     return thread
 
 
-def test_g5_closing_wakes_a_blocked_reader(topic) -> None:
+def test_g5_closing_wakes_a_blocked_reader(topic, no_look_up) -> None:
     for _ in range(5):
         reader, seen = topic.reader(), []
         thread = blocked(reader, seen)
-        before = time.monotonic()
         reader.close()
-        thread.join(10)
-        assert time.monotonic() - before < 0.5
+        thread.join(PATIENCE)
         assert [type(error) for error in seen] == [xl.EngineClosedError]
 
 
-def test_g5_closing_the_engine_wakes_its_blocked_readers(path) -> None:
+def test_g5_closing_the_engine_wakes_its_blocked_readers(path, no_look_up) -> None:
     engine = xl.open(path)
     seen: list[Any] = []
     threads = [blocked(engine.topic(f"t{i}").reader(), seen) for i in range(3)]
-    before = time.monotonic()
     engine.close()
     for thread in threads:
-        thread.join(10)
-    assert time.monotonic() - before < 0.9
+        thread.join(PATIENCE)
     assert [type(error) for error in seen] == [xl.EngineClosedError] * 3
 
 
@@ -567,7 +566,7 @@ def test_g5_closing_the_engine_ends_every_reader_that_is_busy(path) -> None:
         time.sleep(0.01)
         engine.close()
         for thread in threads:
-            thread.join(5)
+            thread.join(PATIENCE)
         assert not any(thread.is_alive() for thread in threads)
         assert [type(error) for error in seen] == [xl.EngineClosedError] * 4
 
@@ -605,19 +604,19 @@ def test_g5_a_read_only_engine_reads_and_is_woken(path, topic) -> None:
     source = """
         import sys
         import exclusivelog as xl
+        from exclusivelog import lockfile
+        lockfile.READER_LOOK_UP_SECONDS = 300.0
         with xl.open(sys.argv[1], readonly=True) as engine:
             reader = engine.topic("orders").reader()
             print([m.value for m in reader], flush=True)
-            print(reader.read_next(20).value, flush=True)
+            print(reader.read_next(30).value, flush=True)
     """
     fill(topic, 2)
     with child(source, path) as process:
         assert line(process) == "[b'0', b'1']"
         time.sleep(0.1)
-        before = time.monotonic()
         fill(topic, 1)
         assert line(process) == "b'0'"
-        assert time.monotonic() - before < 0.5
 
 
 # ---- G6: only what is durable ------------------------------------------------------------

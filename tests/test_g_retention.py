@@ -31,6 +31,7 @@ from tests.processes import (
     open_producer,
     rows,
     send,
+    threads_since,
     until,
     values,
     within,
@@ -45,10 +46,6 @@ def entries(topic: xl.Topic) -> list[_core.Entry]:
     """The topic's entries in the tables, also those that are to go."""
     with topic.engine.ledger.read() as found:
         return [_core.Entry(found.load(row)) for _, row in found.entries(topic.id, 0)]
-
-
-def thread_names() -> list[str]:
-    return [thread.name for thread in threading.enumerate()]
 
 
 # ---- G8: trimming ------------------------------------------------------------------------
@@ -635,6 +632,7 @@ def keep(state: State, **limits: Any) -> None:
 def test_g8_whoever_has_the_ledger_open_applies_it(engine, topic, worker, often) -> None:
     """One process sets it and is killed at once; another one, which has nothing to do, goes on
     with it; and so does the next one to open the ledger."""
+    threads = set(threading.enumerate())
     fill(topic, 20)
     engine.ledger.checkpoint()
     process = worker()
@@ -644,7 +642,7 @@ def test_g8_whoever_has_the_ledger_open_applies_it(engine, topic, worker, often)
     fill(topic, 20)
     path = engine.path
     engine.close()
-    assert "exclusivelog-retention" not in thread_names()
+    assert threads_since(threads) == []
     with xl.open(path) as again:
         until(lambda: again.topic("orders").first_offset == 40)
 
@@ -929,7 +927,7 @@ def test_g8_whoever_waits_for_a_topic_is_told_of_its_seal(topic) -> None:
     waiter = topic.producer_async("wait_for_exclusive")
     topic.terminate()
     with pytest.raises(xl.TopicTerminatedError):
-        waiter.result(timeout=2)
+        waiter.result(timeout=PATIENCE)
     owner.close()
 
 

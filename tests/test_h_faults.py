@@ -760,7 +760,7 @@ def test_h2_a_failed_engine_says_so_until_it_is_opened_again(path) -> None:
         with pytest.raises(xl.LedgerIOError):
             call()
     within(engine.close, 20)
-    thread.join(5)
+    thread.join(20)
     assert [type(error) for error in seen] in ([xl.LedgerIOError], [xl.EngineClosedError])
     with xl.open(path) as engine:
         assert values(engine.topic("t")) == [b"x"]

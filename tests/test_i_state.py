@@ -565,7 +565,7 @@ def test_i3_closing_inside_a_function_waits_for_nobody_who_waits_for_it(
         return []
 
     with pytest.raises(RuntimeError, match="own functions"):
-        within(lambda: (counts.read if inside == "read" else counts.write)(close), 5)
+        within(lambda: (counts.read if inside == "read" else counts.write)(close))
     until(lambda: topic.next_offset == 1)
     counts.close()
 

@@ -513,7 +513,7 @@ def test_a_waiter_behind_shared_producers_is_woken_when_they_are_gone(
     """A waiter stands behind shared producers, not behind an owner. Code that promotes when an
     owner leaves never looks at it: it waits for ever in front of a free topic."""
     waiting = worker(name="waiting")
-    shared = [worker(name=f"s{i}", keepalive=0.5 if end == "stop" else None) for i in range(2)]
+    shared = [worker(name=f"s{i}", keepalive=None) for i in range(2)]
     for process in shared:
         process.call(open_producer, SHARED)
         process.call(send, b"shared")
@@ -528,7 +528,7 @@ def test_a_waiter_behind_shared_producers_is_woken_when_they_are_gone(
         elif end == "kill":
             process.kill()
         else:
-            hang(process)
+            hang(process, 0.5)
     assert waiting.answer() == 1
     assert waiting.call(send, b"alone") == 2
     for process in shared:

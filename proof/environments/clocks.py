@@ -92,9 +92,11 @@ def another_time_namespace(scene: Scene, variant: str) -> None:
     """A container has a monotonic clock of its own, ten days ahead: it evicts no healthy owner, and
     its own silence is not ten days long."""
     ahead = another_time if scene.struck else None
-    owner = scene.owner(before=ahead if variant == "first" else None, opening={"keepalive": 2.0})
+    keepalive = 10.0  # less than ten days, and more than a busy machine takes
+    first = ahead if variant == "first" else None
+    owner = scene.owner(before=first, opening={"keepalive": keepalive})
     second: Actor = scene.actor(before=ahead if variant == "second" else None)
-    said = second.open(keepalive=2.0)
+    said = second.open(keepalive=keepalive)
     if scene.lives(said):
         scene.fenced(second.own("exclusive"))
         scene.lives(second.read())

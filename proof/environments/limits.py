@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from proof.environments.actors import Hands
-from proof.environments.scenes import SLACK, Scene, Skip, become, case
-from tests.processes import until
+from proof.environments.actors import Actor, Hands
+from proof.environments.scenes import KEEPALIVE, Scene, Skip, become, case
+from tests.processes import await_stop, until
 
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -145,6 +145,28 @@ def cgroup(controller: str) -> Iterator[Path]:
             time.sleep(0.02)
 
 
+def stop_outside(
+    victim: Actor, witness: Actor, stop: Callable[[], object], go_on: Callable[[], object]
+) -> None:
+    """Stop an actor at any moment but one inside the ledger, where it would hold up all others."""
+
+    def is_outside() -> bool:
+        stop()
+        if witness.ask(who_is_inside).value != victim.pid:
+            return True
+        go_on()
+        return False
+
+    until(is_outside)
+
+
+def who_is_inside(hands: Hands) -> int | None:
+    """The process that is inside the ledger's critical section."""
+    assert hands.engine is not None
+    inside = hands.engine.inside()
+    return None if inside is None else inside.pid
+
+
 @case()
 def frozen_beyond_its_keepalive(scene: Scene) -> None:
     """A container's owner is paused for longer than its keepalive: another takes over, and the
@@ -155,9 +177,13 @@ def frozen_beyond_its_keepalive(scene: Scene) -> None:
         scene.works(second.open(keepalive=1.0))
         (group / "cgroup.procs").write_text(str(owner.pid))
         state = group / "freezer.state"
-        if scene.struck:
+
+        def freeze() -> None:
             state.write_text("FROZEN")
-            until(lambda: state.read_text().strip() == "FROZEN", 5)
+            until(lambda: state.read_text().strip() == "FROZEN")
+
+        if scene.struck:
+            stop_outside(owner, second, freeze, lambda: state.write_text("THAWED"))
         else:
             scene.works(owner.close())
         try:
@@ -231,9 +257,13 @@ def stopped_inside_a_read(scene: Scene) -> None:
     scene.works(reader.open())
     if scene.struck:
         reader.start(read_slowly, str(inside))
-        until(inside.exists, 10)
-        time.sleep(1.0)  # its engine's threads have come to rest: none is in the critical section
-        reader.signal(signal.SIGSTOP)
+        until(inside.exists)
+
+        def stop() -> None:
+            reader.signal(signal.SIGSTOP)
+            await_stop(reader.pid)
+
+        stop_outside(reader, owner, stop, lambda: reader.signal(signal.SIGCONT))
     for number in range(200):
         scene.works(owner.send(b"more/%d" % number, 20_000))
     scene.works(owner.ask(checkpoint))
@@ -258,13 +288,13 @@ def low_priority(scene: Scene) -> None:
         os.nice(19)
         subprocess.run(["ionice", "-c", "3", "-p", str(os.getpid())], check=False)
 
-    owner = scene.owner(before=humble, opening={"keepalive": 2.0})
+    owner = scene.owner(before=humble)
     busy = [scene.actor(acknowledged=[]) for _ in range(3)]
     for each in busy:
-        each.start(spin, 4.0)
+        each.start(spin, KEEPALIVE + 2.0)
     second = scene.actor()
-    scene.works(second.open(keepalive=2.0))
-    time.sleep(2.0 + SLACK)
+    scene.works(second.open(keepalive=KEEPALIVE))
+    time.sleep(KEEPALIVE + 1.5)
     scene.fenced(second.own())
     scene.works(owner.send(b"3"))
     for each in busy:
