@@ -17,7 +17,7 @@ from exclusivelog import _core
 from exclusivelog.errors import ExclusiveLogError, WaitTimeoutError
 
 if TYPE_CHECKING:
-    from exclusivelog.mailbox import ProducerFuture
+    from exclusivelog.mailbox import AnyFuture
     from exclusivelog.sessions import Registration
 
 
@@ -35,7 +35,7 @@ class Arrival:
     """One request, with its `timeout` in seconds, and the `deadline` that follows from it (seconds
     of the monotonic clock)."""
 
-    future: ProducerFuture
+    future: AnyFuture
     register: Callable[[], Registration]
     timeout: float | None
     deadline: float | None
@@ -87,7 +87,7 @@ class Arrivals:
             return False
         return True
 
-    def take_future(self, future: ProducerFuture) -> bool:
+    def take_future(self, future: AnyFuture) -> bool:
         """The same, for the request that settles this future."""
         found = next((each for each in self._waiting if each.future is future), None)
         return found is not None and self.take(found)

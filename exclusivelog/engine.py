@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, TypeVar, overload
 
 from exclusivelog import _core, seats, threads
@@ -35,12 +35,16 @@ from exclusivelog.handover import HandOver
 from exclusivelog.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
 from exclusivelog.lockfile import Slot
 from exclusivelog.log import verify
-from exclusivelog.mailbox import Mailbox, ProducerFuture
+from exclusivelog.mailbox import AnyFuture, Mailbox, ProducerFuture
 from exclusivelog.ownership import Claim, Claims, OnLost, own
 from exclusivelog.past import map_at
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import Reader
 from exclusivelog.retention import Keeper, empty_trash
+from exclusivelog.role_grants import RoleGrants
+from exclusivelog.role_rows import PREFIX, Definition, is_role
+from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, check_role_name
+from exclusivelog.roles import OnLost as OnRoleLost
 from exclusivelog.sessions import MOVES, Sessions
 from exclusivelog.snapshots import Item, write_snapshot
 from exclusivelog.tables import Claimant, Tables
@@ -53,7 +57,7 @@ from exclusivelog.topic import (
     list_topics,
 )
 from exclusivelog.transaction import Transaction
-from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Move, Report
+from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
 from exclusivelog.unload import UnloadFuture, Unloading, choose
 from exclusivelog.waits import check_seconds
 
@@ -106,6 +110,7 @@ class Engine:
         self.mailbox = Mailbox(self)
         self.keeper = Keeper(ledger, _weakly(self.renew))
         self._claims = Claims(ledger, self.sessions)
+        self.sessions.roles = RoleGrants(ledger, self.sessions, self._claims)
         self._owned: dict[int, Claim | Membership] = {}  # until they are released or severed
         self.closed = False
         self.forked = False
@@ -260,9 +265,10 @@ class Engine:
         return ProducerFuture(self, topic, options)
 
     def open_producer(
-        self, future: ProducerFuture, mode: str, *, name: str | None, priority: int,
+        self, future: AnyFuture, mode: str, *, name: str | None, priority: int,
         claim: int | None, timeout: float | None, settle: int, properties: dict[str, str],
         follows: int | None = None, bound_to: int = 0, announce: dict[str, str] | None = None,
+        role: Definition | None = None,
     ) -> None:  # fmt: skip
         """Register a producer, or queue it until it is promoted or `timeout` has passed."""
         self.check_open()
@@ -278,7 +284,7 @@ class Engine:
                 future.topic.id, self.info, slot.index, mode, name=name, priority=priority,
                 claim=claim, created=created, settle=settle,
                 yields=future.options.on_wanted is not None, properties=properties,
-                follows=follows, bound_to=bound_to, announce=announce,
+                follows=follows, bound_to=bound_to, announce=announce, role=role,
             ),
             timeout,
         )  # fmt: skip
@@ -485,6 +491,123 @@ class Engine:
             if producer.session.bound_to == claim:
                 producer.drain()
 
+    # ---- roles ---------------------------------------------------------------------------
+
+    def role(
+        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        claims: ClaimsOfGroups = MappingProxyType({}),
+        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
+    ) -> Role:  # fmt: skip
+        """Become the only holder of a role: one name for topics, reader groups and claims.
+
+        It combines PIP-68, PIP-440 and the `own` call of Kafka's proposal: all that the role binds
+        is granted, lost and handed over in one transaction. No two processes ever have parts of
+        one role, and a former holder can neither send to any of its topics, nor commit a cursor of
+        its groups, nor commit a transaction that requires it.
+
+        - `name`: 1 to 240 bytes of UTF-8 without control characters.
+        - `topics`: the topics that the role owns. Each gets a new epoch with every holder; send
+          with `Role.producer`.
+        - `groups`: {reader group: names of the topics that it reads}; or names of groups, which
+          then read the role's own topics. Read with `Role.reader`.
+        - `claims`: {group: {resource: generation}}, as in `own`.
+        - `access_mode`: wait_for_exclusive, the default: wait in the role's queue; exclusive: fail
+          at once with ProducerFencedError; exclusive_with_fencing: take the role, and each of its
+          topics, from those who have or await them.
+        - `priority`, `settle`: in the queue, as in `Topic.producer`.
+        - `timeout`: seconds to wait in the queue; None: for ever.
+        - `on_lost`: called once with (role, error), in a thread of its own, when the role is lost
+          or handed over; not when it is closed.
+
+        Topics that do not exist are made. A role is granted once all of its topics are free at the
+        same time, and no other role has its groups and claims; it holds nothing while it waits, so
+        that roles with topics in common cannot block each other. Readers and claims that belong to
+        no role are taken over, as by `own`. If any part is taken from a holder later, such as a
+        topic by a producer that fences, the role is lost as a whole.
+
+        Each request says what its role binds. Holders of one role may differ in that: nobody but
+        the holder has anything of it.
+
+        Raises ProducerFencedError, WaitTimeoutError, OwnershipError (a generation is refused),
+        TopicTerminatedError, TopicNotFoundError; ValueError and TypeError for wrong arguments.
+
+        >>> with engine.role(
+        ...     "billing", topics=["invoices", "payments"], claims={"shards": {"shard-1": None}}
+        ... ) as role:
+        ...     role.epoch, role.generations, role.producer("payments").send(b"3 EUR")
+        (1, {'shards': {'shard-1': 1}}, 0)
+        """
+        future = self.role_async(
+            name, topics=topics, groups=groups, claims=claims, access_mode=access_mode,
+            priority=priority, timeout=timeout, settle=settle, on_lost=on_lost,
+        )  # fmt: skip
+        try:
+            return future.result()
+        except BaseException:
+            future.give_up()  # interrupted, perhaps
+            raise
+
+    def role_async(
+        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        claims: ClaimsOfGroups = MappingProxyType({}),
+        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
+    ) -> RoleFuture:  # fmt: skip
+        """Ask for a role as `role` does, with the same arguments, and return a future at once.
+
+        `cancel()` removes the request without a trace, or returns False because the grant came
+        first (rule D5).
+
+        >>> with engine.role("billing", topics=["invoices"]):
+        ...     standby = engine.role_async("billing", topics=["invoices"], priority=7)
+        ...     standby.done(), [waiter.priority for waiter in engine.roles()[0].waiters]
+        (False, [7])
+        >>> standby.result(timeout=10).epoch
+        2
+        """
+        return ask(
+            self, self._claims, name, topics, groups, claims, access_mode, priority, timeout,
+            settle, on_lost,
+        )  # fmt: skip
+
+    def roles(self) -> list[RoleInfo]:
+        """The roles of this ledger, sorted by name: their holders, waiters, and what they bind.
+
+        >>> role = engine.role("billing", topics=["invoices"])
+        >>> [(info.name, info.epoch, info.topics, info.holder.pid) for info in engine.roles()]
+        [('billing', 1, ('invoices',), ...)]
+        """
+        self.check_open()
+        return self.sessions.roles.roles()
+
+    def delete_role(self, name: str) -> None:
+        """Remove a role that nobody holds or awaits from `roles`. Its topics and messages stay, and
+        its epoch goes on, should it be asked for again.
+
+        Raises TopicNotFoundError if there is no such role, and ProducerBusyError while somebody
+        holds or awaits it.
+
+        >>> engine.role("billing").close()
+        >>> engine.delete_role("billing"), engine.roles()
+        (None, [])
+        """
+        self.check_writable()
+        delete_topic(self.ledger, self.sessions, PREFIX + check_role_name(name), own=True)
+
+    def name_of(self, topic: int) -> str:
+        """The name of the topic with this id."""
+        with self.ledger.read() as tables:
+            return tables.topic(topic).name
+
+    def bound_to_role(self, seat: Producer) -> list[Producer]:
+        """The producers that are bound to the role whose seat this is; none for any other."""
+        if not is_role(seat.topic):
+            return []
+        bound_to = seat.session.bound_to
+        there = list(self._producers.values())
+        return [p for p in there if p is not seat and p.session.bound_to == bound_to]
+
     # ---- the guard: mail, deaths, timeouts -----------------------------------------------
 
     def ring(self) -> None:
@@ -548,7 +671,10 @@ class Engine:
                 known = self.mailbox.known() | set(self._producers.keys())
                 with self.ledger.read() as tables:
                     sessions = tables.sessions_of(self.id)
-                    reserved = {s.id for s in sessions if seats.reserved(tables, s)}
+                    reserved = {
+                        s.id for s in sessions
+                        if seats.reserved(tables, s) or self.sessions.roles.binds(tables, s)
+                    }  # fmt: skip
                 for session in sessions:
                     if session.id not in known and session.id not in reserved:
                         self.release(session)
@@ -747,13 +873,18 @@ class Engine:
         if self._slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
 
-    def history(self, topic: str | None = None, *, group: str | None = None) -> Iterator[Event]:
+    def history(
+        self, topic: str | None = None, *, group: str | None = None, role: str | None = None
+    ) -> Iterator[Event]:
         """Iterate over every change of ownership so far (rule E5).
 
         - `topic`: only the events of this topic.
         - `group`: only the events of this group's claims; "": of claims without a group.
 
-        With None for both, all events. To follow new ones, read the topic `__events__`;
+        - `role`: only the grants, losses and hand-overs of this role. Those of its parts are told
+          of their topics and groups, with the reason "role".
+
+        With None for all three, all events. To follow new ones, read the topic `__events__`;
         `Event.loads` decodes its values.
 
         >>> with engine.topic("orders").producer("exclusive"):
@@ -762,6 +893,8 @@ class Engine:
         [('grant', 'request'), ('release', 'closed')]
         """
         self.check_open()
+        if role is not None:
+            topic = PREFIX + role
         try:
             reader = self.topic(EVENTS, create=False).reader()
         except TopicNotFoundError:  # nothing has happened yet

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.access import Session
@@ -58,8 +58,11 @@ RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
 
 
-class ProducerFuture(concurrent.futures.Future[Producer]):
-    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+Granted = TypeVar("Granted")  # what a future gives, which has a close()
+
+
+class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
+    """What may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
 
     def __init__(self, engine: Engine, topic: Topic, options: Options) -> None:
         super().__init__()
@@ -67,8 +70,23 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
         self.topic = topic
         self.options = options
         self.session: Session | None = None
-        self.producer: Producer | None = None
+        self.granted: Granted | None = None
         self._engine = engine
+
+    @property
+    def topics(self) -> frozenset[int]:
+        """The ids of the topics that it waits for."""
+        return frozenset((self.topic.id,))
+
+    @property
+    def waited(self) -> str:
+        """What a timeout says."""
+        name = "" if self.session is None else self.session.name
+        return f"producer {name!r} waited for its topic in vain"
+
+    def make(self, session: Session, last_sequence: int) -> Granted:
+        """What the future gives, now that its session was granted."""
+        raise NotImplementedError
 
     def cancel(self) -> bool:
         """Leave the queue. False if it is too late: the future has its producer, or its
@@ -93,10 +111,10 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
     def give_up(self) -> None:
         """Leave the queue; a grant that came first is given back."""
         if not self.cancel():
-            self.add_done_callback(_close_producer)
+            self.add_done_callback(_close_granted)
 
-    def result(self, timeout: float | None = None) -> Producer:
-        """The producer; waits for it, up to `timeout` seconds (None: for ever)."""
+    def result(self, timeout: float | None = None) -> Granted:
+        """What was asked for; waits for it, up to `timeout` seconds (None: for ever)."""
         self._await(timeout)
         return super().result(0)
 
@@ -116,16 +134,27 @@ class ProducerFuture(concurrent.futures.Future[Producer]):
         super().add_done_callback(function)
 
 
-def _close_producer(future: concurrent.futures.Future[Producer]) -> None:
+class ProducerFuture(GrantFuture[Producer]):
+    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+
+    def make(self, session: Session, last_sequence: int) -> Producer:
+        """The producer."""
+        return Producer(self._engine, self.topic.name, session, last_sequence, self.options)
+
+
+AnyFuture = GrantFuture[Any]
+
+
+def _close_granted(future: concurrent.futures.Future[Any]) -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().close()
 
 
-def _give_producer(future: ProducerFuture) -> None:
-    # The future's result keeps the producer; the future itself must not, should nobody want it.
-    producer, future.producer = future.producer, None
-    if producer is not None:
-        future.set_result(producer)
+def _give_granted(future: AnyFuture) -> None:
+    # The future's result keeps it; the future itself must not, should nobody want it.
+    granted, future.granted = future.granted, None
+    if granted is not None:
+        future.set_result(granted)
 
 
 class Mailbox:
@@ -136,8 +165,8 @@ class Mailbox:
         self.read_up_to = 0
         self._owner = weakref.ref(engine)  # no cycle: what is dropped lets go of its files at once
         self._sessions = engine.sessions
-        self._pending: dict[int, ProducerFuture] = {}
-        self._settling: dict[int, ProducerFuture] = {}
+        self._pending: dict[int, AnyFuture] = {}
+        self._settling: dict[int, AnyFuture] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._due: list[tuple[int, int]] = []  # (ns, topic): when to promote again (rule D7)
         self._failed = False
@@ -162,7 +191,8 @@ class Mailbox:
 
     def needed(self) -> set[int]:
         """The topics that are waited for."""
-        return {session.topic for session in self.waiting()} | self._arrivals.topics()
+        waiting = [future.topics for future in list(self._pending.values())]
+        return self._arrivals.topics().union(*waiting)
 
     def waiting(self) -> list[Session]:
         """The sessions that wait in a queue."""
@@ -173,7 +203,7 @@ class Mailbox:
         return set(self._pending) | set(self._settling)
 
     def request(
-        self, future: ProducerFuture, register: Callable[[], Registration], timeout: float | None
+        self, future: AnyFuture, register: Callable[[], Registration], timeout: float | None
     ) -> None:
         """Register a producer, or queue it until it is promoted or `timeout` has passed."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -208,7 +238,7 @@ class Mailbox:
             self._queue(future, arrival.deadline)
         return registration
 
-    def _queue(self, future: ProducerFuture, deadline: float | None) -> None:
+    def _queue(self, future: AnyFuture, deadline: float | None) -> None:
         assert future.session is not None
         self._pending[future.session.id] = future
         # Now, not when it is promoted: the topic would be idle for as long.
@@ -228,7 +258,7 @@ class Mailbox:
         self._engine.ring()  # there may have been mail for the guard in it
         return False
 
-    def forget(self, future: ProducerFuture) -> bool:
+    def forget(self, future: AnyFuture) -> bool:
         """Let a request no longer wait for a hand-over; False if it does not."""
         if not self._arrivals or self._engine.forked:  # its lock may be the parent's
             return False
@@ -311,7 +341,7 @@ class Mailbox:
         session = replace(future.session, epoch=epoch, since=since)
         self._undelivered.append(lambda: self._hand_out(future, session, last_sequence))
 
-    def _take_pending(self, session_id: int) -> ProducerFuture | None:
+    def _take_pending(self, session_id: int) -> AnyFuture | None:
         # In one of the two at every moment: `cancel` must see that somebody settles it.
         future = self._pending.get(session_id)
         if future is not None:
@@ -319,21 +349,17 @@ class Mailbox:
             self._pending.pop(session_id, None)
         return future
 
-    def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
-        if future.producer is None:  # else this is a second try
-            future.producer = Producer(
-                self._engine, future.topic.name, session, last_sequence, future.options
-            )
+    def _hand_out(self, future: AnyFuture, session: Session, last_sequence: int) -> None:
+        if future.granted is None:  # else this is a second try
+            future.granted = future.make(session, last_sequence)
         with self.lock:
             wanted = session.id in self._wanted
             self._wanted.discard(session.id)
-        self._settle(future, session.id, functools.partial(_give_producer, future))
+        self._settle(future, session.id, functools.partial(_give_granted, future))
         if wanted:
             self._tell_wanted(session.id)
 
-    def _settle(
-        self, future: ProducerFuture, session_id: int, settle: Callable[[], object]
-    ) -> None:
+    def _settle(self, future: AnyFuture, session_id: int, settle: Callable[[], object]) -> None:
         def unless_settled() -> None:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 settle()
@@ -353,7 +379,7 @@ class Mailbox:
     def _tell_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
         # Only now: the grant may have been in the same mail.
         future = self._settling.get(session_id)
-        if future is not None and future.session is not None and future.producer is None:
+        if future is not None and future.session is not None and future.granted is None:
             holder = self._owner_if_known(future.session.topic)
             refuse = functools.partial(future.set_exception, error(text, holder=holder))
             self._settle(future, session_id, refuse)
@@ -464,24 +490,23 @@ class Mailbox:
             heapq.heappop(self._deadlines)
         self._deliver()
 
-    def _tell_timed_out(self, future: ProducerFuture) -> None:
+    def _tell_timed_out(self, future: AnyFuture) -> None:
         assert future.session is not None
-        error = self.timed_out(future.session)
+        error = self._timed_out(future)
         settle = functools.partial(future.set_exception, error)
         self._settle(future, future.session.id, settle)
 
-    def timed_out(self, session: Session) -> WaitTimeoutError:
-        """What a producer's wait ends with: it says who is in the way (rule A5)."""
+    def _timed_out(self, future: AnyFuture) -> WaitTimeoutError:
+        # It says who is in the way (rule A5).
         owner = None
         with contextlib.suppress(ExclusiveLogError):
-            owner = next(iter(self._sessions.holders(session.topic)), None)
+            holders = (self._sessions.holders(topic) for topic in sorted(future.topics))
+            owner = next((first for there in holders for first in there), None)
         by = "" if owner is None else (
             f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
             f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
         )  # fmt: skip
-        return WaitTimeoutError(
-            f"producer {session.name!r} waited for its topic in vain{by}", holder=owner
-        )
+        return WaitTimeoutError(f"{future.waited}{by}", holder=owner)
 
     def fail_pending(self, error: ExclusiveLogError) -> None:
         """The ledger has failed for good, and nobody is promoted any more: tell all who wait."""
@@ -500,7 +525,7 @@ class Mailbox:
                 refuse = functools.partial(arrival.future.set_exception, error)
                 self._settle(arrival.future, 0, refuse)
 
-    def _fail(self, futures: dict[int, ProducerFuture], error: ExclusiveLogError) -> None:
+    def _fail(self, futures: dict[int, AnyFuture], error: ExclusiveLogError) -> None:
         for session_id, future in futures.items():
             self._settle(future, session_id, functools.partial(future.set_exception, error))
 
@@ -532,10 +557,13 @@ class Mailbox:
 
     def _hand_over(self, asked: list[tuple[int, int]]) -> None:
         producers = {session: self._engine.find_producer(session) for session, _ in asked}
-        for producer in producers.values():
-            if producer is not None:
-                producer.pause()
+        bound = {p: self._engine.bound_to_role(p) for p in producers.values() if p is not None}
+        every = [*bound, *(each for parts in bound.values() for each in parts)]
+        for each in every:
+            each.pause()
         try:
+            for part in every[len(bound) :]:
+                part.drain()
             for session, producer in producers.items():
                 if producer is not None:
                     producer.drain()
@@ -544,8 +572,8 @@ class Mailbox:
             for released in self._engine.hand_over.release(asked):
                 producer = producers[released.session]
                 if producer is not None and released.to is not None:
-                    producer.hand_off(released.to)
+                    for each in (producer, *bound[producer]):
+                        each.hand_off(released.to)
         finally:
-            for producer in producers.values():
-                if producer is not None:
-                    producer.resume()  # unless it has moved
+            for each in every:
+                each.resume()  # unless it has moved

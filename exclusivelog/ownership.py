@@ -18,6 +18,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -83,24 +84,35 @@ class Claims:
         with self._ledger.write() as tables:
             if check is not None:
                 check(tables)
-            generations, severed = self._judge(tables, group, wanted)
             claimant = Claimant(
-                tables.rows.next_id(b"claim"), engine.id, slot, engine.pid, engine.name, group,
-                generations, time.time_ns() // 1_000_000, dict(engine.properties), reads,
+                0, engine.id, slot, engine.pid, engine.name, group, {},
+                time.time_ns() // 1_000_000, dict(engine.properties), reads,
             )  # fmt: skip
-            self._sever(tables, list(severed.values()), claimant)
+            claimant = self.take_in(tables, claimant, group, wanted)
             if made is not None:
                 made.append(claimant)
-            tables.put_claimant(claimant)
-            for resource, generation in generations.items():
-                tables.put_claim(group, resource, generation, claimant.id)
-            reason = "reader" if reads else "claim"
-            _record(tables, claimant, "own", reason, target=claimant)
             return claimant
 
-    def _judge(
+    def take_in(
+        self, tables: Tables, claimant: Claimant, group: str, wanted: Mapping[str, int | None]
+    ) -> Claimant:
+        """The same, as a part of a transaction, for a claimant that has no id and no generations
+        yet; it is returned with both."""
+        generations, severed = self.judge(tables, group, wanted)
+        claimant = replace(claimant, id=tables.rows.next_id(b"claim"), generations=generations)
+        self._sever(tables, list(severed.values()), claimant)
+        tables.put_claimant(claimant)
+        for resource, generation in generations.items():
+            tables.put_claim(group, resource, generation, claimant.id)
+        reason = "reader" if claimant.reads else "claim"
+        record_claim(tables, claimant, "own", reason, target=claimant)
+        return claimant
+
+    def judge(
         self, tables: Tables, group: str, wanted: Mapping[str, int | None]
     ) -> tuple[dict[str, int], dict[int, Claimant]]:
+        """The generations that these resources would get, and the claimants that would lose them,
+        by id. Raises OwnershipError where one is refused."""
         generations: dict[str, int] = {}
         severed: dict[int, Claimant] = {}
         for resource, number in wanted.items():
@@ -119,7 +131,7 @@ class Claims:
         for claimant in severed:
             alive = self._alive(claimant)
             reason = "claimed" if alive else self._sessions.end_of(claimant)
-            _record(tables, claimant, "sever", reason, source=claimant, target=rival)
+            record_claim(tables, claimant, "sever", reason, source=claimant, target=rival)
         if severed:
             self._sessions.end_claims(tables, severed, "evict")
         for claimant in severed:
@@ -131,7 +143,7 @@ class Claims:
         with self._ledger.write() as tables:
             if tables.claimant(claimant.id) is None:
                 return False
-            _record(tables, claimant, "release", "closed", source=claimant)
+            record_claim(tables, claimant, "release", "closed", source=claimant)
             self._sessions.end_claims(tables, [claimant], "release")
             return True
 
@@ -156,7 +168,9 @@ class Claims:
         return [
             claimant
             for claimant in tables.claimants()
-            if group in (None, claimant.group) and self._alive(claimant)
+            if group in (None, claimant.group)
+            and self._alive(claimant)
+            and not self._sessions.roles.is_anchor(tables, claimant)
         ]
 
     def groups(self, topics: Iterable[tuple[str, int, int]]) -> list[GroupInfo]:
@@ -327,7 +341,7 @@ def claim_info(claimant: Claimant) -> ClaimInfo:
 # ---- the record --------------------------------------------------------------------------
 
 
-def _record(
+def record_claim(
     tables: Tables, about: Claimant, kind: str, reason: str, *,
     source: Claimant | None = None, target: Claimant | None = None,
 ) -> None:  # fmt: skip
@@ -373,7 +387,7 @@ def own(
     if not isinstance(resources, Mapping) or not resources:
         raise TypeError("resources takes a mapping of names to generations, one at least")
     for resource, generation in resources.items():
-        _check_name("resources", resource)
+        check_resource("resources", resource)
         check_generation(resource, generation)
     end = time.monotonic() + (timeout or 0.0)
     while True:
@@ -400,10 +414,11 @@ def own(
 
 def check_group(group: object) -> None:
     """An error that says what a group's name is, unless this is one."""
-    _check_name("group", group)
+    check_resource("group", group)
 
 
-def _check_name(argument: str, name: object) -> None:
+def check_resource(argument: str, name: object) -> None:
+    """An error that says what the name of a group or resource is, unless this is one."""
     if not isinstance(name, str):
         raise TypeError(f"{argument}={name!r}: it takes a str")
     try:

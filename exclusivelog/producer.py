@@ -112,11 +112,15 @@ class Producer:
     """
 
     def __init__(
-        self, engine: Engine, topic: str, session: Session, last_sequence: int, options: Options
-    ) -> None:
+        self, engine: Engine, topic: str, session: Session, last_sequence: int, options: Options,
+        keeper: object = None,
+    ) -> None:  # fmt: skip
         self.topic = topic
+        self._keeper = keeper  # what gives the session back, where that is not the producer itself
         self.session = session
         self._leash = engine.leash(session)  # an abandoned producer must not stay an owner
+        if keeper is not None:
+            self._leash.let_go()
         self.appender = _core.Appender(
             session.name.encode(), last_sequence, options.max_batch_messages,
             options.max_batch_bytes, session, engine.committer.agenda, options.linger, self._leash,
@@ -982,7 +986,8 @@ class Producer:
             error = waiting.exception()
             if isinstance(error, ExclusiveLogError):
                 failure = error
-        self._engine.release(self.session)
+        if self._keeper is None:
+            self._engine.release(self.session)
         return None if isinstance(failure, ProducerFencedError) else failure
 
     def __enter__(self) -> Producer:

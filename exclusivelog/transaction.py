@@ -36,6 +36,7 @@ from exclusivelog.errors import (
 from exclusivelog.log import Placed, Work, append_one
 from exclusivelog.ownership import Claim
 from exclusivelog.producer import Moving, Producer
+from exclusivelog.roles import Role
 from exclusivelog.waits import in_slices, settled
 
 if TYPE_CHECKING:
@@ -85,15 +86,16 @@ class Transaction:
         if numbered:
             self._numbered.add(producer)
 
-    def require(self, holder: Claim | Producer) -> None:
-        """Let the commit fail unless this claim is held, or this producer still has its topic.
+    def require(self, holder: Claim | Role | Producer) -> None:
+        """Let the commit fail unless this claim or role is held, or this producer still has its
+        topic.
 
-        - `holder`: a claim of `engine.own`, or a producer; it need not send in this transaction.
-          Call this once for each.
+        - `holder`: a claim of `engine.own`, a role of `engine.role`, or a producer; it need not
+          send in this transaction. Call this once for each.
 
         The commit checks it in its critical section. If the check fails, nothing of the transaction
-        is in the log, and the commit raises OwnershipLostError for a claim that was revoked or
-        released. For a producer it raises what the producer's sends would raise:
+        is in the log, and the commit raises OwnershipLostError for a claim or a role that was
+        lost or given back. For a producer it raises what the producer's sends would raise:
         ProducerFencedError, ProducerMovedError, EngineClosedError, TopicTerminatedError, ...
 
         >>> claim = engine.own({"shard-7": None})
@@ -103,8 +105,10 @@ class Transaction:
         ...     txn.commit()
         """
         self.check_open()
+        if isinstance(holder, Role):
+            holder = holder.claim
         if not isinstance(holder, (Claim, Producer)):
-            raise TypeError(f"require takes a claim or a producer, not {holder!r}")
+            raise TypeError(f"require takes a claim, a role or a producer, not {holder!r}")
         if holder.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
         if isinstance(holder, Claim):

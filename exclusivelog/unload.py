@@ -19,6 +19,7 @@ from exclusivelog import _core, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError, TopicNotFoundError
 from exclusivelog.handover import Begun, Wish
 from exclusivelog.ownership import check_group
+from exclusivelog.role_rows import is_role
 from exclusivelog.sessions import MOVES
 from exclusivelog.types import Move
 from exclusivelog.waits import in_slices, settled
@@ -235,11 +236,11 @@ def choose(engine: Engine, topics: str | Iterable[str]) -> list[str]:
         for name in names:
             if not isinstance(name, str):
                 raise TypeError(f"topics takes a str or an iterable of them, not {name!r}")
-            if name.startswith("__"):
+            if name.startswith("__") and not is_role(name):
                 raise ValueError(f"topics: {name!r} is the library's own, and has no owner")
         return list(dict.fromkeys(names))
     there = engine.topics()
-    if topics in there:
+    if topics in there or is_role(topics):
         return [topics]
     found = [name for name in there if name.startswith(topics.removesuffix("*"))]
     if not found:
