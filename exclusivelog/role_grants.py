@@ -114,6 +114,7 @@ class RoleGrants:
                 tables.post(owner, WANTED)
             tables.put_topic(row)
         role_rows.put(tables, role)
+        tables.to_promote.update(role.topics)  # one may be reserved: it is looked at again then
 
     def _part(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> Session:
         number = role.parts.get(topic) or tables.rows.next_id(b"session")
@@ -242,7 +243,7 @@ class RoleGrants:
             row.waiting -= 1
         if seat.mode == FENCING:
             self._sessions.evict_all(tables, row, part)
-        assert not (row.owner or row.shared), f"topic {row.name!r} was taken twice"
+        assert (row.owner, row.shared) == (0, 0), f"topic {row.name!r} was taken twice"
         transfer = tables.transfer(topic)
         if transfer is not None and transfer.target == seat.engine:
             tables.drop_transfer(topic)

@@ -27,6 +27,7 @@ from exclusivelog.serde import pick_dumps
 from exclusivelog.tables import Claimant
 from exclusivelog.topic import Topic, check_name, check_queue_options, create_topic, is_internal
 from exclusivelog.types import AccessMode, Move
+from exclusivelog.unload import UnloadFuture
 
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
@@ -47,6 +48,19 @@ class SendingOptions(TypedDict, total=False):
     max_batch_bytes: int
     max_pending_bytes: int
     serializer: Any
+
+
+class RoleOptions(TypedDict, total=False):
+    """The options of `Engine.role`, which tells what each means."""
+
+    topics: Iterable[str]
+    groups: Groups
+    claims: ClaimsOfGroups
+    access_mode: AccessMode | str
+    priority: int
+    timeout: float | None
+    settle: float
+    on_lost: OnLost | None
 
 
 class RoleClaim(Claim):
@@ -289,6 +303,18 @@ class Role:
         """
         self.claim.check()
         return self._seat.move(to, timeout)
+
+    def hand_over_async(self, to: str, timeout: float = 10.0) -> UnloadFuture:
+        """Begin what `hand_over` does, and return a future with a list of one `Move` (see
+        `Engine.unload_async`).
+
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     [move] = a.role("billing").hand_over_async(to=b.id).result(timeout=10)
+        ...     move.state
+        'assigned'
+        """
+        self.claim.check()
+        return self._seat.move_async(to, timeout)
 
     def lose(self, error: OwnershipLostError) -> None:
         """It was lost: wake its readers, and tell the application."""

@@ -108,7 +108,7 @@ class Transaction:
         if isinstance(holder, Role):
             holder = holder.claim
         if not isinstance(holder, (Claim, Producer)):
-            raise TypeError(f"require takes a claim, a role or a producer, not {holder!r}")
+            raise TypeError(f"require takes a role, a claim or a producer, not {holder!r}")
         if holder.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
         if isinstance(holder, Claim):
