@@ -76,8 +76,8 @@ def _build() -> typer.Typer:
     )  # fmt: skip
     app.callback()(_options)
     for command in (
-        topics, info, tail, send, owners, claims, groups, roles, unload, compact, trim, verify, backup,
-        upgrade, demo,
+        topics, info, tail, send, owners, claims, groups, roles, unload, compact, trim, verify,
+        backup, upgrade, demo,
     ):  # fmt: skip
         app.command()(_quietly(command))
     return app

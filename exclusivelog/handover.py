@@ -27,6 +27,7 @@ from exclusivelog import _core, seats
 from exclusivelog.access import Session, Transfer
 from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
 from exclusivelog.ledger import Ledger
+from exclusivelog.role_rows import is_role
 from exclusivelog.sessions import MOVES, RELEASE, Sessions, describe, fenced, owner_info, owner_of
 from exclusivelog.tables import Tables
 from exclusivelog.types import EngineInfo, Move, TransferInfo
@@ -153,7 +154,10 @@ class HandOver:
                 "shared producers have it, it has no owner; producer= moves one of them",
             )
         if under_way is not None:  # somebody has asked for it before: it only gets more time
-            tables.put_transfer(_prolonged(under_way, wish))
+            prolonged = _prolonged(under_way, wish)
+            tables.put_transfer(prolonged)
+            if is_role(row.name):
+                self._sessions.roles.prolong(tables, row, prolonged)
             if owner is not None:
                 tables.post(owner, RELEASE, row.id)
             else:

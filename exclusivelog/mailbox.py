@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -77,6 +77,10 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def topics(self) -> frozenset[int]:
         """The ids of the topics that it waits for."""
         return frozenset((self.topic.id,))
+
+    def in_the_way(self) -> Set[int]:
+        """The topics whose holders keep it waiting."""
+        return self.topics
 
     @property
     def waited(self) -> str:
@@ -191,7 +195,7 @@ class Mailbox:
 
     def needed(self) -> set[int]:
         """The topics that are waited for."""
-        waiting = [future.topics for future in list(self._pending.values())]
+        waiting = [future.in_the_way() for future in list(self._pending.values())]
         return self._arrivals.topics().union(*waiting)
 
     def waiting(self) -> list[Session]:

@@ -228,6 +228,7 @@ class RoleGrants:
             role_rows.claim_part(tables, claimant.id, role)
         role.held = True
         role_rows.put(tables, role)
+        self._end_reservations(tables, role.topic, seat.engine, "not of the role any more")
         role_rows.put_last(tables, role)
         token = {role.name: seat.epoch}
         tables.put_claimant(_claimant(seat, role.claim, ANCHORS, token, reads=False))
@@ -374,6 +375,39 @@ class RoleGrants:
             what = f"role {name!r}" if claimant.group == ANCHORS else f"group {claimant.group!r}"
             tables.post(claimant, CLAIM_LOST, f"{what}: it was lost with all that its role binds")
 
+    # ---- hand-over -----------------------------------------------------------------------
+
+    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The hand-over of a role has got more time: so have its topics that are reserved."""
+        for other, kept in self._reserved(tables, row.id, transfer.target):
+            tables.put_transfer(replace(kept, until=max(kept.until, transfer.until)))
+            tables.to_promote.add(other.id)  # who was to look at it at the old deadline
+            tables.settle = self.settle
+
+    def cancelled(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
+    ) -> None:
+        """The hand-over of a role has ended without its destination: so has the reservation of its
+        topics."""
+        self._end_reservations(tables, row.id, transfer.target, reason)
+
+    def _end_reservations(self, tables: Tables, topic: int, target: str, reason: str) -> None:
+        for row, kept in self._reserved(tables, topic, target):
+            self._sessions.cancel_transfer(tables, row, kept, reason)
+            tables.to_promote.add(row.id)
+            tables.settle = self.settle
+
+    def _reserved(
+        self, tables: Tables, topic: int, target: str
+    ) -> Iterator[tuple[_core.TopicRow, Transfer]]:
+        """The topics of a role's last holder that are reserved for an engine."""
+        bound = role_rows.last(tables, topic)
+        for number in () if bound is None else bound.topics:
+            kept = tables.transfer(number)
+            row = tables.sound_topic(number, "its reservation stays until its deadline")
+            if row is not None and kept is not None and kept.target == target and not kept.session:
+                yield row, kept
+
     # ---- promote -------------------------------------------------------------------------
 
     def _promote(self, tables: Tables, topics: Iterable[int]) -> None:
@@ -408,8 +442,7 @@ class RoleGrants:
             tables.put_topic(row)
 
     def _queue(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes, Session]]:
-        # All of it at once: to end a transfer that is overdue changes tables on the way.
-        for key, data in list(tables.rows.under("queue", row.id)):
+        for key, data in tables.rows.under("queue", row.id):
             yield row_key(row.id, key), data, unpack_session(data)
 
     def _grantable(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
@@ -451,6 +484,15 @@ class RoleGrants:
         held = [tables.holder(topic, number) for topic, number in role.parts.items()]
         claims = [tables.claimant(number) for number in role.claimants]
         return role, [s for s in held if s is not None], [c for c in claims if c is not None]
+
+    def rivals(self, definition: Definition) -> set[int]:
+        """The own topics of the roles that have what this request wants to claim."""
+        wanted = [(group, topic) for group, read in definition.groups.items() for topic in read]
+        wanted += [(group, name) for group, names in definition.claims.items() for name in names]
+        with self._ledger.read() as tables:
+            holders = [tables.claim(*each)[1] for each in wanted]
+            found = [role_rows.role_of_claim(tables, holder) for holder in holders if holder]
+        return {role.topic for role in found if role is not None}
 
     def owned_by(self, tables: Tables, owner: Session | None) -> int | None:
         """The own topic of the role that this owner of a topic is a part of; None for any other."""

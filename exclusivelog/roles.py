@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
@@ -142,9 +142,12 @@ class Role:
         self.closed = False
         self._seat = Producer(engine, topic, seat, last_sequence, Options(follow=False))
         self._claimants = [c.id for c in claimants if c.reads]
+
+    def register(self) -> None:
+        """Notifications about the role go to it from now on, and its engine keeps it."""
         for number, membership in zip(self._claimants, self._memberships.values(), strict=True):
-            engine.keep_claim(number, membership)
-        engine.keep_claim(seat.bound_to, self.claim)
+            self._engine.keep_claim(number, membership)
+        self._engine.keep_claim(self.claim.id, self.claim)
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -387,14 +390,27 @@ class RoleFuture(GrantFuture[Role]):
         """What a timeout says."""
         return f"role {self.topic.name.removeprefix(PREFIX)!r} was waited for in vain"
 
+    def in_the_way(self) -> Set[int]:
+        """The topics whose holders keep it waiting, and the roles that have its claims."""
+        return self.topics | self._engine.sessions.roles.rivals(self.definition)
+
     def make(self, session: Session, last_sequence: int) -> Role:
         """The role."""
         with self._engine.ledger.read() as tables:
             found = self._engine.sessions.roles.parts(tables, session)
-        return Role(
+        self.granted = Role(
             self._engine, self._claims, self.topic.name, session, last_sequence, found,
             self._on_lost,
         )  # fmt: skip
+        self.granted.register()  # only now: an interrupt must leave it to `give_up`
+        return self.granted
+
+    def give_up(self) -> None:
+        """Leave the queue; a grant that came first is given back."""
+        granted = self.granted
+        super().give_up()
+        if granted is not None:
+            granted.close()
 
 
 # ---- the call ----------------------------------------------------------------------------
@@ -426,10 +442,14 @@ def ask(
         wanted,
     )
     future = RoleFuture(engine, claims_of, _own_topic(engine, name), definition, on_lost)
-    engine.open_producer(
-        future, chosen.value, name=None, priority=priority, claim=None, timeout=timeout,
-        settle=int(settle * 1e9), properties={}, role=definition,
-    )  # fmt: skip
+    try:
+        engine.open_producer(
+            future, chosen.value, name=None, priority=priority, claim=None, timeout=timeout,
+            settle=int(settle * 1e9), properties={}, role=definition,
+        )  # fmt: skip
+    except BaseException:
+        future.give_up()  # interrupted
+        raise
     return future
 
 

@@ -733,6 +733,8 @@ class Sessions:
     ) -> None:
         """The hand-over ends without its destination (rule E4)."""
         tables.drop_transfer(row.id)
+        if is_role(row.name):
+            self.roles.cancelled(tables, row, transfer, reason)
         tables.ring.add(transfer.slot)  # what waits for it there is decided as usual
         self.record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
 

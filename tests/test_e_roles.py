@@ -24,6 +24,9 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio, ledger
+from exclusivelog._core import strings
+from exclusivelog.encoding import Columns
+from exclusivelog.once import Run, append_once
 from tests.handovers import (
     EXCLUSIVE,
     FENCING,
@@ -39,6 +42,7 @@ from tests.handovers import (
     fall_at,
     freeze,
     quick_workers,
+    quiet_wake_ups,
     steps,
     thaw,
 )
@@ -69,6 +73,7 @@ from tests.roles import (
 )
 
 FENCED = xl.ProducerFencedError
+REFUSALS = (FENCED, xl.ProducerBusyError, xl.OwnershipError, xl.ReaderFencedError)
 
 
 @pytest.fixture
@@ -350,10 +355,8 @@ def test_b2_what_was_accepted_before_a_rival_came_is_there_and_nothing_behind_it
 
 PARTS: dict[str, Callable[[xl.Engine], Any]] = {
     "a topic": lambda engine: engine.topic("payments").producer(FENCING),
-    "a batch of its own": lambda engine: engine.topic("invoices").append_once(
-        [b"[0, 0]"], writer="w", batch=1
-    ) if hasattr(engine.topic("invoices"), "append_once") else engine.topic("invoices").producer(
-        FENCING
+    "a batch of its own": lambda engine: append_once(
+        engine, Run("job", "run-1", "spark"), 0, {"invoices": [Columns(strings([b"[0, 0]"]))]}
     ),
     "a claim": lambda engine: engine.own("shards", {"shard-1": None}),
     "a group": lambda engine: engine.topic(READ).reader(group=GROUP),
@@ -740,6 +743,53 @@ def test_f3_a_role_takes_readers_and_claims_that_belong_to_no_role(
                 reader.commit()
 
 
+def test_c3_a_role_waits_for_a_claim_of_another_role_that_hangs_no_longer_than_its_keepalive(
+    engine: xl.Engine, quick: Callable[..., Quick]
+) -> None:
+    stalled = quick("stalled", keepalive=KEEPALIVE)
+    stalled.call(hold)
+    freeze(stalled)
+    waiting = engine.role_async("other", claims={"shards": {"shard-1": None}})
+    assert waiting.result(PATIENCE).generations == {"shards": {"shard-1": 2}}
+    thaw(stalled)
+    assert stalled.call(role_state) == "fenced"
+    assert "done" not in stalled.call(act, "late").values()
+
+
+def test_d6_only_the_engine_whose_turn_it_is_is_woken(engine: xl.Engine, path: str) -> None:
+    with crowd(path, 4) as engines:
+        holder = role(engine)
+        waiting = [
+            each.role_async(ROLE, **BINDS, priority=priority)
+            for priority, each in enumerate(engines)
+            for _ in range(50)
+        ]
+        before = quiet_wake_ups(engines)
+        holder.close()
+        waiting[150].result(PATIENCE)
+        woken = [b - a for a, b in zip(before, quiet_wake_ups(engines), strict=True)]
+        assert woken[:3] == [0, 0, 0]
+        assert woken[3] >= 1
+
+
+@pytest.mark.parametrize("where", ["register", "__init__"])
+def test_d5_a_call_that_is_interrupted_after_its_grant_leaves_no_holder(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    original = getattr(xl.Role, where)
+
+    def interrupted(*args: Any) -> None:
+        original(*args)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(xl.Role, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        role(engine)
+    until(lambda: check_whole(engine) is None)
+    assert role(engine, EXCLUSIVE).state == "open"
+
+
 # ---- E: hand-over ------------------------------------------------------------------------
 
 
@@ -916,6 +966,56 @@ def test_e4_a_source_that_hangs_is_not_succeeded_in_halves(
         thaw(source)
         assert "done" not in source.call(act, "late").values()
     judge_logs(engine)
+
+
+def test_e3_a_request_at_the_destination_waits_for_the_release(
+    engine: xl.Engine, path: str
+) -> None:
+    with xl.open(path, name="b") as b, HeldUp(engine) as held:
+        holder = role(engine)
+        moving = begin(holder.hand_over, b.id, PATIENCE)
+        held.await_it()
+        waiting = b.role_async(ROLE, **BINDS, access_mode=EXCLUSIVE)
+        assert not waiting.done()
+        held.go_on()
+        assert waiting.result(PATIENCE).epoch == 2
+        assert moving.result(PATIENCE).ok
+
+
+def test_e4_a_reservation_that_is_cancelled_frees_the_roles_topics(
+    engine: xl.Engine, path: str
+) -> None:
+    with xl.open(path, name="b") as b, xl.open(path, name="third") as third:
+        assert role(engine).hand_over(b.id, timeout=1000.0).state == "assigned"
+        waiting = third.role_async(ROLE, **{**BINDS, "topics": ["invoices"]})
+        plain = third.topic("payments").producer_async(WAIT)
+        third.cancel_unload("__role__/billing")
+        assert waiting.result(PATIENCE).epoch == 2
+        assert plain.result(PATIENCE).topic_epoch == 2
+
+
+def test_e3_who_gets_a_role_that_is_kept_for_it_leaves_topics_that_it_does_not_bind(
+    engine: xl.Engine, path: str
+) -> None:
+    with xl.open(path, name="b") as b, xl.open(path, name="third") as third:
+        assert role(engine).hand_over(b.id, timeout=1000.0).state == "assigned"
+        plain = third.topic("payments").producer_async(WAIT)
+        with role(b, topics=["invoices"]):
+            assert plain.result(PATIENCE).topic_epoch == 2
+        assert traces(engine)["transfers"] == []
+
+
+def test_e4_repeating_the_call_gives_the_whole_role_more_time(engine: xl.Engine, path: str) -> None:
+    with xl.open(path, name="b") as b, xl.open(path, name="third") as third:
+        assert role(engine).hand_over(b.id, timeout=3.0).state == "assigned"
+        first = [engine.topic(name).transfer.until for name in TOPICS]
+        [move] = third.unload("__role__/billing", to=b.id, timeout=1000.0)
+        assert move.state == "assigned"
+        assert all(
+            engine.topic(name).transfer.until > before + 900_000
+            for name, before in zip(TOPICS, first, strict=True)
+        )
+        assert role(b, EXCLUSIVE).epoch == 2
 
 
 class Round:
@@ -1180,7 +1280,7 @@ def test_e4_whatever_happens_one_process_acts_in_a_role(
 
     def disturb() -> None:
         while not stop.wait(0.15):
-            with contextlib.suppress(FENCED, xl.ProducerBusyError, xl.OwnershipError):
+            with contextlib.suppress(*REFUSALS):
                 what = rng.randrange(4)
                 if what == 0:
                     engine.topic(rng.choice(TOPICS)).producer(FENCING).close()
@@ -1220,4 +1320,5 @@ def test_e4_whatever_happens_one_process_acts_in_a_role(
             assert mine.state == "open"
     assert judge_logs(engine) > 0
     left = traces(engine)
-    assert [left[t] for t in ("roles", "queue", "holders", "transfers")] == [[]] * 4
+    assert [left[t] for t in ("roles", "queue", "transfers")] == [[]] * 3
+    assert [engine.topic(name).holders for name in TOPICS] == [[], []]
