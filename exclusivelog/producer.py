@@ -960,6 +960,10 @@ class Producer:
             raise
         self._end(failure)
 
+    def abandon(self) -> None:
+        """Nobody has this producer, as after an interrupt: the engine gives its session back."""
+        self._leash.pull()
+
     def _leave_the_successor(self) -> None:
         """Close what was opened to follow the topic; another one's producer stays open."""
         self._engine.disown(self)

@@ -116,12 +116,13 @@ class Role:
     """
 
     def __init__(
-        self, engine: Engine, claims: Claims, topic: str, seat: Session, last_sequence: int,
+        self, engine: Engine, claims: Claims, seat: Producer,
         found: tuple[RoleRow, list[Session], list[Claimant]], on_lost: OnLost | None,
     ) -> None:  # fmt: skip
         row, parts, claimants = found
-        self.name = topic.removeprefix(PREFIX)
-        self.epoch = seat.epoch
+        session = seat.session
+        self.name = seat.topic.removeprefix(PREFIX)
+        self.epoch = session.epoch
         self._engine = engine
         self._on_lost = on_lost
         self._parts = {engine.name_of(part.topic): part for part in parts}
@@ -133,14 +134,14 @@ class Role:
         }
         self._topics_of = {group: list(topics) for group, topics in row.groups.items()}
         anchor = Claimant(
-            seat.bound_to, seat.engine, seat.slot, seat.pid, seat.engine_name, PREFIX,
-            {self.name: seat.epoch}, seat.since,
+            session.bound_to, session.engine, session.slot, session.pid, session.engine_name,
+            PREFIX, {self.name: session.epoch}, session.since,
         )  # fmt: skip
         self.claim = RoleClaim(self, engine, claims, anchor)
         self._producers: dict[str, Producer] = {}
         self._lock = threading.RLock()
         self.closed = False
-        self._seat = Producer(engine, topic, seat, last_sequence, Options(follow=False))
+        self._seat = seat
         self._claimants = [c.id for c in claimants if c.reads]
 
     def register(self) -> None:
@@ -398,10 +399,12 @@ class RoleFuture(GrantFuture[Role]):
         """The role."""
         with self._engine.ledger.read() as tables:
             found = self._engine.sessions.roles.parts(tables, session)
-        self.granted = Role(
-            self._engine, self._claims, self.topic.name, session, last_sequence, found,
-            self._on_lost,
-        )  # fmt: skip
+        seat = Producer(self._engine, self.topic.name, session, last_sequence, self.options)
+        try:
+            self.granted = Role(self._engine, self._claims, seat, found, self._on_lost)
+        except BaseException:
+            seat.abandon()
+            raise
         self.granted.register()  # only now: an interrupt must leave it to `give_up`
         return self.granted
 

@@ -774,7 +774,7 @@ def test_d6_only_the_engine_whose_turn_it_is_is_woken(engine: xl.Engine, path: s
 
 @pytest.mark.parametrize("where", ["register", "__init__"])
 def test_d5_a_call_that_is_interrupted_after_its_grant_leaves_no_holder(
-    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, where: str
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, where: str
 ) -> None:
     original = getattr(xl.Role, where)
 
@@ -783,6 +783,8 @@ def test_d5_a_call_that_is_interrupted_after_its_grant_leaves_no_holder(
         monkeypatch.undo()
         raise KeyboardInterrupt
 
+    gc.disable()  # it must not be left to the collector
+    request.addfinalizer(gc.enable)
     monkeypatch.setattr(xl.Role, where, interrupted)
     with pytest.raises(KeyboardInterrupt):
         role(engine)
