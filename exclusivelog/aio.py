@@ -61,6 +61,8 @@ from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture, without_outcome
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.replica import Replica
+from exclusivelog.roles import Role as SyncRole
+from exclusivelog.roles import RoleFuture, RoleOptions, SendingOptions
 from exclusivelog.state import Change
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
@@ -76,6 +78,7 @@ __all__ = [
     "MapWatch",
     "Producer",
     "Reader",
+    "Role",
     "SharedMap",
     "SharedState",
     "Topic",
@@ -636,6 +639,31 @@ class Engine(_Closing):
                 if left <= OWN_SECONDS or not error.retriable:
                     raise
 
+    async def role(self, name: str, **options: Unpack[RoleOptions]) -> Role:
+        """Become the only holder of a role; waits in its queue if the mode says so. Options as in
+        `Engine.role`; `on_lost` is called with the `xl.Role`, in a thread of its own. Cancelled, it
+        has left the queue, or gives back what it got.
+
+        >>> async def example():
+        ...     async with open(path) as engine:
+        ...         async with await engine.role("billing", topics=["invoices"]) as role:
+        ...             invoices = await role.producer("invoices")
+        ...             return role.epoch, await invoices.send(b"no. 1")
+        >>> asyncio.run(example())
+        (1, 0)
+        """
+        ask = functools.partial(self.sync.role_async, name, **options)
+        future = await _opened(ask, RoleFuture.give_up)
+        try:
+            return Role(await asyncio.shield(asyncio.wrap_future(future)))
+        except asyncio.CancelledError:
+            await asyncio.shield(_in_thread(future.give_up))
+            raise
+
+    async def delete_role(self, name: str) -> None:
+        """Remove a role that nobody holds or awaits."""
+        await _in_thread(self.sync.delete_role, name)
+
     def transaction(self) -> Transaction:
         """Begin a transaction, for `async with`."""
         return Transaction(self.sync.transaction())
@@ -690,7 +718,39 @@ class Engine(_Closing):
         await _in_thread(self.sync.close)
 
     def __getattr__(self, name: str) -> Any:
-        # id, name, path, topics, engines, claims, groups, stats, history, inside, ...
+        # id, name, path, topics, engines, claims, groups, roles, stats, history, inside, ...
+        return getattr(self.sync, name)
+
+
+class Role(_Closing):
+    """An `exclusivelog.Role`, awaitable; `sync` is that one. Made by `Engine.role`."""
+
+    def __init__(self, sync: SyncRole) -> None:
+        self.sync = sync
+
+    async def producer(self, topic: str, **options: Unpack[SendingOptions]) -> Producer:
+        """The role's producer of one of its topics. Options as in `Role.producer`."""
+        return Producer(await _in_thread(self.sync.producer, topic, **options))
+
+    def reader(self, topic: str, **options: Any) -> Reader:
+        """Open the reader of one topic of a group. Options as in `Role.reader`."""
+        return Reader(self.sync.reader(topic, **options))
+
+    def group_reader(self, group: str | None = None, **options: Any) -> GroupReader:
+        """Open one reader on all topics of a group. Options as in `Role.group_reader`."""
+        return GroupReader(self.sync.group_reader(group, **options))
+
+    async def hand_over(self, to: str, timeout: float = 10.0) -> Move:
+        """Move the role to another engine. Cancelled, the role stays here unless it has moved."""
+        begin = functools.partial(self.sync.hand_over_async, to, timeout)
+        return (await (await _begun(begin)))[0]
+
+    async def close(self) -> None:
+        """Send what waits, then give the role back."""
+        await _in_thread(self.sync.close)
+
+    def __getattr__(self, name: str) -> Any:
+        # name, epoch, claim, topics, groups, generations, state
         return getattr(self.sync, name)
 
 
@@ -716,9 +776,9 @@ class Transaction:
         there = self.sync.offsets
         return {p: there[p.sync] for p in self._producers if p.sync in there}
 
-    def require(self, holder: Claim | Producer) -> None:
-        """Commit only if this claim is held, or this producer still has its topic."""
-        self.sync.require(holder.sync if isinstance(holder, Producer) else holder)
+    def require(self, holder: Claim | Role | Producer) -> None:
+        """Commit only if this claim or role is held, or this producer still has its topic."""
+        self.sync.require(holder.sync if isinstance(holder, (Producer, Role)) else holder)
 
     def commit_cursor(self, reader: Reader | GroupReader) -> None:
         """Let the reader's group go on at its position, if and when this commits."""

@@ -848,6 +848,8 @@ class Transaction(_Section):
 
     def finish(self, tables: Tables) -> None:
         """What must be done before the commit."""
+        if tables.settle is not None:
+            tables.settle(tables)
         write_events(tables)
         tables.record_generation()
         if self.held and self.journal is not None and tables.rows.changed:
