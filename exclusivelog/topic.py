@@ -328,7 +328,9 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"topic_epoch={topic_epoch!r}: it takes an epoch, or None")
         encode_properties(properties or {})
         if claim is not None and not isinstance(claim, Claim):
-            raise TypeError(f"claim={claim!r}: it takes a claim made by engine.own or a role's, or None")
+            raise TypeError(
+                f"claim={claim!r}: it takes a claim made by engine.own or a role's, or None"
+            )
         if claim is not None and claim.engine is not self._engine:
             raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
         if announce is not None and mode is AccessMode.SHARED:
