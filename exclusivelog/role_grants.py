@@ -170,6 +170,8 @@ class RoleGrants:
         if holder is not None:
             text = f"topic {row.name!r} is held by {describe(holder)}"
             return Obstacle(text, owner_info(holder))
+        if row.owner or row.shared:
+            return Obstacle(f"topic {row.name!r} is held by a session whose row is missing")
         transfer = self._sessions.transfer(tables, row)
         if transfer is not None and transfer.target != seat.engine:
             where = f"engine {transfer.name!r} (id {transfer.target})"

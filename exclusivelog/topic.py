@@ -241,10 +241,10 @@ class Topic:
         - `follow`: True: after a hand-over to an engine of this process, sends go through that
           engine. False: any hand-over ends this producer; for an owner whose next send depends on
           having seen all earlier messages (rule E2).
-        - `claim`: a claim of this engine that the producer is bound to. It can append, or wait in
-          the queue, only while the claim is held; each append checks that in its critical section.
-          Afterwards every call raises ProducerRevokedError (rules B4, F5). Implies
-          `follow=False`.
+        - `claim`: a claim of this engine, or a role's (`role.claim`), that the producer is bound
+          to. It can append, or wait in the queue, only while the claim is held; each append checks
+          that in its critical section. Afterwards every call raises ProducerRevokedError (rules
+          B4, F5). Implies `follow=False`.
 
         Raises ProducerBusyError, ProducerFencedError, InvalidEpochError, WaitTimeoutError,
         TopicNotFoundError, TopicTerminatedError, OwnershipLostError (`claim` is lost); ValueError
@@ -326,7 +326,9 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"topic_epoch={topic_epoch!r}: it takes an epoch, or None")
         encode_properties(properties or {})
         if claim is not None and not isinstance(claim, Claim):
-            raise TypeError(f"claim={claim!r}: it takes a claim made by engine.own, or None")
+            raise TypeError(
+                f"claim={claim!r}: it takes a claim made by engine.own or a role's, or None"
+            )
         if claim is not None and claim.engine is not self._engine:
             raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
         if announce is not None and mode is AccessMode.SHARED:

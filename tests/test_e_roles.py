@@ -360,6 +360,9 @@ PARTS: dict[str, Callable[[xl.Engine], Any]] = {
     ),
     "a claim": lambda engine: engine.own("shards", {"shard-1": None}),
     "a group": lambda engine: engine.topic(READ).reader(group=GROUP),
+    "a group that moves with its topic": lambda engine: engine.unload(
+        READ, to=engine.id, groups=[GROUP]
+    ),
     "the role": lambda engine: role(engine, FENCING, topics=[], groups=[], claims={}),
 }  # fmt: skip
 
@@ -772,6 +775,23 @@ def test_d6_only_the_engine_whose_turn_it_is_is_woken(engine: xl.Engine, path: s
         assert woken[3] >= 1
 
 
+def test_d5_a_role_is_not_taken_for_what_an_interrupted_call_has_left(
+    engine: xl.Engine, path: str
+) -> None:
+    holder = role(engine)
+    with xl.open(path, name="other") as other:
+        waiting = other.role_async(ROLE, **BINDS)
+        for each in (engine, other):
+            each.want_orphans()
+            until(lambda each=each: not each._orphans_wanted)
+        engine.ledger.checkpoint()
+        with engine.mailbox.lock, other.mailbox.lock:  # its round is over
+            assert check_whole(engine) == engine.id
+        assert holder.state == "open"
+        holder.close()
+        assert waiting.result(PATIENCE).state == "open"
+
+
 @pytest.mark.parametrize("where", ["register", "__init__"])
 def test_d5_a_call_that_is_interrupted_after_its_grant_leaves_no_holder(
     engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, where: str
@@ -968,6 +988,37 @@ def test_e4_a_source_that_hangs_is_not_succeeded_in_halves(
         thaw(source)
         assert "done" not in source.call(act, "late").values()
     judge_logs(engine)
+
+
+def test_e4_a_holder_that_closes_while_its_role_is_moved_leaves_it_to_the_destination(
+    engine: xl.Engine, path: str
+) -> None:
+    with xl.open(path, name="b") as b, xl.open(path, name="third") as third, HeldUp(engine) as held:
+        holder = role(engine)
+        best = third.role_async(ROLE, **BINDS, priority=9)
+        moving = begin(holder.hand_over, b.id, PATIENCE)
+        held.await_it()
+        with Auditor(b):
+            holder.close()
+            waiting = b.role_async(ROLE, **BINDS)
+            assert waiting.result(PATIENCE).epoch == 2
+            held.go_on()
+            assert moving.result(PATIENCE).ok
+        assert not best.done()
+        waiting.result(0).close()
+        assert best.result(PATIENCE).epoch == 3
+
+
+def test_e4_a_destination_whose_request_binds_more_than_is_free_holds_nobody_up_for_ever(
+    engine: xl.Engine, path: str
+) -> None:
+    with xl.open(path, name="b") as b, engine.topic("refunds").producer(EXCLUSIVE):
+        holder = role(engine)
+        more = b.role_async(ROLE, **{**BINDS, "topics": [*TOPICS, "refunds"]}, priority=9)
+        assert holder.hand_over(b.id, timeout=0.5).state == "assigned"
+        assert role(engine).epoch == 2
+        assert not more.done()
+        assert more.cancel()
 
 
 def test_e3_a_request_at_the_destination_waits_for_the_release(
