@@ -1270,7 +1270,7 @@ def test_g8_a_role_whose_topic_was_terminated_is_refused(engine: xl.Engine, path
     assert traces(engine)["roles"] == []
 
 
-def test_j1_roles_of_asyncio(engine: xl.Engine, path: str) -> None:
+def test_b2_roles_of_asyncio(engine: xl.Engine, path: str) -> None:
     async def scene() -> list[Any]:
         async with aio.open(path, "a") as a, aio.open(path, "b") as b:
             async with await a.role(ROLE, **BINDS) as first:
