@@ -251,7 +251,7 @@ async def _put(shared: _state.SharedMap[K, V], key: K, value: V | None) -> V | N
     a fraction of what it costs to have another thread make it."""
     loop = asyncio.get_running_loop()
     traffic = _Traffic.of(loop)
-    found = None if traffic.leaving else shared.put_now(key, value)  # in order, never before
+    found = None if traffic.leaving else shared._put_now(key, value)  # in order, never before
     if found is None:
         return await _called(shared, shared.put, key, value)
     result, appended = found
@@ -259,7 +259,7 @@ async def _put(shared: _state.SharedMap[K, V], key: K, value: V | None) -> V | N
         await asyncio.sleep(0)  # a task that only puts must not keep the loop from the others
         return result
     mine = _Call(shared, int, loop.create_future(), traffic)
-    shared.acknowledge(mine, result, appended)
+    shared._acknowledge(mine, result, appended)
     told: V | None = await mine.waiter
     return told
 

@@ -554,8 +554,8 @@ class Replica:
         self._tokens[future] = token
         return future
 
-    def acknowledge(self, future: Any, result: Any, appended: Appended) -> None:
-        """`future.set_result(result)` in the background, once `appended` is durable. Internal."""
+    def _acknowledge(self, future: Any, result: Any, appended: Appended) -> None:
+        """`future.set_result(result)` in the background, once `appended` is durable."""
         self._calls.acknowledge(future, result, appended)
 
     def _call_for(self, token: Token, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:

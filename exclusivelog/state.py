@@ -398,10 +398,10 @@ class SharedMap(Replica, MutableMapping[K, V]):
         old = self._set(self._dump_key(key), data, _core.ANY)[1]
         return None if old is None else self._load(old)
 
-    def put_now(self, key: K, value: V | None) -> tuple[V | None, Appended | None] | None:
+    def _put_now(self, key: K, value: V | None) -> tuple[V | None, Appended | None] | None:
         """`put`, if it need not wait for anything: its result, and what is to be durable before
-        anybody is told. None where it would have to, and nothing is done. Internal: for asyncio,
-        whose loop must not wait."""
+        anybody is told. None where it would have to; nothing is done then. For asyncio, whose
+        loop must not wait."""
         if not (self._is_plain and self._calls.idle):
             return None
         data = None if value is None else self._dump(value)
