@@ -34,6 +34,7 @@ WRITER = b"exclusivelog"
 MOST_IN_ONE_ENTRY = 1 << 20
 
 Party = Mapping[str, Any]
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one at each call
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Event:
             facts |= {
                 "group": self.group, "resource": self.resource, "generation": self.generation,
             }  # fmt: skip
-        return json.dumps(facts, separators=(",", ":")).encode()
+        return _encode(facts).encode()
 
     @classmethod
     def loads(cls, value: bytes) -> Event:

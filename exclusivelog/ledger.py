@@ -872,7 +872,8 @@ class Transaction(_Section):
         lockfile: LockFile = self.ledger.lockfile
         readers = [(lockfile.announce, (topic,)) for topic in tables.announce]
         empty = [(self.ledger.segments.remove, (segment,)) for segment in tables.large.emptied]
-        return readers + [(lockfile.ring, (slot,)) for slot in tables.ring] + empty
+        engines = [(lockfile.ring, (slot,)) for slot in tables.ring]  # one may have become owner
+        return engines + readers + empty
 
 
 class Change(Transaction):

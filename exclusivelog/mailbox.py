@@ -16,11 +16,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from exclusivelog import _core
-from exclusivelog.access import Session
+from exclusivelog.access import Session, changed
 from exclusivelog.arrivals import Arrival, Arrivals
 from exclusivelog.commit import Committer
 from exclusivelog.errors import (
@@ -55,6 +54,7 @@ log = logging.getLogger("exclusivelog")
 LONGEST_NAP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
+HANDED_ON_SECONDS = 20e-6  # that a thread with a new producer is given to begin with it
 
 
 class Host(Protocol):
@@ -255,6 +255,7 @@ class Mailbox:
     def _deliver(self) -> None:
         """Tell the application. What cannot be told now, for want of memory or threads, is
         told in one of the next rounds."""
+        delivered = False
         while self._undelivered:
             try:
                 delivery = self._undelivered.popleft()
@@ -265,12 +266,16 @@ class Mailbox:
             except BaseException:
                 self._undelivered.appendleft(delivery)
                 raise
+            delivered = True
+        if delivered:
+            # Else a thread that was told would wait for the interpreter until this one sleeps.
+            time.sleep(HANDED_ON_SECONDS)
 
     def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
         future = self._take_pending(session_id)
         if future is None or future.session is None:
             return
-        session = replace(future.session, epoch=epoch, since=since)
+        session = changed(future.session, epoch=epoch, since=since)
         self._undelivered.append(lambda: self._hand_out(future, session, last_sequence))
 
     def _take_pending(self, session_id: int) -> AnyFuture | None:

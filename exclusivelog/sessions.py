@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from exclusivelog import _core, access, moved_claims, seats
-from exclusivelog.access import Session, Transfer, Verdict
+from exclusivelog.access import Session, Transfer, Verdict, changed
 from exclusivelog.announcements import put_announcement
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -454,7 +454,7 @@ class Sessions:
         chain = transfer.chain if moved and transfer else session.id
         if session.announce is not None:
             put_announcement(tables, session, session.announce)
-        session = replace(session, chain=chain, announce=None)
+        session = changed(session, chain=chain, announce=None)
         tables.put_holder(session)
         if session.exclusive:
             row.owner = session.id
@@ -709,12 +709,13 @@ class Sessions:
         self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
         transfer: Transfer | None,
     ) -> None:  # fmt: skip
-        winner = replace(waiter, since=time.time_ns() // 1_000_000)
+        winner = changed(waiter, since=time.time_ns() // 1_000_000)
         tables.drop_waiter(winner)
         row.waiting -= 1
         self._admit(tables, row, winner, reason, transfer)
-        sequence, _ = tables.producer(row.id, winner.name)
-        tables.put_producer(row.id, winner.name, sequence, winner.id)
+        sequence, namesake = tables.producer(row.id, winner.name)
+        if namesake != winner.id:  # else the row is as it has to be: a page less to write
+            tables.put_producer(row.id, winner.name, sequence, winner.id)
         tables.post(winner, GRANTED, winner.epoch, winner.since, sequence)
         if row.waiting and winner.yields:
             tables.post(winner, WANTED)  # behind the grant

@@ -608,8 +608,9 @@ class Tables:
 
     def learn(self, topic: int, *priorities: int) -> None:
         """Widen what `known` reads by these priorities, and by those of the queue."""
-        found = widened(self.known(topic), *priorities, *self._ends_of_queue(topic))
-        if found != self.known(topic):
+        known = self.known(topic)
+        found = widened(known, *priorities, *self._ends_of_queue(topic))
+        if found != known:
             self.rows.put("meta", PRIORITIES + U64.pack(topic), KNOWN.pack(*found))
 
     def _ends_of_queue(self, topic: int) -> Iterator[int]:
