@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +18,8 @@ import exclusivelog as xl
 from exclusivelog import role_rows
 from exclusivelog.role_rows import PREFIX
 from exclusivelog.sessions import owner_of
-from tests.handovers import WAIT
+from exclusivelog.tables import Tables
+from tests.handovers import EXCLUSIVE, FENCING, MODES, WAIT
 from tests.processes import PATIENCE, State, rows, until
 
 ROLE = "billing"
@@ -183,7 +186,8 @@ def check_whole(engine: xl.Engine, name: str = ROLE) -> str | None:
 
 
 class Auditor:
-    """Within the block, `check_whole` is asked all the time, in a thread of its own."""
+    """Within the block, `check_whole` and `find_idle` are asked all the time, in a thread of its
+    own."""
 
     def __init__(self, engine: xl.Engine, *names: str) -> None:
         self._engine, self._names = engine, names or (ROLE,)
@@ -197,6 +201,7 @@ class Auditor:
             while not self._over.wait(0.001):
                 for name in self._names:
                     check_whole(self._engine, name)
+                assert find_idle(self._engine) is None
                 self.checks += 1
         except BaseException as error:
             self._failure = error
@@ -236,11 +241,97 @@ def judge_logs(engine: xl.Engine) -> int:
     return count
 
 
+def find_idle(engine: xl.Engine) -> tuple[str, str] | None:
+    """A role, and the engine of a live waiter that could have it at this moment (rule D4): all of
+    it is free, and nobody else waits for its topics. For waiters without `settle`."""
+    with engine.ledger.read() as tables:
+        for name, topic in role_rows.role_topics(tables):
+            row = tables.topic(topic)
+            if row.owner or tables.transfer(topic) is not None:
+                continue
+            for waiter in tables.waiters(topic):
+                if engine.ledger.lockfile.alive(waiter.slot, waiter.engine):
+                    role = role_rows.find(tables, waiter.bound_to)
+                    if role is not None and _is_free(tables, role):
+                        return name, waiter.engine_name
+    return None
+
+
+def _is_free(tables: Tables, role: role_rows.RoleRow) -> bool:
+    for topic in role.topics:
+        row = tables.topic(topic)
+        plain = [w for w in tables.waiters(topic) if not role_rows.role_of_session(tables, w)]
+        if row.owner or row.shared or plain or tables.transfer(topic) is not None:
+            return False
+    wanted = [(group, name) for group, names, _ in role.wanted() for name in names]
+    return not any(tables.claim(*each)[1] for each in wanted)
+
+
+# Roles with topics and claims in common.
+COMMON: dict[str, dict[str, Any]] = {
+    "r1": {"topics": ["a", "b"]},
+    "r2": {"topics": ["b", "c"], "claims": {"s": {"x": None}}},
+    "r3": {"topics": ["c", "a"], "groups": {"g": [READ]}, "claims": {"s": {"y": None}}},
+    "r4": {"claims": {"s": {"x": None, "y": None}}},
+    "r5": {"topics": ["a", "b", "c"]},
+}
+REFUSALS = (
+    *LOST, xl.WaitTimeoutError, xl.ProducerBusyError, xl.LedgerError, xl.OwnershipError,
+)  # fmt: skip
+
+
+def wander(state: State, seed: int, seconds: float) -> None:
+    """Do at random all that can be done to `COMMON`, and to their topics and claims."""
+    rng, end = random.Random(seed), time.monotonic() + seconds
+    waiting: list[xl.RoleFuture] = []
+    deeds = [_hold_one, _hold_one, _hold_one, _wait_for_one, _take_a_topic, _take_a_claim, _move]
+    while time.monotonic() < end:
+        with contextlib.suppress(*REFUSALS):
+            rng.choice(deeds)(state.engine, rng, waiting)
+        if len(waiting) > 3:
+            future = waiting.pop(0)
+            if not future.cancel():
+                with contextlib.suppress(*REFUSALS):
+                    future.result(PATIENCE).close()
+
+
+def _hold_one(engine: xl.Engine, rng: random.Random, _: list[xl.RoleFuture]) -> None:
+    name, mode = rng.choice(list(COMMON)), rng.choice([WAIT, WAIT, WAIT, EXCLUSIVE, FENCING])
+    timeout = rng.choice([0.01, 0.3, 1.0])
+    with engine.role(
+        name, **COMMON[name], access_mode=mode, priority=rng.randrange(4), timeout=timeout
+    ) as role:
+        for topic in role.topics:
+            role.producer(topic).send(b"x")
+        others = [other for other in engine.engines() if other.id != engine.id]
+        if others and rng.random() < 0.4:
+            role.hand_over(rng.choice(others).id, timeout=rng.choice([0.05, 0.4, 2.0]))
+
+
+def _wait_for_one(engine: xl.Engine, rng: random.Random, waiting: list[xl.RoleFuture]) -> None:
+    name = rng.choice(list(COMMON))
+    waiting.append(engine.role_async(name, **COMMON[name], priority=rng.randrange(4)))
+
+
+def _take_a_topic(engine: xl.Engine, rng: random.Random, _: list[xl.RoleFuture]) -> None:
+    engine.topic(rng.choice("abc")).producer(rng.choice(MODES), timeout=0.2).close()
+
+
+def _take_a_claim(engine: xl.Engine, rng: random.Random, _: list[xl.RoleFuture]) -> None:
+    engine.own("s", {rng.choice("xy"): None}).release()
+
+
+def _move(engine: xl.Engine, rng: random.Random, _: list[xl.RoleFuture]) -> None:
+    topics = ["a", "b", "c", *(PREFIX + name for name in COMMON)]
+    if rng.random() < 0.5:
+        engine.cancel_unload(rng.choice(topics))
+    else:
+        to = rng.choice(engine.engines()).id
+        engine.unload(rng.choice(topics), to, timeout=rng.choice([0.05, 0.5]))
+
+
 @contextlib.contextmanager
 def crowd(path: str, count: int) -> Iterator[list[xl.Engine]]:
     """Engines of this process."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(xl.open(path, name=f"e{n}")) for n in range(count)]
-
-
-__all__ = ["WAIT", "Auditor"]

@@ -50,6 +50,7 @@ from tests.processes import PATIENCE, Failed, State, forked, until, values, with
 from tests.roles import (
     AUDIT,
     BINDS,
+    COMMON,
     DONE,
     GROUP,
     READ,
@@ -70,6 +71,7 @@ from tests.roles import (
     send_to,
     take,
     traces,
+    wander,
 )
 
 FENCED = xl.ProducerFencedError
@@ -1375,3 +1377,40 @@ def test_e4_whatever_happens_one_process_acts_in_a_role(
     left = traces(engine)
     assert [left[t] for t in ("roles", "queue", "transfers")] == [[]] * 3
     assert [engine.topic(name).holders for name in TOPICS] == [[], []]
+
+
+def test_d4_roles_with_parts_in_common_are_held_whole_and_never_left_idle(
+    engine: xl.Engine, quick: Callable[..., Quick]
+) -> None:
+    rng, made = random.Random(5), 0
+    for name in "abc":
+        engine.topic(name)
+
+    def new() -> Quick:
+        nonlocal made
+        made += 1
+        worker = quick(f"w{made}", keepalive=KEEPALIVE)
+        worker.start(wander, made, PATIENCE)
+        return worker
+
+    with Auditor(engine, *COMMON):
+        living = [new() for _ in range(4)]
+        for _ in range(15):
+            time.sleep(0.3)
+            worker = living.pop(rng.randrange(len(living)))
+            if rng.random() < 0.4:
+                worker.kill()
+                living.append(new())
+            else:
+                worker.signal(signal.SIGSTOP)
+                time.sleep(rng.choice([0.05, 2 * KEEPALIVE]))
+                worker.signal(signal.SIGCONT)
+                living.append(worker)
+        for worker in living:
+            worker.kill()
+        for name, binds in COMMON.items():
+            with engine.role(name, **binds, timeout=PATIENCE) as holder:
+                assert holder.state == "open"
+    left = traces(engine)
+    assert [left[t] for t in ("roles", "queue", "transfers")] == [[]] * 3
+    assert engine.verify().ok
