@@ -56,7 +56,7 @@ def test_a_balance_that_nobody_paid_is_seen(path: str, engine: xl.Engine) -> Non
 
 
 def test_a_change_is_seen_in_all_processes() -> None:
-    status, output, errors = run("dynamic_config.py")
+    status, output, errors = run("dynamic_config.py", "--slowest", 30)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     assert "40 changes, seen by 3" in output
     assert "[[False, True], [True]], and it is 40" in output
