@@ -8,7 +8,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxi exclusivelog/*.pxd)
+SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxi exclusivelog/*.pxd \
+    exclusivelog/_native/*.h)
 
 # Spark draws the demo's report, where there is a Java to run it.
 JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
@@ -23,7 +24,7 @@ demo: $(READY)
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 # Durability makes no difference to these: once is enough.
 ONCE := access_model c_clocks c_hangs cli core demo e_crashes environments examples f_claims h_creation \
-    losing_data package proof state_examples \
+    losing_data native package proof rules state_examples \
     spark_crashes spark_pipelines spark_read spark_write
 
 test: lint
@@ -34,6 +35,7 @@ test: lint
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml \
 	    --ignore-disjoint-bases exclusivelog._core

@@ -15,6 +15,7 @@ import pytest
 
 import exclusivelog as xl
 import tests
+from tests import rules
 from tests.processes import Worker, workers
 
 
@@ -28,6 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
         tests.choose_durability()
     if config.getoption("--benchmark"):
         choose_benchmarks(config)
+    config.addinivalue_line(
+        "markers", "rule(number, ...): the test backs these rules of docs/semantics.md"
+    )
+    if numbers := config.getoption("--rule"):
+        choose_rules(config, numbers)
     # A job in the background of a shell is deaf to Ctrl-C, and its children with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -39,6 +45,37 @@ def choose_benchmarks(config: pytest.Config) -> None:
     config.option.benchmark_only = True
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(config.rootpath / "bench")]
+
+
+def choose_rules(config: pytest.Config, numbers: list[str]) -> None:
+    """Where no path is given, `--rule` collects only the files that back one of these rules."""
+    stated = rules.stated(rules.PAGE.read_text())
+    if unknown := [number for number in numbers if number not in stated]:
+        raise pytest.UsageError(
+            f"--rule {unknown[0]}: docs/semantics.md has no such rule; it has {', '.join(stated)}"
+        )
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        behind = rules.backing(rules.sources())
+        files = sorted({name for number in numbers for name in behind.get(number, [])})
+        config.args = [str(rules.TESTS / name) for name in files]
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """The name of a test marks it: test_b3_... backs rule B3."""
+    if named := rules.rules_of(item.name):
+        item.add_marker(pytest.mark.rule(*named))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`--rule` leaves the tests that back one of these rules."""
+    if wanted := set(config.getoption("--rule")):
+        others = [item for item in items if wanted.isdisjoint(rules_behind(item))]
+        items[:] = [item for item in items if not wanted.isdisjoint(rules_behind(item))]
+        config.hook.pytest_deselected(items=others)
+
+
+def rules_behind(item: pytest.Item) -> set[str]:
+    return {number for mark in item.iter_markers("rule") for number in mark.args}
 
 
 # By the beginnings of their files' names: what is made for the first of them serves all.
@@ -68,6 +105,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--benchmark", action="store_true",
         help="run the microbenchmarks in bench/: --benchmark-only bench/",
+    )  # fmt: skip
+    parser.addoption(
+        "--rule", action="append", default=[], type=str.upper, metavar="B3",
+        help="run the tests that back this rule of docs/semantics.md, and no others; repeatable",
     )  # fmt: skip
     parser.addoption(
         "--torture-seconds", type=float, default=20.0, help="how long test_torture.py goes on"

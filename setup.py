@@ -1,11 +1,21 @@
 """Builds the one extension module; everything else is in pyproject.toml."""
 
+from glob import glob
+
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 setup(
     ext_modules=cythonize(
-        [Extension("exclusivelog._core", ["exclusivelog/_core.pyx"], extra_compile_args=["-O3"])],
+        [
+            Extension(
+                "exclusivelog._core",
+                ["exclusivelog/_core.pyx"],
+                include_dirs=["exclusivelog"],  # of _native/*.h
+                depends=sorted(glob("exclusivelog/_native/*.h")),
+                extra_compile_args=["-O3"],
+            )
+        ],
         build_dir="build",
     )
 )

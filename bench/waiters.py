@@ -18,8 +18,7 @@ from exclusivelog import Engine, Producer, Topic
 from exclusivelog._core import now
 from exclusivelog.access import Session
 from exclusivelog.lockfile import MAIL, SLOT_COUNT, SLOT_SIZE, SLOTS
-from exclusivelog.mailbox import ProducerFuture
-from exclusivelog.producer import Options
+from exclusivelog.producer import Options, ProducerFuture
 from tests.processes import State, Worker, until, workers
 
 NS = 1e-9
@@ -174,7 +173,7 @@ def _register_waiters(topic: Topic, count: int, futures: list[ProducerFuture]) -
                 priority=random.randrange(10), created=now(), tie=random.getrandbits(32),
                 since=time.time_ns() // 1_000_000,
             )  # fmt: skip
-            future = engine.future(topic, Options())
+            future = ProducerFuture(engine, topic.id, topic.name, Options())
             row = tables.topic(topic.id)
             future.session = engine.sessions._decide(tables, row, session, None).session
             futures.append(future)

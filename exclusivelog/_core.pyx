@@ -12,6 +12,7 @@
 | `_shared.pxi` | words shared by processes: futexes, and liveness freed by the kernel |
 | `_guard.pxi` | stores into a file's mapping that must not kill |
 | `_section.pxi` | transactions that an interrupt cannot leave half entered |
+| `_native/*.h` | the C below that: futexes, liveness, the journal's locks and file, the SIGBUS handler |
 
 Nothing here knows about files, tables or policy.
 """

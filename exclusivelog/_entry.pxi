@@ -127,13 +127,7 @@ cdef uint32_t _sum(const char* data, Py_ssize_t size) noexcept nogil:
 cdef enum:
     PIECE = 4096
 
-cdef extern from *:
-    """
-    static void xl_fetch(const char *from, size_t size) {
-        for (size_t at = 0; at < size; at += 64)
-            __builtin_prefetch(from + at, 0, 2);
-    }
-    """
+cdef extern from "_native/prefetch.h":
     void xl_fetch(const char*, size_t) noexcept nogil
 
 

@@ -1,212 +1,13 @@
 # The journal: a preallocated file in which every small append goes first. Its words, shared
 # by all processes, lie in the lock file; the frames lie in a file of their own, so that a
 # flush writes nothing else.
-#
-# A position counts the bytes that were ever written since the generation began; the file is
-# a ring in which position p stands at p modulo the capacity. A frame is a header and one
-# entry, padded to 16; where less than a header is left at the end of the ring, nothing is.
-#
-#   offset  size  field
-#   0       4     magic, b"XLJ" and the version
-#   4       4     bytes of the entry; bit 31: none, go on at the beginning of the file;
-#                 bit 30: the next frame belongs to this one: both live, or neither
-#   8       8     position of this frame
-#   16      8     generation
-#   24      8     the entry's topic
-#   32      8     ... its first offset
-#   40      8     `version` when it was written: where it goes down, what follows was left
-#                 behind by a holder that died, or was refused, before `tail` had moved
-#   48      4     how many messages the entry has
-#   52      4     CRC-32C of the 52 bytes before
+# (_native/journal_file.h has the layout of a frame.)
 #
 # Frames are appended under a mutex that survives the death of its holder: `tail` moves only
 # when a frame is whole, so whoever comes next writes over what a dead holder left behind it.
 
-cdef extern from *:
-    """
-    #include <sched.h>
-    #include <string.h>
-    #include <sys/mman.h>
-    #include <sys/stat.h>
-    #include <sys/uio.h>
-
-    typedef struct {
-        union { pthread_mutex_t mutex; char room[64]; } write, flush, turn;
-        uint64_t tail;          /* where the next frame goes */
-        uint64_t synced;        /* durable up to here */
-        uint64_t applied;       /* in the tables up to here: the room before it is free */
-        uint64_t generation;    /* changes when positions begin anew */
-        uint64_t version;       /* changes with whatever may change who may write */
-        uint64_t inode;         /* of the journal's file */
-        uint32_t ready;         /* 0: after a boot, say; to be recovered before use */
-        uint32_t failed;        /* errno of a flush or write that failed */
-        uint32_t flushes;       /* changes with each flush: futex */
-        uint32_t sleepers;      /* on `flushes` */
-        uint32_t arrivals;      /* counts who has come to wait for a flush */
-        uint32_t led;           /* `arrivals` when the last flush began */
-        uint32_t crowd;         /* how many the last flush served, and how many came meanwhile */
-        uint32_t unsettled;     /* what became of a dead process's transaction is not known yet */
-    } xj_words;
-
-    #define XJ_READY offsetof(xj_words, ready)
-
-    typedef struct {
-        uint32_t magic, size;
-        uint64_t position, generation, topic, base_offset, version;
-        uint32_t count, crc;
-    } xj_frame;
-
-    static int xj_start_mutex(pthread_mutex_t *m) {
-        pthread_mutexattr_t attr;
-        int failed;
-        pthread_mutexattr_init(&attr);
-        pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
-        pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
-        pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
-        failed = pthread_mutex_init(m, &attr);
-        pthread_mutexattr_destroy(&attr);
-        return failed;
-    }
-
-    static int xj_start(xj_words *w) {
-        memset(w, 0, sizeof *w);
-        return xj_start_mutex(&w->write.mutex) || xj_start_mutex(&w->flush.mutex)
-            || xj_start_mutex(&w->turn.mutex);
-    }
-
-    static uint32_t *xj_word(pthread_mutex_t *m) {
-    #ifdef __GLIBC__
-        return (uint32_t *)m;
-    #else
-        return (uint32_t *)m + 1;       /* musl */
-    #endif
-    }
-
-    /* What the dead holder did is either whole (tail had moved) or to be written over. It may
-       have committed a change of ownership that nobody was told of; and parts of its frames
-       may outlast what is written over them, which have a lower version then.
-
-       Worse, LMDB itself may not know yet of what the dead has committed: its readers go by a
-       word that is set behind the write which is the commit, and the next writer sets it
-       right. Until then the tables must not be believed. Who dies in a transaction has the
-       turn, too; the kernel may not have come to that mutex yet. */
-    static int xj_repair(xj_words *w) {
-        if (xl_load(xj_word(&w->turn.mutex)))
-            xl_store(&w->unsettled, 1);
-        __atomic_add_fetch(&w->version, 1, __ATOMIC_SEQ_CST);
-        return pthread_mutex_consistent(&w->write.mutex);
-    }
-
-    /* ETIMEDOUT after half a second: whoever waits may have to look at a signal, or to say what
-       he waits for. A jump of the wall clock must not make it longer. */
-    static int xj_wait_for(pthread_mutex_t *m) {
-        struct timespec t;
-    #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 30)
-        clock_gettime(CLOCK_MONOTONIC, &t);
-    #else
-        clock_gettime(CLOCK_REALTIME, &t);
-    #endif
-        t.tv_nsec += 500000000;
-        t.tv_sec += t.tv_nsec / 1000000000;
-        t.tv_nsec %= 1000000000;
-    #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 30)
-        return pthread_mutex_clocklock(m, CLOCK_MONOTONIC, &t);
-    #else
-        return pthread_mutex_timedlock(m, &t);
-    #endif
-    }
-
-    static int xj_lock(xj_words *w) {
-        int r = xj_wait_for(&w->write.mutex);
-        return r == EOWNERDEAD ? xj_repair(w) : r;
-    }
-
-    /* LMDB repairs by itself what its dead writer has left. */
-    static int xj_take_turn(xj_words *w, int wait) {
-        int r = wait ? xj_wait_for(&w->turn.mutex) : pthread_mutex_trylock(&w->turn.mutex);
-        return r == EOWNERDEAD ? pthread_mutex_consistent(&w->turn.mutex) : r;
-    }
-
-    static void xj_give_turn(xj_words *w) { pthread_mutex_unlock(&w->turn.mutex); }
-
-    /* The kernel frees a robust mutex by this very word: it is the id of the thread. */
-    static uint32_t xj_holder(pthread_mutex_t *m) { return xl_load(xj_word(m)) & FUTEX_TID_MASK; }
-    static uint32_t xj_appending(xj_words *w) { return xj_holder(&w->write.mutex); }
-    static uint32_t xj_writing(xj_words *w) { return xj_holder(&w->turn.mutex); }
-
-    static int xj_try_lock(xj_words *w) {
-        int r = pthread_mutex_trylock(&w->write.mutex);
-        return r == EOWNERDEAD ? xj_repair(w) : r;
-    }
-
-    static void xj_unlock(xj_words *w) { pthread_mutex_unlock(&w->write.mutex); }
-
-    static int xj_try_flush_lock(xj_words *w) {
-        int r = pthread_mutex_trylock(&w->flush.mutex);
-        return r == EOWNERDEAD ? pthread_mutex_consistent(&w->flush.mutex) : r;
-    }
-
-    static void xj_flush_unlock(xj_words *w) { pthread_mutex_unlock(&w->flush.mutex); }
-
-    static void xj_raise(uint64_t *w, uint64_t v) {     /* *w = max(*w, v) */
-        uint64_t now = __atomic_load_n(w, __ATOMIC_ACQUIRE);
-        while (now < v && !__atomic_compare_exchange_n(
-            w, &now, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {}
-    }
-
-    static int64_t xj_wall_ms(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_REALTIME, &t);
-        return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-    }
-
-    /* A header may be written over while it is read: what is checked must be what is used. */
-    static void xj_copy_header(xj_frame *to, const void *from) {
-        memcpy(to, from, sizeof *to);
-        __asm__ __volatile__("" : : "r"(to) : "memory");
-    }
-
-    typedef struct { uint64_t device, inode; } xj_file;
-
-    static int xj_identify(int fd, xj_file *file) {
-        struct stat facts;
-        if (fstat(fd, &facts)) return errno;
-        file->device = facts.st_dev;
-        file->inode = facts.st_ino;
-        return 0;
-    }
-
-    /* A program may have closed all descriptors, and have other files by these numbers now. */
-    static int xj_is(int fd, const xj_file *file) {
-        xj_file now;
-        return xj_identify(fd, &now) == 0 && now.device == file->device
-            && now.inode == file->inode;
-    }
-
-    /* Write header and entry; 0 or an errno. */
-    static int xj_write(int fd, int64_t at, const void *header, size_t head,
-                        const void *data, size_t size) {
-        struct iovec v[2] = {{(void *)header, head}, {(void *)data, size}};
-        while (v[0].iov_len + v[1].iov_len) {
-            ssize_t n = pwritev(fd, v, 2, at);
-            if (n < 0) { if (errno == EINTR) continue; return errno; }
-            if (n == 0) return ENOSPC;
-            at += n;
-            for (int i = 0; i < 2; i++) {
-                size_t k = (size_t)n < v[i].iov_len ? (size_t)n : v[i].iov_len;
-                v[i].iov_base = (char *)v[i].iov_base + k;
-                v[i].iov_len -= k;
-                n -= k;
-            }
-        }
-        return 0;
-    }
-    """
+cdef extern from "_native/journal_lock.h":
     size_t XJ_READY
-    ctypedef struct xj_file:
-        pass
-    int xj_identify(int, xj_file*) noexcept nogil
-    bint xj_is(int, const xj_file*) noexcept nogil
     ctypedef struct xj_words:
         uint64_t tail
         uint64_t synced
@@ -222,16 +23,6 @@ cdef extern from *:
         uint32_t led
         uint32_t crowd
         uint32_t unsettled
-    ctypedef struct xj_frame:
-        uint32_t magic
-        uint32_t size
-        uint64_t position
-        uint64_t generation
-        uint64_t topic
-        uint64_t base_offset
-        uint64_t version
-        uint32_t count
-        uint32_t crc
     int xj_start(xj_words*) noexcept nogil
     int xj_lock(xj_words*) noexcept nogil
     int xj_try_lock(xj_words*) noexcept nogil
@@ -243,12 +34,34 @@ cdef extern from *:
     int xj_try_flush_lock(xj_words*) noexcept nogil
     void xj_flush_unlock(xj_words*) noexcept nogil
     void xj_raise(uint64_t*, uint64_t) noexcept nogil
+
+cdef extern from "_native/journal_file.h":
+    ctypedef struct xj_file:
+        pass
+    ctypedef struct xj_frame:
+        uint32_t magic
+        uint32_t size
+        uint64_t position
+        uint64_t generation
+        uint64_t topic
+        uint64_t base_offset
+        uint64_t version
+        uint32_t count
+        uint32_t crc
+    int xj_identify(int, xj_file*) noexcept nogil
+    bint xj_is(int, const xj_file*) noexcept nogil
     int64_t xj_wall_ms() noexcept nogil
     void xj_copy_header(xj_frame*, const void*) noexcept nogil
     int xj_write(int, int64_t, const void*, size_t, const void*, size_t) noexcept nogil
-    int sched_yield() noexcept nogil
-    int close_file "close"(int) noexcept nogil
-    int fdatasync(int) noexcept nogil
+
+cdef extern from "<sched.h>" nogil:
+    int sched_yield()
+
+cdef extern from "<unistd.h>" nogil:
+    int close_file "close"(int)
+    int fdatasync(int)
+
+cdef extern from "<errno.h>":
     int EBADF
     int EDEADLK
     int EIO

@@ -1,191 +1,12 @@
 # Words in a file that several processes map: atomic access, futexes, and a word that the
-# kernel itself marks when the thread that holds it dies.
-#
-# That mark is the kernel's robust list (set_robust_list(2)): at the death of a thread, and
-# before the memory of its process is torn down, the kernel walks the list, sets
-# FUTEX_OWNER_DIED in each word still held and wakes one sleeper. A thread of our own, with
-# a list of our own, holds the word; it does nothing else, so that glibc's robust mutexes
-# (LMDB uses one) are not disturbed in any other thread. A forked child has neither the
-# thread nor the list.
+# kernel itself marks when the process that holds it dies (_native/futex.h, _native/liveness.h).
 
-cdef extern from *:
-    """
-    #ifndef __linux__
-    #error "exclusivelog needs Linux: futexes and robust lists are its broker"
-    #endif
-    #ifndef _GNU_SOURCE
-    #define _GNU_SOURCE
-    #endif
-    #include <errno.h>
-    #include <limits.h>
-    #include <linux/futex.h>
-    #include <pthread.h>
-    #include <signal.h>
-    #include <stddef.h>
-    #include <stdint.h>
-    #include <stdlib.h>
-    #include <sys/syscall.h>
-    #include <time.h>
-    #include <unistd.h>
-
-    #ifndef SYS_futex_waitv
-    #define SYS_futex_waitv 449
-    #endif
-
-    /* struct futex_waitv of linux/futex.h (5.16), which older build machines lack */
-    typedef struct { uint64_t val, uaddr; uint32_t flags, reserved; } xl_waiter;
-
-    static uint32_t xl_load(uint32_t *w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
-    static void xl_store(uint32_t *w, uint32_t v) { __atomic_store_n(w, v, __ATOMIC_RELEASE); }
-    static uint32_t xl_add(uint32_t *w, uint32_t v) {
-        return __atomic_add_fetch(w, v, __ATOMIC_SEQ_CST);
-    }
-    static uint32_t xl_or(uint32_t *w, uint32_t v) {
-        return __atomic_or_fetch(w, v, __ATOMIC_SEQ_CST);
-    }
-    static int xl_swap(uint32_t *w, uint32_t from, uint32_t to) {
-        return __atomic_compare_exchange_n(w, &from, to, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
-    }
-    static uint64_t xl_load64(uint64_t *w) { return __atomic_load_n(w, __ATOMIC_ACQUIRE); }
-    static void xl_store64(uint64_t *w, uint64_t v) { __atomic_store_n(w, v, __ATOMIC_RELEASE); }
-
-    static int64_t xl_now(void) {
-        struct timespec t;
-        clock_gettime(CLOCK_MONOTONIC, &t);
-        return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-    }
-
-    /* Sleep while *w == expected, at most ns (< 0: for ever); 0 or an errno. */
-    static int xl_wait(uint32_t *w, uint32_t expected, int64_t ns) {
-        struct timespec t = {ns / 1000000000, ns % 1000000000};
-        long r = syscall(SYS_futex, w, FUTEX_WAIT, expected, ns < 0 ? NULL : &t, NULL, 0);
-        return r == 0 ? 0 : errno;
-    }
-
-    static long xl_wake(uint32_t *w, int most) {
-        return syscall(SYS_futex, w, FUTEX_WAKE, most, NULL, NULL, 0);
-    }
-
-    /* Sleep while every word has its expected value. ENOSYS before Linux 5.16. */
-    static int xl_wait_any(xl_waiter *waiters, unsigned n, int64_t ns) {
-        int64_t at = xl_now() + ns;
-        struct timespec t = {at / 1000000000, at % 1000000000};
-        long r = syscall(SYS_futex_waitv, waiters, n, 0, ns < 0 ? NULL : &t, CLOCK_MONOTONIC);
-        return r >= 0 ? 0 : errno;
-    }
-
-    /* Look at *w until it changes or ns have passed. */
-    static int xl_watch(uint32_t *w, uint32_t expected, int64_t ns) {
-        int64_t end = xl_now() + ns;
-        do {
-            for (int i = 0; i < 64; i++) {
-                if (xl_load(w) != expected) return 1;
-    #if defined(__x86_64__) || defined(__i386__)
-                __builtin_ia32_pause();
-    #elif defined(__aarch64__)
-                __asm__ __volatile__("yield");
-    #endif
-            }
-        } while (xl_now() < end);
-        return 0;
-    }
-
-    typedef struct {
-        struct robust_list_head head;
-        uint32_t *word;
-        uint32_t *presence;         /* it sleeps on this: waking it proves shared memory */
-        struct robust_list *node;
-        uint32_t phase;             /* 0 starting, 1 holding, 2 refused, 3 let go */
-        pid_t tid, pid;
-        pthread_t thread;
-    } xl_holder;
-
-    static void xl_phase(xl_holder *h, uint32_t phase) {
-        xl_store(&h->phase, phase);
-        syscall(SYS_futex, &h->phase, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-    }
-
-    static void *xl_hold(void *arg) {
-        xl_holder *h = arg;
-        h->tid = (pid_t)syscall(SYS_gettid);
-        h->head.list.next = &h->head.list;
-        h->head.futex_offset = (char *)h->word - (char *)h->node;
-        h->head.list_op_pending = NULL;
-        if (syscall(SYS_set_robust_list, &h->head, sizeof h->head) != 0) {
-            xl_phase(h, 2);
-            return NULL;
-        }
-        /* Between taking the word and listing it, list_op_pending stands for it. */
-        h->head.list_op_pending = h->node;
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        if (!xl_swap(h->word, 0, (uint32_t)h->tid)) {
-            h->head.list_op_pending = NULL;
-            xl_phase(h, 2);
-            return NULL;
-        }
-        h->node->next = &h->head.list;
-        h->head.list.next = h->node;
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        h->head.list_op_pending = NULL;
-        xl_phase(h, 1);
-        for (uint32_t seen = xl_load(h->presence); xl_load(&h->phase) == 1;
-             seen = xl_load(h->presence))
-            xl_wait(h->presence, seen, 5000000000);
-        h->head.list_op_pending = h->node;
-        h->head.list.next = &h->head.list;
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        __atomic_exchange_n(h->word, 0, __ATOMIC_SEQ_CST);
-        xl_wake(h->word, INT_MAX);
-        __atomic_signal_fence(__ATOMIC_SEQ_CST);
-        h->head.list_op_pending = NULL;
-        return NULL;
-    }
-
-    static xl_holder *xl_take_hold(uint32_t *word, void *node, uint32_t *presence) {
-        xl_holder *h = calloc(1, sizeof *h);
-        pthread_attr_t attr;
-        sigset_t all, old;
-        int failed;
-        if (h == NULL) return NULL;
-        h->word = word;
-        h->node = node;
-        h->presence = presence;
-        h->pid = getpid();
-        pthread_attr_init(&attr);
-        pthread_attr_setstacksize(&attr, 256 * 1024);
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &old);
-        failed = pthread_create(&h->thread, &attr, xl_hold, h);
-        pthread_sigmask(SIG_SETMASK, &old, NULL);
-        pthread_attr_destroy(&attr);
-        if (failed) { free(h); errno = failed; return NULL; }
-        while (xl_load(&h->phase) == 0)
-            syscall(SYS_futex, &h->phase, FUTEX_WAIT_PRIVATE, 0, NULL, NULL, 0);
-        if (xl_load(&h->phase) == 2) {
-            pthread_join(h->thread, NULL);
-            free(h);
-            errno = EBUSY;
-            return NULL;
-        }
-        return h;
-    }
-
-    static void xl_let_go(xl_holder *h) {
-        if (h->pid != getpid()) return;     /* forked: the thread is the parent's */
-        xl_phase(h, 3);
-        xl_add(h->presence, 1);
-        xl_wake(h->presence, INT_MAX);
-        pthread_join(h->thread, NULL);
-        free(h);
-    }
-    """
+cdef extern from "_native/futex.h":
     ctypedef struct xl_waiter:
         uint64_t val
         uint64_t uaddr
         uint32_t flags
         uint32_t reserved
-    ctypedef struct xl_holder:
-        int tid
     uint32_t xl_load(uint32_t*) noexcept nogil
     void xl_store(uint32_t*, uint32_t) noexcept nogil
     uint32_t xl_add(uint32_t*, uint32_t) noexcept nogil
@@ -198,14 +19,18 @@ cdef extern from *:
     long xl_wake(uint32_t*, int) noexcept nogil
     int xl_wait_any(xl_waiter*, unsigned, int64_t) noexcept nogil
     bint xl_watch(uint32_t*, uint32_t, int64_t) noexcept nogil
-    xl_holder* xl_take_hold(uint32_t*, void*, uint32_t*) noexcept nogil
-    void xl_let_go(xl_holder*) noexcept nogil
     int errno
     int EBUSY
     int INT_MAX
     uint32_t FUTEX_OWNER_DIED
     uint32_t FUTEX_TID_MASK
     uint32_t FUTEX_WAITERS
+
+cdef extern from "_native/liveness.h":
+    ctypedef struct xl_holder:
+        int tid
+    xl_holder* xl_take_hold(uint32_t*, void*, uint32_t*) noexcept nogil
+    void xl_let_go(xl_holder*) noexcept nogil
 
 OWNER_DIED = FUTEX_OWNER_DIED
 HELD_BY = FUTEX_TID_MASK

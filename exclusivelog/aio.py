@@ -56,9 +56,9 @@ from exclusivelog.errors import (
 from exclusivelog.group_reader import Found
 from exclusivelog.group_reader import GroupReader as SyncGroupReader
 from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
-from exclusivelog.mailbox import ProducerFuture
 from exclusivelog.ownership import Claim, OnLost
 from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.producer import ProducerFuture, without_outcome
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.replica import Replica
 from exclusivelog.state import Change
@@ -272,10 +272,7 @@ class Producer(_Closing):
         except WaitTimeoutError:
             raise
         except TimeoutError:
-            raise WaitTimeoutError(
-                f"topic {self.sync.topic!r}: no outcome within timeout={timeout} s; what was sent "
-                "is still on its way"
-            ) from None
+            raise without_outcome(self.sync.topic, timeout) from None
         finally:
             self._ahead -= receipt is None
 

@@ -11,23 +11,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from exclusivelog import _core
 from exclusivelog.errors import ExclusiveLogError, WaitTimeoutError
-
-if TYPE_CHECKING:
-    from exclusivelog.mailbox import ProducerFuture
-    from exclusivelog.sessions import Registration
-
-
-class StillReleasing(ExclusiveLogError):
-    """Internal: the source has not released the topic yet; request again once it has, or at
-    `until` (ns of the monotonic clock). No caller ever sees it."""
-
-    def __init__(self, refusal: ExclusiveLogError, until: int) -> None:
-        super().__init__(str(refusal), holder=refusal.holder)
-        self.until = until
+from exclusivelog.futures import SessionFuture
+from exclusivelog.sessions import Registration, StillReleasing
 
 
 @dataclass(eq=False, slots=True)
@@ -35,7 +24,7 @@ class Arrival:
     """One request, with its `timeout` in seconds, and the `deadline` that follows from it (seconds
     of the monotonic clock)."""
 
-    future: ProducerFuture
+    future: SessionFuture[Any]
     register: Callable[[], Registration]
     timeout: float | None
     deadline: float | None
@@ -45,7 +34,7 @@ class Arrival:
     @property
     def topic(self) -> int:
         """The topic's id."""
-        return self.future.topic.id
+        return self.future.topic_id
 
     def timed_out(self) -> WaitTimeoutError:
         """What the request fails with at its deadline."""
@@ -87,7 +76,7 @@ class Arrivals:
             return False
         return True
 
-    def take_future(self, future: ProducerFuture) -> bool:
+    def take_future(self, future: SessionFuture[Any]) -> bool:
         """The same, for the request that settles this future."""
         found = next((each for each in self._waiting if each.future is future), None)
         return found is not None and self.take(found)

@@ -16,6 +16,7 @@ MAX_SEQUENCE_ID = 2**63 - 1
 MAX_MESSAGE_BYTES = 1 << 30
 MAX_TIME = (2**63 - 1) // 1000  # ms whose microseconds, as Arrow has them, are 64 bits still
 Serializer = Callable[[Any], bytes]
+Raw = tuple[bytes | None, bytes | None, bytes | None]  # key, value, properties
 # value, key, properties, event time, sequence id
 Encoded = tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]
 

@@ -26,8 +26,8 @@ ExclusiveLogError
 Attributes say what to do next:
 
 - `retriable`: the same call may succeed later, with nothing else changed.
-- `maybe_written`: the message may be in the log although the call failed (rule B9). Only an
-  error between the write and its answer sets it.
+- `maybe_written`: the message may be in the log, or may enter it yet, although the call failed
+  (rule B9). An error between the write and its answer sets it, and a send's own timeout.
 - `holder`: the session that has the topic, if the error is about another producer (rule A5).
 - `successor`: of ProducerMovedError, OwnershipLostError and ReaderFencedError: the engine that the
   topic or claim was handed over to, or None.

@@ -18,9 +18,9 @@ from exclusivelog.errors import (
 from exclusivelog.waits import check_timeout
 
 if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
     from exclusivelog.groups import Membership
     from exclusivelog.reader import Reader
+    from exclusivelog.runtime import Runtime
 
 Found = tuple[str, _core.Message]
 
@@ -43,7 +43,7 @@ class GroupReader:
     {'a': 2, 'b': 1}
     """
 
-    def __init__(self, engine: Engine, readers: Sequence[Reader], membership: Membership) -> None:
+    def __init__(self, engine: Runtime, readers: Sequence[Reader], membership: Membership) -> None:
         self.membership = membership
         self.readers = tuple(readers)  # one for each topic
         self._engine = engine

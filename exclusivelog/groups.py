@@ -18,10 +18,10 @@ from exclusivelog.errors import (
     describe_engine,
 )
 from exclusivelog.ownership import Claims, check_generation, check_group
+from exclusivelog.runtime import Runtime
 from exclusivelog.tables import Claimant, Tables
 
 if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
     from exclusivelog.ledger import Ledger
 
 Positions = Mapping[int, int]  # topic id: offset
@@ -31,7 +31,7 @@ class Membership:
     """One reader's place in its group, on all of its topics: {name: id}."""
 
     def __init__(
-        self, engine: Engine, claims: Claims, claimant: Claimant, topics: Mapping[str, int]
+        self, engine: Runtime, claims: Claims, claimant: Claimant, topics: Mapping[str, int]
     ) -> None:
         self.group = claimant.group
         self.generations = dict(claimant.generations)
@@ -120,10 +120,10 @@ def _check_exists(tables: Tables, topic: int, name: str) -> None:
 
 
 def join(
-    engine: Engine, claims: Claims, slot: int, group: str, topics: Mapping[str, int],
-    generation: int | None,
-) -> Membership:  # fmt: skip
-    """Become the reader of these topics in the group; the one before is fenced."""
+    engine: Runtime, group: str, topics: Mapping[str, int], generation: int | None
+) -> Membership:
+    """Become the reader of these topics, {name: id}, in the group; the one before is fenced."""
+    claims, slot = Claims(engine.ledger, engine.sessions), engine.slot
     check_group(group)
     for name in topics:
         check_generation(name, generation)
@@ -147,5 +147,5 @@ def join(
             engine.ledger.lockfile.announce(topic)
         return membership
     except BaseException:  # Ctrl-C behind the commit: nobody has this membership
-        engine.give_up_claims(made)
+        engine.give_up_claims(made, claims.release)
         raise

@@ -35,6 +35,10 @@ LOOK_UP_SECONDS = 0.25  # a death rings no bell
 STAYS = "it stays where it is"
 
 
+class Moving(ProducerMovedError):
+    """Internal: a hand-over is in progress; the send waits and retries. No caller ever sees it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Released:
     """What became of one session that was to be handed over: `to` has its topic, or it keeps it
@@ -259,9 +263,10 @@ class HandOver:
         return _move(row, holder, to, "failed", f"it is held by {describe(holder)}", name)
 
     def _look_at(self, tables: Tables, row: _core.TopicRow, to: EngineInfo) -> Move:
+        there = next((h for h in tables.holders(row.id) if h.engine == to.id), None)
+        if there is not None:  # the owner, or shared producers
+            return _move(row, there, to, "owned")
         owner = owner_of(tables, row)
-        if owner is not None and owner.engine == to.id:
-            return _move(row, owner, to, "owned")
         transfer = tables.transfer(row.id)
         if transfer is not None and transfer.target == to.id and _core.now() < transfer.until:
             return _move(row, owner, to, "releasing" if owner is not None else "assigned")

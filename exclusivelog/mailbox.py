@@ -17,11 +17,12 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from exclusivelog import _core
 from exclusivelog.access import Session
-from exclusivelog.arrivals import Arrival, Arrivals, StillReleasing
+from exclusivelog.arrivals import Arrival, Arrivals
+from exclusivelog.commit import Committer
 from exclusivelog.errors import (
     ExclusiveLogError,
     OwnershipLostError,
@@ -30,8 +31,10 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
+from exclusivelog.futures import Listener, SessionFuture, give_producer
+from exclusivelog.handover import HandOver
+from exclusivelog.ledger import Ledger
 from exclusivelog.moved_claims import CLAIM_MOVED, Successors, moved_error
-from exclusivelog.producer import Options, Producer
 from exclusivelog.sessions import (
     CLAIM_LOST,
     FENCED,
@@ -42,102 +45,57 @@ from exclusivelog.sessions import (
     SEALED,
     WANTED,
     Registration,
+    Sessions,
+    StillReleasing,
 )
 from exclusivelog.types import OwnerInfo
-from exclusivelog.waits import in_slices, settled
-
-if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
-    from exclusivelog.topic import Topic
 
 log = logging.getLogger("exclusivelog")
 
 LONGEST_NAP_SECONDS = 5.0
-SETTLING_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
 
 
-class ProducerFuture(concurrent.futures.Future[Producer]):
-    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+class Host(Protocol):
+    """The engine of a mailbox."""
 
-    def __init__(self, engine: Engine, topic: Topic, options: Options) -> None:
-        super().__init__()
-        self.has_callbacks = False
-        self.topic = topic
-        self.options = options
-        self.session: Session | None = None
-        self.producer: Producer | None = None
-        self._engine = engine
+    id: str
+    forked: bool
+    ledger: Ledger
+    sessions: Sessions
+    committer: Committer
+    hand_over: HandOver
 
-    def cancel(self) -> bool:
-        """Leave the queue. False if it is too late: the future has its producer, or its
-        error, at once then."""
-        if self.done() or not (self._engine.mailbox.forget(self) or self._withdraw()):
-            return self.cancelled()
-        cancelled = super().cancel()
-        if cancelled:  # else concurrent.futures.wait does not see it
-            self.set_running_or_notify_cancel()
-        return cancelled
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
 
-    def _withdraw(self) -> bool:
-        if self.session is None:
-            return False
-        self._engine.check_open()
-        if self._engine.mailbox.withdraw(self.session):
-            return True
-        if self._engine.mailbox.settles(self.session):  # another thread is about to
-            concurrent.futures.wait([self], SETTLING_SECONDS)
-        return False
+    def ring(self) -> None:
+        """Let the background thread go round."""
 
-    def give_up(self) -> None:
-        """Leave the queue; a grant that came first is given back."""
-        if not self.cancel():
-            self.add_done_callback(_close_producer)
+    def want_orphans(self) -> None:
+        """Have it give back what an interrupted call was granted."""
 
-    def result(self, timeout: float | None = None) -> Producer:
-        """The producer; waits for it, up to `timeout` seconds (None: for ever)."""
-        self._await(timeout)
-        return super().result(0)
+    def call_later(self, function: Callable[[], object]) -> None:
+        """Run application code in a thread of its own."""
 
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What it failed with, or None; waits as `result` does."""
-        self._await(timeout)
-        return super().exception(0)
+    def find_producer(self, session: int) -> Listener | None:
+        """The producer of a session of this engine."""
 
-    def _await(self, timeout: float | None) -> None:
-        if not self.done():
-            self._engine.check_alone()  # who would settle it is the parent's thread
-            in_slices(functools.partial(settled, self), timeout, self._engine.check_alone)
-
-    def add_done_callback(self, function: Callable[[Any], object]) -> None:
-        """Call `function(future)` once it is settled, in a thread of its own."""
-        self.has_callbacks = True
-        super().add_done_callback(function)
-
-
-def _close_producer(future: concurrent.futures.Future[Producer]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
-
-
-def _give_producer(future: ProducerFuture) -> None:
-    # The future's result keeps the producer; the future itself must not, should nobody want it.
-    producer, future.producer = future.producer, None
-    if producer is not None:
-        future.set_result(producer)
+    def lose_claim(self, number: int, error: OwnershipLostError) -> None:
+        """A claim was revoked."""
 
 
 class Mailbox:
     """One engine's mail, and its requests that have no outcome yet."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Host) -> None:
         self.lock: Any = threading.RLock()
         self.read_up_to = 0
         self._owner = weakref.ref(engine)  # no cycle: what is dropped lets go of its files at once
         self._sessions = engine.sessions
-        self._pending: dict[int, ProducerFuture] = {}
-        self._settling: dict[int, ProducerFuture] = {}
+        self._pending: dict[int, SessionFuture[Any]] = {}
+        self._settling: dict[int, SessionFuture[Any]] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._due: list[tuple[int, int]] = []  # (ns, topic): when to promote again (rule D7)
         self._failed = False
@@ -148,7 +106,7 @@ class Mailbox:
         self._wanted: set[int] = set()  # sessions that were wanted before they had a producer
 
     @property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Host:
         engine = self._owner()
         assert engine is not None, "a mailbox is used through its engine"
         return engine
@@ -173,7 +131,10 @@ class Mailbox:
         return set(self._pending) | set(self._settling)
 
     def request(
-        self, future: ProducerFuture, register: Callable[[], Registration], timeout: float | None
+        self,
+        future: SessionFuture[Any],
+        register: Callable[[], Registration],
+        timeout: float | None,
     ) -> None:
         """Register a producer, or queue it until it is promoted or `timeout` has passed."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -208,7 +169,7 @@ class Mailbox:
             self._queue(future, arrival.deadline)
         return registration
 
-    def _queue(self, future: ProducerFuture, deadline: float | None) -> None:
+    def _queue(self, future: SessionFuture[Any], deadline: float | None) -> None:
         assert future.session is not None
         self._pending[future.session.id] = future
         # Now, not when it is promoted: the topic would be idle for as long.
@@ -228,7 +189,7 @@ class Mailbox:
         self._engine.ring()  # there may have been mail for the guard in it
         return False
 
-    def forget(self, future: ProducerFuture) -> bool:
+    def forget(self, future: SessionFuture[Any]) -> bool:
         """Let a request no longer wait for a hand-over; False if it does not."""
         if not self._arrivals or self._engine.forked:  # its lock may be the parent's
             return False
@@ -311,7 +272,7 @@ class Mailbox:
         session = replace(future.session, epoch=epoch, since=since)
         self._undelivered.append(lambda: self._hand_out(future, session, last_sequence))
 
-    def _take_pending(self, session_id: int) -> ProducerFuture | None:
+    def _take_pending(self, session_id: int) -> SessionFuture[Any] | None:
         # In one of the two at every moment: `cancel` must see that somebody settles it.
         future = self._pending.get(session_id)
         if future is not None:
@@ -319,20 +280,18 @@ class Mailbox:
             self._pending.pop(session_id, None)
         return future
 
-    def _hand_out(self, future: ProducerFuture, session: Session, last_sequence: int) -> None:
+    def _hand_out(self, future: SessionFuture[Any], session: Session, last_sequence: int) -> None:
         if future.producer is None:  # else this is a second try
-            future.producer = Producer(
-                self._engine, future.topic.name, session, last_sequence, future.options
-            )
+            future.producer = future.make(session, last_sequence)
         with self.lock:
             wanted = session.id in self._wanted
             self._wanted.discard(session.id)
-        self._settle(future, session.id, functools.partial(_give_producer, future))
+        self._settle(future, session.id, functools.partial(give_producer, future))
         if wanted:
             self._tell_wanted(session.id)
 
     def _settle(
-        self, future: ProducerFuture, session_id: int, settle: Callable[[], object]
+        self, future: SessionFuture[Any], session_id: int, settle: Callable[[], object]
     ) -> None:
         def unless_settled() -> None:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
@@ -464,7 +423,7 @@ class Mailbox:
             heapq.heappop(self._deadlines)
         self._deliver()
 
-    def _tell_timed_out(self, future: ProducerFuture) -> None:
+    def _tell_timed_out(self, future: SessionFuture[Any]) -> None:
         assert future.session is not None
         error = self.timed_out(future.session)
         settle = functools.partial(future.set_exception, error)
@@ -500,7 +459,7 @@ class Mailbox:
                 refuse = functools.partial(arrival.future.set_exception, error)
                 self._settle(arrival.future, 0, refuse)
 
-    def _fail(self, futures: dict[int, ProducerFuture], error: ExclusiveLogError) -> None:
+    def _fail(self, futures: dict[int, SessionFuture[Any]], error: ExclusiveLogError) -> None:
         for session_id, future in futures.items():
             self._settle(future, session_id, functools.partial(future.set_exception, error))
 

@@ -17,31 +17,31 @@ if TYPE_CHECKING:
     from exclusivelog import _core
     from exclusivelog.access import Transfer
     from exclusivelog.lockfile import LockFile
-    from exclusivelog.sessions import Sessions
     from exclusivelog.tables import Claimant, Tables
 
 CLAIM_MOVED = "claim moved"  # the kind of the notification
 MOST_REMEMBERED = 4096  # successors that an engine can name
 
 
-def move_claims(
-    sessions: Sessions, lockfile: LockFile, tables: Tables, row: _core.TopicRow, to: Transfer
-) -> list[Claimant]:
-    """Revoke the claims that move with this topic; those that were not the destination's."""
+def claims_that_move(tables: Tables, row: _core.TopicRow, to: Transfer) -> list[Claimant]:
+    """The claims that move with this topic, but for those that the destination has."""
     moved = []
     for group in to.groups:
         _, number = tables.claim(group, row.name)
         holder = tables.claimant(number) if number else None
         if holder is not None and holder.engine != to.target:
             moved.append(holder)
-    if not moved:
-        return moved
-    sessions.end_claims(tables, moved, "evict", row)
+    return moved
+
+
+def notify(
+    lockfile: LockFile, tables: Tables, row: _core.TopicRow, moved: list[Claimant], to: Transfer
+) -> None:
+    """Name the successor to the engines that had these claims."""
     for holder in moved:
         if lockfile.exists(holder.slot, holder.engine):
             tables.post(holder, CLAIM_MOVED, to.target, to.name, to.pid, to.properties)
     tables.announce.add(row.id)  # a reader that waits for messages must learn of it
-    return moved
 
 
 def moved_error(claim: str, successor: EngineInfo) -> OwnershipLostError:

@@ -26,12 +26,12 @@ from exclusivelog.errors import OwnershipError, OwnershipLostError
 from exclusivelog.events import EVENTS, Event
 from exclusivelog.ledger import Ledger
 from exclusivelog.moved_claims import moved_error
+from exclusivelog.runtime import Runtime
 from exclusivelog.sessions import BELL, CLAIM_LOST, Sessions
 from exclusivelog.tables import Claimant, Tables
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 
 if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
     from exclusivelog.moved_claims import Successors
 
 MOST_NAME_BYTES = 240
@@ -205,7 +205,7 @@ class Claim:
     """
 
     def __init__(
-        self, engine: Engine, claims: Claims, claimant: Claimant, on_lost: OnLost | None = None
+        self, engine: Runtime, claims: Claims, claimant: Claimant, on_lost: OnLost | None = None
     ) -> None:
         self.group = claimant.group
         self._engine = engine
@@ -220,7 +220,7 @@ class Claim:
         return self._claimant.id
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Runtime:
         """The engine that made this claim."""
         return self._engine
 
@@ -358,11 +358,12 @@ def _party(claimant: Claimant | None) -> dict[str, Any] | None:
 
 
 def own(
-    engine: Engine, claims: Claims, info: EngineInfo, slot: int,
-    group: str | Mapping[str, int | None] | None, resources: Mapping[str, int | None] | None,
-    timeout: float | None, on_lost: OnLost | None,
+    engine: Runtime, group: str | Mapping[str, int | None] | None,
+    resources: Mapping[str, int | None] | None, timeout: float | None, on_lost: OnLost | None,
 ) -> Claim:  # fmt: skip
     """What `Engine.own` does, arguments and waiting included."""
+    claims = Claims(engine.ledger, engine.sessions)
+    slot = engine.slot  # or why there is none
     if isinstance(group, Mapping) and resources is None:
         group, resources = None, group
     if group is not None:
@@ -384,7 +385,7 @@ def own(
             # Its loss must not be told before the engine knows it.
             with _core.Holding(engine.mailbox.lock):
                 engine.check_open()  # closing it releases what is registered by then
-                claimant = claims.take(info, slot, name, resources, made=made)
+                claimant = claims.take(engine.info, slot, name, resources, made=made)
                 claim = Claim(engine, claims, claimant, on_lost)
                 engine.keep_claim(claimant.id, claim)
             return claim
@@ -393,7 +394,7 @@ def own(
             if left <= 0 or not error.retriable:
                 raise
         except BaseException:  # Ctrl-C behind the commit: nobody has this claim
-            engine.give_up_claims(made)
+            engine.give_up_claims(made, claims.release)
             raise
         claims.wait_for_a_change(seen, left)
 

@@ -17,6 +17,7 @@ from exclusivelog.access import Session, Transfer
 from exclusivelog.announcements import check_info
 from exclusivelog.encoding import (
     Encoded,
+    Raw,
     Serializer,
     encode_columns,
     encode_message,
@@ -31,17 +32,18 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     WaitTimeoutError,
 )
-from exclusivelog.handover import moved_error
+from exclusivelog.futures import SessionFuture
+from exclusivelog.handover import Moving, moved_error
 from exclusivelog.log import REPAIRABLE, check_may_write, duplicate, refusal, repair
+from exclusivelog.transaction import Sender, Transaction
 from exclusivelog.types import AccessMode, Move
-from exclusivelog.unload import UnloadFuture, Unloading, check_groups
+from exclusivelog.unload import UnloadFuture, Unloading, begin_move, check_groups
 from exclusivelog.waits import check_seconds, check_timeout, in_slices
 
 if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
     from exclusivelog.ledger import Ledger
     from exclusivelog.reader import Reader
-    from exclusivelog.transaction import Transaction
+    from exclusivelog.runtime import Runtime
 
 SENT_AT_ONCE = 64 << 10  # bytes; a message from there on goes the long way, with its checks
 _LONGEST = threading.TIMEOUT_MAX
@@ -56,11 +58,6 @@ State = Literal["open", "fenced", "moved", "closed"]
 Sent = TypeVar("Sent")
 Send = Callable[["Producer", "float | None"], Sent]
 Placed = TypeVar("Placed", bound="int | tuple[int, int, int]")
-Raw = tuple[bytes | None, bytes | None, bytes | None]  # key, value, properties
-
-
-class Moving(ProducerMovedError):
-    """Internal: a hand-over is in progress; the send waits and retries. No caller ever sees it."""
 
 
 @dataclass(slots=True)
@@ -100,7 +97,7 @@ class Options:
             raise TypeError("on_wanted takes a function of (producer)")
 
 
-class Producer:
+class Producer(Sender):
     """Sends messages to one topic. Made by `topic.producer`; may be shared by threads.
 
     Losing the topic is final (rule B4): every call but `close` then raises the same
@@ -112,7 +109,7 @@ class Producer:
     """
 
     def __init__(
-        self, engine: Engine, topic: str, session: Session, last_sequence: int, options: Options
+        self, engine: Runtime, topic: str, session: Session, last_sequence: int, options: Options
     ) -> None:
         self.topic = topic
         self.session = session
@@ -404,24 +401,24 @@ class Producer:
                 found = neighbour.find_producer(session)
             else:
                 found = self._open_there(neighbour)
-            if found is not None:
+            if isinstance(found, Producer):
                 return found
             if deadline is not None and time.monotonic() >= deadline:
                 raise self._still_moving(timeout)
             time.sleep(0.001)
         return None
 
-    def _open_there(self, engine: Engine) -> Producer | None:
+    def _open_there(self, engine: Runtime) -> Producer | None:
         session = self.session
         options = replace(self._options, on_fenced=None)  # its followers are told
         try:
-            topic = engine.topic(self.topic, create=False)
-            future = engine.future(topic, options)
+            future = ProducerFuture(engine, session.topic, self.topic, options)
             mode = AccessMode.EXCLUSIVE if session.exclusive else AccessMode.SHARED
             engine.open_producer(
                 future, mode.value, name=session.name, priority=session.priority,
                 claim=None, timeout=None, settle=0, properties=session.properties,
-                follows=self._chain, announce=self._announced,
+                yields=options.on_wanted is not None, follows=self._chain,
+                announce=self._announced,
             )  # fmt: skip
             self._opened = future.result()
         except (ProducerFencedError, ProducerBusyError):  # somebody else has been faster
@@ -508,17 +505,17 @@ class Producer:
 
     def _begin_move(
         self, to: str, timeout: float, groups: Iterable[str]
-    ) -> tuple[Engine, Unloading]:
+    ) -> tuple[Runtime, Unloading]:
         """Begin to move the producer that currently sends for this one."""
         chosen = check_groups(groups)
 
-        def begin(producer: Producer, left: float | None) -> tuple[Engine, Unloading]:
+        def begin(producer: Producer, left: float | None) -> tuple[Runtime, Unloading]:
             producer._check()
             if producer._successor is not None and producer._moved is not None:
                 raise producer._moved
             engine, session = producer._engine, producer.session
             try:
-                return engine, engine.begin_move(producer.topic, session, to, timeout, chosen)
+                return engine, begin_move(engine, producer.topic, session, to, timeout, chosen)
             except ProducerFencedError as error:
                 raise producer.fenced_by(error) from None
 
@@ -564,7 +561,8 @@ class Producer:
         - `event_time`: a datetime (naive: UTC) or ms since 1970; None and 0 differ.
         - `sequence_id`: 0 to 2**63 - 1, growing; by default counted.
         - `timeout`: seconds to wait for other producers' commits (None: for ever). On
-          WaitTimeoutError the message is still on its way.
+          WaitTimeoutError the message is still on its way, where the error's `maybe_written` is
+          True; else (the topic was being handed over) nothing was sent.
         - `transaction`: append it when that commits. Its offset is not known before, and -1 is
           returned; `transaction.offsets` has it afterwards (rule G3).
 
@@ -839,10 +837,7 @@ class Producer:
         else:
             self._engine.committer.commit_within(self.appender, receipt, timeout)
         if not receipt.done():
-            raise WaitTimeoutError(
-                f"topic {self.topic!r}: no outcome within timeout={timeout} s; what was sent is "
-                "still on its way"
-            )
+            raise without_outcome(self.topic, timeout)
         try:
             return receipt.result()
         except ProducerFencedError as error:
@@ -890,7 +885,7 @@ class Producer:
             )
         if transaction is None:
             self._check()
-        announcing = transaction or self._engine.transaction()
+        announcing = transaction or Transaction(self._engine)
         announcing.announce(self, given)
         if message is not NO_MESSAGE:
             self.send(message, properties=given, transaction=announcing)
@@ -1001,6 +996,31 @@ class Producer:
             f"<Producer {self.name!r} of topic {self.topic!r}, {self.access_mode}, "
             f"epoch {self.topic_epoch}>"
         )
+
+
+class ProducerFuture(SessionFuture[Producer]):
+    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+
+    _engine: Runtime
+
+    def __init__(self, engine: Runtime, topic: int, name: str, options: Options) -> None:
+        super().__init__(engine, topic)
+        self._topic, self._options = name, options
+
+    def make(self, session: Session, last_sequence: int) -> Producer:
+        """The producer of a session that was granted."""
+        return Producer(self._engine, self._topic, session, last_sequence, self._options)
+
+
+def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
+    """What a send is told whose outcome took longer than its timeout: to send again would append
+    the message twice."""
+    error = WaitTimeoutError(
+        f"topic {topic!r}: no outcome within timeout={timeout} s; what was sent is still on its "
+        "way. Send it again only with the same sequence_id"
+    )
+    error.retriable, error.maybe_written = False, True
+    return error
 
 
 def any_given(column: Iterable[object]) -> bool:

@@ -31,9 +31,9 @@ from exclusivelog.waits import check_timeout
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from exclusivelog.engine import Engine
     from exclusivelog.groups import Membership
     from exclusivelog.ledger import Ledger
+    from exclusivelog.runtime import Runtime
 
 Found = TypeVar("Found")
 
@@ -62,7 +62,7 @@ class Reader(_core.Cursor):
     """
 
     def __init__(
-        self, engine: Engine, topic: int, name: str, start: str | int | dt.datetime, *,
+        self, engine: Runtime, topic: int, name: str, start: str | int | dt.datetime, *,
         inclusive: bool, deserializer: Any, read_compacted: bool = False, trimmed: str = "error",
     ) -> None:  # fmt: skip
         if trimmed not in ("error", "earliest"):

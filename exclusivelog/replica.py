@@ -33,8 +33,7 @@ from exclusivelog.errors import (
     StateError,
 )
 from exclusivelog.faults import met_twice
-from exclusivelog.mailbox import ProducerFuture
-from exclusivelog.producer import Appended, Producer
+from exclusivelog.producer import Appended, Producer, ProducerFuture
 from exclusivelog.snapshots import (
     Item,
     SnapshotRefused,

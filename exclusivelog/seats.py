@@ -21,14 +21,41 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.access import SHARED, Session, Transfer
 from exclusivelog.tables import Tables
 
-if TYPE_CHECKING:
-    from exclusivelog.sessions import Sessions
+
+class Sessions(Protocol):
+    """What a move of a seat needs of the sessions of its ledger."""
+
+    def has_destination(self, transfer: Transfer) -> bool:
+        """Does the engine live that it goes to?"""
+
+    def can_succeed(self, transfer: Transfer) -> bool:
+        """Does its destination live, and is there time left?"""
+
+    def record(
+        self, tables: Tables, row: _core.TopicRow, kind: str, reason: str, *,
+        source: Session | None = None, target: Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """Tell of it in `__events__`."""
+
+    def remind(self, tables: Tables, row: _core.TopicRow, session: Session, due: int) -> None:
+        """Have the session's engine look at the topic again at that time."""
+
+    def tell_assigned(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
+        reason: str,
+    ) -> None:  # fmt: skip
+        """It is reserved for its destination."""
+
+    def drop_holder(
+        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str
+    ) -> None:
+        """The session no longer holds the topic."""
 
 
 def held(tables: Tables, topic: int, chain: int) -> Session | None:

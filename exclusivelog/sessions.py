@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exclusivelog import _core, access, seats
+from exclusivelog import _core, access, moved_claims, seats
 from exclusivelog.access import Session, Transfer, Verdict
 from exclusivelog.announcements import put_announcement
-from exclusivelog.arrivals import StillReleasing
 from exclusivelog.errors import (
     ExclusiveLogError,
     InvalidEpochError,
@@ -29,7 +28,6 @@ from exclusivelog.errors import (
 )
 from exclusivelog.events import Event
 from exclusivelog.ledger import Ledger
-from exclusivelog.moved_claims import move_claims
 from exclusivelog.tables import Claimant, Tables
 from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, WaiterInfo
 
@@ -44,6 +42,15 @@ BELL = 0  # the counter that says "a resource may be free"; no topic has this id
 MOVES = 2**63  # the counter that says "a move has gone on"; no topic has this id
 EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction: others wait for the ledger meanwhile
+
+
+class StillReleasing(ExclusiveLogError):
+    """Internal: the source has not released the topic yet; request again once it has, or at
+    `until` (ns of the monotonic clock). No caller ever sees it."""
+
+    def __init__(self, refusal: ExclusiveLogError, until: int) -> None:
+        super().__init__(str(refusal), holder=refusal.holder)
+        self.until = until
 
 
 @dataclass(frozen=True, slots=True)
@@ -672,7 +679,12 @@ class Sessions:
 
     def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
         """The claims of its groups follow the topic."""
-        for claimant in move_claims(self, self._lockfile, tables, row, transfer):
+        moved = moved_claims.claims_that_move(tables, row, transfer)
+        if not moved:
+            return
+        self.end_claims(tables, moved, "evict", row)
+        moved_claims.notify(self._lockfile, tables, row, moved, transfer)
+        for claimant in moved:
             reason = f"group {claimant.group}"
             self.record(tables, row, "moved", reason, source=claimant, target=transfer)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 import msgpack
 
 from exclusivelog import _core
+from exclusivelog.encoding import Raw
 from exclusivelog.errors import LedgerCorruptedError, StateError
 from exclusivelog.ledger import Ledger
-from exclusivelog.producer import Raw
 from exclusivelog.retention import empty_trash, give_up_view
 from exclusivelog.tables import Tables, View
 

@@ -54,7 +54,7 @@ import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgpack
 
@@ -85,8 +85,6 @@ from exclusivelog.times import (
 
 if TYPE_CHECKING:
     import lmdb
-
-    from exclusivelog.events import Event
 
 log = logging.getLogger("exclusivelog")
 
@@ -166,6 +164,17 @@ def claim_key(group: str, resource: str) -> bytes:
     return bytes([len(prefix)]) + prefix + resource.encode()
 
 
+class Recorded(Protocol):
+    """Something to be told in `__events__` when the transaction commits."""
+
+    @property
+    def topic(self) -> str:
+        """The name of the topic that it is about; "" if it is about none."""
+
+    def dumps(self) -> bytes:
+        """The value of its message."""
+
+
 class Tables:
     """Typed access within one transaction.
 
@@ -184,7 +193,7 @@ class Tables:
         self.large = LargeEntries(self.rows, segments)
         self.ring: set[int] = set()
         self.announce: set[int] = set()
-        self.events: list[Event] = []  # what is written about this transaction (rule E5)
+        self.events: list[Recorded] = []  # what is written about this transaction (rule E5)
         self._in_hand: dict[int, TopicRow] = {}
         self.scanned = 0
         self.generation, self.applied, self._mark, self._oldest = self._applied()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 from exclusivelog import _core, seats
 from exclusivelog.announcements import announcement, check_info
 from exclusivelog.encoding import encode_properties, to_ms
 from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
 from exclusivelog.events import EVENTS
+from exclusivelog.groups import join
 from exclusivelog.ledger import Ledger
 from exclusivelog.ownership import Claim
-from exclusivelog.producer import Options, Producer
+from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader
 from exclusivelog.retention import (
     empty_trash,
@@ -22,15 +23,12 @@ from exclusivelog.retention import (
     set_retention,
     trim,
 )
+from exclusivelog.runtime import Runtime
 from exclusivelog.serde import pick_dumps
 from exclusivelog.sessions import Sessions, describe, owner_info
 from exclusivelog.tables import Tables
 from exclusivelog.types import AccessMode, Announcement, OwnerInfo, TransferInfo, WaiterInfo
 from exclusivelog.waits import check_seconds, check_timeout
-
-if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
-    from exclusivelog.mailbox import ProducerFuture
 
 NAME_BYTES = 255
 LONGEST_SETTLE = 86400
@@ -70,13 +68,13 @@ class Topic:
     ('orders', 0, 0, None)
     """
 
-    def __init__(self, engine: Engine, topic: int, name: str) -> None:
+    def __init__(self, engine: Runtime, topic: int, name: str) -> None:
         self.id = topic
         self.name = name
         self._engine = engine
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Runtime:
         """The engine that this topic was opened with."""
         return self._engine
 
@@ -266,11 +264,11 @@ producer; it is held by producer 'leader' ...
             linger, max_batch_messages, max_batch_bytes, max_pending_bytes,
             pick_dumps(serializer), on_fenced, on_wanted, follow and claim is None,
         )  # fmt: skip
-        future = self._engine.future(self, options)
+        future = ProducerFuture(self._engine, self.id, self.name, options)
         try:
             self._open(
                 future, access_mode, name, priority, topic_epoch, timeout, settle, properties,
-                claim, announce,
+                claim, announce, on_wanted is not None,
             )  # fmt: skip
             return future.result()
         except BaseException:
@@ -304,11 +302,11 @@ producer; it is held by producer 'leader' ...
         if claim is not None:
             chosen["follow"] = False
         sending = Options(**chosen, dumps=pick_dumps(given.get("serializer")))
-        future = self._engine.future(self, sending)
+        future = ProducerFuture(self._engine, self.id, self.name, sending)
         self._open(
             future, access_mode, given.get("name"), given.get("priority", 0),
             given.get("topic_epoch"), given.get("timeout"), given.get("settle", 0.0),
-            given.get("properties"), claim, given.get("announce"),
+            given.get("properties"), claim, given.get("announce"), sending.on_wanted is not None,
         )  # fmt: skip
         return future
 
@@ -316,7 +314,7 @@ producer; it is held by producer 'leader' ...
         self, future: ProducerFuture, access_mode: AccessMode | str, name: str | None,
         priority: int, topic_epoch: int | None, timeout: float | None, settle: float,
         properties: Mapping[str, str] | None, claim: Claim | None,
-        announce: Mapping[str, str] | None,
+        announce: Mapping[str, str] | None, yields: bool,
     ) -> None:  # fmt: skip
         mode = AccessMode.parse(access_mode)
         if is_internal(self.name):
@@ -340,7 +338,8 @@ producer; it is held by producer 'leader' ...
             raise ValueError("announce: only an owner announces; it takes another access_mode")
         self._engine.open_producer(
             future, mode.value, name=name, priority=priority, claim=topic_epoch,
-            timeout=timeout, settle=int(settle * 1e9), properties=dict(properties or {}),
+            timeout=timeout, settle=int(settle * 1e9), yields=yields,
+            properties=dict(properties or {}),
             bound_to=0 if claim is None else claim.id,
             announce=None if announce is None else check_info(announce, "announce"),
         )  # fmt: skip
@@ -477,7 +476,7 @@ producer; it is held by producer 'leader' ...
             deserializer=deserializer, read_compacted=read_compacted, trimmed=trimmed,
         )  # fmt: skip
         if group is not None:  # only now: what is refused must fence nobody
-            reader.join(self._engine.join_group(group, [self], generation))
+            reader.join(join(self._engine, group, {self.name: self.id}, generation))
         return reader
 
     def __repr__(self) -> str:

@@ -18,6 +18,7 @@ exactly once:
 
 from __future__ import annotations
 
+import abc
 import concurrent.futures
 import contextlib
 import functools
@@ -27,25 +28,64 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
 from exclusivelog import _core, threads
+from exclusivelog.access import Session
 from exclusivelog.announcements import put_announcement
 from exclusivelog.errors import (
     ExclusiveLogError,
     ProducerFencedError,
     TransactionAbortedError,
 )
+from exclusivelog.handover import Moving
 from exclusivelog.log import Placed, Work, append_one
 from exclusivelog.ownership import Claim
-from exclusivelog.producer import Moving, Producer
+from exclusivelog.runtime import Runtime
 from exclusivelog.waits import in_slices, settled
 
 if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
     from exclusivelog.group_reader import GroupReader
     from exclusivelog.groups import Membership
+    from exclusivelog.ledger import Ledger
     from exclusivelog.reader import Reader
 
 Put = Callable[[_core.Appender], object]
 State = Literal["open", "committed", "aborted", "unknown"]
+
+
+class Sender(abc.ABC):
+    """What a transaction needs of a producer."""
+
+    session: Session
+    appender: _core.Appender
+
+    @property
+    @abc.abstractmethod
+    def ledger(self) -> Ledger:
+        """Where its messages go."""
+
+    @abc.abstractmethod
+    def here(self, numbered: bool) -> Sender:
+        """Who sends what this one is given: itself, or who has its topic by now in this process.
+        `numbered`: with sequence ids of its own name."""
+
+    @abc.abstractmethod
+    def stand_still(self) -> bool:
+        """Let sends wait, and commit what was accepted before; False if the topic has moved."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Let sends go on."""
+
+    @abc.abstractmethod
+    def private_appender(self) -> _core.Appender:
+        """One that goes on where the producer's own is."""
+
+    @abc.abstractmethod
+    def has_announced(self, info: dict[str, str]) -> None:
+        """What it announces is committed."""
+
+    @abc.abstractmethod
+    def fenced_by(self, error: ProducerFencedError) -> ExclusiveLogError:
+        """What a send is told that met this error."""
 
 
 class Transaction:
@@ -56,16 +96,16 @@ class Transaction:
     messages: {producer: range}.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.offsets: dict[Producer, range] = {}
+    def __init__(self, engine: Runtime) -> None:
+        self.offsets: dict[Sender, range] = {}
         self._engine = engine
         self._state: State = "open"
         self._complete = False  # all of it is written, and may be committed
-        self._puts: dict[Producer, list[Put]] = {}
-        self._numbered: set[Producer] = set()  # those that were given sequence ids
+        self._puts: dict[Sender, list[Put]] = {}
+        self._numbered: set[Sender] = set()  # those that were given sequence ids
         self._cursors: dict[Reader | GroupReader, tuple[Membership, dict[int, int]]] = {}
         self._claims: set[Claim] = set()
-        self._announced: dict[Producer, dict[str, str]] = {}
+        self._announced: dict[Sender, dict[str, str]] = {}
 
     @property
     def state(self) -> State:
@@ -75,7 +115,7 @@ class Transaction:
         the producers again: `last_sequence_id`, or the group's position, shows the outcome."""
         return self._state
 
-    def add(self, producer: Producer, put: Put, numbered: bool) -> None:
+    def add(self, producer: Sender, put: Put, numbered: bool) -> None:
         """Have a producer's messages appended by the commit: `put` gives them to an appender,
         `numbered`: with sequence ids of their own."""
         self.check_open()
@@ -85,7 +125,7 @@ class Transaction:
         if numbered:
             self._numbered.add(producer)
 
-    def require(self, holder: Claim | Producer) -> None:
+    def require(self, holder: Claim | Sender) -> None:
         """Let the commit fail unless this claim is held, or this producer still has its topic.
 
         - `holder`: a claim of `engine.own`, or a producer; it need not send in this transaction.
@@ -103,7 +143,7 @@ class Transaction:
         ...     txn.commit()
         """
         self.check_open()
-        if not isinstance(holder, (Claim, Producer)):
+        if not isinstance(holder, (Claim, Sender)):
             raise TypeError(f"require takes a claim or a producer, not {holder!r}")
         if holder.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
@@ -112,7 +152,7 @@ class Transaction:
         else:
             self._puts.setdefault(holder, [])
 
-    def announce(self, producer: Producer, info: dict[str, str]) -> None:
+    def announce(self, producer: Sender, info: dict[str, str]) -> None:
         """What `Producer.announce` does with a transaction."""
         self.check_open()
         if producer.ledger is not self._engine.ledger:
@@ -258,7 +298,7 @@ class Transaction:
 class _Refused(Exception):
     """A producer that was fenced, and the error that says so."""
 
-    def __init__(self, producer: Producer, error: ProducerFencedError) -> None:
+    def __init__(self, producer: Sender, error: ProducerFencedError) -> None:
         super().__init__(str(error))
         self.producer, self.error = producer, error
 
@@ -267,14 +307,14 @@ class Batch:
     """What one try to commit appends. `here`: who sends for each of the producers that messages
     were given to, or that are required."""
 
-    def __init__(self, here: dict[Producer, Producer], puts: dict[Producer, list[Put]]) -> None:
+    def __init__(self, here: dict[Sender, Sender], puts: dict[Sender, list[Put]]) -> None:
         self.senders = list(dict.fromkeys(here.values()))
-        self.works: dict[Producer, Work] = {}
-        self.placed: dict[Producer, Placed] = {}
+        self.works: dict[Sender, Work] = {}
+        self.placed: dict[Sender, Placed] = {}
         self._here, self._puts = here, puts
-        self._counts: dict[Producer, int] = {}
+        self._counts: dict[Sender, int] = {}
 
-    def sender(self, producer: Producer) -> Producer:
+    def sender(self, producer: Sender) -> Sender:
         """Who sends for it."""
         return self._here[producer]
 
@@ -291,7 +331,7 @@ class Batch:
             sender: Work(appender, appender.take()) for sender, appender in appenders.items()
         }
 
-    def acknowledge(self) -> dict[Producer, range]:
+    def acknowledge(self) -> dict[Sender, range]:
         """It is committed: {producer: offsets}. Each goes on behind it."""
         ends = {}
         for sender, places in self.placed.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import replace
@@ -19,13 +19,13 @@ from exclusivelog import _core, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError, TopicNotFoundError
 from exclusivelog.handover import Begun, Wish
 from exclusivelog.ownership import check_group
+from exclusivelog.runtime import Runtime
 from exclusivelog.sessions import MOVES
 from exclusivelog.types import Move
-from exclusivelog.waits import in_slices, settled
+from exclusivelog.waits import check_seconds, in_slices, settled
 
 if TYPE_CHECKING:
     from exclusivelog.access import Session
-    from exclusivelog.engine import Engine
 
 MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
 LONGEST_SECONDS = 10**8  # of a move: about three years
@@ -39,7 +39,7 @@ class Cancelled(ExclusiveLogError):
 class Chunk:
     """Topics that begin to move in one transaction, and their moves as they stand."""
 
-    def __init__(self, engine: Engine, names: list[str], wish: Wish) -> None:
+    def __init__(self, engine: Runtime, names: list[str], wish: Wish) -> None:
         self._engine = engine
         self._wish = wish
         self._begun = engine.hand_over.begin(names, wish)
@@ -104,9 +104,11 @@ class Unloading:
     """One call of `Engine.unload`: its topics are moved chunk by chunk."""
 
     def __init__(
-        self, engine: Engine, topics: str | Iterable[str], to: str, timeout: float,
+        self, engine: Runtime, names: Callable[[], list[str]], to: str, timeout: float,
         groups: Iterable[str], producer: str | None, session: Session | None = None,
     ) -> None:  # fmt: skip
+        engine.check_writable()
+        check_seconds(timeout, "timeout", "seconds from 0 on")
         if producer is not None and not isinstance(producer, str):
             raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")
         self._groups = check_groups(groups)
@@ -118,7 +120,7 @@ class Unloading:
         self._slot, self._to = destination
         self._engine = engine
         self._producer, self._session = producer, session
-        self._names = choose(engine, topics)
+        self._names = names()
         self._end = time.monotonic() + timeout
         self._stopped = threading.Event()
         self._chunks: list[Chunk] = []
@@ -171,7 +173,7 @@ class UnloadFuture(Future[list[Move]]):
     [True]
     """
 
-    def __init__(self, engine: Engine, unloading: Unloading) -> None:
+    def __init__(self, engine: Runtime, unloading: Unloading) -> None:
         super().__init__()
         self._engine = engine
         self._unloading = unloading
@@ -228,8 +230,19 @@ class UnloadFuture(Future[list[Move]]):
             in_slices(functools.partial(settled, self), timeout, self._engine.check_alone)
 
 
-def choose(engine: Engine, topics: str | Iterable[str]) -> list[str]:
-    """The names that a topic's name, a list of them, or a prefix stand for."""
+def begin_move(
+    engine: Runtime, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
+) -> Unloading:
+    """Begin what `Producer.move` does. ProducerFencedError unless the session has its place
+    still: its name may be another one's by now."""
+    unloading = Unloading(engine, lambda: [topic], to, timeout, groups, session.name, session)
+    unloading.begin()
+    return unloading
+
+
+def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str]) -> list[str]:
+    """The names that a topic's name, a list of them, or a prefix stand for; `there` are the names
+    of all topics."""
     if not isinstance(topics, str):
         names = list(topics)
         for name in names:
@@ -238,12 +251,12 @@ def choose(engine: Engine, topics: str | Iterable[str]) -> list[str]:
             if name.startswith("__"):
                 raise ValueError(f"topics: {name!r} is the library's own, and has no owner")
         return list(dict.fromkeys(names))
-    there = engine.topics()
-    if topics in there:
+    known = there()
+    if topics in known:
         return [topics]
-    found = [name for name in there if name.startswith(topics.removesuffix("*"))]
+    found = [name for name in known if name.startswith(topics.removesuffix("*"))]
     if not found:
-        raise TopicNotFoundError(f"{engine.path} has no topic {topics!r}, and none that begins so")
+        raise TopicNotFoundError(f"{path} has no topic {topics!r}, and none that begins so")
     return found
 
 
@@ -255,6 +268,8 @@ def check_groups(groups: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _who_is_there(engine: Engine) -> str:
-    there = ", ".join(f"{other.name!r} (id {other.id})" for other in engine.engines())
+def _who_is_there(engine: Runtime) -> str:
+    there = ", ".join(
+        f"{other.name!r} (id {other.id})" for other in engine.ledger.lockfile.engines()
+    )
     return f"there is {there}" if there else "there is none"

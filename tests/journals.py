@@ -16,8 +16,8 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.lockfile import JOURNAL_WORDS
 
-# A frame's header, as _journal.pxi tells it: magic, flags and bytes of the entry, position,
-# generation, topic, base offset, version, count, checksum.
+# A frame's header, as _native/journal_file.h tells it: magic, flags and bytes of the entry,
+# position, generation, topic, base offset, version, count, checksum.
 FRAME = struct.Struct("<IIQQQQQII")
 MAGIC = 0x014A4C58
 PADDING, MORE = 1 << 31, 1 << 30

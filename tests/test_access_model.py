@@ -9,6 +9,11 @@ from proof.rules import CONTROLS, MOVING_CONTROLS, Rules
 from proof.world import MOVING_WORLDS, SMALL_MOVING_WORLDS, SMALL_WORLDS, WORLDS, World
 
 
+# What `proof.model` judges in each state.
+@pytest.mark.rule(
+    "A1", "A2", "A3", "B1", "B2", "B3", "B5", "B6", "B7", "B8", "B10", "D1", "D4", "D5", "D7",
+    "E3", "E4",
+)  # fmt: skip
 @pytest.mark.parametrize(
     "world", [*WORLDS.values(), *MOVING_WORLDS.values()], ids=[*WORLDS, *MOVING_WORLDS]
 )

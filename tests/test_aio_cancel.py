@@ -18,7 +18,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.engine import _engines
+from exclusivelog.runtime import _engines
 from tests.loops import cancelled_after, free, held, play, soon
 from tests.processes import PATIENCE, until, values
 from tests.states import add, everything, one_more

@@ -14,6 +14,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import commit, log
 from tests.children import finish
+from tests.loops import held
 from tests.processes import PATIENCE, open_producer, until, values, within
 from tests.test_sending import run_threads
 
@@ -364,3 +365,15 @@ def test_b9_a_thread_whose_own_commit_is_cut_short_gets_its_outcome(
         assert theirs.result(PATIENCE) in (0, 1)
         until(lambda: topic.next_offset == 2)
     assert struck == ["within"]
+
+
+def test_b9_a_send_that_times_out_says_that_its_message_may_come(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """To send it again, as one does with what is `retriable`, would append it twice."""
+    producer = topic.producer()
+    with held(engine), pytest.raises(xl.WaitTimeoutError, match="still on its way") as caught:
+        producer.send(b"slow", timeout=0.05)
+    assert (caught.value.maybe_written, caught.value.retriable) == (True, False)
+    producer.flush()
+    assert values(topic) == [b"slow"]

@@ -144,7 +144,7 @@ def test_d1_equals_are_promoted_in_random_order(
 ) -> None:
     frozen = SimpleNamespace(**vars(_core))
     frozen.now = lambda: 1  # all are created in the same nanosecond
-    monkeypatch.setattr("exclusivelog.engine._core", frozen)
+    monkeypatch.setattr("exclusivelog.runtime._core", frozen)
     seen = set()
     with topic.producer(EXCLUSIVE):
         while len(seen) < 2:

@@ -115,6 +115,27 @@ def test_e3_a_request_at_the_destination_waits_for_the_release(
     Chronicle(engine).read() if mode == EXCLUSIVE else None
 
 
+def test_e4_a_late_coordinator_sees_that_shared_producers_have_the_topic(
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """It looks again only when the destination has the topic, which has no owner then."""
+    source, destination = quick("source", keepalive=None), quick("destination")
+    source.call(open_producer, EXCLUSIVE)
+    moving = begin_release(engine, source, destination)
+    look = engine.hand_over.look
+
+    def look_late(begun: Any) -> Any:
+        until(lambda: [holder.engine_name for holder in topic.holders] == ["destination"])
+        return look(begun)
+
+    monkeypatch.setattr(engine.hand_over, "look", look_late)
+    destination.call(ask, SHARED)
+    thaw(source)
+    [move] = moving.result(PATIENCE)
+    assert (move.state, move.target.id) == ("owned", destination.id)
+
+
 @pytest.mark.parametrize("mode", [EXCLUSIVE, SHARED])
 def test_e3_the_wait_is_no_longer_than_its_timeout_and_leaves_nothing(
     engine: xl.Engine, quick: Callable[..., Quick], mode: str

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import mailbox as mailbox_module
 from exclusivelog import producer as producer_module
 from tests.handovers import (
     COUNTS,
@@ -180,7 +179,7 @@ def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
     first = a.topic("orders").producer(EXCLUSIVE)
     rival = a.topic("orders").producer_async(WAIT, name="late", follow=follow)
     reached, go_on = threading.Event(), threading.Event()
-    read, make = a.mailbox.read, mailbox_module.Producer
+    read, make = a.mailbox.read, rival.make
 
     def read_second() -> None:
         if threading.current_thread() is not a._guard or reached.is_set():
@@ -192,7 +191,7 @@ def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
         return make(*args)
 
     monkeypatch.setattr(a.mailbox, "read", read_second)
-    monkeypatch.setattr(mailbox_module, "Producer", make_late)
+    monkeypatch.setattr(rival, "make", make_late)
     first.close()
     reading = begin(a.mailbox.read)
     assert reached.wait(PATIENCE)
@@ -437,16 +436,16 @@ def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
     destination = xl.open(path, name="destination")
     producer = a.topic("orders").producer(EXCLUSIVE)
     a.unload("orders", to=destination.id)
-    topic = destination.topic
+    open_producer = destination.open_producer
 
-    def too_late(name: str, create: bool) -> xl.Topic:
+    def too_late(*args: Any, **kwargs: Any) -> None:
         if how == "the topic is deleted":
             b.delete_topic("orders")
         else:
             destination.close()
-        return topic(name, create)
+        open_producer(*args, **kwargs)
 
-    destination.topic = too_late
+    destination.open_producer = too_late
     with pytest.raises(MOVED) as error:
         producer.send(b"x")
     with pytest.raises(MOVED) as again:

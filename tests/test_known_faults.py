@@ -52,6 +52,7 @@ def free(topic: xl.Topic) -> bool:
 # ---- stale claims ------------------------------------------------------------------------
 
 
+@pytest.mark.rule("B5", "D4")
 def test_a_stale_waiter_is_not_promoted_with_a_lower_epoch(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -100,6 +101,7 @@ def fence_again_and_again(state: State, claim: int, count: int) -> set[str]:
     return refusals
 
 
+@pytest.mark.rule("B6")
 def test_a_stale_fencer_does_not_evict_the_valid_owner_before_it_is_refused(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -156,6 +158,7 @@ RELEASES: dict[str, Callable[[Worker], Any]] = {
 }
 
 
+@pytest.mark.rule("B7")
 @pytest.mark.parametrize("release", RELEASES.values(), ids=RELEASES)
 def test_a_late_release_by_an_evicted_owner_does_not_clear_its_successor(
     topic: xl.Topic, worker: Callable[..., Worker], release: Callable[[Worker], Any]
@@ -203,6 +206,7 @@ def failing(method: str, error: BaseException, call: int = 1) -> Iterator[list[i
 WRITES = ("next_id", "put_holder", "put_producer", "put_topic", "put_waiter", "drop_holder")
 
 
+@pytest.mark.rule("A2")
 @pytest.mark.parametrize("method", WRITES)
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
 @pytest.mark.parametrize("situation", ["free", "shared", "owned"])
@@ -247,6 +251,7 @@ def topic_request(topic: xl.Topic, mode: str) -> Any:
         return error
 
 
+@pytest.mark.rule("C1", "D4")
 @pytest.mark.parametrize(
     "method", ["drop_holder", "drop_waiter", "put_holder", "put_producer", "post", "put_topic"]
 )
@@ -273,6 +278,7 @@ def test_a_promotion_that_fails_half_way_is_made_up_for(
 # ---- abandoned requests ------------------------------------------------------------------
 
 
+@pytest.mark.rule("D4", "D5")
 def test_a_future_that_was_dropped_leaves_no_orphan(topic: xl.Topic) -> None:
     """A request is made and its future thrown away. When its turn comes it is granted to
     nobody; the one behind it must get the topic all the same."""
@@ -285,6 +291,7 @@ def test_a_future_that_was_dropped_leaves_no_orphan(topic: xl.Topic) -> None:
     until(lambda: free(topic))
 
 
+@pytest.mark.rule("C1")
 @pytest.mark.parametrize("cycle", [False, True])
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
 def test_a_producer_that_was_dropped_without_close_leaves_no_orphan(
@@ -301,6 +308,7 @@ def test_a_producer_that_was_dropped_without_close_leaves_no_orphan(
         assert waiter.result(timeout=20).send(b"y") == 1
 
 
+@pytest.mark.rule("C1")
 def test_a_producer_dropped_with_messages_on_their_way_sends_them_first(topic: xl.Topic) -> None:
     receipts = [topic.producer(EXCLUSIVE, linger=0.05).send_async(b"x") for _ in range(1)]
     gc.collect()
@@ -327,6 +335,7 @@ def interrupted_after_commit() -> Iterator[None]:
         yield
 
 
+@pytest.mark.rule("A2", "D5")
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
 @pytest.mark.parametrize("rival", [None, SHARED, EXCLUSIVE])
 def test_a_request_interrupted_after_its_commit_leaves_no_orphan(
@@ -346,6 +355,7 @@ def test_a_request_interrupted_after_its_commit_leaves_no_orphan(
     assert topic.producer(EXCLUSIVE).topic_epoch == topic.epoch
 
 
+@pytest.mark.rule("C1")
 @pytest.mark.parametrize("method", ["producer", "engine"])
 def test_a_close_interrupted_after_its_commit_has_closed(
     path: str, topic: xl.Topic, method: str
@@ -383,6 +393,7 @@ def wait_and_be_interrupted(state: State, **options: Any) -> str:
     return "granted"
 
 
+@pytest.mark.rule("D5")
 def test_a_process_interrupted_while_it_waits_leaves_no_orphan(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -399,6 +410,7 @@ def test_a_process_interrupted_while_it_waits_leaves_no_orphan(
         assert free(topic)
 
 
+@pytest.mark.rule("D5")
 def test_an_interrupt_that_races_with_the_grant_leaves_no_orphan(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -456,6 +468,7 @@ def open_and_be_interrupted(state: State, rounds: int) -> int:
     return struck
 
 
+@pytest.mark.rule("A2", "D5")
 def test_interrupts_at_any_moment_leave_no_orphan(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -470,6 +483,7 @@ def test_interrupts_at_any_moment_leave_no_orphan(
 # ---- promotion that stops ----------------------------------------------------------------
 
 
+@pytest.mark.rule("D4")
 def test_promotion_does_not_stop_at_the_first_dead_candidate(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -491,6 +505,7 @@ def test_promotion_does_not_stop_at_the_first_dead_candidate(
         assert free(topic)
 
 
+@pytest.mark.rule("A3")
 @pytest.mark.parametrize("end", ["close", "kill", "stop", "drop"])
 def test_a_waiter_behind_shared_producers_is_woken_when_they_are_gone(
     topic: xl.Topic, worker: Callable[..., Worker], end: str
@@ -526,6 +541,7 @@ def test_a_waiter_behind_shared_producers_is_woken_when_they_are_gone(
 # ---- ghosts ------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("B5", "C2")
 @pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
 def test_an_owner_is_not_refused_by_its_own_ghost(
     topic: xl.Topic, worker: Callable[..., Worker], mode: str
@@ -547,6 +563,7 @@ def test_an_owner_is_not_refused_by_its_own_ghost(
     assert {(m.epoch, m.producer_name) for m in topic.reader()} == {(1, "ann")}
 
 
+@pytest.mark.rule("B5", "D4")
 def test_an_owner_that_comes_back_too_late_is_not_served_before_the_waiter(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -563,6 +580,7 @@ def test_an_owner_that_comes_back_too_late_is_not_served_before_the_waiter(
     assert waiter.result(timeout=20).topic_epoch == topic.epoch == 2
 
 
+@pytest.mark.rule("C3")
 def test_a_waiter_taken_for_hung_by_a_hair_s_breadth_is_told(
     path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -585,6 +603,7 @@ def test_a_waiter_taken_for_hung_by_a_hair_s_breadth_is_told(
         assert topic.waiters == []
 
 
+@pytest.mark.rule("C3", "C6")
 def test_an_engine_that_is_back_before_it_is_evicted_is_told(
     path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -618,6 +637,7 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
             until(lambda name=name: free(engine.topic(name)), timeout=10)
 
 
+@pytest.mark.rule("C4")
 def test_a_pid_that_was_used_before_means_nothing(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:

@@ -25,8 +25,8 @@ from exclusivelog.spark import __main__ as commands
 from exclusivelog.spark import archive, audit, compact, plan, replay, report
 from exclusivelog.spark.audit import Summary, judge
 from exclusivelog.spark.errors import SourceError
+from exclusivelog.spark.leaders import Story, Tenure, Told
 from exclusivelog.spark.page import page
-from exclusivelog.spark.report import Story, Tenure, Told
 from exclusivelog.spark.session import local_session
 from tests.sparks import as_bytes, epochs, fill, read, trim, values
 

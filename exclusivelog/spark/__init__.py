@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NAME = "exclusivelog"
-
 __all__ = ["register"]
 
 

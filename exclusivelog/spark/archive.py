@@ -23,6 +23,7 @@ from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
 from exclusivelog.spark.files import Files, job_name, parquet, place
+from exclusivelog.spark.options import NAME
 from exclusivelog.spark.progress import Progress
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def read(
     spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
 ) -> DataFrame:
     """The messages [start, stop) of a topic, and of no other one that has its name by now."""
-    from exclusivelog.spark import NAME, register
+    from exclusivelog.spark import register
 
     register(spark)
     frame = spark.read.format(NAME).option("topic", topic)

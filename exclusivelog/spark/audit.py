@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import exclusivelog as xl
 from exclusivelog.events import Event
-from exclusivelog.spark import NAME
 from exclusivelog.spark.errors import coded
+from exclusivelog.spark.options import NAME
 from exclusivelog.spark.progress import Progress
 
 if TYPE_CHECKING:

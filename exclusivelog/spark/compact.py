@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, TextIO
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.once import recorded
-from exclusivelog.spark import NAME, plan
+from exclusivelog.spark import plan
 from exclusivelog.spark.archive import read
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
 from exclusivelog.spark.files import Files, job_name, parquet
+from exclusivelog.spark.options import NAME
 from exclusivelog.spark.progress import Progress
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ EARLIEST, LATEST = "earliest", "latest"
 VIEWS = ("messages", "epochs", "events", "owners", "producers", "topics", "txns", "runs")
 DIRECT, INLINE = "direct", "inline"
 INLINE_BYTES = 1 << 20
+NAME = "exclusivelog"  # of the format
 STAGING_NAME = "staging"
 MOST = 2**63 - 1
 

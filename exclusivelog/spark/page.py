@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from exclusivelog.spark.report import MOST_TOPICS, Story, TakeOver, Tenure, Told, median
+from exclusivelog.spark.leaders import MOST_TOPICS, Story, TakeOver, Tenure, Told, median
 from exclusivelog.version import __version__
 
 WIDTH, LEFT, RIGHT = 1080, 132, 16

@@ -34,10 +34,11 @@ from pyspark.sql.types import StructType
 from exclusivelog.engine import Engine
 from exclusivelog.errors import OffsetTrimmedError, TopicNotFoundError
 from exclusivelog.reader import Reader
-from exclusivelog.spark import NAME, plan
+from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, OPTION, OVERWRITE, SourceError, coded
 from exclusivelog.spark.handles import Place, reading
 from exclusivelog.spark.options import (
+    NAME,
     ReadOptions,
     batch_options,
     batch_write_options,

@@ -1,0 +1,182 @@
+/* A handler of SIGBUS for stores into mapped files that cannot reach the file. It replaces the
+   page by a private copy, so that the store succeeds, and sets the region's `lost`; _guard.pxi
+   says when that happens and what follows. Faults elsewhere go to the handler that was installed
+   before. */
+#ifndef EXCLUSIVELOG_FAULT_GUARD_H
+#define EXCLUSIVELOG_FAULT_GUARD_H
+
+#include "futex.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#define XG_REGIONS 256
+#define XG_LINE 4400        /* of /proc/self/maps: a path of 4096 bytes and what is before it */
+
+/* Known by its addresses or, where another library has mapped the file, by its inode. */
+typedef struct { uintptr_t start, end; uint64_t inode; uint32_t lost; } xg_region;
+
+static xg_region xg_regions[XG_REGIONS];
+static struct sigaction xg_before;
+static uintptr_t xg_page;
+static uint32_t xg_replacing;   /* the id of the process, one of whose threads replaces a page */
+
+/* Async-signal-safe: system calls only. 0 if the page could be replaced. */
+static inline int xg_replace(uintptr_t page) {
+    int copy = (int)syscall(SYS_memfd_create, "exclusivelog-lost", 1u /* MFD_CLOEXEC */);
+    void *made = MAP_FAILED;
+    if (copy >= 0) {
+        if (ftruncate(copy, (off_t)xg_page) == 0) {
+            /* A page that can still be read keeps its content, with held mutexes and the
+               kernel's lists. One that cannot be read becomes zeros: the write fails. */
+            ssize_t n = write(copy, (void *)page, xg_page);
+            (void)n;
+            made = mmap((void *)page, xg_page, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_FIXED, copy, 0);
+        }
+        close(copy);
+    }
+    return made == MAP_FAILED;
+}
+
+/* Can a store at this address succeed? The kernel adds 0 to the word there. */
+static inline int xg_can_store(uintptr_t at) {
+    static uint32_t nobody_waits_here;
+    return syscall(SYS_futex, &nobody_waits_here, FUTEX_WAKE_OP_PRIVATE, 0, NULL, (uint32_t *)at,
+                   FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_LT, 0)) >= 0;
+}
+
+/* Replace the page unless another thread has: a second copy would lose what was stored in the
+   first one meanwhile. A forked child may inherit the lock from a thread that it does not have. */
+static inline int xg_replace_once(uintptr_t page) {
+    uint32_t me = (uint32_t)getpid(), by = 0;
+    while (!xl_swap(&xg_replacing, by, me)) {
+        by = xl_load(&xg_replacing);
+        if (by == me) by = 0;
+    }
+    int failed = !xg_can_store(page) && xg_replace(page);
+    xl_store(&xg_replacing, 0);
+    return failed;
+}
+
+static inline const char *xg_number(const char *at, int base, uint64_t *number) {
+    for (*number = 0;; at++) {
+        int digit = *at >= '0' && *at <= '9' ? *at - '0'
+            : *at >= 'a' && *at <= 'f' ? *at - 'a' + 10 : 99;
+        if (digit >= base) return at;
+        *number = *number * base + digit;
+    }
+}
+
+/* The inode behind an address, by a line "start-end rights offset device inode path". */
+static inline int xg_inode_of(const char *line, uintptr_t at, uint64_t *inode) {
+    uint64_t start, end;
+    line = xg_number(line, 16, &start);
+    line = xg_number(line + (*line == '-'), 16, &end);
+    if (at < start || at >= end) return 0;
+    for (int spaces = 0; *line && spaces < 4; line++) spaces += *line == ' ';
+    xg_number(line, 10, inode);
+    return 1;
+}
+
+/* 0 where it cannot be told. System calls only. */
+static inline uint64_t xg_inode_at(uintptr_t at) {
+    char line[XG_LINE], read_ahead[512];
+    size_t used = 0;
+    uint64_t inode = 0;
+    ssize_t n;
+    int found = 0, maps = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+    if (maps < 0) return 0;
+    while (!found && (n = read(maps, read_ahead, sizeof read_ahead)) > 0) {
+        for (ssize_t i = 0; i < n && !found; i++) {
+            if (read_ahead[i] == 10) {     /* the end of a line */
+                line[used] = 0;
+                found = xg_inode_of(line, at, &inode);
+                used = 0;
+            } else if (used < XG_LINE - 1) {
+                line[used++] = read_ahead[i];
+            }
+        }
+    }
+    close(maps);
+    return inode;
+}
+
+static inline int xg_is_in(const xg_region *r, uintptr_t at, uint64_t *inode) {
+    uintptr_t start = __atomic_load_n(&r->start, __ATOMIC_ACQUIRE);
+    if (start <= 1) return 0;
+    if (!r->inode) return at >= start && at < r->end;
+    if (!*inode) *inode = xg_inode_at(at);
+    return *inode == r->inode;
+}
+
+static inline void xg_on_fault(int number, siginfo_t *info, void *context) {
+    uintptr_t at = (uintptr_t)info->si_addr;
+    uint64_t inode = 0;
+    int kept = errno;
+    if (info->si_code > 0) {
+        for (int i = 0; i < XG_REGIONS; i++) {
+            if (xg_is_in(&xg_regions[i], at, &inode)) {
+                xl_store(&xg_regions[i].lost, 1);
+                if (xg_replace_once(at & ~(xg_page - 1)) == 0) { errno = kept; return; }
+            }
+        }
+    }
+    errno = kept;
+    if (info->si_code <= 0) {       /* sent; by a handler that we have called, say */
+        signal(number, SIG_DFL);
+        raise(number);
+    } else if (xg_before.sa_flags & SA_SIGINFO) {
+        xg_before.sa_sigaction(number, info, context);
+    } else if (xg_before.sa_handler != SIG_DFL && xg_before.sa_handler != SIG_IGN) {
+        xg_before.sa_handler(number);
+    } else {
+        signal(number, SIG_DFL);    /* the store faults once more, and kills */
+    }
+}
+
+static inline void xg_install(void) {
+    struct sigaction action, now;
+    /* A program may have put another handler in our place since (faulthandler, say). */
+    if (sigaction(SIGBUS, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO)
+        && now.sa_sigaction == xg_on_fault) return;
+    xg_page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    memset(&action, 0, sizeof action);
+    action.sa_sigaction = xg_on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGBUS, &action, &xg_before);
+}
+
+/* The region's index, or -1 where all places are taken: then it is not guarded. */
+static inline int xg_guard(void *start, size_t size, uint64_t inode) {
+    xg_install();
+    for (int i = 0; i < XG_REGIONS; i++) {
+        xg_region *r = &xg_regions[i];
+        uintptr_t free = 0;
+        /* 1: taken, and no address yet */
+        if (__atomic_compare_exchange_n(&r->start, &free, 1, 0, __ATOMIC_SEQ_CST,
+                                        __ATOMIC_SEQ_CST)) {
+            xl_store(&r->lost, 0);
+            r->end = (uintptr_t)start + size;
+            r->inode = inode;
+            __atomic_store_n(&r->start, (uintptr_t)start, __ATOMIC_RELEASE);
+            return i;
+        }
+    }
+    return -1;
+}
+
+static inline void xg_let_go(int index) {
+    if (index < 0) return;
+    xg_regions[index].end = 0;
+    __atomic_store_n(&xg_regions[index].start, 0, __ATOMIC_RELEASE);
+}
+
+static inline uint32_t xg_lost(int index) {
+    return index < 0 ? 0 : xl_load(&xg_regions[index].lost);
+}
+
+#endif

@@ -1,0 +1,84 @@
+/* The journal's file: the header of a frame, and how frames are written.
+
+   A position counts all bytes written since the generation began. The file is a ring: position p
+   lies at p modulo the capacity. A frame is a header and one entry, padded to 16 bytes; where less
+   than a header is left at the end of the ring, that room stays empty.
+
+   offset  size  field
+   0       4     magic, b"XLJ" and the version
+   4       4     bytes of the entry; bit 31: no entry, continue at the beginning of the file;
+                 bit 30: this frame and the next one are valid together, or neither is
+   8       8     position of this frame
+   16      8     generation
+   24      8     topic of the entry
+   32      8     first offset of the entry
+   40      8     `version` when it was written. A frame whose version is lower than that of the
+                 frame before was left behind by a process that died, or was refused, before
+                 `tail` had moved
+   48      4     number of messages in the entry
+   52      4     CRC-32C of the 52 bytes before */
+#ifndef EXCLUSIVELOG_JOURNAL_FILE_H
+#define EXCLUSIVELOG_JOURNAL_FILE_H
+
+#include "futex.h"
+
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+
+typedef struct {
+    uint32_t magic, size;
+    uint64_t position, generation, topic, base_offset, version;
+    uint32_t count, crc;
+} xj_frame;
+
+static inline int64_t xj_wall_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* Another process may overwrite a header during this copy: check the copy, and use the copy. */
+static inline void xj_copy_header(xj_frame *to, const void *from) {
+    memcpy(to, from, sizeof *to);
+    __asm__ __volatile__("" : : "r"(to) : "memory");
+}
+
+typedef struct { uint64_t device, inode; } xj_file;
+
+static inline int xj_identify(int fd, xj_file *file) {
+    struct stat facts;
+    *file = (xj_file){0, 0};
+    if (fstat(fd, &facts)) return errno;
+    *file = (xj_file){facts.st_dev, facts.st_ino};
+    return 0;
+}
+
+/* Is `fd` still that file? A program may close all descriptors, and open others with the same
+   numbers. */
+static inline int xj_is(int fd, const xj_file *file) {
+    xj_file now;
+    return xj_identify(fd, &now) == 0 && now.device == file->device
+        && now.inode == file->inode;
+}
+
+/* Write header and entry at an offset; 0 or an errno. */
+static inline int xj_write(int fd, int64_t at, const void *header, size_t head,
+                    const void *data, size_t size) {
+    struct iovec v[2] = {{(void *)header, head}, {(void *)data, size}};
+    while (v[0].iov_len + v[1].iov_len) {
+        ssize_t n = pwritev(fd, v, 2, at);
+        if (n < 0) { if (errno == EINTR) continue; return errno; }
+        if (n == 0) return ENOSPC;
+        at += n;
+        for (int i = 0; i < 2; i++) {
+            size_t k = (size_t)n < v[i].iov_len ? (size_t)n : v[i].iov_len;
+            v[i].iov_base = (char *)v[i].iov_base + k;
+            v[i].iov_len -= k;
+            n -= k;
+        }
+    }
+    return 0;
+}
+
+#endif

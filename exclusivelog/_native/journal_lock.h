@@ -1,0 +1,133 @@
+/* The journal's shared header, and the mutexes in it. They are robust: the death of a process that
+   holds one is told to the next that takes it. */
+#ifndef EXCLUSIVELOG_JOURNAL_LOCK_H
+#define EXCLUSIVELOG_JOURNAL_LOCK_H
+
+#include "futex.h"
+
+#include <pthread.h>
+#include <string.h>
+
+typedef struct {
+    union { pthread_mutex_t mutex; char room[64]; } write, flush, turn;
+    uint64_t tail;          /* where the next frame goes */
+    uint64_t synced;        /* durable up to here */
+    uint64_t applied;       /* in the tables up to here: the room before it is free */
+    uint64_t generation;    /* changes when positions begin anew */
+    uint64_t version;       /* grows with each event that may change who may write */
+    uint64_t inode;         /* of the journal's file */
+    uint32_t ready;         /* 0: to be recovered before use (after a boot, for one) */
+    uint32_t failed;        /* errno of a flush or write that failed */
+    uint32_t flushes;       /* changes with each flush: futex */
+    uint32_t sleepers;      /* on `flushes` */
+    uint32_t arrivals;      /* counts those that began to wait for a flush */
+    uint32_t led;           /* `arrivals` when the last flush began */
+    uint32_t crowd;         /* how many the last flush served, and how many arrived during it */
+    uint32_t unsettled;     /* LMDB may not show the last transaction of a process that died */
+} xj_words;
+
+#define XJ_READY offsetof(xj_words, ready)
+
+static inline int xj_start_mutex(pthread_mutex_t *m) {
+    pthread_mutexattr_t attr;
+    int failed;
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_setpshared(&attr, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attr, PTHREAD_MUTEX_ROBUST);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ERRORCHECK);
+    failed = pthread_mutex_init(m, &attr);
+    pthread_mutexattr_destroy(&attr);
+    return failed;
+}
+
+static inline int xj_start(xj_words *w) {
+    memset(w, 0, sizeof *w);
+    return xj_start_mutex(&w->write.mutex) || xj_start_mutex(&w->flush.mutex)
+        || xj_start_mutex(&w->turn.mutex);
+}
+
+static inline uint32_t *xj_word(pthread_mutex_t *m) {
+#ifdef __GLIBC__
+    return (uint32_t *)m;
+#else
+    return (uint32_t *)m + 1;       /* musl */
+#endif
+}
+
+/* The holder of the append mutex has died. Its append is complete (`tail` has moved) or will be
+   overwritten. A new version covers two other cases: the holder committed a change of ownership
+   without announcing it; or parts of its frames survive behind a shorter frame written over them
+   (those have a lower version).
+
+   If the holder died inside an LMDB transaction, it also held the writer lock, whose robust mutex
+   the kernel may not have marked yet. LMDB's readers may not see its commit before the next write
+   transaction, so `unsettled` tells everybody not to trust the tables until then. */
+static inline int xj_repair(xj_words *w) {
+    if (xl_load(xj_word(&w->turn.mutex)))
+        xl_store(&w->unsettled, 1);
+    __atomic_add_fetch(&w->version, 1, __ATOMIC_SEQ_CST);
+    return pthread_mutex_consistent(&w->write.mutex);
+}
+
+/* ETIMEDOUT after half a second, so that the caller can handle signals and report what it waits
+   for. It uses the monotonic clock where it can: a jump of the wall clock must not prolong it.
+   (ThreadSanitizer does not know pthread_mutex_clocklock.) */
+#if defined(__GLIBC__) && !defined(__SANITIZE_THREAD__)
+#if __GLIBC_PREREQ(2, 30)
+#define XJ_CLOCK CLOCK_MONOTONIC
+#define xj_lock_until(m, t) pthread_mutex_clocklock(m, XJ_CLOCK, t)
+#endif
+#endif
+#ifndef XJ_CLOCK
+#define XJ_CLOCK CLOCK_REALTIME
+#define xj_lock_until(m, t) pthread_mutex_timedlock(m, t)
+#endif
+
+static inline int xj_wait_for(pthread_mutex_t *m) {
+    struct timespec t;
+    clock_gettime(XJ_CLOCK, &t);
+    t.tv_nsec += 500000000;
+    t.tv_sec += t.tv_nsec / 1000000000;
+    t.tv_nsec %= 1000000000;
+    return xj_lock_until(m, &t);
+}
+
+static inline int xj_lock(xj_words *w) {
+    int r = xj_wait_for(&w->write.mutex);
+    return r == EOWNERDEAD ? xj_repair(w) : r;
+}
+
+/* The writer lock. LMDB itself repairs what a writer that died has left. */
+static inline int xj_take_turn(xj_words *w, int wait) {
+    int r = wait ? xj_wait_for(&w->turn.mutex) : pthread_mutex_trylock(&w->turn.mutex);
+    return r == EOWNERDEAD ? pthread_mutex_consistent(&w->turn.mutex) : r;
+}
+
+static inline void xj_give_turn(xj_words *w) { pthread_mutex_unlock(&w->turn.mutex); }
+
+/* The word of a robust mutex that the kernel reads: the id of the thread that holds it. */
+static inline uint32_t xj_holder(pthread_mutex_t *m) { return xl_load(xj_word(m)) & FUTEX_TID_MASK; }
+static inline uint32_t xj_appending(xj_words *w) { return xj_holder(&w->write.mutex); }
+static inline uint32_t xj_writing(xj_words *w) { return xj_holder(&w->turn.mutex); }
+
+static inline int xj_try_lock(xj_words *w) {
+    int r = pthread_mutex_trylock(&w->write.mutex);
+    return r == EOWNERDEAD ? xj_repair(w) : r;
+}
+
+static inline void xj_unlock(xj_words *w) { pthread_mutex_unlock(&w->write.mutex); }
+
+static inline int xj_try_flush_lock(xj_words *w) {
+    int r = pthread_mutex_trylock(&w->flush.mutex);
+    return r == EOWNERDEAD ? pthread_mutex_consistent(&w->flush.mutex) : r;
+}
+
+static inline void xj_flush_unlock(xj_words *w) { pthread_mutex_unlock(&w->flush.mutex); }
+
+static inline void xj_raise(uint64_t *w, uint64_t v) {     /* *w = max(*w, v) */
+    uint64_t now = __atomic_load_n(w, __ATOMIC_ACQUIRE);
+    while (now < v && !__atomic_compare_exchange_n(
+        w, &now, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_ACQUIRE)) {}
+}
+
+#endif

@@ -1,0 +1,147 @@
+"""The future that a request for a producer is given, and what it needs of its engine."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+from exclusivelog import _core
+from exclusivelog.access import Session, Transfer
+from exclusivelog.errors import ExclusiveLogError
+from exclusivelog.waits import in_slices, settled
+
+SETTLING_SECONDS = 5.0
+
+
+class Listener(Protocol):
+    """The producer of a session, which is told what becomes of it."""
+
+    session: Session
+    appender: _core.Appender
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """The session has ended, for good."""
+
+    def tell_wanted(self) -> None:
+        """Another producer waits for the topic."""
+
+    def pause(self) -> None:
+        """Let sends wait; what was accepted is still sent."""
+
+    def drain(self) -> None:
+        """Commit what was accepted so far."""
+
+    def hand_off(self, to: Transfer) -> None:
+        """The topic was handed over."""
+
+    def resume(self) -> None:
+        """Let sends go on."""
+
+    def close(self) -> None:
+        """Give the topic back."""
+
+
+P = TypeVar("P", bound=Listener)
+
+
+class Requests(Protocol):
+    """Where requests wait that have no outcome yet."""
+
+    def forget(self, future: SessionFuture[Any]) -> bool:
+        """Let a request no longer wait for a hand-over; False if it does not."""
+
+    def withdraw(self, session: Session) -> bool:
+        """Take a waiting session out of the queue; False if it was granted or fenced first."""
+
+    def settles(self, session: Session) -> bool:
+        """Will somebody settle this session's future?"""
+
+
+class Host(Protocol):
+    """The engine of a request."""
+
+    @property
+    def mailbox(self) -> Requests:
+        """Where the request waits."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_alone(self) -> None:
+        """EngineClosedError in a forked child."""
+
+
+class SessionFuture(concurrent.futures.Future[P], Generic[P]):
+    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+
+    def __init__(self, engine: Host, topic: int) -> None:
+        super().__init__()
+        self.has_callbacks = False
+        self.topic_id = topic
+        self.session: Session | None = None
+        self.producer: P | None = None
+        self._engine = engine
+
+    def make(self, session: Session, last_sequence: int) -> P:
+        """The producer of a session that was granted."""
+        raise NotImplementedError
+
+    def cancel(self) -> bool:
+        """Leave the queue. False if it is too late: the future has its producer, or its
+        error, at once then."""
+        if self.done() or not (self._engine.mailbox.forget(self) or self._withdraw()):
+            return self.cancelled()
+        cancelled = super().cancel()
+        if cancelled:  # else concurrent.futures.wait does not see it
+            self.set_running_or_notify_cancel()
+        return cancelled
+
+    def _withdraw(self) -> bool:
+        if self.session is None:
+            return False
+        self._engine.check_open()
+        if self._engine.mailbox.withdraw(self.session):
+            return True
+        if self._engine.mailbox.settles(self.session):  # another thread is about to
+            concurrent.futures.wait([self], SETTLING_SECONDS)
+        return False
+
+    def give_up(self) -> None:
+        """Leave the queue; a grant that came first is given back."""
+        if not self.cancel():
+            self.add_done_callback(_close_producer)
+
+    def result(self, timeout: float | None = None) -> P:
+        """The producer; waits for it, up to `timeout` seconds (None: for ever)."""
+        self._await(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it failed with, or None; waits as `result` does."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def _await(self, timeout: float | None) -> None:
+        if not self.done():
+            self._engine.check_alone()  # who would settle it is the parent's thread
+            in_slices(functools.partial(settled, self), timeout, self._engine.check_alone)
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        """Call `function(future)` once it is settled, in a thread of its own."""
+        self.has_callbacks = True
+        super().add_done_callback(function)
+
+
+def _close_producer(future: concurrent.futures.Future[P]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result().close()
+
+
+def give_producer(future: SessionFuture[P]) -> None:
+    """Settle the future with its producer."""
+    # The future's result keeps the producer; the future itself must not, should nobody want it.
+    producer, future.producer = future.producer, None
+    if producer is not None:
+        future.set_result(producer)

@@ -1,0 +1,195 @@
+"""Who led when, what each failover cost, and where the load went: from events and messages."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from exclusivelog.events import Event
+from exclusivelog.spark.audit import Verdict
+
+Record = dict[str, Any]
+
+BUCKETS_MS = (
+    10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000,
+    3_600_000, 21_600_000, 86_400_000,
+)  # fmt: skip
+MOST_BUCKETS = 150
+MOST_TOPICS = 12
+SUPERSEDED = "superseded"
+
+
+@dataclass
+class Tenure:
+    """One leader's time. Times are in ms since 1970; `end` None: it leads still, or nobody knows.
+
+    `why` it ended: closed, dead, hung, fenced, hand-over, or superseded (a run that holds no
+    topic between its batches, and lost it there).
+    """
+
+    epoch: int
+    producer: str
+    engine: str
+    pid: int
+    start: int
+    end: int | None = None
+    why: str = ""
+    messages: int = 0
+    first_message: int | None = None
+    last_message: int | None = None
+
+    @property
+    def rate(self) -> float | None:
+        """Messages per second while it wrote; None for too few to say."""
+        if self.first_message is None or self.last_message is None:
+            return None
+        lasted = self.last_message - self.first_message
+        return self.messages * 1000 / lasted if lasted else None
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """From one leader to the next: how long nobody led, and how long no message came (ms).
+    `last_message`: when the last one had come, from whomever."""
+
+    before: Tenure
+    after: Tenure
+    last_message: int | None
+
+    @property
+    def at(self) -> int:
+        """When the next one led."""
+        return self.after.start
+
+    @property
+    def why(self) -> str:
+        """How the one before ended."""
+        return self.before.why
+
+    @property
+    def leaderless(self) -> int | None:
+        """From its end to the next one's beginning."""
+        return None if self.before.end is None else max(0, self.after.start - self.before.end)
+
+    @property
+    def silence(self) -> int | None:
+        """From the last message before to the first of the next leader; None if it sent none."""
+        last, first = self.last_message, self.after.first_message
+        return None if last is None or first is None else max(0, first - last)
+
+
+@dataclass
+class Story:
+    """A topic's: its leaders, and its load: producer -> {beginning of a bucket: messages}."""
+
+    topic: str
+    tenures: list[Tenure]
+    messages: int = 0
+    bucket_ms: int = 1000
+    load: dict[str, dict[int, int]] = field(default_factory=dict)
+    shared: list[Tenure] = field(default_factory=list)
+
+    @property
+    def take_overs(self) -> list[TakeOver]:
+        """Every change from one leader to another."""
+        found, last = [], None
+        for before, after in itertools.pairwise(self.tenures):
+            last = before.last_message or last  # a leader may have died before its first one
+            found.append(TakeOver(before, after, last))
+        return found
+
+    @property
+    def producers(self) -> list[str]:
+        """Everybody who led or wrote, in the order of appearance."""
+        everyone = sorted(self.tenures + self.shared, key=lambda tenure: tenure.start)
+        return list(dict.fromkeys(tenure.producer for tenure in everyone))
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """From the first moment to the last one, in ms."""
+        times = [time for t in self.tenures + self.shared
+                 for time in (t.start, t.end, t.first_message, t.last_message)
+                 if time is not None]  # fmt: skip
+        return (min(times), max(times)) if times else (0, 1)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the report found. `silences` are in ms, of all take-overs of all topics."""
+
+    path: str
+    stories: list[Story]
+    verdicts: list[Verdict]
+    silences: list[int]
+
+
+def story_of(topic: str, bucket_ms: int, found: Iterable[Record], events: Iterable[Event]) -> Story:
+    """One topic's story, from all that was found."""
+    story = Story(
+        topic, tenures(event for event in events if event.topic == topic), bucket_ms=bucket_ms
+    )
+    _add_messages(story, (record for record in found if record["topic"] == topic))
+    return story
+
+
+def bucket_of(span_ms: int) -> int:
+    """How long a bucket is, that the load over so long a time is drawn with.
+
+    >>> bucket_of(0), bucket_of(12_000), bucket_of(86_400_000)
+    (10, 100, 900000)
+    """
+    return next((ms for ms in BUCKETS_MS if span_ms / ms <= MOST_BUCKETS), BUCKETS_MS[-1])
+
+
+def tenures(events: Iterable[Event]) -> list[Tenure]:
+    """Who led a topic, one behind the other.
+
+    >>> party = {"producer": "a", "engine_name": "e", "pid": 1}
+    >>> grant = Event(5, "orders", 1, "grant", "request", 0, None, party)
+    >>> evict = Event(9, "orders", 1, "evict", "dead", 0, party, None)
+    >>> [(tenure.start, tenure.end, tenure.why) for tenure in tenures([grant, evict])]
+    [(5, 9, 'dead')]
+    """
+    found: list[Tenure] = []
+    leads: Tenure | None = None
+    for event in events:
+        if event.kind == "grant" and event.target is not None:
+            if leads is not None:
+                leads.end, leads.why = event.time, SUPERSEDED
+            party = event.target
+            leads = Tenure(event.epoch, party["producer"] or "?", party["engine_name"],
+                           party["pid"], event.time)  # fmt: skip
+            found.append(leads)
+        elif event.kind in ("release", "evict") and leads is not None:
+            leads.end, leads.why = event.time, event.reason
+            leads = None
+    return found
+
+
+def _add_messages(story: Story, found: Iterable[Record]) -> None:
+    led = {(t.epoch, t.producer): t for t in story.tenures}
+    shared: dict[tuple[int, str], Tenure] = {}
+    for record in found:
+        key = record["epoch"], record["producer"]
+        first, last = record["first_time"], record["last_time"]
+        tenure = led.get(key) or shared.get(key)
+        if tenure is None:
+            tenure = shared[key] = Tenure(*key, "", 0, first)
+        tenure.messages += record["messages"]
+        tenure.first_message = min(first, tenure.first_message or first)
+        tenure.last_message = max(last, tenure.last_message or last)
+        if key in shared:
+            tenure.end = tenure.last_message
+        story.messages += record["messages"]
+        buckets = story.load.setdefault(record["producer"], Counter())
+        buckets[record["bucket"]] += record["messages"]
+    story.shared = list(shared.values())
+
+
+def median(numbers: Sequence[int]) -> float:
+    """The median; 0 of none."""
+    return statistics.median(numbers) if numbers else 0.0
