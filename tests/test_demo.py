@@ -23,6 +23,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import demo
 from tests.processes import PATIENCE, until
+from tests.scripts import unwarned
 
 pytest.importorskip("typer")
 COMMAND = [sys.executable, "-m", "exclusivelog.cli", "demo"]
@@ -32,7 +33,7 @@ def run(*arguments: str) -> tuple[int, str, str]:
     done = subprocess.run(
         [*COMMAND, *arguments], capture_output=True, timeout=2 * PATIENCE, text=True
     )
-    return done.returncode, done.stdout, done.stderr
+    return done.returncode, done.stdout, unwarned(done.stderr)
 
 
 def workers_of(ledger: Path) -> list[int]:
@@ -121,7 +122,7 @@ def test_an_interrupt_ends_it_quietly_with_all_its_processes(tmp_path) -> None:
         until(lambda: b"goes on from" in parent.stdout.readline())
         parent.send_signal(signal.SIGINT)
         _, errors = parent.communicate(timeout=PATIENCE)
-    assert (parent.returncode, errors) == (130, b"")
+    assert (parent.returncode, unwarned(errors)) == (130, "")
     assert workers_of(log) == []
 
 

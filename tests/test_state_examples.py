@@ -20,7 +20,7 @@ import pytest
 
 import exclusivelog as xl
 from tests.processes import PATIENCE, until
-from tests.scripts import EXAMPLES, failed, findings, run
+from tests.scripts import EXAMPLES, failed, findings, run, unwarned
 
 SCRIPTS = ["kv_service.py", "dynamic_config.py", "job_table.py"]
 
@@ -135,5 +135,5 @@ def test_no_process_outlives_its_script(
             process.kill()
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == (130 if interrupted else -number)
-    assert errors == b"" or not interrupted
+    assert unwarned(errors) == "" or not interrupted
     until(lambda: processes_of(process.pid) == [])
