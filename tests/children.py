@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 60.0  # seconds
+PATIENCE = 120.0  # seconds; a child that does much takes twenty of them on a machine of its own
 ROOT = Path(__file__).parent.parent
 
 

@@ -17,8 +17,13 @@ def run(script: str, *options: object) -> tuple[int, str, str]:
     """(status, output, errors) of an example, but for the warning of a busy machine."""
     command = [sys.executable, str(EXAMPLES / script), *map(str, options)]
     done = subprocess.run(command, capture_output=True, timeout=2 * PATIENCE, text=True)
-    errors = [line for line in done.stderr.splitlines(keepends=True) if BUSY not in line]
-    return done.returncode, done.stdout, "".join(errors)
+    return done.returncode, done.stdout, unwarned(done.stderr)
+
+
+def unwarned(errors: str | bytes) -> str:
+    """What a program has written to its standard error, but for the warning of a busy machine."""
+    text = errors.decode() if isinstance(errors, bytes) else errors
+    return "".join(line for line in text.splitlines(keepends=True) if BUSY not in line)
 
 
 def findings(output: str) -> list[str]:

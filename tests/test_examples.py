@@ -19,13 +19,15 @@ import pytest
 
 import exclusivelog as xl
 from tests.processes import PATIENCE, until
-from tests.scripts import EXAMPLES, failed, findings, run
+from tests.scripts import EXAMPLES, failed, findings, run, unwarned
 
 # ---- leader election ---------------------------------------------------------------------
 
+HEALTHY = ("--keepalive", 4)  # seconds: a busy machine may fail to run a leader for one
+
 
 def test_leaders_are_killed_and_stopped_and_never_two_at_a_time() -> None:
-    status, output, errors = run("leader_election.py")
+    status, output, errors = run("leader_election.py", *HEALTHY)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     leaders = re.findall(r"(worker-\d) leads, epoch (\d)", output)
     assert [epoch for _, epoch in leaders] == ["1", "2", "3"]
@@ -46,15 +48,15 @@ def test_a_zombies_message_in_the_log_is_seen(path, engine) -> None:
             f"worker-{worker}, epoch 2: decision {number}".encode()
             for worker in (1, 2, 3) for number in range(1, 300)
         )  # fmt: skip
-    status, output, errors = run("leader_election.py", "--path", path)
+    status, output, errors = run("leader_election.py", *HEALTHY, "--path", path)
     assert (status, errors) == (1, "")
     assert failed(output) == ["the decision that was refused is not in the log"]
 
 
 def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
-    status, output, errors = run("leader_election.py", "--keepalive", 60, "--patience", 2)
+    status, output, errors = run("leader_election.py", "--keepalive", 60, "--patience", 8)
     assert (status, output.count(" leads, epoch ")) == (1, 2)
-    assert errors == "FAILED nobody led after epoch 2 in 2 s\n"
+    assert errors == "FAILED nobody led after epoch 2 in 8 s\n"
 
 
 # ---- the billing worker ------------------------------------------------------------------
@@ -98,11 +100,11 @@ def loads(output: str) -> dict[str, list[int]]:
 
 
 def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
-    status, output, errors = run("uptime_checker.py", "--endpoints", 6)
+    status, output, errors = run("uptime_checker.py", "--endpoints", 6, "--settle", 5)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     gaps = re.findall(r"([\d,]+) ms", output)
     assert len(gaps) == 2
-    assert max(int(gap.replace(",", "")) for gap in gaps) < 1500, "a failover waits for nobody (D7)"
+    assert max(int(gap.replace(",", "")) for gap in gaps) < 4000, "a failover waits for nobody (D7)"
     assert loads(output) == {
         "worker-1": [2, 0, 0, 6, 0, 0],
         "worker-2": [2, 3, 0, 0, 6, 0],
@@ -191,5 +193,5 @@ def test_no_process_outlives_its_script(script: str, number: signal.Signals, pat
             process.kill()
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == (130 if interrupted else -number)
-    assert errors == b"" or not interrupted
+    assert unwarned(errors) == "" or not interrupted
     until(lambda: processes_of(process.pid) == [])

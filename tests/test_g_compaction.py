@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import os
 import random
 import signal
 import threading
@@ -216,19 +217,22 @@ def test_g7_one_whose_rest_of_the_view_was_replaced_comes_to_the_end(topic: xl.T
     assert not reader.has_message_available()
 
 
-def write_on(state: State, count: int) -> None:
+def write_on(state: State, count: int, gate: str) -> None:
+    """Send so many messages; the last hundred once that file is there."""
     with state.topic.producer() as producer:
         for number in range(count):
+            if number == count - 100:
+                until(lambda: os.path.exists(gate))
             producer.send(b"%d" % number, key=f"k{number % 10}")
             if number % 50 == 0:
                 time.sleep(0.01)  # unflushed, it would be over at once
 
 
 def test_g7_another_process_writes_while_it_is_made(
-    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], tmp_path: Path
 ) -> None:
-    process = worker()
-    process.start(write_on, 3000)
+    process, gate = worker(), tmp_path / "gate"
+    process.start(write_on, 3000, str(gate))
     compactions = 0
     while topic.next_offset < 3000:
         topic.compact()
@@ -239,6 +243,8 @@ def test_g7_another_process_writes_while_it_is_made(
         )
         assert horizon <= topic.next_offset
         compactions += 1
+        if compactions == 4:
+            gate.touch()
     process.answer()
     assert compactions > 3
     assert topic.compact() == 10

@@ -835,7 +835,7 @@ def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     with ThreadPoolExecutor(2) as pool:
-        outputs = pool.map(lambda seed: finish(FLIPS, path, work, seed, 400), range(2))
+        outputs = pool.map(lambda seed: finish(FLIPS, path, work, seed, 400, timeout=240), range(2))
     ends = collections.Counter()
     for output in outputs:
         *strange, counts = output.splitlines()

@@ -67,7 +67,7 @@ def test_h1_what_was_acknowledged_survives_a_kill(path) -> None:
     dice, acknowledged = random.Random(1), set()
     for number in range(10):
         with child(ACKNOWLEDGES, path, number) as process:
-            acknowledged.add(line(process))
+            acknowledged |= {line(process) for _ in range(4)}
             time.sleep(dice.random() * 0.05)
             process.kill()
             process.wait(30)
