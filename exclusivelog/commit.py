@@ -15,7 +15,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from exclusivelog import _core, threads
-from exclusivelog.errors import ExclusiveLogError, LedgerError, WaitTimeoutError
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    LedgerError,
+    WaitTimeoutError,
+    called_reentrantly,
+)
 from exclusivelog.ledger import Ledger
 from exclusivelog.log import Work, append
 
@@ -130,10 +135,7 @@ class Committer:
     def check_free(self) -> None:
         """LedgerError where this thread would wait for itself."""
         if self.busy_here:
-            raise LedgerError(
-                f"{self._ledger.path}: called from a signal handler or a finalizer that struck "
-                "inside a transaction of this very thread; leave it to another thread, or to later"
-            )
+            raise called_reentrantly(self._ledger.path)
 
     # ---- in the background ---------------------------------------------------------------
 

@@ -226,6 +226,14 @@ class LedgerVersionError(LedgerError):
     (see `upgrade`)."""
 
 
+def called_reentrantly(what: str) -> LedgerError:
+    """The error for a call that would wait for a lock of its own thread."""
+    return LedgerError(
+        f"{what}: called re-entrantly, from a signal handler or a finalizer that interrupted "
+        "another call of the same thread; call it from another thread"
+    )
+
+
 class LedgerIOError(LedgerError):
     """A read, write or flush failed. What was not acknowledged may or may not be in the log.
 

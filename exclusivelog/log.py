@@ -20,6 +20,7 @@ from exclusivelog.errors import (
     LedgerIOError,
     TopicNotFoundError,
     TopicTerminatedError,
+    called_reentrantly,
 )
 from exclusivelog.ledger import Ledger
 from exclusivelog.sessions import fenced
@@ -161,10 +162,7 @@ def refusal(
     if outcome == Outcome.NO_ROOM:
         return LedgerFullError(f"{ledger.path}/journal: no room left; nothing was written")
     if outcome == Outcome.HELD_HERE:
-        return LedgerError(
-            f"{ledger.path}: called from a signal handler or a finalizer that struck inside a "
-            "transaction of this very thread; leave it to another thread, or to later"
-        )
+        return called_reentrantly(ledger.path)
     try:
         ledger.check()
     except LedgerIOError as error:

@@ -927,8 +927,8 @@ class Producer(Sender):
         """Send what waits, then give the topic back: the next waiter is promoted in the same
         transaction (rule C1). Closing twice, or a fenced producer, does nothing (rule B3).
 
-        In a signal handler or a finalizer that struck inside a transaction of this very
-        thread, another thread closes it as soon as that is over."""
+        Called from a signal handler or a finalizer that interrupted a transaction of the same
+        thread, it returns at once; another thread closes the producer after that transaction."""
         if self._engine.forked:
             return
         if self._engine.busy_here:

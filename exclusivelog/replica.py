@@ -31,6 +31,7 @@ from exclusivelog.errors import (
     OffsetTrimmedError,
     ProducerFencedError,
     StateError,
+    called_reentrantly,
 )
 from exclusivelog.faults import met_twice
 from exclusivelog.producer import Appended, Producer, ProducerFuture
@@ -265,10 +266,7 @@ class Replica:
             return
         self._check_usable()
         if self._busy_here:
-            raise LedgerError(
-                f"topic {self.topic.name!r}: called from a signal handler or a finalizer that "
-                "struck inside a call of this very thread; leave it to another thread, or to later"
-            )
+            raise called_reentrantly(f"topic {self.topic.name!r}")
 
     @property
     def _busy_here(self) -> bool:

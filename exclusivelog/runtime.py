@@ -27,6 +27,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerError,
     OwnershipLostError,
+    called_reentrantly,
 )
 from exclusivelog.futures import AnyFuture, Listener
 from exclusivelog.handover import HandOver
@@ -183,10 +184,7 @@ class Runtime(abc.ABC):
     def check_free(self) -> None:
         """LedgerError where this thread would wait for itself."""
         if self.busy_here:
-            raise LedgerError(
-                f"{self.path}: called from a signal handler or a finalizer that struck inside a "
-                "transaction of this very thread; leave it to another thread, or to later"
-            )
+            raise called_reentrantly(self.path)
 
     def look(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that this engine's readers may see (rule G6)."""

@@ -173,8 +173,8 @@ def _refusal(
     info = None if holder is None else owner_info(holder)
     if verdict is Verdict.STALE:
         return ProducerFencedError(
-            f"topic {row.name!r} is at epoch {row.epoch}, topic_epoch={session.claim} is over{by}. "
-            "Open a producer without topic_epoch",
+            f"topic {row.name!r} is at epoch {row.epoch}, topic_epoch={session.claim} is over: a "
+            f"later owner has come{by}. Open a producer without topic_epoch",
             holder=info,
         )
     if verdict is Verdict.BUSY:
