@@ -42,11 +42,11 @@ class Mutant:
     @property
     def compiled(self) -> bool:
         """Must the extension be built anew?"""
-        return self.file.endswith((".pyx", ".pxi"))
+        return self.file.endswith((".pyx", ".pxi", ".h"))
 
 
 ADMIT, ROWS, JOURNAL = "access.py", "_rows.pxi", "_journal.pxi"
-QUEUE = "_queue.pxi"
+QUEUE, LOCK = "_queue.pxi", "_native/journal_lock.h"
 SELECTED = """    found = _core.select(
         rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
     )
@@ -82,8 +82,8 @@ MUTANTS = (
            " or words.version != p.version", "", ("torture", "test_b_epochs.py")),
     Mutant("a change of owner tells no append", JOURNAL,
            "        if ownership:\n", "        if False:\n", ("torture", "test_b_epochs.py")),
-    Mutant("a dead process's commit comes as a surprise", JOURNAL,
-           "            xl_store(&w->unsettled, 1);", "            ;", ("test_h_crashes.py",)),
+    Mutant("a dead process's commit comes as a surprise", LOCK,
+           "        xl_store(&w->unsettled, 1);", "        ;", ("test_h_crashes.py",)),
     Mutant("a take-over keeps the epoch", ADMIT, "Decision(Verdict.TAKE_OVER, epoch + 1)",
            "Decision(Verdict.TAKE_OVER, epoch)", ("model",)),
     Mutant("a grant lowers the epoch", ADMIT, "and not in_transit else epoch + 1",
@@ -168,14 +168,14 @@ MUTANTS = (
     Mutant("a directory that has gone is not missed", "files.py",
            "if (facts.st_dev, facts.st_ino) != self.identity:", "if False:",
            ("test_h_presence.py",)),
-    Mutant("a mutex dies with its holder", JOURNAL, "PTHREAD_MUTEX_ROBUST",
+    Mutant("a mutex dies with its holder", LOCK, "PTHREAD_MUTEX_ROBUST",
            "PTHREAD_MUTEX_STALLED", ("kill-sweep", "torture")),
     Mutant("a child gives its parent's places among the readers back", "ledger.py",
            "        if self._leave_the_readers():\n", "        if True:\n",
            ("test_c_losing.py",)),
     Mutant("heartbeats go by the time namespace's clock", "clocks.py",
            "    _core.set_clock_offset(offset)\n", "", ("test_c_time_namespaces.py",)),
-    Mutant("who pins pages is told to nobody", "engine.py",
+    Mutant("who pins pages is told to nobody", "runtime.py",
            "            self.ledger.find_pinned,\n", "", ("test_c_pinned.py",)),
     Mutant("a namesake's snapshot is kept", "environment.py",
            "        env = _without_a_namesake(env, open_it)\n", "        pass\n",
