@@ -106,7 +106,7 @@ INTERRUPTED_CLOSE = """
     struck = []
 
     def tracer(frame, event, arg):
-        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith("engine.py"):
+        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith("runtime.py"):
             def local(frame, event, arg):
                 here = frame.f_lineno - frame.f_code.co_firstlineno
                 if event == "line" and here == number and not struck:
