@@ -22,6 +22,7 @@ from exclusivelog.group_reader import GroupReader
 from exclusivelog.ownership import Claim
 from exclusivelog.producer import Producer
 from exclusivelog.reader import Reader
+from exclusivelog.roles import Role, RoleFuture
 from exclusivelog.state import Change, MapChange, MapWatch, SharedMap, SharedState
 from exclusivelog.topic import Topic
 from exclusivelog.transaction import Transaction
@@ -34,6 +35,7 @@ from exclusivelog.types import (
     Move,
     OwnerInfo,
     Report,
+    RoleInfo,
     TransferInfo,
     WaiterInfo,
 )
@@ -61,6 +63,9 @@ __all__ = [
     "Reader",
     "Receipt",
     "Report",
+    "Role",
+    "RoleFuture",
+    "RoleInfo",
     "SharedMap",
     "SharedState",
     "Topic",

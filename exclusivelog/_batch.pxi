@@ -500,7 +500,7 @@ cdef class Appender:
         return placing.base_offset
 
     cdef int _place_now(self, Placing* placing, Piece* pieces, Py_ssize_t n, Py_ssize_t count,
-                        int64_t sequence, bint flushed) except -1:
+                        int64_t sequence, bint flushed, bint impatient=False) except -1:
         cdef int outcome
         if self.error is not None:
             raise self.error
@@ -514,7 +514,7 @@ cdef class Appender:
         self.sending += 1
         try:
             self._describe(placing, pieces, n, sequence)
-            placing.flushed = flushed
+            placing.flushed, placing.impatient = flushed, impatient
             outcome = self.journal.place(placing)
         finally:
             self.sending -= 1

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from enum import IntEnum
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeVar, final
 
 from exclusivelog.errors import ExclusiveLogError
 
@@ -505,6 +505,14 @@ class Gate:
 
 _Inside = TypeVar("_Inside")
 
+ANY: Final[Any]
+
+def usable(replica: Any) -> bool: ...
+def set_at_once(
+    replica: Any, name: bytes, data: bytes | None, expected: Any, patient: bool
+) -> tuple[bool, bytes | None, Any] | None: ...
+
+@final
 class Holding:
     def __new__(cls, lock: Any) -> Self: ...
     def __enter__(self) -> None: ...

@@ -152,6 +152,7 @@ cdef struct Placing:
     bint alone              # nobody else may write to the topic
     bint durable            # stored such that a flush is cheap
     bint flushed            # ... and flushed at once
+    bint impatient          # QUEUED where another one appends right now
     Piece* pieces
     Py_ssize_t count
     int64_t sequence        # of the first message; -1: the one after `last`
@@ -809,6 +810,8 @@ cdef class Journal:
             failed = xj_try_lock(self.shared)
             if failed == 0 and not p.durable:
                 outcome = self._place_and_leave(p)
+            elif failed and p.impatient:
+                return QUEUED
             else:
                 while True:
                     with nogil:

@@ -50,11 +50,15 @@ cdef class Gate:
 
 cdef _hold(lock):
     cdef int generation = _generation
+    if lock.acquire(False):
+        return
     while not lock.acquire(True, 1.0):
         if generation != _generation:
             raise _inherited()      # whoever has it is a thread of the parent's
 
 
+@cython.final
+@cython.freelist(16)
 cdef class Holding:
     """`with Holding(lock)` is `with lock`, but a child that is forked off while its thread waits
     for it does not wait for ever."""

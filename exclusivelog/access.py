@@ -11,8 +11,10 @@ carries a decision out, inside one ledger transaction, is `sessions.py`.
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import msgpack
 
@@ -75,12 +77,29 @@ class Session:
 
 
 SESSION_FIELDS = [field.name for field in fields(Session)]
+_FIELD_NUMBERS = {name: number for number, name in enumerate(SESSION_FIELDS)}
+_values_of = operator.attrgetter(*SESSION_FIELDS)
+
+
+def changed(session: Session, **values: Any) -> Session:
+    """The session with other values of these fields: `dataclasses.replace` in less than half the
+    time, because every grant needs several.
+
+    >>> from dataclasses import replace
+    >>> session = unpack_session(pack_session(Session(1, 2, "e", 3, 4, "", "n", WAIT, 0, 5, 6, 7)))
+    >>> changed(session, epoch=8) == replace(session, epoch=8)
+    True
+    """
+    row = list(_values_of(session))
+    for name, value in values.items():
+        row[_FIELD_NUMBERS[name]] = value
+    return Session(*row)
 
 
 def pack_session(session: Session) -> bytes:
     """A session as msgpack, fields in order; the last one only if it is there, so that earlier
     versions read all others."""
-    row = [getattr(session, name) for name in SESSION_FIELDS]
+    row = _values_of(session)
     packed: bytes = msgpack.packb(row if session.announce is not None else row[:-1])
     return packed
 
@@ -242,7 +261,7 @@ def promote(
     if found.winner is not None:
         winner = unpack_session(found.winner)
         granted = granted_epoch(epoch, winner.claim, transfer is not None)
-        winner = replace(winner, epoch=granted)
+        winner = changed(winner, epoch=granted)
     elif found.later is not None:
         later = unpack_session(found.later)
     dead, stale = map(unpack_session, found.dead), map(unpack_session, found.stale)

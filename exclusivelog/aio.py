@@ -61,6 +61,8 @@ from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture, without_outcome
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.replica import Replica
+from exclusivelog.roles import Role as SyncRole
+from exclusivelog.roles import RoleFuture, RoleOptions, SendingOptions
 from exclusivelog.state import Change
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
@@ -76,6 +78,7 @@ __all__ = [
     "MapWatch",
     "Producer",
     "Reader",
+    "Role",
     "SharedMap",
     "SharedState",
     "Topic",
@@ -139,11 +142,29 @@ def _drop_outcome(future: asyncio.Future[Any]) -> None:
 class _Call:
     """A call of a state, and the task that waits for it."""
 
-    __slots__ = ("call", "future", "state", "waiter")
+    __slots__ = ("call", "future", "outcome", "state", "traffic", "waiter")
 
-    def __init__(self, state: Replica, call: Callable[[], Any], waiter: asyncio.Future[Any]):
-        self.state, self.call, self.waiter = state, call, waiter
+    def __init__(
+        self, state: Replica, call: Callable[[], Any], waiter: asyncio.Future[Any],
+        traffic: _Traffic,
+    ) -> None:  # fmt: skip
+        self.state, self.call, self.waiter, self.traffic = state, call, waiter, traffic
         self.future: concurrent.futures.Future[Any] | None = None
+        self.outcome: tuple[Any, BaseException | None] = None, None  # where there is no future
+
+    def settled(self, _: object) -> None:
+        """Its future has its outcome. From any thread."""
+        self.traffic.arrive(self)
+
+    def set_result(self, result: Any) -> None:
+        """It was made, and is durable. From any thread."""
+        self.outcome = result, None
+        self.traffic.arrive(self)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It was made, and may not be durable. From any thread."""
+        self.outcome = None, error
+        self.traffic.arrive(self)
 
 
 class _Traffic:
@@ -156,7 +177,7 @@ class _Traffic:
     )
 
     def __init__(self) -> None:
-        self._leaving: list[_Call] = []
+        self.leaving: list[_Call] = []
         self._arrived: deque[_Call] = deque()
         self._told = False
 
@@ -170,12 +191,12 @@ class _Traffic:
 
     def send(self, call: _Call, loop: asyncio.AbstractEventLoop) -> None:
         """Submit the call at the end of this turn of the loop."""
-        self._leaving.append(call)
-        if len(self._leaving) == 1:
+        self.leaving.append(call)
+        if len(self.leaving) == 1:
             loop.call_soon(self._submit)
 
     def _submit(self) -> None:
-        calls, self._leaving = self._leaving, []
+        calls, self.leaving = self.leaving, []
         for call in calls:
             if call.waiter.done():
                 continue  # cancelled before it began
@@ -184,10 +205,10 @@ class _Traffic:
             except Exception as error:
                 call.waiter.set_exception(error)
             else:
-                call.future.add_done_callback(functools.partial(self._arrive, call))
+                call.future.add_done_callback(call.settled)
 
-    def _arrive(self, call: _Call, future: concurrent.futures.Future[Any]) -> None:
-        """From any thread."""
+    def arrive(self, call: _Call) -> None:
+        """The call has its outcome. From any thread."""
         self._arrived.append(call)
         if not self._told:
             self._told = True
@@ -199,11 +220,14 @@ class _Traffic:
         while self._arrived:
             call = self._arrived.popleft()
             future, waiter = call.future, call.waiter
-            if future is None or waiter.done() or future.cancelled():
+            if waiter.done() or (future is not None and future.cancelled()):
                 continue
-            error = future.exception()
+            result, error = call.outcome
+            if future is not None:
+                error = future.exception()
+                result = future.result() if error is None else None
             if error is None:
-                waiter.set_result(future.result())
+                waiter.set_result(result)
             else:
                 waiter.set_exception(error)
 
@@ -212,8 +236,9 @@ async def _called(state: Replica, call: Callable[..., R], *args: Any, **kwargs: 
     """The outcome of a state's own method, made in the background; cancelled, it waits for the
     topic no longer."""
     loop = asyncio.get_running_loop()
-    mine = _Call(state, functools.partial(call, *args, **kwargs), loop.create_future())
-    _Traffic.of(loop).send(mine, loop)
+    traffic = _Traffic.of(loop)
+    mine = _Call(state, functools.partial(call, *args, **kwargs), loop.create_future(), traffic)
+    traffic.send(mine, loop)
     try:
         result: R = await mine.waiter
         return result
@@ -222,6 +247,24 @@ async def _called(state: Replica, call: Callable[..., R], *args: Any, **kwargs: 
             mine.future.cancel()
             await asyncio.shield(_in_thread(state.give_up, mine.future))
         raise
+
+
+async def _put(shared: _state.SharedMap[K, V], key: K, value: V | None) -> V | None:
+    """`put`: in the loop's own thread where it has nothing to wait for but its flush. That costs
+    a fraction of what it costs to have another thread make it."""
+    loop = asyncio.get_running_loop()
+    traffic = _Traffic.of(loop)
+    found = None if traffic.leaving else shared._put_now(key, value)  # in order, never before
+    if found is None:
+        return await _called(shared, shared.put, key, value)
+    result, appended = found
+    if appended is None or appended.flushed:
+        await asyncio.sleep(0)  # a task that only puts must not keep the loop from the others
+        return result
+    mine = _Call(shared, int, loop.create_future(), traffic)
+    shared._acknowledge(mine, result, appended)
+    told: V | None = await mine.waiter
+    return told
 
 
 class _Closing:
@@ -636,6 +679,31 @@ class Engine(_Closing):
                 if left <= OWN_SECONDS or not error.retriable:
                     raise
 
+    async def role(self, name: str, **options: Unpack[RoleOptions]) -> Role:
+        """Become the only holder of a role; waits in its queue if the mode says so. Options as in
+        `Engine.role`; `on_lost` is called with the `xl.Role`, in a thread of its own. Cancelled, it
+        has left the queue, or gives back what it got.
+
+        >>> async def example():
+        ...     async with open(path) as engine:
+        ...         async with await engine.role("billing", topics=["invoices"]) as role:
+        ...             invoices = await role.producer("invoices")
+        ...             return role.epoch, await invoices.send(b"no. 1")
+        >>> asyncio.run(example())
+        (1, 0)
+        """
+        ask = functools.partial(self.sync.role_async, name, **options)
+        future = await _opened(ask, RoleFuture.give_up)
+        try:
+            return Role(await asyncio.shield(asyncio.wrap_future(future)))
+        except asyncio.CancelledError:
+            await asyncio.shield(_in_thread(future.give_up))
+            raise
+
+    async def delete_role(self, name: str) -> None:
+        """Remove a role that nobody holds or awaits."""
+        await _in_thread(self.sync.delete_role, name)
+
     def transaction(self) -> Transaction:
         """Begin a transaction, for `async with`."""
         return Transaction(self.sync.transaction())
@@ -690,7 +758,39 @@ class Engine(_Closing):
         await _in_thread(self.sync.close)
 
     def __getattr__(self, name: str) -> Any:
-        # id, name, path, topics, engines, claims, groups, stats, history, inside, ...
+        # id, name, path, topics, engines, claims, groups, roles, stats, history, inside, ...
+        return getattr(self.sync, name)
+
+
+class Role(_Closing):
+    """An `exclusivelog.Role`, awaitable; `sync` is that one. Made by `Engine.role`."""
+
+    def __init__(self, sync: SyncRole) -> None:
+        self.sync = sync
+
+    async def producer(self, topic: str, **options: Unpack[SendingOptions]) -> Producer:
+        """The role's producer of one of its topics. Options as in `Role.producer`."""
+        return Producer(await _in_thread(self.sync.producer, topic, **options))
+
+    def reader(self, topic: str, **options: Any) -> Reader:
+        """Open the reader of one topic of a group. Options as in `Role.reader`."""
+        return Reader(self.sync.reader(topic, **options))
+
+    def group_reader(self, group: str | None = None, **options: Any) -> GroupReader:
+        """Open one reader on all topics of a group. Options as in `Role.group_reader`."""
+        return GroupReader(self.sync.group_reader(group, **options))
+
+    async def hand_over(self, to: str, timeout: float = 10.0) -> Move:
+        """Move the role to another engine. Cancelled, the role stays here unless it has moved."""
+        begin = functools.partial(self.sync.hand_over_async, to, timeout)
+        return (await (await _begun(begin)))[0]
+
+    async def close(self) -> None:
+        """Send what waits, then give the role back."""
+        await _in_thread(self.sync.close)
+
+    def __getattr__(self, name: str) -> Any:
+        # name, epoch, claim, topics, groups, generations, state
         return getattr(self.sync, name)
 
 
@@ -716,9 +816,9 @@ class Transaction:
         there = self.sync.offsets
         return {p: there[p.sync] for p in self._producers if p.sync in there}
 
-    def require(self, holder: Claim | Producer) -> None:
-        """Commit only if this claim is held, or this producer still has its topic."""
-        self.sync.require(holder.sync if isinstance(holder, Producer) else holder)
+    def require(self, holder: Claim | Role | Producer) -> None:
+        """Commit only if this claim or role is held, or this producer still has its topic."""
+        self.sync.require(holder.sync if isinstance(holder, (Producer, Role)) else holder)
 
     def commit_cursor(self, reader: Reader | GroupReader) -> None:
         """Let the reader's group go on at its position, if and when this commits."""
@@ -884,7 +984,7 @@ class SharedMap(_Closing, Generic[K, V]):
 
     async def put(self, key: K, value: V | None) -> V | None:
         """Set the key's value, or remove it (None); its value before."""
-        return await _called(self.sync, self.sync.put, key, value)
+        return await _put(self.sync, key, value)
 
     async def put_all(self, values: Mapping[K, V]) -> None:
         """Set several keys' values, all of them or none."""
@@ -924,7 +1024,7 @@ class SharedMap(_Closing, Generic[K, V]):
 
     async def delete(self, key: K) -> V | None:
         """Remove a key; its value before."""
-        return await _called(self.sync, self.sync.delete, key)
+        return await _put(self.sync, key, None)
 
     async def pop(self, key: K, default: Any = _state.NOTHING) -> Any:
         """Remove a key, and return its value; where it has none, `default`, or KeyError."""

@@ -11,11 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from exclusivelog import _core
 from exclusivelog.errors import ExclusiveLogError, WaitTimeoutError
-from exclusivelog.futures import SessionFuture
+from exclusivelog.futures import AnyFuture
 from exclusivelog.sessions import Registration, StillReleasing
 
 
@@ -24,7 +23,7 @@ class Arrival:
     """One request, with its `timeout` in seconds, and the `deadline` that follows from it (seconds
     of the monotonic clock)."""
 
-    future: SessionFuture[Any]
+    future: AnyFuture
     register: Callable[[], Registration]
     timeout: float | None
     deadline: float | None
@@ -76,7 +75,7 @@ class Arrivals:
             return False
         return True
 
-    def take_future(self, future: SessionFuture[Any]) -> bool:
+    def take_future(self, future: AnyFuture) -> bool:
         """The same, for the request that settles this future."""
         found = next((each for each in self._waiting if each.future is future), None)
         return found is not None and self.take(found)

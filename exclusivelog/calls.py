@@ -64,6 +64,19 @@ class Calls:
         self._here.pending = pending
         return True
 
+    @property
+    def idle(self) -> bool:
+        """Could a call be made in another thread without overtaking one that was submitted?"""
+        return bool(self._threads) and not self._working
+
+    def acknowledge(self, future: Any, result: Any, pending: Any) -> None:
+        """Have `future.set_result(result)` called in the background, once `pending` is durable;
+        `future.set_exception(error)` if it cannot be."""
+        try:
+            self._finish(_Made(future, result, None, pending))
+        except RuntimeError:  # closed just now, by another thread
+            self._acknowledge()
+
     def close(self) -> None:
         """Make all calls that were submitted, then end the threads."""
         for thread in self._threads:

@@ -21,6 +21,7 @@ from typing import Annotated, Any, ParamSpec
 
 import exclusivelog as xl
 from exclusivelog import demo as main_job
+from exclusivelog.role_rows import PREFIX
 
 try:
     import typer
@@ -54,6 +55,7 @@ ENGINE_NAME = "cli"
 READ_BYTES = 1 << 16
 HOLDER = ("engine", "engine_id", "pid", "since")
 CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
+ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
 CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "from", "to")
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
@@ -74,8 +76,8 @@ def _build() -> typer.Typer:
     )  # fmt: skip
     app.callback()(_options)
     for command in (
-        topics, info, tail, send, owners, claims, groups, unload, compact, trim, verify, backup,
-        upgrade, demo,
+        topics, info, tail, send, owners, claims, groups, roles, unload, compact, trim, verify,
+        backup, upgrade, demo,
     ):  # fmt: skip
         app.command()(_quietly(command))
     return app
@@ -335,6 +337,36 @@ def _claim_event(event: xl.Event) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def roles(
+    path: LedgerPath,
+    role: Annotated[str | None, typer.Argument(help="Only this role.")] = None,
+    history: Annotated[
+        bool, typer.Option("--history", help="Every change of holder so far, instead.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the roles: what each binds, who holds it, and how many wait for it."""
+    with _look(path) as engine:
+        found = [info for info in engine.roles() if role in (None, info.name)]
+        if history:
+            for info in found:
+                _show_history(engine, PREFIX + info.name, as_json)
+        else:
+            _list(ROLES, map(_role_row, found), as_json)
+
+
+def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
+    holder = info.holder
+    return {
+        "role": info.name, "epoch": info.epoch, "topics": list(info.topics),
+        "groups": {group: list(topics) for group, topics in info.groups.items()},
+        "claims": {group: list(resources) for group, resources in info.claims.items()},
+        "waiting": len(info.waiters), "engine": holder and holder.engine_name,
+        "engine_id": holder and holder.engine_id, "pid": holder and holder.pid,
+        "since": holder and holder.since,
+    }  # fmt: skip
+
+
 def groups(
     path: LedgerPath,
     group: MaybeGroup = None,
@@ -372,6 +404,10 @@ def _cell(name: str, value: Any) -> str:
         return _party(value)
     if value is None or value == "":
         return "-"
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {', '.join(names)}" for key, names in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(value) or "-"
     return _time(value) if name in ("time", "since") else str(value)
 
 

@@ -6,12 +6,13 @@ import datetime as dt
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Literal, overload
 
 from exclusivelog import threads
 from exclusivelog.access import Session
 from exclusivelog.backup import backup
+from exclusivelog.claims import Claims
 from exclusivelog.encoding import encode_properties
 from exclusivelog.environment import check_path
 from exclusivelog.errors import (
@@ -22,8 +23,11 @@ from exclusivelog.group_reader import GroupReader
 from exclusivelog.groups import join
 from exclusivelog.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
 from exclusivelog.log import verify
-from exclusivelog.ownership import Claim, Claims, OnLost, own
+from exclusivelog.ownership import Claim, OnLost, own
 from exclusivelog.past import map_at
+from exclusivelog.role_rows import PREFIX
+from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, check_role_name
+from exclusivelog.roles import OnLost as OnRoleLost
 from exclusivelog.runtime import Runtime
 from exclusivelog.topic import (
     Topic,
@@ -34,7 +38,7 @@ from exclusivelog.topic import (
     list_topics,
 )
 from exclusivelog.transaction import Transaction
-from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Move, Report
+from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
 from exclusivelog.unload import UnloadFuture, Unloading, choose
 from exclusivelog.waits import check_seconds
 
@@ -205,6 +209,109 @@ class Engine(Runtime):
         claims = Claims(self.ledger, self.sessions)
         return claims.groups((t.name, t.id, t.next_offset) for t in topics)
 
+    # ---- roles ---------------------------------------------------------------------------
+
+    def role(
+        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        claims: ClaimsOfGroups = MappingProxyType({}),
+        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
+    ) -> Role:  # fmt: skip
+        """Become the only holder of a role: one name for topics, reader groups and claims.
+
+        It combines PIP-68, PIP-440 and the `own` call of Kafka's proposal: all that the role binds
+        is granted, lost and handed over in one transaction. No two processes ever have parts of
+        one role, and a former holder can neither send to any of its topics, nor commit a cursor of
+        its groups, nor commit a transaction that requires it.
+
+        - `name`: 1 to 240 bytes of UTF-8 without control characters.
+        - `topics`: the topics that the role owns. Each gets a new epoch with every holder; send
+          with `Role.producer`.
+        - `groups`: {reader group: names of the topics that it reads}; or names of groups, which
+          then read the role's own topics. Read with `Role.reader`.
+        - `claims`: {group: {resource: generation}}, as in `own`.
+        - `access_mode`: wait_for_exclusive, the default: wait in the role's queue; exclusive: fail
+          at once with ProducerFencedError; exclusive_with_fencing: take the role, and each of its
+          topics, from those who have or await them.
+        - `priority`, `settle`: in the queue, as in `Topic.producer`.
+        - `timeout`: seconds to wait in the queue; None: for ever.
+        - `on_lost`: called once with (role, error), in a thread of its own, when the role is lost
+          or handed over; not when it is closed.
+
+        Topics that do not exist are made. A role is granted once all of its topics are free at the
+        same time, and no other role has its groups and claims; it holds nothing while it waits, so
+        that roles with topics in common cannot block each other. Readers and claims that belong to
+        no role are taken over, as by `own`. If any part is taken from a holder later, such as a
+        topic by a producer that fences, the role is lost as a whole.
+
+        Each request says what its role binds. Holders of one role may differ in that: nobody but
+        the holder has anything of it.
+
+        Raises ProducerFencedError, WaitTimeoutError, OwnershipError (a generation is refused),
+        TopicTerminatedError, TopicNotFoundError; ValueError and TypeError for wrong arguments.
+
+        >>> with engine.role(
+        ...     "billing", topics=["invoices", "payments"], claims={"shards": {"shard-1": None}}
+        ... ) as role:
+        ...     role.epoch, role.generations, role.producer("payments").send(b"3 EUR")
+        (1, {'shards': {'shard-1': 1}}, 0)
+        """
+        future = self.role_async(
+            name, topics=topics, groups=groups, claims=claims, access_mode=access_mode,
+            priority=priority, timeout=timeout, settle=settle, on_lost=on_lost,
+        )  # fmt: skip
+        try:
+            return future.result()
+        except BaseException:
+            future.give_up()  # interrupted, perhaps
+            raise
+
+    def role_async(
+        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        claims: ClaimsOfGroups = MappingProxyType({}),
+        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
+    ) -> RoleFuture:  # fmt: skip
+        """Ask for a role as `role` does, with the same arguments, and return a future at once.
+
+        `cancel()` removes the request without a trace, or returns False because the grant came
+        first (rule D5).
+
+        >>> with engine.role("billing", topics=["invoices"]):
+        ...     standby = engine.role_async("billing", topics=["invoices"], priority=7)
+        ...     standby.done(), [waiter.priority for waiter in engine.roles()[0].waiters]
+        (False, [7])
+        >>> standby.result(timeout=10).epoch
+        2
+        """
+        return ask(
+            self, name, topics, groups, claims, access_mode, priority, timeout, settle, on_lost,
+        )  # fmt: skip
+
+    def roles(self) -> list[RoleInfo]:
+        """The roles of this ledger, sorted by name: their holders, waiters, and what they bind.
+
+        >>> role = engine.role("billing", topics=["invoices"])
+        >>> [(info.name, info.epoch, info.topics, info.holder.pid) for info in engine.roles()]
+        [('billing', 1, ('invoices',), ...)]
+        """
+        self.check_open()
+        return self.sessions.roles.roles()
+
+    def delete_role(self, name: str) -> None:
+        """Remove a role that nobody holds or awaits from `roles`. Its topics and messages stay, and
+        its epoch goes on, should it be asked for again.
+
+        Raises TopicNotFoundError if there is no such role, and ProducerBusyError while somebody
+        holds or awaits it.
+
+        >>> engine.role("billing").close()
+        >>> engine.delete_role("billing"), engine.roles()
+        (None, [])
+        """
+        self.check_writable()
+        delete_topic(self.ledger, self.sessions, PREFIX + check_role_name(name), own=True)
+
     # ---- the guard: mail, deaths, timeouts -----------------------------------------------
 
     def renew(self, topic: int) -> int:
@@ -250,7 +357,9 @@ class Engine(Runtime):
         engine of their own process, their sends go through that engine instead.
 
         - `topics`: a topic's name; a list of names; or, if no topic has that name, a prefix of
-          names, with or without a `*` at its end.
+          names, with or without a `*` at its end. A topic that a role binds moves with all of the
+          role, as one `Move` whose topic is the role's own, `__role__/<name>`; that name is taken,
+          too.
         - `to`: the id of a live engine. Its best waiter becomes owner. If it has none, the topic is
           reserved for its next producer, until the deadline.
         - `timeout`: seconds until the deadline. An owner that has not released a topic by then
@@ -318,13 +427,18 @@ class Engine(Runtime):
         ids = [self.topic(name, create=False).id for name in self._chosen(topics)]
         return self.hand_over.cancel(ids, "cancelled")
 
-    def history(self, topic: str | None = None, *, group: str | None = None) -> Iterator[Event]:
+    def history(
+        self, topic: str | None = None, *, group: str | None = None, role: str | None = None
+    ) -> Iterator[Event]:
         """Iterate over every change of ownership so far (rule E5).
 
         - `topic`: only the events of this topic.
         - `group`: only the events of this group's claims; "": of claims without a group.
 
-        With None for both, all events. To follow new ones, read the topic `__events__`;
+        - `role`: only the grants, losses and hand-overs of this role. Those of its parts are told
+          of their topics and groups, with the reason "role".
+
+        With None for all three, all events. To follow new ones, read the topic `__events__`;
         `Event.loads` decodes its values.
 
         >>> with engine.topic("orders").producer("exclusive"):
@@ -333,6 +447,8 @@ class Engine(Runtime):
         [('grant', 'request'), ('release', 'closed')]
         """
         self.check_open()
+        if role is not None:
+            topic = PREFIX + role
         try:
             reader = self.topic(EVENTS, create=False).reader()
         except TopicNotFoundError:  # nothing has happened yet

@@ -178,8 +178,9 @@ def refuse_strangers(directory: Directory) -> None:
     if directory.facts(DATA) is not None:
         return
     refuse_unfinished_backup(directory)  # one that has begun just now
-    strangers = sorted(name for name in directory.names() if not OURS.fullmatch(name))
-    if strangers:
+    names = directory.names()
+    strangers = sorted(name for name in names if not OURS.fullmatch(name))
+    if strangers and DATA not in names:  # else another process has made the ledger since
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
         raise LedgerError(
             f"{directory.path} has other files ({strangers[0]!r}{more}) and no ledger; choose a "

@@ -34,6 +34,7 @@ WRITER = b"exclusivelog"
 MOST_IN_ONE_ENTRY = 1 << 20
 
 Party = Mapping[str, Any]
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one at each call
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,14 @@ class Event:
     """One change of who owns a topic, or a claim's resource. Of a topic, `kind` is one of
 
     - `grant`: `target` owns the topic now; `reason` is request, reconnect, promotion, fencing
-      or hand-over.
-    - `release`: `source` gave it back; `reason` is closed, hand-over, or claim: the claim that
-      the producer was bound to was released.
-    - `evict`: it was taken from `source`; `reason` is dead, hung, fenced, or claim: the claim that
-      the producer was bound to is gone.
+      or hand-over, or role: with the role that binds the topic.
+    - `release`: `source` gave it back; `reason` is closed, hand-over, claim: the claim that the
+      producer was bound to was released, or role: with the role that binds the topic.
+    - `evict`: it was taken from `source`; `reason` is dead, hung, fenced, claim: the claim that
+      the producer was bound to is gone, or role: the role is lost.
     - `releasing`, `assigned`: the steps of a hand-over from `source` to `target` (rule E1);
-      `reason` is unload, or producer where one shared producer moves by itself.
+      `reason` is unload, producer where one shared producer moves by itself, or role: the topic is
+      reserved with the role that binds it.
     - `admit`: the shared producer `target` has the place of one that was moved by itself.
     - `moved`: a claim of an engine, `source`, was handed over with the topic; `reason` names the
       group.
@@ -56,8 +58,11 @@ class Event:
     Of a claim, `group`, `resource` and `generation` are set (None in all others), and `kind` is
 
     - `own`: `target` has the resource now; `reason` is claim, or reader for a group's reader.
-    - `sever`: `source` lost it because `target` made a claim; `reason` is claimed, dead or hung.
-    - `release`: `source` gave it back; `reason` is closed.
+    - `sever`: `source` lost it because `target` made a claim; `reason` is claimed, dead or hung; or
+      role: it was lost with a role, and `target` is None.
+    - `release`: `source` gave it back; `reason` is closed, or role: with the role.
+
+    A role's own topic is `__role__/` and its name: its events tell who holds the role.
 
     >>> with topic.producer("exclusive", name="leader"):
     ...     event = list(engine.history("orders"))[-1]
@@ -88,7 +93,7 @@ class Event:
             facts |= {
                 "group": self.group, "resource": self.resource, "generation": self.generation,
             }  # fmt: skip
-        return json.dumps(facts, separators=(",", ":")).encode()
+        return _encode(facts).encode()
 
     @classmethod
     def loads(cls, value: bytes) -> Event:

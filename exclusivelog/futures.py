@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Generic, Protocol, TypeVar
 
 from exclusivelog import _core
@@ -43,13 +43,13 @@ class Listener(Protocol):
         """Give the topic back."""
 
 
-P = TypeVar("P", bound=Listener)
+Granted = TypeVar("Granted")  # what a future gives, which has a close()
 
 
 class Requests(Protocol):
     """Where requests wait that have no outcome yet."""
 
-    def forget(self, future: SessionFuture[Any]) -> bool:
+    def forget(self, future: GrantFuture[Any]) -> bool:
         """Let a request no longer wait for a hand-over; False if it does not."""
 
     def withdraw(self, session: Session) -> bool:
@@ -73,19 +73,34 @@ class Host(Protocol):
         """EngineClosedError in a forked child."""
 
 
-class SessionFuture(concurrent.futures.Future[P], Generic[P]):
-    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
+    """What may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
 
     def __init__(self, engine: Host, topic: int) -> None:
         super().__init__()
         self.has_callbacks = False
         self.topic_id = topic
         self.session: Session | None = None
-        self.producer: P | None = None
+        self.granted: Granted | None = None
         self._engine = engine
 
-    def make(self, session: Session, last_sequence: int) -> P:
-        """The producer of a session that was granted."""
+    @property
+    def topics(self) -> frozenset[int]:
+        """The ids of the topics that it waits for."""
+        return frozenset((self.topic_id,))
+
+    def in_the_way(self) -> Set[int]:
+        """The topics whose holders keep it waiting."""
+        return self.topics
+
+    @property
+    def waited(self) -> str:
+        """What a timeout says."""
+        name = "" if self.session is None else self.session.name
+        return f"producer {name!r} waited for its topic in vain"
+
+    def make(self, session: Session, last_sequence: int) -> Granted:
+        """What the future gives, now that its session was granted."""
         raise NotImplementedError
 
     def cancel(self) -> bool:
@@ -111,10 +126,10 @@ class SessionFuture(concurrent.futures.Future[P], Generic[P]):
     def give_up(self) -> None:
         """Leave the queue; a grant that came first is given back."""
         if not self.cancel():
-            self.add_done_callback(_close_producer)
+            self.add_done_callback(_close_granted)
 
-    def result(self, timeout: float | None = None) -> P:
-        """The producer; waits for it, up to `timeout` seconds (None: for ever)."""
+    def result(self, timeout: float | None = None) -> Granted:
+        """What was asked for; waits for it, up to `timeout` seconds (None: for ever)."""
         self._await(timeout)
         return super().result(0)
 
@@ -134,14 +149,17 @@ class SessionFuture(concurrent.futures.Future[P], Generic[P]):
         super().add_done_callback(function)
 
 
-def _close_producer(future: concurrent.futures.Future[P]) -> None:
+def _close_granted(future: concurrent.futures.Future[Any]) -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().close()
 
 
-def give_producer(future: SessionFuture[P]) -> None:
-    """Settle the future with its producer."""
-    # The future's result keeps the producer; the future itself must not, should nobody want it.
-    producer, future.producer = future.producer, None
-    if producer is not None:
-        future.set_result(producer)
+AnyFuture = GrantFuture[Any]
+
+
+def give_granted(future: AnyFuture) -> None:
+    """Settle the future with what it gives."""
+    # The future's result keeps it; the future itself must not, should nobody want it.
+    granted, future.granted = future.granted, None
+    if granted is not None:
+        future.set_result(granted)

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
+from exclusivelog.claims import Claims, check_generation, check_group
 from exclusivelog.errors import (
     OwnershipLostError,
     ReaderFencedError,
     TopicNotFoundError,
     describe_engine,
 )
-from exclusivelog.ownership import Claims, check_generation, check_group
 from exclusivelog.runtime import Runtime
 from exclusivelog.tables import Claimant, Tables
 
@@ -28,11 +28,13 @@ Positions = Mapping[int, int]  # topic id: offset
 
 
 class Membership:
-    """One reader's place in its group, on all of its topics: {name: id}."""
+    """One reader's place in its group, on all of its topics: {name: id}. One that is `bound` is a
+    role's, and does not end with the reader."""
 
     def __init__(
-        self, engine: Runtime, claims: Claims, claimant: Claimant, topics: Mapping[str, int]
-    ) -> None:
+        self, engine: Runtime, claims: Claims, claimant: Claimant, topics: Mapping[str, int],
+        bound: bool = False,
+    ) -> None:  # fmt: skip
         self.group = claimant.group
         self.generations = dict(claimant.generations)
         self._engine = engine
@@ -41,6 +43,7 @@ class Membership:
         self._topics = dict(topics)
         self._version = -1  # of the journal when the claim was last looked up
         self._ended = False
+        self._bound = bound
 
     @property
     def ledger(self) -> Ledger:
@@ -98,8 +101,9 @@ class Membership:
         """The same, as a part of a transaction."""
         self._check_in(tables)
         for name, topic in self._topics.items():
-            _check_exists(tables, topic, name)
-            tables.put_cursor(topic, self.group, positions[topic])
+            if topic in positions:
+                _check_exists(tables, topic, name)
+                tables.put_cursor(topic, self.group, positions[topic])
 
     def lose(self, error: OwnershipLostError) -> None:
         """A later reader has come: wake a thread that waits for messages."""
@@ -108,7 +112,7 @@ class Membership:
 
     def end(self) -> None:
         """Leave the group to others."""
-        if not self._ended:
+        if not self._ended and not self._bound:
             self._claims.release(self._claimant)
             self._ended = True
             self._engine.forget_claim(self._claimant.id)

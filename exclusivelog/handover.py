@@ -27,6 +27,7 @@ from exclusivelog import _core, seats
 from exclusivelog.access import Session, Transfer
 from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
 from exclusivelog.ledger import Ledger
+from exclusivelog.role_rows import is_role
 from exclusivelog.sessions import MOVES, RELEASE, Sessions, describe, fenced, owner_info, owner_of
 from exclusivelog.tables import Tables
 from exclusivelog.types import EngineInfo, Move, TransferInfo
@@ -83,13 +84,20 @@ class HandOver:
         """Begin to move these topics, all or none; as things stand then."""
         with self._ledger.write() as tables:
             topics = [_existing(tables, name).id for name in names]
-            # Each row only now: the claims that move with one topic may have changed another one.
-            return [self._begin_one(tables, tables.topic(topic), wish) for topic in topics]
+            begun: dict[tuple[int, int], Begun] = {}  # the topics of one role are one move
+            for topic in topics:
+                # Its row only now: the claims that move with one topic may have changed another.
+                one = self._begin_one(tables, tables.topic(topic), wish)
+                begun.setdefault((one.move.topic_id, one.chain), one)
+            return list(begun.values())
 
     def _begin_one(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Begun:
         self._sessions.bury_the_dead(tables, row, "exclusive")
         if wish.session is not None and not tables.holds(row.id, wish.session.id):
             raise fenced(tables, row, wish.session)  # its name may be a successor's (rule B3)
+        role = self._sessions.roles.owned_by(tables, owner_of(tables, row))
+        if role is not None:  # it moves as a whole
+            return Begun(self._begin_topic(tables, tables.topic(role), wish))
         if wish.producer is None:
             return Begun(self._begin_topic(tables, row, wish))
         _, number = tables.producer(row.id, wish.producer)
@@ -150,7 +158,10 @@ class HandOver:
                 "shared producers have it, it has no owner; producer= moves one of them",
             )
         if under_way is not None:  # somebody has asked for it before: it only gets more time
-            tables.put_transfer(_prolonged(under_way, wish))
+            prolonged = _prolonged(under_way, wish)
+            tables.put_transfer(prolonged)
+            if is_role(row.name):
+                self._sessions.roles.prolong(tables, row, prolonged)
             if owner is not None:
                 tables.post(owner, RELEASE, row.id)
             else:

@@ -848,6 +848,8 @@ class Transaction(_Section):
 
     def finish(self, tables: Tables) -> None:
         """What must be done before the commit."""
+        if tables.settle is not None:
+            tables.settle(tables)
         write_events(tables)
         tables.record_generation()
         if self.held and self.journal is not None and tables.rows.changed:
@@ -870,7 +872,8 @@ class Transaction(_Section):
         lockfile: LockFile = self.ledger.lockfile
         readers = [(lockfile.announce, (topic,)) for topic in tables.announce]
         empty = [(self.ledger.segments.remove, (segment,)) for segment in tables.large.emptied]
-        return readers + [(lockfile.ring, (slot,)) for slot in tables.ring] + empty
+        engines = [(lockfile.ring, (slot,)) for slot in tables.ring]  # one may have become owner
+        return engines + readers + empty
 
 
 class Change(Transaction):

@@ -16,11 +16,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Protocol
 
 from exclusivelog import _core
-from exclusivelog.access import Session
+from exclusivelog.access import Session, changed
 from exclusivelog.arrivals import Arrival, Arrivals
 from exclusivelog.commit import Committer
 from exclusivelog.errors import (
@@ -31,7 +30,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.futures import Listener, SessionFuture, give_producer
+from exclusivelog.futures import AnyFuture, Listener, give_granted
 from exclusivelog.handover import HandOver
 from exclusivelog.ledger import Ledger
 from exclusivelog.moved_claims import CLAIM_MOVED, Successors, moved_error
@@ -55,6 +54,7 @@ log = logging.getLogger("exclusivelog")
 LONGEST_NAP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
+HANDED_ON_SECONDS = 20e-6  # that a thread with a new producer is given to begin with it
 
 
 class Host(Protocol):
@@ -82,6 +82,9 @@ class Host(Protocol):
     def find_producer(self, session: int) -> Listener | None:
         """The producer of a session of this engine."""
 
+    def bound_to_role(self, seat: Listener) -> list[Listener]:
+        """The producers that are bound to the role whose seat this is; none for any other."""
+
     def lose_claim(self, number: int, error: OwnershipLostError) -> None:
         """A claim was revoked."""
 
@@ -94,8 +97,8 @@ class Mailbox:
         self.read_up_to = 0
         self._owner = weakref.ref(engine)  # no cycle: what is dropped lets go of its files at once
         self._sessions = engine.sessions
-        self._pending: dict[int, SessionFuture[Any]] = {}
-        self._settling: dict[int, SessionFuture[Any]] = {}
+        self._pending: dict[int, AnyFuture] = {}
+        self._settling: dict[int, AnyFuture] = {}
         self._deadlines: list[tuple[float, int]] = []
         self._due: list[tuple[int, int]] = []  # (ns, topic): when to promote again (rule D7)
         self._failed = False
@@ -120,7 +123,8 @@ class Mailbox:
 
     def needed(self) -> set[int]:
         """The topics that are waited for."""
-        return {session.topic for session in self.waiting()} | self._arrivals.topics()
+        waiting = [future.in_the_way() for future in list(self._pending.values())]
+        return self._arrivals.topics().union(*waiting)
 
     def waiting(self) -> list[Session]:
         """The sessions that wait in a queue."""
@@ -131,10 +135,7 @@ class Mailbox:
         return set(self._pending) | set(self._settling)
 
     def request(
-        self,
-        future: SessionFuture[Any],
-        register: Callable[[], Registration],
-        timeout: float | None,
+        self, future: AnyFuture, register: Callable[[], Registration], timeout: float | None
     ) -> None:
         """Register a producer, or queue it until it is promoted or `timeout` has passed."""
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -169,7 +170,7 @@ class Mailbox:
             self._queue(future, arrival.deadline)
         return registration
 
-    def _queue(self, future: SessionFuture[Any], deadline: float | None) -> None:
+    def _queue(self, future: AnyFuture, deadline: float | None) -> None:
         assert future.session is not None
         self._pending[future.session.id] = future
         # Now, not when it is promoted: the topic would be idle for as long.
@@ -189,7 +190,7 @@ class Mailbox:
         self._engine.ring()  # there may have been mail for the guard in it
         return False
 
-    def forget(self, future: SessionFuture[Any]) -> bool:
+    def forget(self, future: AnyFuture) -> bool:
         """Let a request no longer wait for a hand-over; False if it does not."""
         if not self._arrivals or self._engine.forked:  # its lock may be the parent's
             return False
@@ -254,6 +255,7 @@ class Mailbox:
     def _deliver(self) -> None:
         """Tell the application. What cannot be told now, for want of memory or threads, is
         told in one of the next rounds."""
+        delivered = False
         while self._undelivered:
             try:
                 delivery = self._undelivered.popleft()
@@ -264,15 +266,19 @@ class Mailbox:
             except BaseException:
                 self._undelivered.appendleft(delivery)
                 raise
+            delivered = True
+        if delivered:
+            # Else a thread that was told would wait for the interpreter until this one sleeps.
+            time.sleep(HANDED_ON_SECONDS)
 
     def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
         future = self._take_pending(session_id)
         if future is None or future.session is None:
             return
-        session = replace(future.session, epoch=epoch, since=since)
+        session = changed(future.session, epoch=epoch, since=since)
         self._undelivered.append(lambda: self._hand_out(future, session, last_sequence))
 
-    def _take_pending(self, session_id: int) -> SessionFuture[Any] | None:
+    def _take_pending(self, session_id: int) -> AnyFuture | None:
         # In one of the two at every moment: `cancel` must see that somebody settles it.
         future = self._pending.get(session_id)
         if future is not None:
@@ -280,19 +286,17 @@ class Mailbox:
             self._pending.pop(session_id, None)
         return future
 
-    def _hand_out(self, future: SessionFuture[Any], session: Session, last_sequence: int) -> None:
-        if future.producer is None:  # else this is a second try
-            future.producer = future.make(session, last_sequence)
+    def _hand_out(self, future: AnyFuture, session: Session, last_sequence: int) -> None:
+        if future.granted is None:  # else this is a second try
+            future.granted = future.make(session, last_sequence)
         with self.lock:
             wanted = session.id in self._wanted
             self._wanted.discard(session.id)
-        self._settle(future, session.id, functools.partial(give_producer, future))
+        self._settle(future, session.id, functools.partial(give_granted, future))
         if wanted:
             self._tell_wanted(session.id)
 
-    def _settle(
-        self, future: SessionFuture[Any], session_id: int, settle: Callable[[], object]
-    ) -> None:
+    def _settle(self, future: AnyFuture, session_id: int, settle: Callable[[], object]) -> None:
         def unless_settled() -> None:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 settle()
@@ -312,7 +316,7 @@ class Mailbox:
     def _tell_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
         # Only now: the grant may have been in the same mail.
         future = self._settling.get(session_id)
-        if future is not None and future.session is not None and future.producer is None:
+        if future is not None and future.session is not None and future.granted is None:
             holder = self._owner_if_known(future.session.topic)
             refuse = functools.partial(future.set_exception, error(text, holder=holder))
             self._settle(future, session_id, refuse)
@@ -423,24 +427,23 @@ class Mailbox:
             heapq.heappop(self._deadlines)
         self._deliver()
 
-    def _tell_timed_out(self, future: SessionFuture[Any]) -> None:
+    def _tell_timed_out(self, future: AnyFuture) -> None:
         assert future.session is not None
-        error = self.timed_out(future.session)
+        error = self._timed_out(future)
         settle = functools.partial(future.set_exception, error)
         self._settle(future, future.session.id, settle)
 
-    def timed_out(self, session: Session) -> WaitTimeoutError:
-        """What a producer's wait ends with: it says who is in the way (rule A5)."""
+    def _timed_out(self, future: AnyFuture) -> WaitTimeoutError:
+        # It says who is in the way (rule A5).
         owner = None
         with contextlib.suppress(ExclusiveLogError):
-            owner = next(iter(self._sessions.holders(session.topic)), None)
+            holders = (self._sessions.holders(topic) for topic in sorted(future.topics))
+            owner = next((first for there in holders for first in there), None)
         by = "" if owner is None else (
             f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
             f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
         )  # fmt: skip
-        return WaitTimeoutError(
-            f"producer {session.name!r} waited for its topic in vain{by}", holder=owner
-        )
+        return WaitTimeoutError(f"{future.waited}{by}", holder=owner)
 
     def fail_pending(self, error: ExclusiveLogError) -> None:
         """The ledger has failed for good, and nobody is promoted any more: tell all who wait."""
@@ -459,7 +462,7 @@ class Mailbox:
                 refuse = functools.partial(arrival.future.set_exception, error)
                 self._settle(arrival.future, 0, refuse)
 
-    def _fail(self, futures: dict[int, SessionFuture[Any]], error: ExclusiveLogError) -> None:
+    def _fail(self, futures: dict[int, AnyFuture], error: ExclusiveLogError) -> None:
         for session_id, future in futures.items():
             self._settle(future, session_id, functools.partial(future.set_exception, error))
 
@@ -491,10 +494,13 @@ class Mailbox:
 
     def _hand_over(self, asked: list[tuple[int, int]]) -> None:
         producers = {session: self._engine.find_producer(session) for session, _ in asked}
-        for producer in producers.values():
-            if producer is not None:
-                producer.pause()
+        bound = {p: self._engine.bound_to_role(p) for p in producers.values() if p is not None}
+        every = [*bound, *(each for parts in bound.values() for each in parts)]
+        for each in every:
+            each.pause()
         try:
+            for part in every[len(bound) :]:
+                part.drain()
             for session, producer in producers.items():
                 if producer is not None:
                     producer.drain()
@@ -503,8 +509,8 @@ class Mailbox:
             for released in self._engine.hand_over.release(asked):
                 producer = producers[released.session]
                 if producer is not None and released.to is not None:
-                    producer.hand_off(released.to)
+                    for each in (producer, *bound[producer]):
+                        each.hand_off(released.to)
         finally:
-            for producer in producers.values():
-                if producer is not None:
-                    producer.resume()  # unless it has moved
+            for each in every:
+                each.resume()  # unless it has moved

@@ -32,7 +32,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     WaitTimeoutError,
 )
-from exclusivelog.futures import SessionFuture
+from exclusivelog.futures import GrantFuture
 from exclusivelog.handover import Moving, moved_error
 from exclusivelog.log import REPAIRABLE, check_may_write, duplicate, refusal, repair
 from exclusivelog.transaction import Sender, Transaction
@@ -109,11 +109,15 @@ class Producer(Sender):
     """
 
     def __init__(
-        self, engine: Runtime, topic: str, session: Session, last_sequence: int, options: Options
-    ) -> None:
+        self, engine: Runtime, topic: str, session: Session, last_sequence: int, options: Options,
+        keeper: object = None,
+    ) -> None:  # fmt: skip
         self.topic = topic
+        self._keeper = keeper  # what gives the session back, where that is not the producer itself
         self.session = session
         self._leash = engine.leash(session)  # an abandoned producer must not stay an owner
+        if keeper is not None:
+            self._leash.let_go()
         self.appender = _core.Appender(
             session.name.encode(), last_sequence, options.max_batch_messages,
             options.max_batch_bytes, session, engine.committer.agenda, options.linger, self._leash,
@@ -951,6 +955,10 @@ class Producer(Sender):
             raise
         self._end(failure)
 
+    def abandon(self) -> None:
+        """Nobody has this producer, as after an interrupt: the engine gives its session back."""
+        self._leash.pull()
+
     def _leave_the_successor(self) -> None:
         """Close what was opened to follow the topic; another one's producer stays open."""
         self._engine.disown(self)
@@ -977,7 +985,8 @@ class Producer(Sender):
             error = waiting.exception()
             if isinstance(error, ExclusiveLogError):
                 failure = error
-        self._engine.release(self.session)
+        if self._keeper is None:
+            self._engine.release(self.session)
         return None if isinstance(failure, ProducerFencedError) else failure
 
     def __enter__(self) -> Producer:
@@ -998,7 +1007,7 @@ class Producer(Sender):
         )
 
 
-class ProducerFuture(SessionFuture[Producer]):
+class ProducerFuture(GrantFuture[Producer]):
     """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
 
     _engine: Runtime

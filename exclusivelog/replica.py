@@ -84,6 +84,7 @@ class Replica:
     """
 
     _restores_views = False  # can it begin with a compacted view?
+    _appended = Appended  # for what is compiled
 
     def __init__(
         self, topic: Topic, kind: Kind, snapshot_every: int | None, timeout: float | None
@@ -260,6 +261,8 @@ class Replica:
 
     def _check(self) -> None:
         """May it be used here, and by this thread?"""
+        if _core.usable(self):
+            return
         self._check_usable()
         if self._busy_here:
             raise LedgerError(
@@ -549,6 +552,10 @@ class Replica:
             raise
         self._tokens[future] = token
         return future
+
+    def _acknowledge(self, future: Any, result: Any, appended: Appended) -> None:
+        """`future.set_result(result)` in the background, once `appended` is durable."""
+        self._calls.acknowledge(future, result, appended)
 
     def _call_for(self, token: Token, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
         self._called.token = token

@@ -15,10 +15,11 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from exclusivelog import _core, seats, threads
 from exclusivelog.access import Session
+from exclusivelog.claims import Claims
 from exclusivelog.commit import Committer
 from exclusivelog.compaction import compact
 from exclusivelog.errors import (
@@ -27,12 +28,14 @@ from exclusivelog.errors import (
     LedgerError,
     OwnershipLostError,
 )
-from exclusivelog.futures import Listener, SessionFuture
+from exclusivelog.futures import AnyFuture, Listener
 from exclusivelog.handover import HandOver
 from exclusivelog.ledger import Ledger
 from exclusivelog.lockfile import Slot
 from exclusivelog.mailbox import Mailbox
 from exclusivelog.retention import Keeper, empty_trash
+from exclusivelog.role_grants import RoleGrants
+from exclusivelog.role_rows import Definition, is_role
 from exclusivelog.sessions import MOVES, Sessions
 from exclusivelog.snapshots import Item, write_snapshot
 from exclusivelog.tables import Claimant, Tables
@@ -90,6 +93,7 @@ class Runtime(abc.ABC):
         self.path = ledger.path
         self.ledger = ledger
         self.sessions = Sessions(ledger)
+        self.sessions.roles = RoleGrants(ledger, self.sessions, Claims(ledger, self.sessions))
         self.committer = Committer(ledger, self.run_callbacks)
         self.hand_over = HandOver(ledger, self.sessions)
         self.mailbox = Mailbox(self)
@@ -211,13 +215,13 @@ class Runtime(abc.ABC):
         return self._slot.index
 
     def open_producer(
-        self, future: SessionFuture[Any], mode: str, *, name: str | None, priority: int,
+        self, future: AnyFuture, mode: str, *, name: str | None, priority: int,
         claim: int | None, timeout: float | None, settle: int, properties: dict[str, str],
         yields: bool, follows: int | None = None, bound_to: int = 0,
-        announce: dict[str, str] | None = None,
+        announce: dict[str, str] | None = None, role: Definition | None = None,
     ) -> None:  # fmt: skip
         """Register a producer, or queue it until it is promoted or `timeout` has passed. `yields`:
-        it is told when another one waits for the topic."""
+        it is told when another one waits for the topic. `role`: what its session is to bind."""
         self.check_open()
         slot = self._slot
         if slot is None:
@@ -231,6 +235,7 @@ class Runtime(abc.ABC):
                 future.topic_id, self.info, slot.index, mode, name=name, priority=priority,
                 claim=claim, created=created, settle=settle, yields=yields,
                 properties=properties, follows=follows, bound_to=bound_to, announce=announce,
+                role=role,
             ),
             timeout,
         )  # fmt: skip
@@ -318,6 +323,19 @@ class Runtime(abc.ABC):
             if producer.session.bound_to == claim:
                 producer.drain()
 
+    def name_of(self, topic: int) -> str:
+        """The name of the topic with this id."""
+        with self.ledger.read() as tables:
+            return tables.topic(topic).name
+
+    def bound_to_role(self, seat: Listener) -> list[Listener]:
+        """The producers that are bound to the role whose seat this is; none for any other."""
+        if not is_role(self.name_of(seat.session.topic)):
+            return []
+        bound_to = seat.session.bound_to
+        there = list(self._producers.values())
+        return [p for p in there if p is not seat and p.session.bound_to == bound_to]
+
     def ring(self) -> None:
         """Let the guard go round."""
         if self._slot is not None:
@@ -379,7 +397,10 @@ class Runtime(abc.ABC):
                 known = self.mailbox.known() | set(self._producers.keys())
                 with self.ledger.read() as tables:
                     sessions = tables.sessions_of(self.id)
-                    reserved = {s.id for s in sessions if seats.reserved(tables, s)}
+                    reserved = {
+                        s.id for s in sessions
+                        if seats.reserved(tables, s) or self.sessions.roles.binds(tables, s)
+                    }  # fmt: skip
                 for session in sessions:
                     if session.id not in known and session.id not in reserved:
                         self.release(session)

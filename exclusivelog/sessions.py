@@ -11,10 +11,10 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from exclusivelog import _core, access, moved_claims, seats
-from exclusivelog.access import Session, Transfer, Verdict
+from exclusivelog.access import Session, Transfer, Verdict, changed
 from exclusivelog.announcements import put_announcement
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -28,8 +28,9 @@ from exclusivelog.errors import (
 )
 from exclusivelog.events import Event
 from exclusivelog.ledger import Ledger
+from exclusivelog.role_rows import PREFIX, Definition, RoleRow, is_role
 from exclusivelog.tables import Claimant, Tables
-from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, WaiterInfo
+from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo, RoleInfo, WaiterInfo
 
 # Mail: a waiter's grant and loss; that it is to try again at a time; that an owner is to hand
 # its topic over; that somebody waits for it; that it is sealed.
@@ -42,6 +43,9 @@ BELL = 0  # the counter that says "a resource may be free"; no topic has this id
 MOVES = 2**63  # the counter that says "a move has gone on"; no topic has this id
 EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction: others wait for the ledger meanwhile
+
+# The rows (key, data) of a topic's queue that come into question.
+Choose = Callable[[Tables, _core.TopicRow], Iterable[tuple[bytes, bytes]]]
 
 
 class StillReleasing(ExclusiveLogError):
@@ -84,6 +88,11 @@ def waiter_info(session: Session) -> WaiterInfo:
     )  # fmt: skip
 
 
+def told(topic: str) -> str:
+    """A topic, or the role whose own topic it is, for an error's text."""
+    return f"role {topic.removeprefix(PREFIX)!r}" if is_role(topic) else f"topic {topic!r}"
+
+
 def describe(session: Session) -> str:
     """The holder, for an error's text."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(session.since / 1000))
@@ -104,7 +113,7 @@ def fenced(tables: Tables, row: _core.TopicRow, session: Session) -> ProducerFen
 def _fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
     now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
     return ProducerFencedError(
-        f"topic {row.name!r}: producer {session.name!r} with epoch {session.epoch} was fenced; "
+        f"{told(row.name)}: producer {session.name!r} with epoch {session.epoch} was fenced; "
         f"the topic is {now}. Close it and open a new one",
         holder=None if owner is None else owner_info(owner),
     )
@@ -113,8 +122,9 @@ def _fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> 
 def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:
     """What a producer is told whose claim is gone."""
     return ProducerRevokedError(
-        f"topic {row.name!r}: producer {session.name!r} was fenced: the claim that it was bound to "
-        "was severed or released. Make a new claim with engine.own, and open a new producer"
+        f"{told(row.name)}: producer {session.name!r} was fenced: the claim or role that it was "
+        "bound to was severed or released. Make a new one with engine.own or engine.role, and open "
+        "a new producer"
     )
 
 
@@ -153,7 +163,7 @@ def _refusal(
 ) -> ExclusiveLogError:  # fmt: skip
     if verdict is Verdict.INVALID:
         return InvalidEpochError(
-            f"topic {row.name!r}: topic_epoch={session.claim} was never granted; the topic is at "
+            f"{told(row.name)}: topic_epoch={session.claim} was never granted; the topic is at "
             f"epoch {row.epoch}. It takes the epoch that this producer had, or None"
         )
     holder = owner or next(iter(tables.holders(row.id)), None) or next(tables.waiters(row.id), None)
@@ -172,8 +182,9 @@ def _refusal(
         return ProducerBusyError(
             f"topic {row.name!r} takes no shared producer now{by}; {way_out}", holder=info
         )
+    holds = "holder" if is_role(row.name) else "producer"
     return ProducerFencedError(
-        f"topic {row.name!r} is not free for an exclusive producer{by}; wait_for_exclusive "
+        f"{told(row.name)} is not free for an exclusive {holds}{by}; wait_for_exclusive "
         "waits for it, exclusive_with_fencing takes it",
         holder=info,
     )
@@ -192,8 +203,66 @@ def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:
 # ---- sessions ----------------------------------------------------------------------------
 
 
+class Roles(Protocol):
+    """What role_grants.py does for the sessions of a ledger: all within their transactions."""
+
+    def bury_the_dead(self, tables: Tables, definition: Definition, mode: str) -> None:
+        """Evict what dead engines have on the role's topics."""
+
+    def register(
+        self, tables: Tables, row: _core.TopicRow, seat: Session, definition: Definition
+    ) -> None:
+        """Write the request down, and the anchor that its parts are bound to."""
+
+    def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
+        """Is all of the role free, for a request that was not queued?"""
+
+    def queue(self, tables: Tables, seat: Session) -> None:
+        """The seat waits: so does a part on each of the role's topics, at the same place."""
+
+    def admitted(self, tables: Tables, seat: Session) -> None:
+        """The seat was granted: take all that the role binds. Raises where it is not free."""
+
+    def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
+        """A session that is bound to something holds or waits no longer."""
+
+    def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
+        """The same for a claim."""
+
+    def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
+        """Is this topic's next owner chosen at the end of the transaction?"""
+
+    def cancelled(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
+    ) -> None:
+        """The hand-over of a role has ended without its destination."""
+
+    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The hand-over of a role has got more time."""
+
+    def binds(self, tables: Tables, session: Session) -> bool:
+        """Is this session a part, but not the seat, of a role that is held or awaited?"""
+
+    def owned_by(self, tables: Tables, owner: Session | None) -> int | None:
+        """The own topic of the role that this owner of a topic is a part of; None for any other."""
+
+    def is_anchor(self, tables: Tables, claimant: Claimant) -> bool:
+        """Is this claim session none that anybody has made, but what binds a role?"""
+
+    def parts(self, tables: Tables, seat: Session) -> tuple[RoleRow, list[Session], list[Claimant]]:
+        """What a granted role consists of now: nothing, if it was lost meanwhile."""
+
+    def rivals(self, definition: Definition) -> set[int]:
+        """The own topics of the roles that have what this request wants to claim."""
+
+    def roles(self) -> list[RoleInfo]:
+        """All roles, by name."""
+
+
 class Sessions:
-    """Every change of who holds or awaits a topic of one ledger."""
+    """Every change of who holds or awaits a topic of one ledger. `roles` is set by its engine."""
+
+    roles: Roles
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -203,12 +272,14 @@ class Sessions:
         return self._lockfile.alive(session.slot, session.engine)
 
     def _select(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None
-    ) -> access.Promotion:
-        """Whose turn it is on a free topic."""
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None,
+        choose: Choose | None = None,
+    ) -> access.Promotion:  # fmt: skip
+        """Whose turn it is on a free topic; `choose`: of those whose rows it gives."""
+        rows = tables.queue(row.id) if choose is None else choose(tables, row)
         try:
             return access.promote(
-                row.epoch, row.id, tables.queue(row.id), self._lockfile.alive,
+                row.epoch, row.id, rows, self._lockfile.alive,
                 now=_core.now(), freed=self._freed(row), transfer=transfer,
                 known=tables.known(row.id),
             )  # fmt: skip
@@ -221,19 +292,23 @@ class Sessions:
         self, topic: int, engine: EngineInfo, slot: int, mode: str, *, name: str | None,
         priority: int, claim: int | None, created: int, settle: int, yields: bool,
         properties: dict[str, str], follows: int | None = None, bound_to: int = 0,
-        announce: dict[str, str] | None = None,
+        announce: dict[str, str] | None = None, role: Definition | None = None,
     ) -> Registration:  # fmt: skip
         """Register a producer, or queue it; everything or nothing (rules A1-A6, B5, B6).
         `follows` is the chain of one whose topic was handed over to this engine: refused
         unless nobody else has had it since (rule E2). `bound_to` is the claim session that it
-        ends with (0: none)."""
+        ends with (0: none). `role`: what is bound to the session, which is the seat of a role."""
         with self._ledger.write_all() as tables:  # with the last sequence id of every name
+            if role is not None:
+                self.roles.bury_the_dead(tables, role, mode)
             row = _usable(tables, topic)
             self.bury_the_dead(tables, row, mode, name)
             # Only now: a claim may move with the topic that one who was buried was to hand over.
             if not bound_to or tables.claimant(bound_to) is not None:
                 if follows is not None:
                     self._check_unbroken(tables, row, engine.id, follows)
+                if role is not None:
+                    bound_to = tables.rows.next_id(b"claim")
                 session = Session(
                     id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=slot,
                     pid=engine.pid, engine_name=engine.name, name="", mode=mode, priority=priority,
@@ -244,6 +319,8 @@ class Sessions:
                 if name is None:
                     name = tables.unused_name(topic, f"{engine.name}-{session.id}")
                 session = replace(session, name=name)
+                if role is not None:
+                    self.roles.register(tables, row, session, role)
                 return self._decide(tables, row, session, follows)
         # Outside: what was buried stays so.
         raise OwnershipLostError(
@@ -277,6 +354,11 @@ class Sessions:
             if coming is not None:
                 raise StillReleasing(refusal, coming.until)
             raise refusal
+        role = is_role(row.name)
+        if role and verdict is Verdict.GRANT and session.mode != access.FENCING:
+            waits = session.mode == access.WAIT
+            if not self.roles.check_free(tables, session, waits):
+                verdict = Verdict.QUEUE
         sequence, namesake = tables.producer(row.id, session.name)
         if namesake and verdict is not Verdict.TAKE_OVER and (seat is None or namesake != seat.id):
             self._check_name(tables, row, session, namesake)
@@ -288,11 +370,13 @@ class Sessions:
                 tables.post(owner, WANTED)
             if owner is not None and tables.known(row.id) is not None:
                 tables.learn(row.id, session.priority)
+            if role:
+                self.roles.queue(tables, session)
             self.promote(tables, row)  # it may be the best of those who let the topic settle
         else:
             session = replace(session, epoch=decision.epoch)
             if verdict is Verdict.TAKE_OVER:
-                self._evict_all(tables, row, session)
+                self.evict_all(tables, row, session)
             if seat is not None:
                 session = replace(session, id=seat.id)
                 transfer = seats.take(tables, row, seat, session)
@@ -370,7 +454,7 @@ class Sessions:
         chain = transfer.chain if moved and transfer else session.id
         if session.announce is not None:
             put_announcement(tables, session, session.announce)
-        session = replace(session, chain=chain, announce=None)
+        session = changed(session, chain=chain, announce=None)
         tables.put_holder(session)
         if session.exclusive:
             row.owner = session.id
@@ -379,10 +463,13 @@ class Sessions:
             if session.mode == access.WAIT:
                 tables.learn(row.id, session.priority)
             self.record(tables, row, "grant", reason, target=session)
+            if is_role(row.name):
+                self.roles.admitted(tables, session)
         else:
             row.shared += 1
 
-    def _evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
+    def evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
+        """Fence all who hold or await the topic."""
         seats.cancel(self, tables, row, "another owner came first")
         for session in tables.holders(row.id):
             self.drop_holder(tables, row, session, "evict", "fenced", rival)
@@ -439,7 +526,7 @@ class Sessions:
         session = replace(session, epoch=decision.epoch)
         _, namesake = tables.producer(row.id, session.name)
         if verdict is Verdict.TAKE_OVER:
-            self._evict_all(tables, row, session)
+            self.evict_all(tables, row, session)
             self._end_transfer(tables, row, transfer, session, "fencing")
         elif namesake:
             self._check_name(tables, row, session, namesake)
@@ -475,6 +562,7 @@ class Sessions:
             tables.drop_holder(session)
             tables.drop_seat(session.topic, session.id)
             tables.drop_waiter(session)
+            self.roles.dropped(tables, session, kind, reason)
             return None
         if (holder := tables.holder(session.topic, session.id)) is not None:
             self.drop_holder(tables, row, holder, kind, reason)
@@ -487,6 +575,10 @@ class Sessions:
         tables.put_topic(row)
         return row
 
+    def leave(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
+        """A session has ended; the caller sees to it that somebody is promoted."""
+        self._leave(tables, session, kind, reason, promote=False)
+
     def end_claims(
         self, tables: Tables, claimants: Sequence[Claimant], kind: str,
         row: _core.TopicRow | None = None,
@@ -495,6 +587,7 @@ class Sessions:
         `kind` is evict or release (rules B2, F5). `row`: of a topic that the caller changes, too,
         and promotes on by himself."""
         for claimant in claimants:
+            self.roles.claim_ended(tables, claimant, kind)
             tables.drop_claimant(claimant.id)
         bound = [session for claimant in claimants for session in tables.bound_to(claimant.id)]
         with tables.in_hand(row) as rows:
@@ -539,11 +632,15 @@ class Sessions:
             self.record(tables, row, kind, reason, source=session, target=rival)
         if not row.owner and not row.shared:
             row.freed = _core.now()
+        if session.bound_to:
+            self.roles.dropped(tables, session, kind, reason)
 
     def _drop_waiter(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         if tables.drop_waiter(session):
             tables.free_name(session)
             row.waiting -= 1
+            if session.bound_to:
+                self.roles.dropped(tables, session, "evict", "waited")
 
     def _remove(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
         if session.epoch or not session.exclusive:
@@ -556,7 +653,15 @@ class Sessions:
 
     def promote(self, tables: Tables, row: _core.TopicRow) -> None:
         """Make the best waiter the owner of a topic that nobody holds (rules A3, D4), or tell it
-        when to come back (rules D7, E3)."""
+        when to come back (rules D7, E3). Where roles are concerned, that is done at the end of the
+        transaction."""
+        if not self.roles.postpones(tables, row):
+            self.promote_now(tables, row)
+
+    def promote_now(
+        self, tables: Tables, row: _core.TopicRow, choose: Choose | None = None
+    ) -> None:
+        """The same, at once. `choose` gives the rows of the queue that come into question."""
         if row.shared:
             seats.end_overdue(self, tables, row)
         if row.shared and row.waiting:
@@ -568,7 +673,7 @@ class Sessions:
             transfer = self.assign(tables, row, transfer)  # its holder is gone some other way
         if not row.waiting:
             return
-        promotion = self._select(tables, row, transfer)
+        promotion = self._select(tables, row, transfer, choose)
         for session in (*promotion.dead, *promotion.stale):
             self._drop_waiter(tables, row, session)
             self._tell_fenced(tables, row, session, promotion.winner)
@@ -604,12 +709,13 @@ class Sessions:
         self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
         transfer: Transfer | None,
     ) -> None:  # fmt: skip
-        winner = replace(waiter, since=time.time_ns() // 1_000_000)
+        winner = changed(waiter, since=time.time_ns() // 1_000_000)
         tables.drop_waiter(winner)
         row.waiting -= 1
         self._admit(tables, row, winner, reason, transfer)
-        sequence, _ = tables.producer(row.id, winner.name)
-        tables.put_producer(row.id, winner.name, sequence, winner.id)
+        sequence, namesake = tables.producer(row.id, winner.name)
+        if namesake != winner.id:  # else the row is as it has to be: a page less to write
+            tables.put_producer(row.id, winner.name, sequence, winner.id)
         tables.post(winner, GRANTED, winner.epoch, winner.since, sequence)
         if row.waiting and winner.yields:
             tables.post(winner, WANTED)  # behind the grant
@@ -693,6 +799,8 @@ class Sessions:
     ) -> None:
         """The hand-over ends without its destination (rule E4)."""
         tables.drop_transfer(row.id)
+        if is_role(row.name):
+            self.roles.cancelled(tables, row, transfer, reason)
         tables.ring.add(transfer.slot)  # what waits for it there is decided as usual
         self.record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
 

@@ -42,6 +42,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from exclusivelog import _core, serde
 from exclusivelog.past import At, map_at
+from exclusivelog.producer import Appended
 from exclusivelog.replica import Later, Replica
 from exclusivelog.snapshots import Item, SnapshotRefused
 from exclusivelog.topic import Topic
@@ -285,6 +286,8 @@ class SharedMap(Replica, MutableMapping[K, V]):
         self._load_key = serde.loads_of(key, "key")
         self._dump = _checked(serde.dumps_of(value, "value"), "value")
         self._load = serde.loads_of(value, "value")
+        # An application's own serialisers may take long, or wait: never in an event loop's thread.
+        self._is_plain = None not in (serde.name_of(key), serde.name_of(value))
         kind = {"holds": "map", "key": serde.name_of(key), "value": serde.name_of(value)}
         super().__init__(topic, kind, snapshot_every, timeout)
 
@@ -391,38 +394,58 @@ class SharedMap(Replica, MutableMapping[K, V]):
 
     def put(self, key: K, value: V | None) -> V | None:
         """Set the key's value, or remove it (None). Returns the value before, None for none."""
-        return self._set(key, value, lambda old: True).previous
+        data = None if value is None else self._dump(value)
+        old = self._set(self._dump_key(key), data, _core.ANY)[1]
+        return None if old is None else self._load(old)
 
-    def _set(
-        self, key: K, value: V | None, may: Callable[[bytes | None], bool]
-    ) -> Change[V]:  # fmt: skip
-        """Set the value where `may(the bytes that it has)`."""
-        name, data = self._dump_key(key), self._packed(value)
+    def _put_now(self, key: K, value: V | None) -> tuple[V | None, Appended | None] | None:
+        """`put`, if it need not wait for anything: its result, and what is to be durable before
+        anybody is told. None where it would have to; nothing is done then. For asyncio, whose
+        loop must not wait."""
+        if not (self._is_plain and self._calls.idle):
+            return None
+        data = None if value is None else self._dump(value)
+        found = _core.set_at_once(self, self._dump_key(key), data, _core.ANY, False)
+        if found is None:
+            return None
+        _, old, seen = found
+        return None if old is None else self._load(old), seen
 
-        def compute() -> tuple[list[Item], tuple[bool, bytes | None]]:
-            old = self._map.get(name)
-            made = may(old)
-            needed = made and not (old is None and data is None)
-            return [(name, data)] if needed else [], (made, old)
+    def _set(self, name: bytes, data: bytes | None, expected: Any) -> tuple[bool, bytes | None]:
+        """Set the value where it is `expected` (None: no value); was it, and the value before."""
+        found = _core.set_at_once(self, name, data, expected, True)
+        if found is None:  # something is in the way, or wrong
+            return self._append(functools.partial(self._compute_set, name, data, expected))
+        made, old, seen = found
+        if seen is not None and not seen.flushed:
+            self._settle(seen)
+        return made, old
 
-        made, old = self._append(compute)
+    def _compute_set(
+        self, name: bytes, data: bytes | None, expected: Any
+    ) -> tuple[list[Item], tuple[bool, bytes | None]]:
+        old = self._map.get(name)
+        made = expected is _core.ANY or old == expected
+        needed = made and not (old is None and data is None)
+        return [(name, data)] if needed else [], (made, old)
+
+    def _set_if(self, key: K, value: V | None, expected: bytes | None) -> Change[V]:
+        made, old = self._set(self._dump_key(key), self._packed(value), expected)
         previous = self._value(old)
         return Change(made, previous, value if made else previous)
 
     def __setitem__(self, key: K, value: V | None) -> None:
-        name, data = self._dump_key(key), self._packed(value)
-        self._append(lambda: (self._change(name, data), None))
+        self._set(self._dump_key(key), self._packed(value), _core.ANY)
 
     def put_if_absent(self, key: K, value: V | None) -> Change[V]:
         """Set the key's value if it has none. True if it had none; else `previous` is what it
         has."""
-        return self._set(key, value, lambda old: old is None)
+        return self._set_if(key, value, None)
 
     def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
         """Set the key's value if it is `expected` (as it is encoded). True if it was; else
         `previous` is what it is, and nothing is appended (rule I3). None is "no value"."""
-        before = self._packed(expected)
-        return self._set(key, value, lambda old: old == before)
+        return self._set_if(key, value, self._packed(expected))
 
     @overload  # type: ignore[override]
     def update(

@@ -13,6 +13,7 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
                                                             (see announcements.py)
            b"priorities", topic id                          the best and the lowest priority of
                                                             its waiters so far (i64, rule D7)
+           b"role ...", ...                                 of roles (see role_rows.py)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
 entries    topic id, last offset of the entry               entry (_core.Entry), or where it is
@@ -194,6 +195,11 @@ class Tables:
         self.ring: set[int] = set()
         self.announce: set[int] = set()
         self.events: list[Recorded] = []  # what is written about this transaction (rule E5)
+        # What is left for `settle`, right before the commit: roles that end, by their anchors, and
+        # topics whose next owner is still to be chosen (see role_grants.py).
+        self.role_ends: dict[int, tuple[str, str, int]] = {}
+        self.to_promote: set[int] = set()
+        self.settle: Callable[[Tables], None] | None = None
         self._in_hand: dict[int, TopicRow] = {}
         self.scanned = 0
         self.generation, self.applied, self._mark, self._oldest = self._applied()
@@ -602,8 +608,9 @@ class Tables:
 
     def learn(self, topic: int, *priorities: int) -> None:
         """Widen what `known` reads by these priorities, and by those of the queue."""
-        found = widened(self.known(topic), *priorities, *self._ends_of_queue(topic))
-        if found != self.known(topic):
+        known = self.known(topic)
+        found = widened(known, *priorities, *self._ends_of_queue(topic))
+        if found != known:
             self.rows.put("meta", PRIORITIES + U64.pack(topic), KNOWN.pack(*found))
 
     def _ends_of_queue(self, topic: int) -> Iterator[int]:

@@ -241,10 +241,10 @@ class Topic:
         - `follow`: True: after a hand-over to an engine of this process, sends go through that
           engine. False: any hand-over ends this producer; for an owner whose next send depends on
           having seen all earlier messages (rule E2).
-        - `claim`: a claim of this engine that the producer is bound to. It can append, or wait in
-          the queue, only while the claim is held; each append checks that in its critical section.
-          Afterwards every call raises ProducerRevokedError (rules B4, F5). Implies
-          `follow=False`.
+        - `claim`: a claim of this engine, or a role's (`role.claim`), that the producer is bound
+          to. It can append, or wait in the queue, only while the claim is held; each append checks
+          that in its critical section. Afterwards every call raises ProducerRevokedError (rules
+          B4, F5). Implies `follow=False`.
 
         Raises ProducerBusyError, ProducerFencedError, InvalidEpochError, WaitTimeoutError,
         TopicNotFoundError, TopicTerminatedError, OwnershipLostError (`claim` is lost); ValueError
@@ -321,17 +321,14 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"topic {self.name!r} is the library's own: it can only be read")
         if name is not None:
             check_name(name, "name")
-        if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
-            raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
+        check_queue_options(priority, timeout, settle)
         if topic_epoch is not None and (not isinstance(topic_epoch, int) or topic_epoch < 0):
             raise ValueError(f"topic_epoch={topic_epoch!r}: it takes an epoch, or None")
-        check_timeout(timeout)
-        check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
-        if settle > LONGEST_SETTLE:
-            raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
         encode_properties(properties or {})
         if claim is not None and not isinstance(claim, Claim):
-            raise TypeError(f"claim={claim!r}: it takes a claim made by engine.own, or None")
+            raise TypeError(
+                f"claim={claim!r}: it takes a claim made by engine.own or a role's, or None"
+            )
         if claim is not None and claim.engine is not self._engine:
             raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
         if announce is not None and mode is AccessMode.SHARED:
@@ -483,6 +480,16 @@ producer; it is held by producer 'leader' ...
         return f"<Topic {self.name!r}>"
 
 
+def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
+    """An error that says what these take, unless they are right."""
+    if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
+        raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
+    check_timeout(timeout)
+    check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
+    if settle > LONGEST_SETTLE:
+        raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
+
+
 def _check_max_bytes(max_bytes: object) -> None:
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 0):
         raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes from 0 on, or None")
@@ -557,10 +564,11 @@ def _is_deleted(tables: Tables, topic: int) -> bool:
         return False  # it is there, and whoever opens it learns what is wrong with it
 
 
-def delete_topic(ledger: Ledger, sessions: Sessions, name: str) -> None:
-    """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`."""
+def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:
+    """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`. `own`: it is one of
+    the library's."""
     check_name(name, "name")
-    if is_internal(name):
+    if is_internal(name) and not own:
         raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
     with ledger.write() as tables:
         row = tables.find_topic(name)

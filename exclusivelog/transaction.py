@@ -25,7 +25,7 @@ import functools
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from exclusivelog import _core, threads
 from exclusivelog.access import Session
@@ -49,6 +49,14 @@ if TYPE_CHECKING:
 
 Put = Callable[[_core.Appender], object]
 State = Literal["open", "committed", "aborted", "unknown"]
+
+
+class HoldsClaim(Protocol):
+    """A role: what it holds is lost with its claim."""
+
+    @property
+    def claim(self) -> Claim:
+        """The claim that it is bound to."""
 
 
 class Sender(abc.ABC):
@@ -125,15 +133,16 @@ class Transaction:
         if numbered:
             self._numbered.add(producer)
 
-    def require(self, holder: Claim | Sender) -> None:
-        """Let the commit fail unless this claim is held, or this producer still has its topic.
+    def require(self, holder: Claim | Sender | HoldsClaim) -> None:
+        """Let the commit fail unless this claim or role is held, or this producer still has its
+        topic.
 
-        - `holder`: a claim of `engine.own`, or a producer; it need not send in this transaction.
-          Call this once for each.
+        - `holder`: a claim of `engine.own`, a role of `engine.role`, or a producer; it need not
+          send in this transaction. Call this once for each.
 
         The commit checks it in its critical section. If the check fails, nothing of the transaction
-        is in the log, and the commit raises OwnershipLostError for a claim that was revoked or
-        released. For a producer it raises what the producer's sends would raise:
+        is in the log, and the commit raises OwnershipLostError for a claim or a role that was
+        lost or given back. For a producer it raises what the producer's sends would raise:
         ProducerFencedError, ProducerMovedError, EngineClosedError, TopicTerminatedError, ...
 
         >>> claim = engine.own({"shard-7": None})
@@ -143,8 +152,10 @@ class Transaction:
         ...     txn.commit()
         """
         self.check_open()
-        if not isinstance(holder, (Claim, Sender)):
-            raise TypeError(f"require takes a claim or a producer, not {holder!r}")
+        if not isinstance(holder, Claim | Sender):
+            holder = getattr(holder, "claim", holder)  # a role's
+        if not isinstance(holder, Claim | Sender):
+            raise TypeError(f"require takes a role, a claim or a producer, not {holder!r}")
         if holder.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
         if isinstance(holder, Claim):

@@ -20,6 +20,7 @@ __all__ = [
     "Move",
     "OwnerInfo",
     "Report",
+    "RoleInfo",
     "TransferInfo",
     "WaiterInfo",
 ]
@@ -136,6 +137,26 @@ class ClaimInfo:
     pid: int
     since: int
     reader: bool = False
+
+
+@dataclass(frozen=True)
+class RoleInfo:
+    """A role that was granted or asked for at some time (`engine.roles`).
+
+    - `epoch`: how many holders it has had. `holder`: the present one; None if no live engine has
+      the role.
+    - `topics`, `groups` ({group: names of its topics}), `claims` ({group: resources}): what its
+      last holder's request bound.
+    - `waiters`: who waits for it, in the order of their promotion.
+    """
+
+    name: str
+    epoch: int
+    holder: OwnerInfo | None
+    topics: tuple[str, ...]
+    groups: Mapping[str, tuple[str, ...]]
+    claims: Mapping[str, tuple[str, ...]]
+    waiters: tuple[WaiterInfo, ...]
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core, threads
+from exclusivelog.claims import check_group
 from exclusivelog.errors import ExclusiveLogError, LedgerError, TopicNotFoundError
 from exclusivelog.handover import Begun, Wish
-from exclusivelog.ownership import check_group
+from exclusivelog.role_rows import is_role
 from exclusivelog.runtime import Runtime
 from exclusivelog.sessions import MOVES
 from exclusivelog.types import Move
@@ -248,11 +249,11 @@ def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str
         for name in names:
             if not isinstance(name, str):
                 raise TypeError(f"topics takes a str or an iterable of them, not {name!r}")
-            if name.startswith("__"):
+            if name.startswith("__") and not is_role(name):
                 raise ValueError(f"topics: {name!r} is the library's own, and has no owner")
         return list(dict.fromkeys(names))
     known = there()
-    if topics in known:
+    if topics in known or is_role(topics):
         return [topics]
     found = [name for name in known if name.startswith(topics.removesuffix("*"))]
     if not found:

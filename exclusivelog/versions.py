@@ -2,7 +2,8 @@
 the others.
 
 Two numbers decide. The *format* is that of the tables and the journal, and stands in the table
-`meta`. The *lock-file version* is that of the words that living engines share in `owners.lock`.
+`meta`. The *lock-file version* is that of the words that living engines share in `owners.lock`, and
+of the rules by which they promote one another's waiters.
 docs/format.md lists both, and what each version of the library does with them.
 
 The places below are the same in the lock files of all versions, so that each of them can name the
@@ -30,7 +31,7 @@ from exclusivelog.version import __version__
 
 LOCK_FILE = "owners.lock"
 LOCK_NAME = b"XLLOCK\0"
-LOCK_VERSION = 4
+LOCK_VERSION = 5
 LIFE = struct.Struct("<8xQQ16s")  # behind the magic: device, inode, boot id
 SLOTS, SLOT_COUNT, SLOT_SIZE = 69632, 512, 1024
 SLOT = struct.Struct("<IIQQ16xII")  # liveness, pid, the kernel's, engine id, ..., mail, info size

@@ -47,6 +47,30 @@ class Mutant:
 
 ADMIT, ROWS, JOURNAL = "access.py", "_rows.pxi", "_journal.pxi"
 QUEUE = "_queue.pxi"
+SELECTED = """    found = _core.select(
+        rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
+    )
+"""
+SELECTED_SLOWLY = """    import types  # the same, without the core
+
+    found = types.SimpleNamespace(winner=None, dead=[], stale=[], later=None, due=0)
+    for key, data in rows:
+        if key[:8] != topic.to_bytes(8, "big"):
+            break
+        waiter = unpack_session(data)
+        at = due(waiter, freed, known) if target is None else until
+        if not alive(waiter.slot, waiter.engine):
+            found.dead.append(data)
+        elif waiter.claim not in (None, epoch):
+            found.stale.append(data)
+        elif waiter.engine.encode() == target or (target is None and now >= at):
+            found.winner = data
+            break
+        elif found.later is None:
+            found.later, found.due = data, at
+            if target is None:
+                break
+"""
 MUTANTS = (
     # ---- who may write
     Mutant("the fencing check lets everybody pass", "log.py",
@@ -81,6 +105,39 @@ MUTANTS = (
            ("model", "test_d_settle.py")),
     Mutant("the best priority waits, too", QUEUE, "        return 0\n    span",
            "        return settle\n    span", ("model", "test_d_settle.py")),
+    Mutant("one who comes to a topic that has just become free does not wait", ADMIT,
+           "waiting or (session.mode == WAIT and now < due(session, freed, known))", "waiting",
+           ("test_d_settle.py",)),
+    Mutant("those wait, too, who do not queue", ADMIT,
+           "(session.mode == WAIT and now < due(session, freed, known))",
+           "(now < due(session, freed, known))", ("test_d_settle.py",)),
+    Mutant("the lowest priority does not wait either", QUEUE,
+           "        return settle\n    if priority", "        return 0\n    if priority",
+           ("test_d_settle.py",)),
+    Mutant("of equal priorities the last one is promoted", QUEUE,
+           "            else:\n                found.winner = data\n            break\n    if",
+           "            elif found.winner is None or waiter.priority == top:\n"
+           "                found.winner, top = data, waiter.priority\n                continue\n"
+           "            break\n    if", ("test_d_queue.py",)),
+    Mutant("of equal priorities any one is first", "tables.py",
+           "session.priority, session.created, session.tie,", "session.priority, 0, session.tie,",
+           ("test_d_queue.py",)),
+    Mutant("a waiter is selected without the core", ADMIT, SELECTED, SELECTED_SLOWLY,
+           ("test_d_promotion.py",)),
+    Mutant("one who only waits announces", "sessions.py",
+           "            tables.put_waiter(session)\n",
+           "            tables.put_waiter(session)\n"
+           "            if session.announce is not None:\n"
+           "                put_announcement(tables, session, session.announce)\n",
+           ("test_e_announcements.py",)),
+    Mutant("an announcement does not mind that its owner is refused", "transaction.py",
+           "                    raise _Refused(producer, error) from error\n",
+           "                    if work.batches:\n"
+           "                        raise _Refused(producer, error) from error\n"
+           "                    batch.placed[producer] = []\n",
+           ("test_e_announcements.py",)),
+    Mutant("a grant does not announce", "sessions.py", "if session.announce is not None:",
+           "if False:", ("test_e_announcements.py",)),
     Mutant("a stale owner announces", "transaction.py",
            "batch.placed[producer] = append_one(tables, work)",
            "batch.placed[producer] = append_one(tables, work) if work.batches else []",
@@ -140,8 +197,8 @@ MUTANTS = (
            ("test_g_time_marks.py",)),
     # ---- who is woken
     Mutant("nobody's mail rings", "ledger.py",
-           "return readers + [(lockfile.ring, (slot,)) for slot in tables.ring] + empty",
-           "return readers + empty", ("test_d_queue.py", "test_c_losing.py")),
+           "return engines + readers + empty", "return readers + empty",
+           ("test_d_queue.py", "test_c_losing.py")),
     Mutant("an append wakes no reader", "_batch.pxi", "            xl_wake(word, INT_MAX)\n",
            "            pass\n", ("test_e_following.py", "test_g_readers.py")),
     Mutant("a reader ends before an end that it knows of", "reader.py",
@@ -200,6 +257,14 @@ MUTANTS = (
            "            producer.close()",
            "                pass\n        except BaseException:\n            producer.close()",
            ("state", "test_i_histories.py")),
+    Mutant("a map's put is told before it is durable", "state.py",
+           "            self._settle(seen)\n        return made, old",
+           "            pass\n        return made, old",
+           ("test_i_at_once.py",)),
+    Mutant("a task's put is told before it is durable", "aio.py",
+           "if appended is None or appended.flushed:", "if True:", ("test_i_at_once.py",)),
+    Mutant("a task's put overtakes what was asked for before", "aio.py",
+           "None if traffic.leaving else", "None if False else", ("test_i_at_once.py",)),
     # ---- what is damaged, what fails
     Mutant("an entry's checksum is skipped", "_entry.pxi",
            "if _sum_all(data, start, size) ^", "if False and _sum_all(data, start, size) ^",

@@ -130,6 +130,37 @@ def test_claims_are_listed_and_their_history_told(engine, path) -> None:
     assert [row[1] for row in lines("owners", path, "--history")[1:]] == []
 
 
+def test_roles_are_listed_and_their_history_told(engine, path) -> None:
+    binds = {"topics": ["a", "b"], "groups": {"g": ["c"]}, "claims": {"s": {"s1": None}}}
+    role = engine.role("billing", **binds)
+    waiting = engine.role_async("billing", **binds)
+    engine.role("idle").close()
+    columns = [
+        "role", "epoch", "topics", "groups", "claims", "waiting", "engine", "engine id", "pid",
+        "since",
+    ]  # fmt: skip
+    who = ["test", engine.id, str(os.getpid())]
+    listed = lines("roles", path)
+    assert listed[0] == columns
+    assert [row[:9] for row in listed[1:]] == [
+        ["billing", "1", "a, b", "g: c", "s: s1", "1", *who],
+        ["idle", "1", "-", "-", "-", "0", "-", "-", "-"],
+    ]
+    found = json.loads(run("roles", path, "billing", "--json").stdout)
+    assert found == {
+        "role": "billing", "epoch": 1, "topics": ["a", "b"], "groups": {"g": ["c"]},
+        "claims": {"s": ["s1"]}, "waiting": 1, "engine": "test", "engine_id": engine.id,
+        "pid": os.getpid(), "since": engine.roles()[0].holder.since,
+    }  # fmt: skip
+    role.close()
+    waiting.result(PATIENCE).close()
+    told = lines("roles", path, "billing", "--history")
+    assert [(row[2], row[3], row[4]) for row in told[1:]] == [
+        ("1", "grant", "request"), ("1", "release", "closed"), ("2", "grant", "promotion"),
+        ("2", "release", "closed"),
+    ]  # fmt: skip
+
+
 def test_groups_are_listed(engine, path) -> None:
     for name in ("orders", "other"):
         fill(engine.topic(name), [b"1", b"2", b"3"])

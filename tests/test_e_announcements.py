@@ -161,10 +161,11 @@ def test_b3_one_that_hung_announces_nothing_when_it_goes_on(
     assert said(topic) == ({}, 2)
 
 
+@pytest.mark.parametrize("message", [{}, {"message": b"x"}])
 def test_b2_the_epoch_is_compared_in_the_transaction_that_announces(
-    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
 ) -> None:
-    """The rival comes at the last moment before the transaction."""
+    """The rival comes at the last moment before the transaction; also where nothing is sent."""
     owner = topic.producer(EXCLUSIVE, announce=HERE)
     ledger = topic.engine.ledger
     begin, rivals = ledger.write_all, []
@@ -177,7 +178,7 @@ def test_b2_the_epoch_is_compared_in_the_transaction_that_announces(
 
     monkeypatch.setattr(ledger, "write_all", begin_late)
     with pytest.raises(xl.ProducerFencedError):
-        owner.announce(HERE, message=b"x")
+        owner.announce(HERE, **message)
     assert said(topic) == (THERE, 2)
     assert topic.next_offset == 0
     assert owner.state == "fenced"

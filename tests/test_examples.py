@@ -59,6 +59,37 @@ def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
     assert errors == "FAILED nobody led after epoch 2 in 8 s\n"
 
 
+# ---- the billing worker ------------------------------------------------------------------
+
+
+def test_a_role_fails_over_and_each_order_is_billed_once() -> None:
+    status, output, errors = run("billing_worker.py")
+    assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
+    billers = re.findall(r"(worker-\d) bills, epoch (\d)", output)
+    assert [epoch for _, epoch in billers] == ["1", "2", "3", "4"]
+    (first, _), (second, _), (third, _), (fourth, _) = billers
+    assert len({first, second, third}) == 3
+    assert f"{first} is killed" in output
+    assert f"{third} hands over to {fourth}" in output
+
+
+def test_a_bill_that_nobody_with_the_role_has_written_is_seen(path, engine) -> None:
+    with engine.topic("invoices").producer(serializer="json") as producer:
+        producer.send({"order": 0, "epoch": 1, "worker": "nobody"})
+    status, output, errors = run("billing_worker.py", "--path", path)
+    assert (status, errors) == (1, "")
+    assert failed(output) == [
+        "each order has one invoice, in order",
+        "each invoice has its payment, by the same worker",
+    ]
+
+
+def test_a_worker_that_hangs_within_its_keepalive_keeps_its_role() -> None:
+    status, output, errors = run("billing_worker.py", "--keepalive", 60, "--patience", 2)
+    assert (status, output.count(" bills, epoch ")) == (1, 2)
+    assert errors == "FAILED waited 2 s in vain: somebody bills under epoch 3\n"
+
+
 # ---- the uptime checker ------------------------------------------------------------------
 
 
@@ -145,6 +176,7 @@ def workers_of(path: str) -> int:
     ("script", "number"),
     [
         ("leader_election.py", signal.SIGINT),
+        ("billing_worker.py", signal.SIGINT),
         ("uptime_checker.py", signal.SIGINT),
         ("drain.py", signal.SIGINT),
         ("drain.py", signal.SIGKILL),  # what ends its children then is the same for all

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.ownership import Verdict, decide
+from exclusivelog.claims import Verdict, decide
 from tests.processes import State, hang, until
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import lockfile
+from exclusivelog import environment, files, lockfile
 from tests.children import ROOT, child, command, line, tell
 from tests.disks import needs_strace
 from tests.processes import open_producer, send, values
@@ -223,3 +223,13 @@ def test_h2_a_lock_file_that_was_removed_is_made_anew(path, worker) -> None:
     (Path(path) / "owners.lock").unlink()
     with xl.open(path) as engine, engine.topic("orders").producer("exclusive") as producer:
         assert producer.send(b"y") == 1
+
+
+def test_c1_a_ledger_that_is_made_while_another_process_opens_it_is_no_stranger(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look finds no ledger; the list of the files, read behind it, has one."""
+    xl.open(path).close()
+    with contextlib.closing(files.Directory(path)) as directory:
+        monkeypatch.setattr(files.Directory, "facts", lambda self, name: None)
+        environment.refuse_strangers(directory)

@@ -1,0 +1,535 @@
+"""Roles: one name for topics, reader groups and claims, all held by one process, or none.
+
+A role combines the exclusive producer (PIP-68), the priority queue (PIP-440) and the claims of
+Kafka's proposal for single readers and writers. It is granted, lost and handed over as a whole, in
+one transaction: the process that has lost any part of it has lost all of it, and from that moment
+none of its sends, cursors and transactions under the role enters the log (rules B2, E1, F5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import threading
+from collections.abc import Callable, Iterable, Mapping, Set
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
+
+from exclusivelog.access import Session
+from exclusivelog.claims import Claims, check_generation, check_group, check_resource
+from exclusivelog.errors import OwnershipLostError, describe_engine
+from exclusivelog.futures import GrantFuture
+from exclusivelog.group_reader import GroupReader
+from exclusivelog.groups import Membership
+from exclusivelog.ownership import Claim
+from exclusivelog.producer import Options, Producer
+from exclusivelog.role_rows import PREFIX, Definition, RoleRow
+from exclusivelog.serde import pick_dumps
+from exclusivelog.tables import Claimant
+from exclusivelog.topic import Topic, check_name, check_queue_options, create_topic, is_internal
+from exclusivelog.types import AccessMode, Move
+from exclusivelog.unload import UnloadFuture
+
+if TYPE_CHECKING:
+    from exclusivelog.reader import Reader
+    from exclusivelog.runtime import Runtime
+
+NAME_BYTES = 240
+OnLost = Callable[["Role", OwnershipLostError], object]
+State = Literal["open", "fenced", "moved", "closed"]
+Groups = Mapping[str, Iterable[str]] | Iterable[str]
+ClaimsOfGroups = Mapping[str, Mapping[str, int | None]]
+
+
+class SendingOptions(TypedDict, total=False):
+    """The options of `Role.producer`; `Topic.producer` tells what each means."""
+
+    linger: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending_bytes: int
+    serializer: Any
+
+
+class RoleOptions(TypedDict, total=False):
+    """The options of `Engine.role`, which tells what each means."""
+
+    topics: Iterable[str]
+    groups: Groups
+    claims: ClaimsOfGroups
+    access_mode: AccessMode | str
+    priority: int
+    timeout: float | None
+    settle: float
+    on_lost: OnLost | None
+
+
+class RoleClaim(Claim):
+    """The claim that a role is bound to. It is valid as long as the role is held."""
+
+    def __init__(self, role: Role, engine: Runtime, claims: Claims, claimant: Claimant) -> None:
+        super().__init__(engine, claims, claimant)
+        self._role = role
+
+    def _lost_error(self) -> OwnershipLostError:
+        role = f"role {self._role.name!r}"
+        if self._role.closed:
+            return OwnershipLostError(f"{role} was given back; ask for it again with engine.role")
+        successor = self._claims.successor(self._claimant, self._engine.mailbox.successors)
+        if successor is not None:
+            return OwnershipLostError(
+                f"{role} was handed over to {describe_engine(successor)}; ask for it there",
+                successor=successor,
+            )
+        return OwnershipLostError(
+            f"{role} with epoch {self._role.epoch} was lost: the role, or a part of it, was taken "
+            "by another owner. Ask for it again with engine.role"
+        )
+
+    def lose(self, error: OwnershipLostError) -> None:
+        """The role was lost: tell the application."""
+        self._role.lose(self._lost_error() if error.successor is None else error)
+
+    def release(self) -> None:
+        """Give the role back, as `Role.close`."""
+        self._role.close()
+
+    def __repr__(self) -> str:
+        return f"<Claim of role {self._role.name!r}, epoch {self._role.epoch}>"
+
+
+class Role:
+    """A role that this process holds: its topics, reader groups and claims. Made by `engine.role`;
+    threads may share it.
+
+    It is held until it is closed, lost or handed over, or its engine closes: dropping this object
+    does not give it back. A lost role is lost for good (rule B4): ask for it again.
+
+    >>> _ = engine.topic("orders").producer().send(b"3 apples")
+    >>> with engine.role("billing", topics=["invoices"], groups={"biller": ["orders"]}) as role:
+    ...     with role.reader("orders") as orders, engine.transaction() as txn:
+    ...         order = orders.read_next(timeout=1)
+    ...         _ = role.producer("invoices").send(b"bill: " + order.value, transaction=txn)
+    ...         txn.commit_cursor(orders)
+    ...         txn.require(role)
+    >>> [message.value for message in engine.topic("invoices").reader()]
+    [b'bill: 3 apples']
+    """
+
+    def __init__(
+        self, engine: Runtime, claims: Claims, seat: Producer,
+        found: tuple[RoleRow, list[Session], list[Claimant]], on_lost: OnLost | None,
+    ) -> None:  # fmt: skip
+        row, parts, claimants = found
+        session = seat.session
+        self.name = seat.topic.removeprefix(PREFIX)
+        self.epoch = session.epoch
+        self._engine = engine
+        self._on_lost = on_lost
+        self._parts = {engine.name_of(part.topic): part for part in parts}
+        self._generations = [(c.group, c.reads, dict(c.generations)) for c in claimants]
+        self._memberships = {
+            claimant.group: Membership(engine, claims, claimant, row.groups[claimant.group], True)
+            for claimant in claimants
+            if claimant.reads
+        }
+        self._topics_of = {group: list(topics) for group, topics in row.groups.items()}
+        anchor = Claimant(
+            session.bound_to, session.engine, session.slot, session.pid, session.engine_name,
+            PREFIX, {self.name: session.epoch}, session.since,
+        )  # fmt: skip
+        self.claim = RoleClaim(self, engine, claims, anchor)
+        self._producers: dict[str, Producer] = {}
+        self._lock = threading.RLock()
+        self.closed = False
+        self._seat = seat
+        self._claimants = [c.id for c in claimants if c.reads]
+
+    def register(self) -> None:
+        """Notifications about the role go to it from now on, and its engine keeps it."""
+        for number, membership in zip(self._claimants, self._memberships.values(), strict=True):
+            self._engine.keep_claim(number, membership)
+        self._engine.keep_claim(self.claim.id, self.claim)
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    # `name`, `epoch` (grows with every holder: a fencing token for other systems) and `claim` are
+    # attributes.
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of the topics that the role owns, sorted."""
+        return sorted(self._parts)
+
+    @property
+    def groups(self) -> dict[str, list[str]]:
+        """{reader group: the names of the topics that it reads}."""
+        return {group: list(topics) for group, topics in self._topics_of.items()}
+
+    @property
+    def generations(self) -> dict[str, dict[str, int]]:
+        """{group: {resource: generation}} of the role's claims, to store as fencing tokens in other
+        systems; raises OwnershipLostError once the role is lost.
+
+        >>> role = engine.role("billing", claims={"shards": {"shard-1": None, "shard-2": 7}})
+        >>> role.generations
+        {'shards': {'shard-1': 1, 'shard-2': 7}}
+        """
+        self.claim.check()
+        found: dict[str, dict[str, int]] = {}
+        for group, reads, generations in self._generations:
+            if not reads:
+                found.setdefault(group, {}).update(generations)
+        return found
+
+    @property
+    def state(self) -> State:
+        """What became of it, looked up in the ledger: "open", "fenced", "moved" or "closed"."""
+        return "closed" if self.closed else self._seat.state
+
+    # ---- use -----------------------------------------------------------------------------
+
+    def producer(self, topic: str, **options: Unpack[SendingOptions]) -> Producer:
+        """The role's producer of one of its topics, which is the topic's only one.
+
+        - `topic`: one of `topics`.
+        - `options`: `linger`, `max_batch_messages`, `max_batch_bytes`, `max_pending_bytes` and
+          `serializer`, as in `Topic.producer`; those of the first call count until the producer is
+          closed.
+
+        Its name is the role's, so that sequence ids go on from one holder to the next. Closing it
+        sends what waits; the topic stays the role's. Once the role is lost, its sends raise
+        ProducerRevokedError, or ProducerMovedError after a hand-over.
+
+        Raises ValueError if the role has no such topic, OwnershipLostError if the role is lost.
+
+        >>> with engine.role("billing", topics=["invoices"]) as role:
+        ...     role.producer("invoices").send(b"no. 1"), role.producer("invoices").name
+        (0, 'billing')
+        """
+        for name in options.keys() - SendingOptions.__annotations__.keys():
+            raise TypeError(f"role.producer takes no option {name!r}")
+        with self._lock:
+            self.claim.check()
+            session = self._parts.get(topic)
+            if session is None:
+                raise ValueError(f"topic={topic!r} is none of role {self.name!r}: {self.topics}")
+            found = self._producers.get(topic)
+            if found is None or not found.usable:
+                found = self._producers[topic] = self._open(topic, session, **options)
+            return found
+
+    def _open(
+        self, topic: str, session: Session, serializer: Any = None, **sending: Any
+    ) -> Producer:
+        options = Options(**sending, dumps=pick_dumps(serializer), follow=False)
+        self._engine.ledger.checkpoint()  # with the last sequence id of its name
+        with self._engine.ledger.read() as tables:
+            last, _ = tables.producer(session.topic, session.name)
+        return Producer(self._engine, topic, session, last, options, keeper=self)
+
+    def reader(
+        self, topic: str, *, group: str | None = None, start: str | int | dt.datetime = "earliest",
+        inclusive: bool = True, read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error", deserializer: Any = None,
+    ) -> Reader:  # fmt: skip
+        """Open the reader of one topic of a group that the role binds (rule F6).
+
+        - `group`: may be left out if only one of the role's groups reads the topic.
+        - The other parameters are those of `Topic.reader`.
+
+        It goes on where the group committed last, and raises ReaderFencedError once the role is
+        lost. Closing it leaves the group with the role. Use one reader of a topic at a time.
+        """
+        chosen = self._group(group, topic)
+        self.claim.check()
+        reader = self._topic(topic).reader(
+            start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
+            deserializer=deserializer,
+        )  # fmt: skip
+        reader.join(self._memberships[chosen])
+        return reader
+
+    def group_reader(
+        self, group: str | None = None, *, start: str | int | dt.datetime = "earliest",
+        inclusive: bool = True, read_compacted: bool = False,
+        trimmed: Literal["error", "earliest"] = "error", deserializer: Any = None,
+    ) -> GroupReader:  # fmt: skip
+        """Open one reader on all topics of a group that the role binds; see `Engine.reader`.
+
+        - `group`: may be left out if the role has one group only.
+        """
+        chosen = self._group(group, None)
+        self.claim.check()
+        readers = [
+            self._topic(topic).reader(
+                start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
+                deserializer=deserializer,
+            )
+            for topic in self._topics_of[chosen]
+        ]  # fmt: skip
+        return GroupReader(self._engine, readers, self._memberships[chosen])
+
+    def _topic(self, name: str) -> Topic:
+        return Topic(self._engine, *create_topic(self._engine.ledger, name, False))
+
+    def _group(self, group: str | None, topic: str | None) -> str:
+        self.claim.check()
+        fitting = [
+            name for name, topics in self._topics_of.items() if topic is None or topic in topics
+        ]
+        if group is None and len(fitting) == 1:
+            return fitting[0]
+        if group not in fitting or group is None:
+            of = "" if topic is None else f" that read topic {topic!r}"
+            raise ValueError(f"group={group!r}: role {self.name!r} has the groups {fitting}{of}")
+        return group
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def hand_over(self, to: str, timeout: float = 10.0) -> Move:
+        """Move the role, with all that it binds, to another engine in one transaction (rules E1 to
+        E4).
+
+        - `to`: the id of a live engine. Its best waiter for the role gets it; if it has none, the
+          role and its topics are reserved for its next request until the deadline.
+        - `timeout`: seconds until the deadline.
+
+        What the role's producers have accepted is committed first. The role's `state` is "moved"
+        then, and the errors of its parts name the successor. If the move fails, the role stays
+        here, and `Move.reason` says why. Raises OwnershipLostError if the role is lost, and
+        LedgerError if there is no such engine.
+
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     first = a.role("billing", topics=["invoices"])
+        ...     waiting = b.role_async("billing", topics=["invoices"])
+        ...     first.hand_over(to=b.id).ok, first.state
+        ...     second = waiting.result(timeout=10)
+        ...     second.epoch, second.producer("invoices").send(b"by b")
+        (True, 'moved')
+        (2, 0)
+        """
+        self.claim.check()
+        return self._seat.move(to, timeout)
+
+    def hand_over_async(self, to: str, timeout: float = 10.0) -> UnloadFuture:
+        """Begin what `hand_over` does, and return a future with a list of one `Move` (see
+        `Engine.unload_async`).
+
+        >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        ...     [move] = a.role("billing").hand_over_async(to=b.id).result(timeout=10)
+        ...     move.state
+        'assigned'
+        """
+        self.claim.check()
+        return self._seat.move_async(to, timeout)
+
+    def lose(self, error: OwnershipLostError) -> None:
+        """It was lost: wake its readers, and tell the application."""
+        for membership in self._memberships.values():
+            membership.lose(error)
+        on_lost = self._on_lost
+        if on_lost is not None and not self.closed:
+            self._engine.call_soon(lambda: on_lost(self, error))
+
+    def close(self) -> None:
+        """Send what the role's producers have accepted, then give the role back; the next waiter
+        gets it in the same transaction. Closing twice, or a lost role, does nothing."""
+        if self._engine.forked:
+            return
+        if self._engine.busy_here:
+            self._engine.call_later(self.close)
+            return
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            producers = list(self._producers.values())
+        with contextlib.ExitStack() as steps:
+            steps.callback(self._forget)
+            steps.callback(self._seat.close)
+            for producer in producers:
+                steps.callback(producer.close)
+            if not self._engine.closed:
+                self._engine.drain_bound(self.claim.id)
+
+    def _forget(self) -> None:
+        for number in (*self._claimants, self.claim.id):
+            self._engine.forget_claim(number)
+
+    def __enter__(self) -> Role:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Role {self.name!r}, epoch {self.epoch}, topics {self.topics}>"
+
+
+_OPTIONS = Options(follow=False)  # of the producer that has a role's seat
+
+
+class RoleFuture(GrantFuture[Role]):
+    """A role that may have to be waited for; made by `engine.role_async`. `cancel()` leaves no
+    trace (rule D5)."""
+
+    _engine: Runtime
+
+    def __init__(
+        self, engine: Runtime, claims: Claims, topic: Topic, definition: Definition,
+        on_lost: OnLost | None,
+    ) -> None:  # fmt: skip
+        super().__init__(engine, topic.id)
+        self.topic = topic
+        self.definition = definition
+        self._claims = claims
+        self._on_lost = on_lost
+
+    @property
+    def topics(self) -> frozenset[int]:
+        """The role's own topic, and those that it binds."""
+        return frozenset((self.topic.id, *self.definition.topics))
+
+    @property
+    def waited(self) -> str:
+        """What a timeout says."""
+        return f"role {self.topic.name.removeprefix(PREFIX)!r} was waited for in vain"
+
+    def in_the_way(self) -> Set[int]:
+        """The topics whose holders keep it waiting, and the roles that have its claims."""
+        return self.topics | self._engine.sessions.roles.rivals(self.definition)
+
+    def make(self, session: Session, last_sequence: int) -> Role:
+        """The role."""
+        with self._engine.ledger.read() as tables:
+            found = self._engine.sessions.roles.parts(tables, session)
+        seat = Producer(
+            self._engine, self.topic.name, session, last_sequence, Options(follow=False)
+        )
+        try:
+            self.granted = Role(self._engine, self._claims, seat, found, self._on_lost)
+        except BaseException:
+            seat.abandon()
+            raise
+        self.granted.register()  # only now: an interrupt must leave it to `give_up`
+        return self.granted
+
+    def give_up(self) -> None:
+        """Leave the queue; a grant that came first is given back."""
+        granted = self.granted
+        super().give_up()
+        if granted is not None:
+            granted.close()
+
+
+# ---- the call ----------------------------------------------------------------------------
+
+
+def ask(
+    engine: Runtime, name: str, topics: Iterable[str], groups: Groups,
+    claims: ClaimsOfGroups, access_mode: AccessMode | str, priority: int,
+    timeout: float | None, settle: float, on_lost: OnLost | None,
+) -> RoleFuture:  # fmt: skip
+    """What `Engine.role_async` does, arguments included."""
+    engine.check_writable()
+    check_role_name(name)
+    chosen = AccessMode.parse(access_mode)
+    if chosen is AccessMode.SHARED:
+        raise ValueError("access_mode=shared: a role has one holder; it takes the other modes")
+    check_queue_options(priority, timeout, settle)
+    if on_lost is not None and not callable(on_lost):
+        raise TypeError("on_lost takes a function of (role, error)")
+    names = _names("topics", topics)
+    reading = _groups(groups, names)
+    wanted = _claims(claims, reading)
+    definition = Definition(
+        tuple(_topic(engine, topic) for topic in names),
+        {
+            group: {topic: _topic(engine, topic) for topic in read}
+            for group, read in reading.items()
+        },
+        wanted,
+    )
+    claims_of = Claims(engine.ledger, engine.sessions)
+    future = RoleFuture(engine, claims_of, _own_topic(engine, name), definition, on_lost)
+    try:
+        engine.open_producer(
+            future, chosen.value, name=None, priority=priority, claim=None, timeout=timeout,
+            settle=int(settle * 1e9), properties={}, yields=False, role=definition,
+        )  # fmt: skip
+    except BaseException:
+        future.give_up()  # interrupted
+        raise
+    return future
+
+
+def check_role_name(name: object) -> str:
+    """The name, or an error that says what the name of a role is."""
+    checked = check_name(name, "name")
+    if len(checked.encode()) > NAME_BYTES:
+        raise ValueError(f"name={name!r}: a role's name has at most {NAME_BYTES} bytes of UTF-8")
+    return checked
+
+
+def _own_topic(engine: Runtime, name: str) -> Topic:
+    with engine.ledger.read() as tables:
+        row = tables.find_topic(PREFIX + name)
+    if row is None:
+        with engine.ledger.write() as tables:
+            row = tables.find_topic(PREFIX + name) or tables.new_topic(PREFIX + name)
+    return Topic(engine, row.id, row.name)
+
+
+def _topic(engine: Runtime, name: str) -> int:
+    return create_topic(engine.ledger, name, True)[0]
+
+
+def _names(argument: str, names: Iterable[str]) -> list[str]:
+    if isinstance(names, str):
+        raise TypeError(f"{argument}={names!r}: it takes several names; put one into a list")
+    found = list(dict.fromkeys(names))
+    for name in found:
+        if is_internal(check_name(name, argument)):
+            raise ValueError(f"{argument}: {name!r} is the library's own")
+    return found
+
+
+def _groups(groups: Groups, topics: list[str]) -> dict[str, list[str]]:
+    if isinstance(groups, Mapping):
+        found = {group: _names("groups", read) for group, read in groups.items()}
+    else:
+        found = dict.fromkeys(_names("groups", groups), topics)
+    for group, read in found.items():
+        check_group(group)
+        if not read:
+            raise ValueError(f"groups: {group!r} has no topics to read; it takes one at least")
+        for topic in read:
+            check_resource("groups", topic)
+    return found
+
+
+def _claims(
+    claims: ClaimsOfGroups, reading: Mapping[str, list[str]]
+) -> dict[str, dict[str, int | None]]:
+    if not isinstance(claims, Mapping):
+        raise TypeError(f"claims={claims!r}: it takes {{group: {{resource: generation}}}}")
+    found: dict[str, dict[str, int | None]] = {}
+    for group, resources in claims.items():
+        check_group(group)
+        if not isinstance(resources, Mapping) or not resources:
+            raise TypeError(f"claims: {group!r} takes a mapping of resources to generations")
+        for resource, generation in resources.items():
+            check_resource("claims", resource)
+            check_generation(resource, generation)
+            if resource in reading.get(group, ()):
+                raise ValueError(
+                    f"claims: group {group!r} has topic {resource!r} in groups already"
+                )
+        found[group] = dict(resources)
+    return found
