@@ -303,7 +303,7 @@ def test_c3_those_who_wait_say_for_whom(
     process = worker(name="hung")
     description = who(process, "hung", engine)
     with waiting_for(process, place, topic.producer) as over:
-        until(lambda: description in caplog.text, timeout=10)
+        until(lambda: description in caplog.text)
         inside = engine.inside()
         assert inside is not None
         assert (inside.name, inside.pid) == ("hung", process.pid)
@@ -392,7 +392,7 @@ WAITS_UNTIL_INTERRUPTED = """
 def interrupt_every_wait(process: Any, errors: Path) -> list[str]:
     """What it waited for, each time until Ctrl-C."""
     waited = [line(process)]
-    until(lambda: "silent for" in errors.read_text(), timeout=10)
+    until(lambda: "silent for" in errors.read_text())
     while waited[-1] != "no more":
         time.sleep(0.1)
         process.send_signal(signal.SIGINT)
@@ -451,7 +451,7 @@ def test_c3_opening_a_stalled_ledger_can_be_interrupted(
         child(OPENS_UNTIL_INTERRUPTED, path, stderr=stderr) as opens,
     ):
         assert line(opens) == "waits"
-        until(lambda: f"pid {process.pid}), silent for" in errors.read_text(), timeout=10)
+        until(lambda: f"pid {process.pid}), silent for" in errors.read_text())
         opens.send_signal(signal.SIGINT)
         assert line(opens, timeout=10) == "interrupted"
         process.signal(signal.SIGCONT)
@@ -738,7 +738,7 @@ def test_c3_those_who_wait_behind_others_name_the_one_that_is_stopped(
     """They must not tell people to kill a process that is in good health."""
     process, between = worker(name="hung"), worker(name="between")
     with waiting_behind_another(process, between, engine):
-        until(lambda: "half a second" in caplog.text, timeout=10)
+        until(lambda: "half a second" in caplog.text)
         assert "engine 'between'" not in caplog.text
         assert "engine 'hung'" in caplog.text
 
@@ -759,7 +759,7 @@ def opening(path: str, where: Path, **options: Any) -> Iterator[None]:
     source = f"import sys, exclusivelog; exclusivelog.open(sys.argv[1], **{options!r})"
     errors = where / "stderr"
     with errors.open("w") as stderr, child(source, path, stderr=stderr):
-        until(lambda: "silent for" in errors.read_text(), timeout=10)
+        until(lambda: "silent for" in errors.read_text())
         yield
 
 

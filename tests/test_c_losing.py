@@ -1107,7 +1107,7 @@ def test_c6_a_callback_that_cannot_be_called_is_called_later(
             until(lambda: producer._lost)
             time.sleep(0.1)
             assert not told
-        until(lambda: told, 10)
+        until(lambda: told)
     assert [it[0] for it in told] == [producer]
     assert isinstance(told[0][1], FENCED)
 
@@ -1182,7 +1182,7 @@ def test_c6_an_owner_that_was_fenced_before_it_knew_of_its_grant_is_told(
     with topic.producer(FENCING):
         process.signal(signal.SIGCONT)
         process.answer()
-        until(lambda: process.call(calls) == ["ProducerFencedError"], timeout=10)
+        until(lambda: process.call(calls) == ["ProducerFencedError"])
 
 
 def own_and_wait(state: State, own: str, wait: str) -> None:

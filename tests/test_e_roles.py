@@ -1017,7 +1017,7 @@ def test_e4_a_destination_whose_request_binds_more_than_is_free_holds_nobody_up_
     with xl.open(path, name="b") as b, engine.topic("refunds").producer(EXCLUSIVE):
         holder = role(engine)
         more = b.role_async(ROLE, **{**BINDS, "topics": [*TOPICS, "refunds"]}, priority=9)
-        assert holder.hand_over(b.id, timeout=0.5).state == "assigned"
+        assert holder.hand_over(b.id, timeout=3.0).state == "assigned"
         assert role(engine).epoch == 2
         assert not more.done()
         assert more.cancel()
@@ -1081,15 +1081,15 @@ class Round:
         self.engine.topic(READ).producer().send_many([b"%d" % n for n in range(1000)])
         self.make, self.cast = make, dict[str, Quick]()
 
-    def player(self, name: str, keepalive: float = 30.0) -> Quick:
+    def player(self, name: str) -> Quick:
         if name not in self.cast:
-            self.cast[name] = self.make(name, keepalive=keepalive)
+            self.cast[name] = self.make(name)
         return self.cast[name]
 
     def play(self, name: str, sign: int) -> None:
         point, stops = POINTS[name], sign == signal.SIGSTOP
         falls = {"coordinator": "third", "heir": "destination"}.get(point.role, point.role)
-        falling = self.player(falls, KEEPALIVE if stops else 30.0)
+        falling = self.player(falls)
         source, destination, asking = map(self.player, ("source", "destination", "third"))
         source.call(hold)
         if point.role != "heir":

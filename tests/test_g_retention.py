@@ -728,7 +728,7 @@ def test_g8_a_damaged_topic_does_not_keep_the_others(engine, often) -> None:
     damage(one)
     one.retention(max_age=3600)
     other.retention(max_age=0.0)
-    until(lambda: other.first_offset == 8, timeout=2)
+    until(lambda: other.first_offset == 8)
 
 
 def test_g8_an_age_without_end_keeps_no_other_topic_from_being_trimmed(engine, often) -> None:
@@ -738,7 +738,7 @@ def test_g8_an_age_without_end_keeps_no_other_topic_from_being_trimmed(engine, o
     engine.ledger.checkpoint()
     one.retention(max_age=float("inf"))
     other.retention(max_age=0.0)
-    until(lambda: other.first_offset == 8, timeout=5)
+    until(lambda: other.first_offset == 8)
     assert one.first_offset == 0
 
 

@@ -77,7 +77,7 @@ def test_g8_one_message_from_the_future_keeps_no_other(
     assert published(topic) == sorted(published(topic))
     begin = time.monotonic()
     topic.retention(max_age=1.0)
-    until(lambda: topic.first_offset == topic.next_offset == 103, 20)
+    until(lambda: topic.first_offset == topic.next_offset == 103)
     assert time.monotonic() - begin < 15
     assert bool(ahead) is (published_of_next(topic) > now_ms() + 5 * YEAR * 1000)
     assert topic.engine.verify().ok
@@ -104,7 +104,7 @@ def test_g8_a_topic_with_nothing_but_a_message_from_the_future_is_trimmed(
     until(lambda: marks(topic))
     [(offset, when)] = marks(topic)
     assert (offset, abs(when - now_ms()) < 5000) == (1, True)
-    until(lambda: topic.first_offset == 1, 20)
+    until(lambda: topic.first_offset == 1)
     assert now_ms() >= when + 1500
     until(lambda: marks(topic) == [])  # trimmed past
 
@@ -163,7 +163,7 @@ def test_g8_a_mark_from_the_future_is_not_believed(
     assert all(when > now_ms() + 8 * YEAR * 1000 for _, when in marks(topic))
     assert len(marks(topic)) >= 1
     topic.retention(max_age=1.0)
-    until(lambda: topic.first_offset == 2, 20)
+    until(lambda: topic.first_offset == 2)
     until(lambda: marks(topic) == [])
 
 
@@ -259,7 +259,7 @@ def test_g8_what_arrives_while_the_retention_worker_s_clock_is_ahead_stays(
     keeper.call(keep, 60.0)
     fill(topic, 20)
     if control:
-        until(lambda: topic.first_offset == 20, 20)
+        until(lambda: topic.first_offset == 20)
         return
     time.sleep(1.0)
     assert (topic.first_offset, topic.next_offset) == (0, 20)
@@ -280,7 +280,7 @@ def test_g8_a_message_that_seems_old_when_it_comes_stays(
     sent = worker(name="behind").call(send_one, b"young")
     assert sent < now_ms() - 49 * YEAR * 1000
     if control:
-        until(lambda: topic.first_offset == 1, 20)
+        until(lambda: topic.first_offset == 1)
         return
     time.sleep(1.0)
     assert topic.first_offset == 0
@@ -299,7 +299,7 @@ def test_g8_a_retention_worker_that_begins_with_a_clock_ahead_removes_nothing_at
         keeper.call(be_patient, 0.0)
     keeper.call(keep, 7 * DAY)
     if control:
-        until(lambda: topic.first_offset == 20, 20)
+        until(lambda: topic.first_offset == 20)
         return
     until(lambda: overdue(topic))
     time.sleep(1.0)
@@ -328,7 +328,7 @@ def test_g8_a_retention_worker_with_a_right_clock_stops_one_with_a_wrong_one(
     begin = time.monotonic()
     keeper.call(keep, 7 * DAY)
     if alone:
-        until(lambda: topic.first_offset == 20, 20)
+        until(lambda: topic.first_offset == 20)
         assert time.monotonic() - begin >= 4.0
         return
     topic.retention(max_age=7 * DAY)
@@ -350,7 +350,7 @@ def test_g8_what_is_overdue_goes_once_that_has_stood_for_a_while(
     topic.retention(max_age=60.0)
     until(lambda: overdue(topic))
     assert topic.first_offset == 0
-    until(lambda: topic.first_offset == 1, 20)
+    until(lambda: topic.first_offset == 1)
     assert time.monotonic() - begin >= 1.0
     until(lambda: overdue(topic) is None)
     assert len([text for text in caplog.messages if "Was the clock set ahead?" in text]) == 1

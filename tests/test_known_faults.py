@@ -434,7 +434,7 @@ def test_an_interrupt_that_races_with_the_grant_leaves_no_orphan(
         if process.answer() == "granted":
             assert process.call(send, b"x") == topic.next_offset - 1
             process.call(close_producer)
-        until(lambda: free(topic), timeout=10)
+        until(lambda: free(topic))
 
 
 def open_and_be_interrupted(state: State, rounds: int) -> int:
@@ -454,7 +454,7 @@ def open_and_be_interrupted(state: State, rounds: int) -> int:
     struck = 0
     signal.signal(signal.SIGALRM, on_alarm)
     for _ in range(rounds):
-        until(lambda: free(state.topic), timeout=10)
+        until(lambda: free(state.topic))
         try:
             armed.append(True)
             signal.setitimer(signal.ITIMER_REAL, 0.0001 + chance.random() * 0.002)
@@ -464,7 +464,7 @@ def open_and_be_interrupted(state: State, rounds: int) -> int:
             struck += 1
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-    until(lambda: free(state.topic), timeout=10)
+    until(lambda: free(state.topic))
     return struck
 
 
@@ -628,13 +628,13 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
             with monkeypatch.context() as patch:
                 patch.setattr(LockFile, "alive", overdue)
                 list(engine.sessions.evict(other.id))
-        until(lambda: told, timeout=10)
+        until(lambda: told)
         assert held.state == "fenced"
         assert isinstance(awaited.exception(timeout=10), FENCED)
         assert granted.exception(timeout=10) is not None or granted.result().state == "fenced"
         owners[0].close()
         for name in ("held", "awaited", "granted"):
-            until(lambda name=name: free(engine.topic(name)), timeout=10)
+            until(lambda name=name: free(engine.topic(name)))
 
 
 @pytest.mark.rule("C4")

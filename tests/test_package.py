@@ -27,7 +27,7 @@ OFFLINE = re.compile(
     "Read timed out|ProxyError|Network is unreachable|SSLError"
 )
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(2000)
 
 
 class Environment:
@@ -40,7 +40,7 @@ class Environment:
     def run(self, *command: object, cwd: Path, status: int = 0) -> str:
         """What the command prints; it must end with `status`."""
         done = subprocess.run(
-            [str(part) for part in command], capture_output=True, text=True, timeout=300, cwd=cwd,
+            [str(part) for part in command], capture_output=True, text=True, timeout=900, cwd=cwd,
             env=clean_environment(), check=False,
         )  # fmt: skip
         assert done.returncode == status, done.stdout + done.stderr
@@ -55,7 +55,7 @@ class Environment:
         done = subprocess.run(
             [str(self.bin / "python"), "-m", "pip", "-q", "--disable-pip-version-check",
              "--retries", "1", "--timeout", "20", *map(str, args)],
-            capture_output=True, text=True, timeout=300, env=clean_environment(), check=False,
+            capture_output=True, text=True, timeout=900, env=clean_environment(), check=False,
         )  # fmt: skip
         if done.returncode and OFFLINE.search(done.stderr):
             pytest.skip(f"pip cannot reach an index: {done.stderr.strip().splitlines()[-1]}")

@@ -192,7 +192,7 @@ def test_b9_a_callback_that_exits_does_not_silence_the_others(topic, error) -> N
             receipt.add_done_callback(leave)
             receipt.add_done_callback(lambda r: seen.append(r.result(0)))
             receipt.result(10)
-            until(lambda: seen == [0], timeout=5)
+            until(lambda: seen == [0])
         assert producer.send_async(b"y").result(5) == 1
 
 
@@ -217,7 +217,7 @@ def test_callbacks_may_close_the_producer(topic) -> None:
         receipt = producer.send_async(b"x")
         receipt.add_done_callback(lambda r: producer.close())
         assert receipt.result(10) == 0
-        until(lambda: topic.holders == [], timeout=5)
+        until(lambda: topic.holders == [])
         assert producer.state == "closed"
 
 
@@ -262,7 +262,7 @@ def test_a_callback_added_while_the_outcome_arrives_is_called(topic) -> None:
             gc.callbacks.remove(collecting)
             gc.set_threshold(*threshold)
         producer.flush()
-        until(lambda: len(seen) == 20, timeout=5)
+        until(lambda: len(seen) == 20)
 
 
 # ---- asyncio -----------------------------------------------------------------------------

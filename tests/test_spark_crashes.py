@@ -21,7 +21,7 @@ from tests.children import ROOT, command
 from tests.sparks import as_bytes, epochs, fill, finish, left_in, stream, values
 
 FAULTS = ROOT / "tests" / "faults"
-LIMIT = 200  # seconds, for a program with a JVM of its own
+LIMIT = 400  # seconds, for a program with a JVM of its own
 
 pytestmark = [pytest.mark.timeout(4 * LIMIT), pytest.mark.usefixtures("spark_home")]
 
