@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import lockfile
+from exclusivelog import groups, lockfile
 from tests.processes import (
     PATIENCE,
     Failed,
@@ -508,16 +508,16 @@ def test_f6_nor_does_one_whose_topic_is_made_anew_meanwhile(
     """Between the look at its topic and the claim, that is deleted, and there is another one of
     its name, which the group has a reader of. The claim is on the name."""
     readers: list[xl.Reader] = []
-    join = engine.join_group
+    join = groups.join
 
     def join_late(*args: Any) -> Any:
         engine.delete_topic("orders")
         with monkeypatch.context() as patch:
-            patch.setattr(engine, "join_group", join)
+            patch.setattr("exclusivelog.topic.join", join)
             readers.append(engine.topic("orders").reader(group="g"))
         return join(*args)
 
-    monkeypatch.setattr(engine, "join_group", join_late)
+    monkeypatch.setattr("exclusivelog.topic.join", join_late)
     with pytest.raises(xl.TopicNotFoundError):
         orders.reader(group="g")
     assert not readers[0].has_message_available()
