@@ -323,7 +323,7 @@ class RoleGrants:
         self._end_claims(tables, claimants, kind, transfer)
         if (role.held and anchor is not None and kind != "release") or transfer is not None:
             self._tell_claim(tables, anchor, transfer)
-        if claimants:  # other roles may have waited for them
+        if role.claimants:  # other roles may have waited for one, also if it was revoked before
             tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
 
     def _transfer(self, tables: Tables, role: RoleRow) -> Transfer | None:

@@ -201,7 +201,8 @@ class Auditor:
             while not self._over.wait(0.001):
                 for name in self._names:
                     check_whole(self._engine, name)
-                assert find_idle(self._engine) is None
+                idle = find_idle(self._engine)
+                assert idle is None, f"role {idle[0]!r} is free, and {idle[1]!r} waits for it"
                 self.checks += 1
         except BaseException as error:
             self._failure = error

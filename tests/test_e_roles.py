@@ -1379,6 +1379,18 @@ def test_e4_whatever_happens_one_process_acts_in_a_role(
     assert [engine.topic(name).holders for name in TOPICS] == [[], []]
 
 
+def test_d4_a_claim_that_takes_a_role_apart_frees_the_rest_for_who_waits(path: str) -> None:
+    """The role is lost for one of its claims; another role waits for the other one."""
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        both = a.role("both", claims={"s": {"x": None, "y": None}})
+        waiting = b.role_async("one", claims={"s": {"y": None}})
+        claim = a.own("s", {"x": None})
+        [one] = [info for info in a.roles() if info.name == "one"]
+        assert one.holder is not None
+        assert (both.state, claim.is_valid) == ("fenced", True)
+        assert waiting.result(PATIENCE).generations == {"s": {"y": 2}}
+
+
 def test_d4_roles_with_parts_in_common_are_held_whole_and_never_left_idle(
     engine: xl.Engine, quick: Callable[..., Quick]
 ) -> None:
