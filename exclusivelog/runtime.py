@@ -94,7 +94,8 @@ class Runtime(abc.ABC):
         self.path = ledger.path
         self.ledger = ledger
         self.sessions = Sessions(ledger)
-        self.sessions.roles = RoleGrants(ledger, self.sessions, Claims(ledger, self.sessions))
+        sessions = weakref.proxy(self.sessions)  # no cycle: a closed engine's files are let go
+        self.sessions.roles = RoleGrants(ledger, sessions, Claims(ledger, sessions))
         self.committer = Committer(ledger, self.run_callbacks)
         self.hand_over = HandOver(ledger, self.sessions)
         self.mailbox = Mailbox(self)
