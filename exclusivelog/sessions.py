@@ -482,7 +482,11 @@ class Sessions:
         self, tables: Tables, row: _core.TopicRow, session: Session, rival: Session | None
     ) -> None:
         # One that hangs, and is passed over for that, must learn of it when it goes on.
-        if self._lockfile.exists(session.slot, session.engine):
+        if not self._lockfile.exists(session.slot, session.engine):
+            return
+        if self.roles.binds(tables, session):  # its role is lost: its sends are told the same
+            tables.post(session, REVOKED, str(revoked(row, session)))
+        else:
             tables.post(session, FENCED, str(_fenced_by(row, session, rival)))
 
     # ---- seal ----------------------------------------------------------------------------

@@ -47,7 +47,7 @@ PLACES = {
     "sweep segments": "segments:Segments.sweep",
     "decide on a request": "sessions:Sessions._decide",
     "admit": "sessions:Sessions._admit",
-    "evict": "sessions:Sessions._evict_all",
+    "evict": "sessions:Sessions.evict_all",
     "release": "sessions:Sessions.release",
     "promote": "sessions:Sessions.promote",
     "look an owner up": "log:look_up",

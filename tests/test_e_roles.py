@@ -1379,6 +1379,16 @@ def test_e4_whatever_happens_one_process_acts_in_a_role(
     assert [engine.topic(name).holders for name in TOPICS] == [[], []]
 
 
+def test_b4_a_producer_of_a_role_that_is_fenced_is_told_the_same_by_its_mail(path: str) -> None:
+    """As by its next send, which finds that the role is gone."""
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        producer = a.role("billing", topics=["invoices"]).producer("invoices")
+        with b.role("billing", topics=["invoices"], access_mode=FENCING):
+            until(lambda: producer._lost is not None)
+            with pytest.raises(xl.ProducerRevokedError):
+                producer.send(b"stale")
+
+
 def test_d4_a_claim_that_takes_a_role_apart_frees_the_rest_for_who_waits(path: str) -> None:
     """The role is lost for one of its claims; another role waits for the other one."""
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
