@@ -8,8 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
-SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxi exclusivelog/*.pxd \
-    exclusivelog/_native/*.h)
+SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
 # Spark draws the demo's report, where there is a Java to run it.
 JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
@@ -22,20 +21,17 @@ demo: $(READY)
 
 # Four at a time, also on two cores: most tests wait, for a deadline or a flush.
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
-# Durability makes no difference to these: once is enough.
-ONCE := access_model c_clocks c_hangs cli core demo e_crashes environments examples f_claims h_creation \
-    losing_data native package proof rules state_examples \
-    spark_crashes spark_pipelines spark_read spark_write
 
 test: lint
 	$(PYTEST) --durations=10
-	$(PYTEST) --durability=process tests $(ONCE:%=--ignore=tests/test_%.py)
+	$(PYTEST) --durability=process -m "not once" tests testing proof/tests
 	$(PYTEST) bench
 
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m testing.rules
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml \
 	    --ignore-disjoint-bases exclusivelog._core
@@ -48,7 +44,7 @@ proof: $(READY)
 	$(BIN)/python -m proof --size=$(or $(SIZE),small) $(SLICES:%=--slices=%) $(PARTS)
 
 torture: $(READY)
-	$(BIN)/python -m pytest -q tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)
+	$(BIN)/python -m pytest -q proof/tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)
 
 $(READY): $(SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

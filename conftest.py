@@ -14,23 +14,29 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-import tests
-from tests import rules
-from tests.processes import Worker, workers
+import testing
+from testing import rules
+from testing.processes import Worker, workers
 
 
 def pytest_configure(config: pytest.Config) -> None:
     durability = config.getoption("--durability")
     if durability != "power":  # for the programs that tests start, and theirs
-        startup = str(Path(tests.__file__).parent / "startup")
+        startup = str(Path(testing.__file__).parent / "startup")
         before = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = f"{startup}{os.pathsep}{before}" if before else startup
-        os.environ[tests.DURABILITY] = durability
-        tests.choose_durability()
+        os.environ[testing.DURABILITY] = durability
+        testing.choose_durability()
     if config.getoption("--benchmark"):
         choose_benchmarks(config)
     config.addinivalue_line(
         "markers", "rule(number, ...): the test backs these rules of docs/semantics.md"
+    )
+    config.addinivalue_line(
+        "markers", "needs(capability, ...): the test needs what `Engine.supports` names so"
+    )
+    config.addinivalue_line(
+        "markers", "once: durability makes no difference to the test; `make test` runs it once"
     )
     if numbers := config.getoption("--rule"):
         choose_rules(config, numbers)
@@ -57,7 +63,7 @@ def choose_rules(config: pytest.Config, numbers: list[str]) -> None:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         behind = rules.backing(rules.sources())
         files = sorted({name for number in numbers for name in behind.get(number, [])})
-        config.args = [str(rules.TESTS / name) for name in files]
+        config.args = [str(rules.ROOT / name) for name in files]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -78,8 +84,8 @@ def rules_behind(item: pytest.Item) -> set[str]:
     return {number for mark in item.iter_markers("rule") for number in mark.args}
 
 
-# By the beginnings of their files' names: what is made for the first of them serves all.
-TOGETHER = ("test_package", "test_spark")
+# By the beginnings of their paths: what is made for the first of them serves all.
+TOGETHER = ("tests/faces/test_package", "tests/spark/")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -90,8 +96,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0].rpartition("/")[2]
-            return next((name for name in TOGETHER if file.startswith(name)), nodeid)
+            return next((name for name in TOGETHER if nodeid.startswith(name)), nodeid)
 
     return Together(config, log)
 
@@ -115,7 +120,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--every-crash", action="store_true",
-        help="test_h_crashes.py takes every system call and every disk, not a sample",
+        help="test_crashes.py takes every system call and every disk, not a sample",
     )  # fmt: skip
 
 

@@ -11,8 +11,8 @@ setup(
             Extension(
                 "exclusivelog._core",
                 ["exclusivelog/_core.pyx"],
-                include_dirs=["exclusivelog"],  # of _native/*.h
-                depends=sorted(glob("exclusivelog/_native/*.h")),
+                include_dirs=["exclusivelog"],  # of _native/*
+                depends=sorted(glob("exclusivelog/_native/*")),
                 extra_compile_args=["-O3"],
             )
         ],

@@ -31,7 +31,7 @@ from bench.together import (
     keep_send,
     soon,
 )
-from tests.processes import State, Worker, workers
+from testing.processes import State, Worker, workers
 
 CLOSED_SECONDS, PACED_SECONDS, PAUSE_SECONDS = 0.5, 0.7, 0.0005
 MOST_CALLS = 1_000_000

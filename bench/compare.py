@@ -18,7 +18,6 @@ from bench import (
     busy,
     growth,
     handover,
-    machine,
     plots,
     report,
     scan,
@@ -34,6 +33,7 @@ from bench import (
     zombies,
 )
 from bench.measure import Figure, Settings, limited, prepare_directory
+from testing import machine
 
 RESULTS = Path(__file__).parent / "results"
 LIMIT_SECONDS, LIMIT_SECONDS_IN_FULL = 900, 3600

@@ -28,8 +28,8 @@ from bench.measure import (
 )
 from bench.scan import arrow, check
 from bench.space import journal_bytes
-from exclusivelog.lockfile import BOOT
-from tests.processes import State, workers
+from exclusivelog.local.shm.lockfile import BOOT
+from testing.processes import State, workers
 
 SIZES = (100_000, 1_000_000, 10_000_000)
 MORE = 100_000_000  # 10 GB

@@ -34,9 +34,9 @@ from bench.measure import (
 from bench.topics import names, own
 from exclusivelog import Engine, EngineClosedError, Producer, ProducerFencedError
 from exclusivelog._core import Receipt, now
-from exclusivelog.lockfile import MAIL, SLOT_COUNT, SLOT_SIZE, SLOTS
-from exclusivelog.unload import MOVED_AT_ONCE
-from tests.processes import State, Worker, workers
+from exclusivelog.local.shm.slots import SLOT_COUNT, SLOT_SIZE, SLOTS, WAKE_UPS
+from exclusivelog.local.unloading import MOVED_AT_ONCE
+from testing.processes import State, Worker, workers
 
 NS = 1e-9
 ROUNDS = {1: 30, 1_000: 7}  # by the number of topics
@@ -85,8 +85,8 @@ class Counts:
 
     @classmethod
     def of(cls, engine: Engine) -> Counts:
-        words = engine.ledger.lockfile.words
-        mail = [words.load(SLOTS + i * SLOT_SIZE + MAIL) for i in range(SLOT_COUNT)]
+        words = engine.ledger.lockfile.atomics
+        mail = [words.load(SLOTS + i * SLOT_SIZE + WAKE_UPS) for i in range(SLOT_COUNT)]
         return cls(engine.stats()["transactions"], mail)
 
     def since(self, before: Counts) -> Counts:

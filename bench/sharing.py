@@ -19,7 +19,7 @@ from bench.together import (
     sum_of_processes,
     sum_of_threads,
 )
-from tests.processes import Worker, workers
+from testing.processes import Worker, workers
 
 THREADS, PROCESSES = 8, 4
 WINDOW_SECONDS = 0.6

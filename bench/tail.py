@@ -12,7 +12,7 @@ import exclusivelog as xl
 from bench.append import messages
 from bench.measure import POWER, Arm, Figure, Series, Settings, Stores, Target, take_turns
 from exclusivelog._core import now
-from tests.processes import State, Worker, workers
+from testing.processes import State, Worker, workers
 
 PACED, PAUSE_SECONDS = 500, 0.002
 IDLE_SECONDS = 2.0

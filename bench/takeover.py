@@ -11,7 +11,7 @@ from typing import Any
 
 from bench.measure import POWER, Figure, Series, Settings, Stores, Target
 from exclusivelog._core import now
-from tests.processes import State, Worker, until, workers
+from testing.processes import State, Worker, until, workers
 
 NS = 1e-9
 BALLAST = 1 << 30

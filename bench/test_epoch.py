@@ -10,7 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 import exclusivelog as xl
 from bench.peers import Lmdb, Sqlite
 from exclusivelog import _core
-from exclusivelog.log import check_may_write
+from exclusivelog.local.fencing import check_may_write
 
 pytestmark = pytest.mark.benchmark(max_time=0.4, min_rounds=3)
 
@@ -26,7 +26,7 @@ def test_row(benchmark: BenchmarkFixture, owner: xl.Producer, engine: xl.Engine)
     """Unpack the topic's row and compare session and epoch."""
     session = owner.session
     with engine.ledger.read() as tables:
-        data = tables.topic(session.topic).pack()
+        data = tables.topics.get(session.topic).pack()
 
     def check() -> bool:
         return _core.TopicRow.unpack(data).admits(session.id, session.epoch)
@@ -41,7 +41,7 @@ def test_row_in_the_ledger(
     """As an append does it: the row is read, unpacked and compared."""
     session = owner.session
     with engine.ledger.read() as tables:
-        benchmark(lambda: check_may_write(tables, tables.topic(session.topic), session))
+        benchmark(lambda: check_may_write(tables, tables.topics.get(session.topic), session))
 
 
 @pytest.mark.benchmark(group="epoch check with a transaction of its own")
@@ -52,7 +52,7 @@ def test_read_transaction(
 
     def check() -> None:
         with engine.ledger.read() as tables:
-            check_may_write(tables, tables.topic(session.topic), session)
+            check_may_write(tables, tables.topics.get(session.topic), session)
 
     benchmark(check)
 

@@ -13,8 +13,9 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 import exclusivelog as xl
 from bench.peers import Lmdb, Sqlite
-from exclusivelog import _core, access
-from exclusivelog.access import Session
+from exclusivelog import _core
+from exclusivelog.local.ownership import admission
+from exclusivelog.local.records import Session
 
 pytestmark = pytest.mark.benchmark(max_time=0.4, min_rounds=3)
 WAITERS = 100_000
@@ -29,7 +30,7 @@ def queue(topic: xl.Topic) -> xl.Topic:
         id=0, topic=topic.id, engine=engine.id, slot=engine.slot, pid=1, engine_name="engine",
         name="name", mode="wait_for_exclusive", priority=0, created=0, tie=0, since=0,
     )  # fmt: skip
-    with engine.ledger.write() as tables:
+    with engine.ledger.write_exclusive() as tables:
         for number in range(1, WAITERS + 1):
             place = {
                 "priority": chance.randrange(10),
@@ -37,10 +38,10 @@ def queue(topic: xl.Topic) -> xl.Topic:
                 "tie": chance.getrandbits(32),
             }
             waiter = replace(first, id=number, name=f"engine-{number}", **place)
-            tables.put_waiter(waiter)
-        row = tables.topic(topic.id)
+            tables.sessions.put_waiter(waiter)
+        row = tables.topics.get(topic.id)
         row.waiting = WAITERS
-        tables.put_topic(row)
+        tables.topics.put(row)
     return topic
 
 
@@ -50,18 +51,18 @@ def test_select(benchmark: BenchmarkFixture, queue: xl.Topic, dead: int) -> None
     """The ledger's own selection: the first living waiter behind so many dead ones."""
     best = next_in_line(queue, dead + 1)
     with queue.engine.ledger.read() as tables:
-        row = tables.topic(queue.id)
+        row = tables.topics.get(queue.id)
 
         def alive(slot: int, engine: str) -> bool:
             nonlocal passed
             passed += 1
             return passed > dead
 
-        def decide() -> access.Promotion:
+        def decide() -> admission.Promotion:
             nonlocal passed
             passed = 0
-            rows = tables.queue(queue.id)
-            return access.promote(row.epoch, row.id, rows, alive)
+            rows = tables.sessions.queue(queue.id)
+            return admission.promote(row.epoch, row.id, rows, alive)
 
         passed = 0
         before = _core.passed()["selections"]
@@ -74,7 +75,7 @@ def test_select(benchmark: BenchmarkFixture, queue: xl.Topic, dead: int) -> None
 def next_in_line(topic: xl.Topic, count: int) -> list[int]:
     """The ids of the best waiters."""
     with topic.engine.ledger.read() as tables:
-        waiters = tables.waiters(topic.id)
+        waiters = tables.sessions.waiters(topic.id)
         return [waiter.id for waiter in itertools.islice(waiters, count)]
 
 
@@ -94,18 +95,18 @@ def test_select_heapq(benchmark: BenchmarkFixture) -> None:
 def test_promotion_out_of_many(benchmark: BenchmarkFixture, queue: xl.Topic) -> None:
     """The transaction of a release and a promotion, with 100,000 in the queue: no process is woken
     but this one."""
-    sessions, ledger = queue.engine.sessions, queue.engine.ledger
+    sessions, ledger = queue.engine.sessions.succession, queue.engine.ledger
     epochs = [queue.epoch]
 
     def promote() -> None:
-        with ledger.write() as tables:
-            row = tables.topic(queue.id)
+        with ledger.write_exclusive() as tables:
+            row = tables.topics.get(queue.id)
             if row.owner:
-                owner = tables.holder(queue.id, row.owner)
+                owner = tables.sessions.holder(queue.id, row.owner)
                 assert owner is not None
                 sessions.drop_holder(tables, row, owner, "release", "closed")
             sessions.promote(tables, row)
-            tables.put_topic(row)
+            tables.topics.put(row)
             epochs.append(row.epoch)
 
     benchmark.pedantic(promote, rounds=200, warmup_rounds=5)

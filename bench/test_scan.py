@@ -47,7 +47,7 @@ def test_decode(benchmark: BenchmarkFixture, full: xl.Topic) -> None:
     """Every checksum and every offset, no message."""
     with full.reader() as reader:
         entries = []
-        while (part := reader.take_entry()) is not None:
+        while (part := reader.cursor.take_entry()) is not None:
             entries.append(part[0].data)
     decoded = benchmark(lambda: [_core.Entry(entry) for entry in entries])
     assert sum(entry.count for entry in decoded) == COUNT

@@ -17,7 +17,7 @@ import exclusivelog as xl
 from bench.append import messages
 from bench.measure import in_thread
 from bench.peers import Lmdb, RawFile
-from tests.processes import State, Worker
+from testing.processes import State, Worker
 
 HEAD_START_SECONDS = 0.05  # until everybody has heard of the start
 PATIENCE = 60.0

@@ -12,7 +12,7 @@ import exclusivelog as xl
 from bench.append import messages
 from bench.measure import POWER, Arm, Figure, Settings, Stores, Target, take_turns
 from exclusivelog import _core
-from exclusivelog.access import Session
+from exclusivelog.local.records import Session
 from exclusivelog.producer import Options, Producer
 
 COUNTS = (1, 1_000, 100_000)
@@ -92,10 +92,10 @@ def chunks(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
 def make_topics(engine: xl.Engine, names: Sequence[str]) -> None:
     """What `engine.topic` does, many at a time."""
     for part in chunks(names):
-        with engine.ledger.write() as tables:
+        with engine.ledger.write_exclusive() as tables:
             for name in part:
-                if tables.topic_id(name) is None:
-                    tables.new_topic(name)
+                if tables.topics.id_of(name) is None:
+                    tables.topics.create(name)
 
 
 def _register_owners(engine: xl.Engine, names: Sequence[str]) -> list[xl.Producer]:
@@ -103,9 +103,9 @@ def _register_owners(engine: xl.Engine, names: Sequence[str]) -> list[xl.Produce
     registrations = []
     slot = engine._slot
     assert slot is not None
-    with engine.ledger.write() as tables:
+    with engine.ledger.write_exclusive() as tables:
         for name in names:
-            topic = tables.topic_id(name)
+            topic = tables.topics.id_of(name)
             assert topic is not None
             number = tables.rows.next_id(b"session")
             session = Session(
@@ -113,9 +113,13 @@ def _register_owners(engine: xl.Engine, names: Sequence[str]) -> list[xl.Produce
                 engine_name=engine.name, name=f"{engine.name}-{number}", mode="exclusive",
                 priority=0, created=_core.now(), tie=0, since=time.time_ns() // 1_000_000,
             )  # fmt: skip
-            row = tables.topic(topic)
-            registrations.append(engine.sessions._decide(tables, row, session, None))
-    return [
-        Producer(engine, name, registration.session, registration.last_sequence, Options())
+            row = tables.topics.get(topic)
+            registrations.append(engine.sessions.requests.decide(tables, row, session, None))
+    sessions = [
+        engine.open_session(name, registration.session, registration.last_sequence, Options())
         for name, registration in zip(names, registrations, strict=True)
+    ]
+    return [
+        Producer(engine, name, session, Options())
+        for name, session in zip(names, sessions, strict=True)
     ]

@@ -16,10 +16,10 @@ from bench.measure import POWER, Figure, Series, Settings, Stores, Target
 from bench.topics import chunks, make_topics, names, own
 from exclusivelog import Engine, Producer, Topic
 from exclusivelog._core import now
-from exclusivelog.access import Session
-from exclusivelog.lockfile import MAIL, SLOT_COUNT, SLOT_SIZE, SLOTS
+from exclusivelog.local.records import Session
+from exclusivelog.local.shm.slots import SLOT_COUNT, SLOT_SIZE, SLOTS, WAKE_UPS
 from exclusivelog.producer import Options, ProducerFuture
-from tests.processes import State, Worker, until, workers
+from testing.processes import State, Worker, until, workers
 
 NS = 1e-9
 WAITERS, PROCESSES, PROMOTIONS = 100_000, 4, 30
@@ -115,8 +115,8 @@ def has_moved_on(topic: Topic, epoch: int) -> bool:
 
 def mail_counts(engine: Engine) -> int:
     """How often any engine was told that mail had come."""
-    words = engine.ledger.lockfile.words
-    return sum(words.load(SLOTS + i * SLOT_SIZE + MAIL) for i in range(SLOT_COUNT))
+    words = engine.ledger.lockfile.atomics
+    return sum(words.load(SLOTS + i * SLOT_SIZE + WAKE_UPS) for i in range(SLOT_COUNT))
 
 
 def switches(worker: Worker) -> int:
@@ -155,16 +155,16 @@ def await_turns(topic: Topic, count: int) -> list[ProducerFuture]:
     in one transaction."""
     engine = topic.engine
     futures: list[ProducerFuture] = []
-    with engine.mailbox.lock:
+    with engine.pending.lock:
         _register_waiters(topic, count, futures)
         for future in futures:
-            engine.mailbox._queue(future, None)
+            engine.pending.queue(future, None)
     return futures
 
 
 def _register_waiters(topic: Topic, count: int, futures: list[ProducerFuture]) -> None:
     engine = topic.engine
-    with engine.ledger.write() as tables:
+    with engine.ledger.write_exclusive() as tables:
         for _ in range(count):
             number = tables.rows.next_id(b"session")
             session = Session(
@@ -174,8 +174,8 @@ def _register_waiters(topic: Topic, count: int, futures: list[ProducerFuture]) -
                 since=time.time_ns() // 1_000_000,
             )  # fmt: skip
             future = ProducerFuture(engine, topic.id, topic.name, Options())
-            row = tables.topic(topic.id)
-            future.session = engine.sessions._decide(tables, row, session, None).session
+            row = tables.topics.get(topic.id)
+            future.session = engine.sessions.requests.decide(tables, row, session, None).session
             futures.append(future)
 
 

@@ -25,10 +25,10 @@ from typing import NamedTuple
 
 from bench.measure import POWER, PROCESS, Figure, Series, Settings, Stores, Target
 from exclusivelog import Engine, Producer, ProducerFencedError
-from exclusivelog import log as appending
 from exclusivelog._core import now
+from exclusivelog.local.log import entries as appending
 from exclusivelog.producer import Options
-from tests.processes import State, Worker, until, workers
+from testing.processes import State, Worker, until, workers
 
 NS = 1e-9
 ROUNDS, CONTROL_ROUNDS = 300, 6
@@ -108,7 +108,7 @@ def _tell(figure: Figure, total: Tally, control: Tally) -> None:
     )
     figure.notes.append(
         "who is stopped inside the critical section is continued as soon as that is known; with "
-        "kill_hung=True the library ends it after its keepalive"
+        "kill_stalled=True the library ends it after its keepalive"
     )
 
 
@@ -307,7 +307,7 @@ def connect(state: State, producer: Producer) -> Producer:
         ledger, session = state.engine.ledger, producer.session
         assert ledger.journal is not None
         producer.appender.connect(
-            ledger.journal, ledger.lockfile.words, ledger.lockfile.topic_word(session.topic),
+            ledger.journal, ledger.lockfile.atomics, ledger.lockfile.counters.place(session.topic),
             session.topic, session.epoch, session.id, False, True,
         )  # fmt: skip
     return producer
@@ -331,7 +331,9 @@ def reign(state: State, send: Callable[[Producer, Reign], None]) -> Reign:
 def try_as_a_stranger(state: State, former: Producer, mine: Reign) -> None:
     """Send by a handle on the former owner's session that has never heard of its end."""
     number = mine.sent
-    handle = Producer(state.engine, state.topic.name, former.session, number - 1, Options())
+    engine, name, options = state.engine, state.topic.name, Options()
+    session = engine.open_session(name, former.session, number - 1, options)
+    handle = Producer(engine, name, session, options)
     one_by_one(connect(state, handle), mine)
     handle.close()
 

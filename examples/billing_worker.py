@@ -1,17 +1,17 @@
-"""Billing with failover: one worker at a time has a role, and with it all that billing needs.
+"""Billing with failover: one worker at a time holds a role, and with it all that billing needs.
 
     $ python examples/billing_worker.py
 
-Each worker asks for the role "billing". It binds two topics, "invoices" and "payments", and the
-reader group "biller" of the topic "orders". Whoever has it bills one order after the other: an
-invoice, a payment and the group's position enter the log in one transaction, which requires the
-role. The parent does to the workers what happens to workers:
+Each worker requests the role "billing". The role binds two topics, "invoices" and "payments", and
+the reader group "biller" of the topic "orders". Its holder bills one order after the other: an
+invoice, a payment and the group's position are committed in one transaction, which requires the
+role. The parent makes the role change its holder three times:
 
-1. SIGKILL, in the middle of it. The next worker has all of the role, and goes on.
-2. SIGSTOP, for longer than `keepalive`. When the worker goes on, it has lost all of the role.
-3. A planned hand-over, to the waiter with the lowest priority, which no election would choose.
+1. SIGKILL during the work. The next worker gets all parts of the role, and continues.
+2. SIGSTOP for longer than `keepalive`. When the worker resumes, it has lost all parts of the role.
+3. A planned hand-over to the waiter with the lowest priority, which no election would choose.
 
-In the end the parent reads the log: each order is billed once, whatever was done to whom.
+In the end the parent reads the log, and checks that each order is billed exactly once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import exclusivelog as xl
 
 ROLE, ORDERS, INVOICES, PAYMENTS, LOSSES = "billing", "orders", "invoices", "payments", "losses"
 PAUSE = 0.005  # seconds between two orders
-BILLS = 20  # until something happens to a worker
+BILLS = 20  # until a worker is killed, stopped or replaced
 
 
 # ---- a worker: its own process -----------------------------------------------------------
@@ -43,7 +43,7 @@ def work(path: str, name: str, priority: int, keepalive: float) -> None:
     """Wait for the role, bill, and wait again when it is lost."""
     with xl.open(path, name, keepalive=keepalive) as engine:
         while True:
-            # The call returns when all of it is ours: both topics, and the group.
+            # The call returns when this process holds all of it: both topics, and the group.
             role = engine.role(
                 ROLE, topics=[INVOICES, PAYMENTS], groups={"biller": [ORDERS]}, priority=priority
             )
@@ -79,7 +79,7 @@ def bill(engine: xl.Engine, role: xl.Role) -> None:
 
 
 class Story:
-    """What happens to the workers, told as it happens."""
+    """What happens to the workers, printed as it happens."""
 
     def __init__(self, engine: xl.Engine) -> None:
         self._engine, self._begun = engine, time.monotonic()
@@ -89,7 +89,7 @@ class Story:
         print(f"{time.monotonic() - self._begun:6.3f} s  {what}", flush=True)
 
     def await_biller(self, epoch: int, patience: float = PATIENCE) -> xl.OwnerInfo:
-        """Wait until the holder with this epoch has billed some orders; who it is."""
+        """Wait until the holder with this epoch has billed some orders; return the holder."""
         billing = f"somebody bills under epoch {epoch}"
         until(billing, lambda: self._count(epoch) >= BILLS, patience)
         [role] = self._engine.roles()
@@ -102,7 +102,7 @@ class Story:
         return sum(message.value["epoch"] == epoch for message in reader)
 
     def stop(self, worker: xl.OwnerInfo) -> None:
-        """SIGSTOP, but not inside of the ledger's critical section (see leader_election.py)."""
+        """SIGSTOP, but not inside the ledger's critical section (see leader_election.py)."""
 
         def stopped_outside() -> bool:
             os.kill(worker.pid, signal.SIGSTOP)
@@ -118,7 +118,7 @@ class Story:
 
 
 def judge(engine: xl.Engine, number: int, losses: list[dict[str, Any]]) -> dict[str, bool]:
-    """What must hold, looked up in the log."""
+    """Check the claims against the log."""
     invoices, payments = (
         [message.value for message in engine.topic(name).reader(deserializer="json")]
         for name in (INVOICES, PAYMENTS)
@@ -135,8 +135,8 @@ def judge(engine: xl.Engine, number: int, losses: list[dict[str, Any]]) -> dict[
         == list(range(number)),
         "each invoice has its payment, by the same worker": invoices
         == [{key: payment[key] for key in invoices[0]} for payment in payments],
-        "no former holder has written behind its successor": epochs == sorted(epochs),
-        "who was stopped has lost the role, who handed it over knows": [
+        "no former holder wrote after its successor": epochs == sorted(epochs),
+        "the stopped worker and the former holder know their loss": [
             (loss["epoch"], loss["state"]) for loss in losses
         ]
         == [(2, "fenced"), (3, "moved")],
@@ -165,7 +165,7 @@ def orders(engine: xl.Engine) -> Iterator[None]:
 
 
 def main() -> int:
-    """Run the story, and judge it by the log."""
+    """Run the example, and check the log."""
     parser = argparse.ArgumentParser(description="Billing with failover.")
     parser.add_argument("--keepalive", type=float, default=1.0, metavar="SECONDS",
                         help="of silence until a worker is passed over (default: 1)")  # fmt: skip
@@ -192,7 +192,7 @@ def workers_of(path: str, start: Start, keepalive: float) -> dict[str, SpawnProc
 def tell(
     engine: xl.Engine, workers: dict[str, SpawnProcess], patience: float
 ) -> list[dict[str, Any]]:
-    """The story; what those have said who have lost the role."""
+    """Change the holder three times; return what the workers that lost the role have reported."""
     losses = engine.topic(LOSSES).reader(deserializer="json")
     story = Story(engine)
     first = story.await_biller(1)

@@ -1,20 +1,20 @@
-"""A planned drain: a worker's topics move to another worker, which is named in advance.
+"""A planned drain: a worker's topics move to another worker, which is chosen in advance.
 
     $ python examples/drain.py
 
-Three workers want the same topics, "jobs-0" and so on. The first one has them all, and sends a
+Three workers request the same topics, "jobs-0" and so on. The first one owns them all, and sends a
 numbered message to each every few milliseconds. Then the topics move, twice:
 
 1. `engine.unload("jobs-", to=...)` hands them to the third worker, although the second is first
    in the queue (PIP-307). All of them move together. The old owner commits what it has accepted,
-   and its producers end with ProducerMovedError. That says who has the topic now, and where: the
-   properties of an engine are for such things as an address.
-2. Close and elect: the third worker closes its producers, and who is first in the queue of a
-   topic has it. The topics move one by one, each in a transaction of its own. Nobody has chosen
-   where to, and nobody is told.
+   and its producers end with ProducerMovedError. The error names the new owner and its address,
+   which is one of the new engine's properties.
+2. Close and elect: the third worker closes its producers, and the first in the queue of each topic
+   becomes its owner. The topics move one by one, each in its own transaction. No process chooses
+   the new owner, and no process is told.
 
-In the end the parent reads the log: how long was each topic silent, and is a number lost, or
-there twice?
+In the end the parent reads the log: how long did each topic get no message, and is any number
+missing, or there twice?
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def work(path: str, name: str, topics: Sequence[str]) -> None:
 def serve(
     engine: xl.Engine, name: str, closing: threading.Event, told: list[dict[str, Any]]
 ) -> None:
-    """Wait for the topic, go on behind the last number in it, and send until it is gone."""
+    """Wait for the topic, continue after the last number in it, and send until it has moved."""
     topic, number = engine.topic(name), 0
     with topic.producer("wait_for_exclusive", name=engine.name, timeout=PATIENCE) as producer:
-        # Nobody else can write any more: what is last now stays last.
+        # No other process can write any more: the last message stays the last.
         for message in producer.catch_up(topic.reader(max(0, topic.next_offset - 1))):
             number = number_of(message) + 1
         try:
@@ -82,12 +82,12 @@ def serve(
 
 
 def number_of(message: xl.Message) -> int:
-    """A message is its number, and when it was sent."""
+    """Return the message's number; its value is the number and the time when it was sent."""
     return int(message.value.split()[0])
 
 
 def sent_at(message: xl.Message) -> float:
-    """In ms of the clock that all processes share."""
+    """Return when the message was sent, in ms of the clock that all processes share."""
     return int(message.value.split()[1]) / 1e6
 
 
@@ -95,7 +95,7 @@ def sent_at(message: xl.Message) -> float:
 
 
 def await_owner(topics: Sequence[xl.Topic], name: str, waiting: int) -> None:
-    """Until this worker owns all topics, and so many wait for each."""
+    """Wait until this worker owns all topics, and so many wait for each."""
 
     def settled() -> bool:
         return all(
@@ -107,7 +107,7 @@ def await_owner(topics: Sequence[xl.Topic], name: str, waiting: int) -> None:
 
 
 def play(engine: xl.Engine, topics: Sequence[xl.Topic]) -> list[dict[str, Any]]:
-    """Both moves; what the first worker's producers were told."""
+    """Make both moves; return what the first worker's producers were told."""
     farewells = engine.topic(FAREWELLS).reader("latest", deserializer="json")
     with processes() as start:
         workers = {}
@@ -147,14 +147,14 @@ def show(logs: dict[str, list[xl.Message]]) -> None:
 
 
 def row(gaps: Sequence[float]) -> str:
-    """The silence of each move, in its column."""
+    """Format the gap of each move, in its column."""
     return "".join(f"{gap:23.1f}" for gap in gaps)
 
 
 def judge(
     topics: Sequence[xl.Topic], logs: dict[str, list[xl.Message]], told: list[dict[str, Any]]
 ) -> dict[str, bool]:
-    """What must hold. `logs` is what was written in this run."""
+    """Check the claims; `logs` is what was written in this run."""
     begins = {  # topic -> worker -> its first number
         name: {message.producer_name: number_of(message) for message in reversed(log)}
         for name, log in logs.items()
@@ -171,7 +171,7 @@ def judge(
         "the epochs never interleave, and each has one writer": all(
             never_interleaved(log) for log in everything
         ),
-        f"{OLD} was told of every topic where it is now": sorted(begins)
+        f"{OLD} was told the new owner of every topic": sorted(begins)
         == sorted(
             loss["topic"] for loss in told
             if (loss["to"], loss["address"]) == (CHOSEN, ADDRESSES[CHOSEN])
@@ -183,7 +183,7 @@ def judge(
 
 
 def main() -> int:
-    """Both moves, and what must hold."""
+    """Make both moves, and check the log."""
     parser = argparse.ArgumentParser(description="A planned drain of a worker.")
     parser.add_argument("--topics", type=int, default=20, help="how many (default: 20)")
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")

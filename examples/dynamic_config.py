@@ -1,16 +1,17 @@
-"""Configuration that processes share, and see change.
+"""Configuration that several processes share and watch.
 
     $ python examples/dynamic_config.py
 
-Each watcher has the configuration as a `SharedMap`, follows the map's topic, and does at once
-what has changed: nobody polls, nobody is asked to reload. Four things are shown:
+Each watcher has the configuration as a `SharedMap`, follows the map's topic, and applies every
+change at once: no process polls, and none has to be told to reload. The example shows:
 
-1. A change in one process is seen in all, within moments.
-2. Host and port belong together. They are put together, and nobody ever sees half of it.
-3. Two administrators change the same setting in the same moment, each from what it was. One
-   succeeds, the other one is told, and looks again.
-4. A watcher is killed, and started again after the next changes. It has the configuration at
-   once, as it is by then: from a snapshot, as the messages that led to it have been trimmed.
+1. All processes see a change of one process within milliseconds.
+2. Host and port belong together. They are put in one write, and no process ever sees only one of
+   the two changed.
+3. Two administrators change the same setting at the same time, each based on the value it has
+   read. One succeeds; the other one is told, and reads again.
+4. A watcher is killed, and restarted after the next changes. It has the newest configuration at
+   once, from a snapshot; the messages before it have been trimmed.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ def watch(path: str, name: str) -> None:
 
 
 def report(seen: xl.Producer, name: str, config: xl.SharedMap[str, Any], first: bool) -> None:
-    """Say what the configuration is. A service would open a port here, say, or close one."""
+    """Report the configuration. A service might open or close a port here."""
     now = dict(config.scan(latest=True))
     seen.send({"watcher": name, "pid": os.getpid(), "first": first, "config": now})
 
 
-# ---- the parent: an administrator, who looks at what the watchers see --------------------
+# ---- the parent: an administrator, that reads what the watchers see ----------------------
 
 
 class Watched:
-    """What each watcher saw last, and everything that any saw."""
+    """What each watcher saw last, and everything that any of them saw."""
 
     def __init__(self, engine: xl.Engine) -> None:
         self.last: dict[str, Config] = {}
@@ -74,7 +75,7 @@ class Watched:
             return
 
     def await_change(self, watchers: set[str], key: str, value: object) -> float:
-        """Seconds until all of these watchers have seen it."""
+        """Wait until all of these watchers have seen it; return the seconds that it took."""
         begun = time.monotonic()
         until(
             f"{watchers} see {key}={value!r}",
@@ -84,19 +85,19 @@ class Watched:
 
 
 def double(config: xl.SharedMap[str, int], both: threading.Barrier) -> list[bool]:
-    """Double the limit, from what it is; what each try has come to."""
+    """Double the limit by compare-and-set; return for each try whether it succeeded."""
     tries = [False]
     while True:
         limit = config.get("limit", 0, latest=True)
         if len(tries) == 1:
-            both.wait(PATIENCE)  # both have looked, and neither has written
+            both.wait(PATIENCE)  # both have read, and neither has written
         if config.replace("limit", limit, 2 * limit):
             return [*tries[1:], True]
         tries.append(False)
 
 
 def main() -> int:
-    """Change the configuration, and see it change."""
+    """Change the configuration, and check what the watchers see."""
     parser = argparse.ArgumentParser(description="Configuration that processes share.")
     parser.add_argument("--watchers", type=int, default=3, help="how many (default: 3)")
     parser.add_argument("--changes", type=int, default=40, help="of host and port (default: 40)")
@@ -141,10 +142,11 @@ def main() -> int:
         torn = [seen for seen in watched.all if seen["host"][5:] != str(seen["port"] - 7000)]
         return verdict({
             "every change was seen by all, in time": max(took) < options.slowest,
-            "nobody saw a host with another one's port": not torn,
+            "no process saw a host with another host's port": not torn,
             "of two rivals one succeeded, the other was told": sorted(tries)
             == [[False, True], [True]] and config["limit"] == 50,
-            "who came back began with the newest": trimmed > 0 and first == dict(config.scan()),
+            "the restarted watcher began with the newest": trimmed > 0
+            and first == dict(config.scan()),
         })  # fmt: skip
 
 

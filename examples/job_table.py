@@ -1,17 +1,17 @@
-"""A job table as a state machine on its log: taken over by nobody else, lost by nobody.
+"""A job table as a replicated state machine: each job is done exactly once.
 
     $ python examples/job_table.py
 
 The table is a `SharedState`: a dict of jobs, and a function that applies one operation to it.
-Workers take the first job that waits, do it, and say that it is done. Taking is a write, and a
+A worker takes the first waiting job, does it, and marks it as done. Taking a job is a write, and a
 write is computed from the newest table: so no two workers ever take the same job.
 
-Workers are killed in the midst of their work. What they had taken is given back by the others,
-who see from the list of live engines that they are gone. Each taking has a number, the attempt;
-who says "done" for an attempt that is no longer his is not believed, so that one that only hung
-does no harm. In the end every worker is killed, and the table is restored three times: from the
-log's first message by a plain loop, by the state from its snapshot, and after a trim. It must be
-the same, with every job done exactly once.
+Workers are killed during their work. The other workers see from the list of live engines that
+they are gone, and give their jobs back. Each time a job is taken, its attempt number increases; a
+"done" with an older attempt number is ignored, so a worker that was only stopped does no harm. In
+the end every worker is killed, and the table is restored three times: from the log's first message
+by a plain loop, by the state from its snapshot, and after a trim. It must be the same each time,
+with every job done exactly once.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Table = dict[str, dict[str, Any]]  # job -> state, worker (an engine's id), atte
 Op = dict[str, Any]
 
 
-# ---- the machine -------------------------------------------------------------------------
+# ---- the state machine -------------------------------------------------------------------------
 
 
 def apply(table: Table, op: Op) -> None:
-    """Carry one operation out. No clock, no chance: it comes to the same in every process.
+    """Apply one operation. It is deterministic: no clock, no random numbers.
 
     >>> table = {}
     >>> for op in ({"do": "submit"}, {"do": "take", "by": "w"}, {"do": "done", "attempt": 1}):
@@ -52,7 +52,7 @@ def apply(table: Table, op: Op) -> None:
 
 
 def open_table(engine: xl.Engine) -> xl.SharedState[Table, Op]:
-    """The table, as this process has it."""
+    """Open this process's copy of the table."""
     return xl.SharedState(engine.topic("jobs"), initial=dict, apply=apply, snapshot_every=50)
 
 
@@ -74,7 +74,7 @@ def work(path: str, name: str) -> None:
 
 
 def choose(table: Table, engine: xl.Engine) -> list[Op]:
-    """What to write: give back what the dead have taken, and take the first that waits."""
+    """Return what to write: give back the jobs of dead workers, and take the first waiting job."""
     living = {info.id for info in engine.engines()}
     lost = [name for name, job in table.items()
             if job["state"] == "taken" and job["by"] not in living]  # fmt: skip
@@ -84,7 +84,7 @@ def choose(table: Table, engine: xl.Engine) -> list[Op]:
 
 
 def mine(table: Table, engine: xl.Engine) -> tuple[str, int] | None:
-    """The job that this worker has: (name, attempt)."""
+    """Return the job that this worker has taken: (name, attempt)."""
     for name, job in table.items():
         if job["state"] == "taken" and job["by"] == engine.id:
             return name, job["attempt"]
@@ -95,19 +95,19 @@ def mine(table: Table, engine: xl.Engine) -> tuple[str, int] | None:
 
 
 def states(table: xl.SharedState[Table, Op]) -> Counter[str]:
-    """How many jobs are in which state."""
+    """Count the jobs in each state."""
     return table.read(lambda now: Counter(job["state"] for job in now.values()), latest=True)
 
 
 def busy(table: xl.SharedState[Table, Op], engine: xl.Engine) -> set[int]:
-    """The process ids of workers that have a job right now."""
+    """Return the process ids of workers that have a job now."""
     pids = {info.id: info.pid for info in engine.engines()}
     jobs = table.read(lambda now: list(now.values()), latest=True)
     return {pids[job["by"]] for job in jobs if job["state"] == "taken" and job["by"] in pids}
 
 
 def replay(topic: xl.Topic) -> tuple[Table, Counter[str]]:
-    """The table by a plain loop over the log, and how often each job became done."""
+    """Return the table by a plain loop over the log, and how often each job became done."""
     table: Table = {}
     done: Counter[str] = Counter()
     for message in topic.reader(deserializer="msgpack"):
@@ -119,7 +119,7 @@ def replay(topic: xl.Topic) -> tuple[Table, Counter[str]]:
 
 
 def main() -> int:
-    """Submit jobs, kill workers, and see what the table says."""
+    """Submit jobs, kill workers, and check the table."""
     parser = argparse.ArgumentParser(description="A job table on its log.")
     parser.add_argument("--jobs", type=int, default=80, help="how many (default: 80)")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: 3)")
@@ -159,8 +159,8 @@ def main() -> int:
     print(f"{len(jobs)} jobs, {took} attempts; {len(messages)} operations, "
           f"{messages[-1].epoch} epochs\n")  # fmt: skip
     return verdict({
-        "every job was done, and became so once": done == Counter(jobs),
-        "what the dead had taken was done by others": took > len(jobs),
+        "every job was done exactly once": done == Counter(jobs),
+        "jobs of killed workers were done by others": took > len(jobs),
         "the table is the same, however it is restored": by_loop == by_state == after_trim,
         "there never were two writers at a time": never_interleaved(messages),
     })  # fmt: skip

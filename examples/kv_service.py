@@ -1,15 +1,15 @@
-"""A key-value service: two processes answer requests, and share their state by a log.
+"""A key-value service: two processes answer requests, and share their state through a log.
 
     $ python examples/kv_service.py
 
 Each server has a `SharedMap` and listens on a Unix domain socket. A request is a line of JSON,
-`{"do": "pay", "key": "alice", "amount": 5, "id": "client-1/17"}`, and so is its answer. It does
-not matter which server is asked: a write is computed from the newest state, whoever wrote it.
+`{"do": "pay", "key": "alice", "amount": 5, "id": "client-1/17"}`, and so is its answer. A client
+can use either server: each write is computed from the newest state, whichever process wrote it.
 
-Clients pay into accounts through both. In the midst of it one server is killed; its clients go
-to the other one, and send again what had no answer. It may have been done already: so each value
-keeps the id of every client's last request, and no server does it a second time. Later the dead
-server is started again, and goes on from a snapshot and what followed it.
+Clients pay into accounts through both servers. Then one server is killed; its clients connect to
+the other one, and repeat the requests that had no answer. Such a request may have been carried out
+already: so each value contains the id of every client's last request, and no server carries it out
+again. Later the dead server is restarted, and restores a snapshot and the messages after it.
 
 In the end the accounts must show every payment, exactly once.
 """
@@ -48,14 +48,14 @@ def serve(path: str, address: str) -> None:
                         answer = {**do(accounts, json.loads(line)), "server": engine.name}
                         self.wfile.write(json.dumps(answer).encode() + b"\n")
 
-            # Not before it listens can it be found: until then it has another name.
+            # Clients must not find it before it listens: until then it has another name.
             with socketserver.ThreadingUnixStreamServer(f"{address}.new", Handler) as server:
                 os.rename(f"{address}.new", address)
                 server.serve_forever()
 
 
 def do(accounts: xl.SharedMap[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """Carry a request out; its answer."""
+    """Carry out a request; return its answer."""
     if request["do"] == "get":
         account = accounts.get(request["key"], {}, latest=True)
     else:
@@ -64,7 +64,7 @@ def do(accounts: xl.SharedMap[str, Any], request: dict[str, Any]) -> dict[str, A
 
 
 def pay(account: dict[str, Any] | None, request: dict[str, Any]) -> dict[str, Any]:
-    """The account after this payment, or as it was, if this is its second time.
+    """Return the account after this payment; unchanged if the payment is a repeated one.
 
     >>> request = {"amount": 5, "id": "client-1/17"}
     >>> pay(pay(None, request), request)
@@ -82,11 +82,11 @@ def pay(account: dict[str, Any] | None, request: dict[str, Any]) -> dict[str, An
 
 
 class Client:
-    """Asks one server, and the next one when that is gone."""
+    """Sends requests to one server, and to the next one when that is gone."""
 
     def __init__(self, name: str, addresses: list[str]) -> None:
         self.name = name
-        self.servers: set[str] = set()  # who has answered
+        self.servers: set[str] = set()  # the servers that have answered
         self.paid = self.sent_again = 0
         self._addresses = list(addresses)
         self._line: Any = None
@@ -99,7 +99,7 @@ class Client:
             self.paid += 1
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The answer to a request. It is the same request that is sent again."""
+        """Return the answer to a request. It is sent again, with the same id, if need be."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and active_children():  # after Ctrl-C there is no server left
             try:
@@ -119,18 +119,18 @@ class Client:
 
 
 def connect(address: str) -> Any:
-    """A connection, as a file of lines."""
+    """Connect, and return the connection as a file of lines."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(PATIENCE)
         line.connect(address)
         return line.makefile("rwb")
 
 
-# ---- the story ---------------------------------------------------------------------------
+# ---- the parent --------------------------------------------------------------------------
 
 
 def main() -> int:
-    """Pay, kill, pay, start again, pay; then balance the accounts."""
+    """Pay, kill a server, pay, restart the server, pay; then check the accounts."""
     parser = argparse.ArgumentParser(description="A key-value service on a shared log.")
     parser.add_argument("--payments", type=int, default=150, help="of each client (default: 150)")
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
@@ -169,8 +169,8 @@ def main() -> int:
     answered = set.union(*(client.servers for client in clients))
     return verdict({
         "every payment is there, exactly once": list(kept.values()) == due,
-        "server-1, started again, tells the same": (told, judge.servers) == (kept, {"server-1"}),
-        "the clients of the dead one went on": again > 0 and answered == {"server-1", "server-2"},
+        "server-1, restarted, reports the same": (told, judge.servers) == (kept, {"server-1"}),
+        "clients of the killed server went on": again > 0 and answered == {"server-1", "server-2"},
         "there never were two writers at a time": never_interleaved(log),
     })  # fmt: skip
 

@@ -1,14 +1,14 @@
-"""Leader election: one worker leads, the others wait for their turn.
+"""Leader election: one worker leads, the others wait in a queue.
 
     $ python examples/leader_election.py
 
-Each worker asks for the same topic with "wait_for_exclusive". Who gets it is the leader, and
-writes its decisions there. The parent does to leaders what happens to leaders:
+Each worker requests the same topic with "wait_for_exclusive". The worker that gets it is the
+leader, and writes its decisions to the topic. The parent makes two leaders fail:
 
-1. SIGKILL. The kernel tells the others at once, and the first in the queue leads.
-2. SIGSTOP, like any long pause. The leader's heart stands still for longer than its `keepalive`,
-   and the next one leads. When it goes on, it believes that it still leads, until its next send
-   is refused. That decision is not in the log, and cannot be.
+1. SIGKILL. The kernel notifies the others at once, and the first in the queue leads.
+2. SIGSTOP, as an example of any long pause. The leader sends no heartbeat for longer than its
+   `keepalive`, and the next worker leads. When the former leader resumes, it does not know this
+   until its next send is refused. The refused decision is not in the log.
 
 In the end the parent reads the log, and checks that there were never two leaders at a time.
 """
@@ -32,23 +32,23 @@ import exclusivelog as xl
 
 DECISIONS, LOSSES = "decisions", "losses"
 PAUSE = 0.02  # seconds between two decisions
-REIGN = 0.3  # seconds until something happens to a leader
+REIGN = 0.3  # seconds until a leader is killed or stopped
 
 
 # ---- a worker: its own process -----------------------------------------------------------
 
 
 def work(path: str, name: str, keepalive: float) -> None:
-    """Wait for the lead, lead, and queue again when the lead is lost."""
+    """Wait to become the leader, lead, and queue again when the lead is lost."""
     with xl.open(path, name, keepalive=keepalive) as engine:
         while True:
             lead(engine)
 
 
 def lead(engine: xl.Engine) -> None:
-    """Become the leader, and lead until that is over."""
+    """Become the leader, and lead until the lead is lost."""
     called_back = threading.Event()
-    # This is the election: the call returns when the topic is ours.
+    # This is the election: the call returns when this process owns the topic.
     leader = engine.topic(DECISIONS).producer(
         "wait_for_exclusive", name=engine.name, on_fenced=lambda *_: called_back.set()
     )
@@ -58,8 +58,8 @@ def lead(engine: xl.Engine) -> None:
             try:
                 leader.send(decision.encode())
             except xl.ProducerFencedError as error:
-                # Somebody else leads, and what we wanted to say is in no log. Who does not send
-                # learns it from the callback, or may look at `leader.state` at any time.
+                # Another worker leads, and this decision is not in the log. A leader that does not
+                # send learns it from the callback, or from `leader.state` at any time.
                 told = called_back.wait(PATIENCE)
                 with engine.topic(LOSSES).producer("shared", serializer="json") as losses:
                     losses.send({"decision": decision, "state": leader.state, "told": told,
@@ -72,7 +72,7 @@ def lead(engine: xl.Engine) -> None:
 
 
 class Story:
-    """What happens to the leaders, told as it happens."""
+    """What happens to the leaders, printed as it happens."""
 
     def __init__(self, engine: xl.Engine, workers: dict[str, SpawnProcess]) -> None:
         self.topic = engine.topic(DECISIONS)
@@ -86,7 +86,7 @@ class Story:
         print(f"{time.monotonic() - self._begun:6.3f} s  {what}", flush=True)
 
     def await_leader(self, patience: float = PATIENCE) -> str:
-        """Wait for the first decision under a new epoch, and a little longer; who leads."""
+        """Wait for the first decision under a new epoch, and a little longer; return the leader."""
         for message in self._decisions.follow(patience):
             if message.epoch > self.epoch:
                 break
@@ -103,8 +103,8 @@ class Story:
         self._say(f"{name} is killed")
 
     def stop(self, name: str) -> None:
-        """SIGSTOP, but not inside of the ledger's critical section: whoever is stopped in those
-        microseconds keeps everybody out, until it goes on or `kill_hung` ends it."""
+        """SIGSTOP, but not inside the ledger's critical section: a process that is stopped in these
+        microseconds blocks all writers until it resumes or `kill_stalled` ends it."""
         pid = self._workers[name].pid or 0
 
         def stopped_outside() -> bool:
@@ -120,7 +120,7 @@ class Story:
         self._say(f"{name} is stopped")
 
     def go_on(self, name: str) -> dict[str, Any]:
-        """SIGCONT; what the worker tells of its loss."""
+        """SIGCONT; return what the worker reports about its loss."""
         os.kill(self._workers[name].pid or 0, signal.SIGCONT)
         self._say(f"{name} goes on")
         loss: dict[str, Any] = self._losses.read_next(PATIENCE).value
@@ -132,7 +132,7 @@ class Story:
 def judge(
     engine: xl.Engine, before: int, killed: str, zombie: str, loss: dict[str, Any]
 ) -> dict[str, bool]:
-    """What must hold, looked up in the log."""
+    """Check the claims against the log."""
     messages = list(engine.topic(DECISIONS).reader())
     reigns = defaultdict[int, list[xl.Message]](list)
     for message in messages:
@@ -149,14 +149,15 @@ def judge(
     return {
         "the epochs never interleave, and each has one writer": never_interleaved(messages),
         f"{killed} was found dead, and {zombie} hung": lost == [("dead", killed), ("hung", zombie)],
-        f"{zombie} learned it: callback, state, error": loss["told"] and loss["state"] == "fenced",
+        f"{zombie} learned its loss: callback, state, error": loss["told"]
+        and loss["state"] == "fenced",
         "the decision that was refused is not in the log": loss["decision"].encode()
         not in {message.value for message in messages},
     }
 
 
 def main() -> int:
-    """Run the story, and judge it by the log."""
+    """Run the example, and check the log."""
     parser = argparse.ArgumentParser(description="Leader election among processes.")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: 3, the least)")
     parser.add_argument("--keepalive", type=float, default=1.0, metavar="SECONDS",

@@ -1,4 +1,4 @@
-"""What the examples share: processes that leave nothing behind, waits that end, a verdict.
+"""Helpers of the examples: start and end processes, wait with a timeout, print a verdict.
 
 Nothing here is about the log; read one of the examples first.
 """
@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import exclusivelog as xl
 
-PATIENCE = 30.0  # seconds; nothing waits longer than this
+PATIENCE = 30.0  # seconds: the timeout of every wait
 
 Start = Callable[..., SpawnProcess]
 _spawn = multiprocessing.get_context("spawn")
@@ -27,12 +27,12 @@ _spawn = multiprocessing.get_context("spawn")
 
 @contextlib.contextmanager
 def processes() -> Iterator[Start]:
-    """Gives `start(name, function, *args)`; kills and reaps at the end whatever was started."""
+    """Yield `start(name, function, *args)`; at the end, kill and join every process it started."""
     started: list[SpawnProcess] = []
 
     def start(name: str, function: Callable[..., object], *args: object) -> SpawnProcess:
         process = _spawn.Process(target=_live, args=(function, *args), name=name, daemon=True)
-        # A terminal sends Ctrl-C to all of us. The parent alone listens to it, and ends the rest.
+        # A terminal sends Ctrl-C to all processes. Only the parent handles it, and ends the others.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             process.start()
@@ -51,7 +51,7 @@ def processes() -> Iterator[Start]:
 
 
 def _live(function: Callable[..., object], *args: object) -> None:
-    """A child's life. It ends with its parent, however that has ended."""
+    """Run `function` in a child process, which exits as soon as its parent has ended."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -65,7 +65,7 @@ def _live(function: Callable[..., object], *args: object) -> None:
 
 @contextlib.contextmanager
 def directory(path: str | None) -> Iterator[str]:
-    """That directory, or a temporary one."""
+    """Yield that directory, or a temporary one."""
     if path is not None:
         yield path
     else:
@@ -83,7 +83,7 @@ def until(what: str, condition: Callable[[], bool], patience: float = PATIENCE) 
 
 
 def never_interleaved(messages: Iterable[xl.Message]) -> bool:
-    """Do the epochs never go back, and has each of them one writer only?"""
+    """Do the epochs never decrease, and has each epoch only one writer?"""
     last, writers = 0, dict[int, int]()
     for message in messages:
         writer = writers.setdefault(message.epoch, message.session)
@@ -94,14 +94,14 @@ def never_interleaved(messages: Iterable[xl.Message]) -> bool:
 
 
 def verdict(findings: Mapping[str, bool]) -> int:
-    """Print what was claimed and whether it holds; the exit status."""
+    """Print each claim and whether it holds; return the exit status."""
     for claim, holds in findings.items():
         print("ok    " if holds else "FAILED", claim)
     return 0 if all(findings.values()) else 1
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """Run a script: its exit status, 1 for what went wrong, 130 for Ctrl-C."""
+    """Run a script and exit: with its status, with 1 after an error, with 130 after Ctrl-C."""
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -2,16 +2,16 @@
 
     $ python examples/uptime_checker.py
 
-This is the example of Pulsar's PIP-440. Every worker asks for every endpoint's topic with
-"wait_for_exclusive"; whoever has it checks the endpoint, and writes there what it found. When
-all are up, one worker is killed, and later the others. Two runs show what the queue's order does:
+This is the example of Pulsar's PIP-440. Every worker requests every endpoint's topic with
+"wait_for_exclusive"; the owner checks the endpoint, and writes its results to the topic. When all
+are up, one worker is killed, and later the others. Two runs show the effect of the queue's order:
 
 - With priorities, each endpoint has a first choice, a second, and so on, and a standby comes
-  last. Whoever is up first does not get everything: with `settle`, who has just come leaves a
-  topic to better ones that may be about to come. A dead worker's endpoints go to several others,
-  at once: these have waited for long.
-- Without, it is first come, first served: the first worker has all the load, and when it dies,
-  the second has it.
+  last. The first worker to start does not get everything: with `settle`, a new waiter is not
+  granted a topic for some time, because a waiter with a higher priority may follow. A dead
+  worker's endpoints go to several others at once, as these have waited for longer than that.
+- Without priorities, it is first come, first served: the first worker has all the load, and when
+  it dies, the second has it.
 
 The endpoints are simulated; nothing goes over a network.
 """
@@ -43,7 +43,7 @@ STANDBY = "standby"
 def work(
     path: str, name: str, priorities: Mapping[str, int], settle: float, parent: Connection
 ) -> None:
-    """Queue for every endpoint, and check those that are ours."""
+    """Queue for every endpoint, and check those that this worker owns."""
     parent.send("loaded")
     parent.recv()
     with xl.open(path, name) as engine:
@@ -65,7 +65,7 @@ def work(
 
 
 def check(endpoint: str) -> dict[str, object]:
-    """What a request would find."""
+    """Simulate a request."""
     return {"endpoint": endpoint, "up": random.random() < 0.99, "ms": random.randint(5, 80)}
 
 
@@ -73,8 +73,8 @@ def check(endpoint: str) -> dict[str, object]:
 
 
 def choices(endpoint: int, workers: Sequence[str]) -> list[str]:
-    """Who should check this endpoint, best first. Each is the first choice of its share of them,
-    and for these the others take turns as the second.
+    """Return who should check this endpoint, best first. Each worker is the first choice for an
+    equal share of the endpoints, and the others alternate as the second choice for these.
 
     >>> [choices(endpoint, ["a", "b", "c"]) for endpoint in (0, 1, 2, 3)]
     [['a', 'b', 'c'], ['b', 'c', 'a'], ['c', 'a', 'b'], ['a', 'c', 'b']]
@@ -87,8 +87,8 @@ def choices(endpoint: int, workers: Sequence[str]) -> list[str]:
 
 @dataclass
 class Outcome:
-    """Who checked the endpoints at the start, after the first death, and after the last one;
-    how many were given to the standby before that; and all that was written."""
+    """The owners of the endpoints at the start, after the first death, and after the last one; how
+    many were granted to the standby before the last death; and all that was written."""
 
     owners: list[list[str]]
     given_to_standby: int
@@ -104,7 +104,7 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
     """Start all, kill the first worker, kill the other workers. The standby stays."""
     with xl.open(path, "parent") as engine:
         endpoints = [engine.topic(endpoint).name for endpoint in priorities[STANDBY]]
-    # From here on the parent only looks: the time to come begins with the first who can write.
+    # From here on the parent only reads: `settle` counts from the first engine that can write.
     with xl.open(path, readonly=True) as engine, processes() as start:
         topics = [engine.topic(endpoint, create=False) for endpoint in endpoints]
         readers = [topic.reader("latest") for topic in topics]
@@ -115,7 +115,7 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
             fleet[name] = start(name, work, path, name, priorities[name], settle, theirs), line
         for _, line in fleet.values():
             expect(line, "loaded")
-        # With time to come they may all come at once; else the first one is to be the first.
+        # With `settle` they may all start at once; without, they start in order.
         for group in [list(fleet)] if settle else [[name] for name in fleet]:
             for name in group:
                 fleet[name][1].send("go")
@@ -123,14 +123,14 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
                 expect(fleet[name][1], "up")
         all_up = time.monotonic()
         owners = [look(topics)]
-        # Nobody has just come when the first one dies.
+        # No waiter is new any more when the first worker dies.
         time.sleep(max(0.0, all_up + settle - time.monotonic()))
         first, *rest, _ = (process for process, _ in fleet.values())
         for victims in [first], rest:
             for victim in victims:
                 last_death = int(time.time() * 1000)  # events have whole ms
                 victim.kill()
-                victim.join(PATIENCE)  # until it can be seen to be dead
+                victim.join(PATIENCE)  # until the kernel has ended it
             owners.append(look(topics))
         early = sum(
             event.kind == "grant" and event.target is not None
@@ -141,7 +141,7 @@ def play(path: str, priorities: dict[str, dict[str, int]], settle: float) -> Out
 
 
 def expect(line: Connection, word: str) -> None:
-    """Wait until the child says this."""
+    """Wait until the child sends this word."""
     try:
         said = line.recv() if line.poll(PATIENCE) else "nothing"
     except EOFError:
@@ -151,14 +151,14 @@ def expect(line: Connection, word: str) -> None:
 
 
 def look(topics: Sequence[xl.Topic]) -> list[str]:
-    """Who checks the endpoints, once each has somebody who lives; after a while of checks."""
+    """Wait until each endpoint has a live owner, and for some checks; return the owners."""
     until("each endpoint has a worker", lambda: all(topic.owner for topic in topics))
     time.sleep(WATCHED)
     return [topic.owner.engine_name if topic.owner else "nobody" for topic in topics]
 
 
 def show(names: Sequence[str], outcomes: dict[str, Outcome]) -> None:
-    """How many endpoints each has, as a table."""
+    """Print how many endpoints each worker has, as a table."""
     columns = ["start", f"{names[0]} dead", "all dead"] * len(outcomes)
     print(" " * 12 + "".join(f"{title:>42}" for title in outcomes))
     print("endpoints of" + "".join(f"{column:>14}" for column in columns))
@@ -170,7 +170,7 @@ def show(names: Sequence[str], outcomes: dict[str, Outcome]) -> None:
 
 
 def main() -> int:
-    """Both runs, and what must hold."""
+    """Run with and without priorities, and check the log."""
     parser = argparse.ArgumentParser(description="An uptime checker with priorities.")
     parser.add_argument("--endpoints", type=int, default=12, help="how many (default: 12)")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: 3)")
@@ -200,7 +200,7 @@ def main() -> int:
     return verdict({
         "with priorities, each endpoint has the best choice that lives": spread.owners == best,
         "the standby is given nothing while a worker lives": spread.given_to_standby == 0,
-        "without, the first worker has all, and then the next one": [set(o) for o in fifo.owners]
+        "without, the first worker has all, then the next one": [set(o) for o in fifo.owners]
         == [{name} for name in (workers[0], workers[1], STANDBY)],
         "no endpoint ever had two workers at a time": all(
             never_interleaved(log) for log in spread.logs + fifo.logs

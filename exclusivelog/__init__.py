@@ -14,16 +14,17 @@ with xl.open("data/log") as engine:
 
 from exclusivelog import serde
 from exclusivelog._core import Message, Receipt
+from exclusivelog.claims import Claim
 from exclusivelog.engine import Engine, open
 from exclusivelog.errors import *  # noqa: F403
 from exclusivelog.errors import __all__ as _errors
 from exclusivelog.events import Event
-from exclusivelog.group_reader import GroupReader
-from exclusivelog.ownership import Claim
 from exclusivelog.producer import Producer
-from exclusivelog.reader import Reader
+from exclusivelog.reader import GroupReader, Reader
 from exclusivelog.roles import Role, RoleFuture
-from exclusivelog.state import Change, MapChange, MapWatch, SharedMap, SharedState
+from exclusivelog.state.map import Change, SharedMap
+from exclusivelog.state.state import SharedState
+from exclusivelog.state.watch import MapChange, MapWatch
 from exclusivelog.topic import Topic
 from exclusivelog.transaction import Transaction
 from exclusivelog.types import (

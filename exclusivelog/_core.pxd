@@ -3,37 +3,45 @@
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
+cdef extern from "_native/sections.h":
+    # An entry as it is read: the fields of its footer, and where its sections lie (NULL: it has
+    # none).
+    ctypedef struct Laid "xe_laid":
+        const char* start
+        size_t size
+        uint64_t topic
+        uint64_t base_offset
+        uint64_t epoch
+        uint64_t session
+        int64_t base_sequence
+        int64_t publish_time
+        uint32_t count
+        uint16_t flags
+        uint16_t name_length
+        const uint8_t* value_valid
+        const uint32_t* value_offsets
+        const char* values
+        const uint8_t* key_valid
+        const uint32_t* key_offsets
+        const char* keys
+        const uint8_t* event_valid
+        const int64_t* events
+        const int64_t* sequences
+        const uint32_t* property_offsets
+        const char* properties
+        const uint32_t* times
+        const uint32_t* gaps
+        const char* name
+
+
 cdef class Entry:
     cdef readonly object data
     cdef readonly Py_ssize_t nbytes
-    cdef Py_buffer view
-    cdef readonly uint64_t topic
-    cdef readonly uint64_t base_offset
     cdef readonly uint64_t end              # the offset behind the last message
-    cdef readonly uint64_t epoch
-    cdef readonly uint64_t session
-    cdef readonly int64_t base_sequence
-    cdef readonly int64_t publish_time
-    cdef readonly uint32_t count
-    cdef readonly uint16_t flags
     cdef public object loads
+    cdef Py_buffer view
+    cdef Laid laid
     cdef object _name
-    cdef const char* start
-    cdef const uint8_t* value_valid
-    cdef const uint32_t* value_offsets
-    cdef const char* values
-    cdef const uint8_t* key_valid
-    cdef const uint32_t* key_offsets
-    cdef const char* keys
-    cdef const uint8_t* event_valid
-    cdef const int64_t* events
-    cdef const int64_t* sequences
-    cdef const uint32_t* property_offsets
-    cdef const char* properties
-    cdef const uint32_t* times
-    cdef const uint32_t* gaps
-    cdef const char* name
-    cdef uint16_t name_length
 
 
 cdef class Message:

@@ -1,18 +1,23 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, auto_pickle=False
 """The compiled hot path of exclusivelog.
 
-| part | what |
+The parts are in `_native/`, each with one subject:
+
+| part | subject |
 |---|---|
-| `_entry.pxi` | the entry format: encode, stamp, decode, lazy messages, scanning |
-| `_batch.pxi` | messages on their way into the log, and the receipts for them |
-| `_rows.pxi` | the row that whoever may write is compared with |
-| `_queue.pxi` | how long waiters leave a topic to others, and who is next |
-| `_pack.pxi` | many small entries into few large ones |
-| `_journal.pxi` | the critical section of an append, and the flush that all who wait share |
-| `_shared.pxi` | words shared by processes: futexes, and liveness freed by the kernel |
-| `_guard.pxi` | stores into a file's mapping that must not kill |
-| `_section.pxi` | transactions that an interrupt cannot leave half entered |
-| `_native/*.h` | the C below that: futexes, liveness, the journal's locks and file, the SIGBUS handler |
+| `checksum`, `layout` | CRC-32C; the footer of an entry, and how its sections are found |
+| `columns`, `encode` | messages become a sealed entry, which is given its place later |
+| `entry`, `message`, `cursor` | entries, messages that are decoded when asked for, reading in order |
+| `pack` | many small entries become few large ones |
+| `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
+| `lock`, `section` | a lock of threads; transactions that an interrupt cannot leave half entered |
+| `frames`, `tails` | frames of the journal as they are read; what each topic's next message follows |
+| `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
+| `checkpoint` | the journal's frames by topic, for the tables |
+| `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
+| `replica` | get and put of a shared map |
+| `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
+| `*.h` | the C below: the sections of an entry, CRC-32C, futexes, liveness, the journal, SIGBUS |
 
 Nothing here knows about files, tables or policy.
 """
@@ -41,19 +46,33 @@ import threading as _threading
 import time as _time
 
 import msgpack as _msgpack
-from google_crc32c import value as _crc32c
 
 cdef extern from "<unistd.h>" nogil:
     int usleep(unsigned int)
 
-include "_fork.pxi"
-include "_entry.pxi"
-include "_shared.pxi"
-include "_guard.pxi"
-include "_pack.pxi"
-include "_journal.pxi"
-include "_section.pxi"
-include "_batch.pxi"
-include "_state.pxi"
-include "_queue.pxi"
-include "_rows.pxi"
+include "_native/fork.pxi"
+include "_native/checksum.pxi"
+include "_native/layout.pxi"
+include "_native/columns.pxi"
+include "_native/encode.pxi"
+include "_native/entry.pxi"
+include "_native/message.pxi"
+include "_native/cursor.pxi"
+include "_native/lock.pxi"
+include "_native/shared.pxi"
+include "_native/guard.pxi"
+include "_native/pack.pxi"
+include "_native/frames.pxi"
+include "_native/tails.pxi"
+include "_native/journal.pxi"
+include "_native/append.pxi"
+include "_native/flush.pxi"
+include "_native/checkpoint.pxi"
+include "_native/section.pxi"
+include "_native/batch.pxi"
+include "_native/receipt.pxi"
+include "_native/commit_queue.pxi"
+include "_native/appender.pxi"
+include "_native/replica.pxi"
+include "_native/queue.pxi"
+include "_native/rows.pxi"

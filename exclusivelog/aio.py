@@ -11,10 +11,12 @@ async with xl.open("data/log") as engine:
         ...
 ```
 
-What may have to wait is awaited; what does not, is called. Cancellation at any await leaves
-nothing behind: no waiter, no owner, no thread that waits on, no message that was taken and
-lost. Only what was already on its way when it struck takes its course: a message that is being
-sent may be in the log.
+Every call that may have to wait is awaited. Cancellation at any await leaves nothing behind: no
+waiter, no owner, no blocked thread, no message that was taken and lost. Only what has begun takes
+its course: a message that is being sent may be in the log.
+
+Methods that only wait for a thread are made from those of the synchronous classes by `_threaded`
+and its siblings, with their signatures and docstrings.
 
 >>> async def example():
 ...     async with open(path) as engine:
@@ -27,6 +29,7 @@ sent may be in the log.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import concurrent.futures
 import contextlib
@@ -37,15 +40,28 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, Unpack, overload
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    overload,
+)
 
 from exclusivelog import engine as _engine
-from exclusivelog import state as _state
 from exclusivelog import threads
 from exclusivelog import upgrading as _upgrading
 from exclusivelog._core import Message, Receipt
+from exclusivelog.backend import without_outcome
+from exclusivelog.claims import Claim, OnLost
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -53,21 +69,22 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.group_reader import Found
-from exclusivelog.group_reader import GroupReader as SyncGroupReader
-from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
-from exclusivelog.ownership import Claim, OnLost
+from exclusivelog.local.shm.counters import READER_LOOK_UP_SECONDS
 from exclusivelog.producer import Producer as SyncProducer
-from exclusivelog.producer import ProducerFuture, without_outcome
+from exclusivelog.producer import ProducerFuture
+from exclusivelog.reader import Found
+from exclusivelog.reader import GroupReader as SyncGroupReader
 from exclusivelog.reader import Reader as SyncReader
-from exclusivelog.replica import Replica
 from exclusivelog.roles import Role as SyncRole
 from exclusivelog.roles import RoleFuture, RoleOptions, SendingOptions
-from exclusivelog.state import Change
+from exclusivelog.state import map as _map
+from exclusivelog.state import state as _state
+from exclusivelog.state import watch as _watch
+from exclusivelog.state.shared import Shared, acknowledge
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.transaction import Transaction as SyncTransaction
-from exclusivelog.types import AccessMode, Move, Report
+from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.upgrading import Upgrade
 from exclusivelog.waits import check_timeout
@@ -87,16 +104,21 @@ __all__ = [
     "upgrade",
 ]
 
-GIVEN_BACK_SECONDS = 1.0  # that a cancelled call waits until it has left nothing behind
-OWN_SECONDS = 0.25  # that a claim waits in a thread, which cannot be interrupted
+CALLS_PER_SWITCH = 8  # calls that did not wait, until other tasks may run
+GIVEN_BACK_SECONDS = 1.0  # a cancelled call waits so long for its clean-up
+OWN_SECONDS = 0.25  # `own` waits so long in a thread, which cannot be interrupted
 
 K = TypeVar("K")
 V = TypeVar("V")
 S = TypeVar("S")
 Op = TypeVar("Op")
 R = TypeVar("R")
+T = TypeVar("T")
+M = TypeVar("M")
+P = ParamSpec("P")
+F = TypeVar("F", bound=Callable[..., Any])
 
-# The thread that sleeps at the end of a topic looks up so often whether anybody still waits.
+# The thread that sleeps at the end of a topic checks so often whether a task still waits.
 SLICE_SECONDS = 0.25
 
 
@@ -105,10 +127,64 @@ async def _in_thread(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     return await threads.in_executor(loop, functools.partial(call, *args, **kwargs))
 
 
+def _as(method: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a function the name, the signature and the docstring of a synchronous method; not its
+    example, which does not await."""
+
+    def take(function: F) -> F:
+        functools.update_wrapper(function, method, ("__name__", "__qualname__"))
+        function.__doc__ = (method.__doc__ or "").partition(">>>")[0].rstrip()
+        return function
+
+    return take
+
+
+def _threaded(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """The method of `sync`, run in a thread."""
+
+    name = method.__name__
+
+    @_as(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await _in_thread(getattr(self.sync, name), *args, **kwargs)
+
+    return call
+
+
+def _submitted(
+    method: Callable[Concatenate[Any, P], R],
+) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]:
+    """The method of a shared state or map, run in its background thread: in order."""
+
+    name = method.__name__
+
+    @_as(method)
+    async def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return await _called(self.sync, getattr(self.sync, name), *args, **kwargs)
+
+    return call
+
+
+def _opening(
+    method: Callable[Concatenate[Any, P], T], make: Callable[[T], R]
+) -> Callable[Concatenate[Any, P], R]:
+    """The method of `sync`, which does not wait; `make` wraps what it returns."""
+
+    name = method.__name__
+
+    @_as(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return make(getattr(self.sync, name)(*args, **kwargs))
+
+    return call
+
+
 async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
-    """What `call()` opens, in a thread. Cancelled meanwhile, `close` gets it as soon as it is
-    there, also where the loop has come to its end by then; that is waited for, but not for long:
-    the ledger may be held up."""
+    """Return what `call()` opens, in a thread. If cancelled meanwhile, pass that to `close` as
+    soon as it is there, even if the loop has ended by then. Wait for that, but not for long: the
+    ledger may be blocked."""
     made: list[R] = []
     abandoned = threading.Event()
 
@@ -118,7 +194,7 @@ async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
             give_back()
 
     def give_back() -> None:
-        with contextlib.suppress(IndexError):  # it is not there yet, or somebody else does it
+        with contextlib.suppress(IndexError):  # it is not there yet, or the other thread closes it
             close(made.pop())
 
     loop = asyncio.get_running_loop()
@@ -136,61 +212,83 @@ async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
 
 def _drop_outcome(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
-        future.exception()  # nobody else asks for it
+        future.exception()  # retrieved, so that asyncio does not log it
+
+
+async def _outcome_of(future: concurrent.futures.Future[R], end: Callable[[], object]) -> R:
+    """Wait for a request that was made. If cancelled, call `end` in a thread."""
+    try:
+        return await asyncio.shield(asyncio.wrap_future(future))
+    except asyncio.CancelledError:
+        await asyncio.shield(_in_thread(end))
+        raise
 
 
 class _Call:
-    """A call of a state, and the task that waits for it."""
+    """A background call of a state, and the task that waits for it."""
 
     __slots__ = ("call", "future", "outcome", "state", "traffic", "waiter")
 
     def __init__(
-        self, state: Replica, call: Callable[[], Any], waiter: asyncio.Future[Any],
+        self, state: Shared, call: Callable[[], Any], waiter: asyncio.Future[Any],
         traffic: _Traffic,
     ) -> None:  # fmt: skip
         self.state, self.call, self.waiter, self.traffic = state, call, waiter, traffic
         self.future: concurrent.futures.Future[Any] | None = None
-        self.outcome: tuple[Any, BaseException | None] = None, None  # where there is no future
+        self.outcome: tuple[Any, BaseException | None] = None, None  # if there is no future
 
     def settled(self, _: object) -> None:
-        """Its future has its outcome. From any thread."""
+        """Its future is done. From any thread."""
         self.traffic.arrive(self)
 
     def set_result(self, result: Any) -> None:
-        """It was made, and is durable. From any thread."""
+        """It has returned, and what it wrote is durable. From any thread."""
         self.outcome = result, None
         self.traffic.arrive(self)
 
     def set_exception(self, error: BaseException) -> None:
-        """It was made, and may not be durable. From any thread."""
+        """It has returned, and what it wrote may not be durable. From any thread."""
         self.outcome = None, error
         self.traffic.arrive(self)
 
 
 class _Traffic:
-    """Calls of states between a loop and their threads: all of one turn of the loop go together,
-    and one wake-up tells all outcomes that are there. Else two threads would contend for the
-    interpreter at every call."""
+    """Calls of states between a loop and their threads: those of one iteration of the loop are
+    submitted together, and one wake-up delivers all outcomes that are there. Otherwise two threads
+    would contend for the interpreter at every call."""
 
     _of: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Traffic]] = (
         weakref.WeakKeyDictionary()
     )
 
+    _newest: ClassVar[tuple[Callable[[], object], _Traffic] | None] = None  # the last one found
+
     def __init__(self) -> None:
         self.leaving: list[_Call] = []
         self._arrived: deque[_Call] = deque()
         self._told = False
+        self._made = 0
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> _Traffic:
-        """The loop's."""
+        """Return the loop's instance."""
+        newest = cls._newest
+        if newest is not None and newest[0]() is loop:
+            return newest[1]
         found = cls._of.get(loop)
         if found is None:
             found = cls._of[loop] = cls()
+        cls._newest = weakref.ref(loop), found
         return found
 
+    def yields(self) -> bool:
+        """Should other tasks run now? True after every few calls that did not wait: a switch costs
+        more than such a call, but a task that makes no others must not block the loop."""
+        self._made += 1
+        return self._made % CALLS_PER_SWITCH == 0
+
     def send(self, call: _Call, loop: asyncio.AbstractEventLoop) -> None:
-        """Submit the call at the end of this turn of the loop."""
+        """Submit the call at the end of this iteration of the loop."""
         self.leaving.append(call)
         if len(self.leaving) == 1:
             loop.call_soon(self._submit)
@@ -208,7 +306,7 @@ class _Traffic:
                 call.future.add_done_callback(call.settled)
 
     def arrive(self, call: _Call) -> None:
-        """The call has its outcome. From any thread."""
+        """Deliver the call's outcome. From any thread."""
         self._arrived.append(call)
         if not self._told:
             self._told = True
@@ -216,7 +314,7 @@ class _Traffic:
                 call.waiter.get_loop().call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._told = False  # before: what comes later wakes the loop again
+        self._told = False  # first: what comes later wakes the loop again
         while self._arrived:
             call = self._arrived.popleft()
             future, waiter = call.future, call.waiter
@@ -232,9 +330,9 @@ class _Traffic:
                 waiter.set_exception(error)
 
 
-async def _called(state: Replica, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    """The outcome of a state's own method, made in the background; cancelled, it waits for the
-    topic no longer."""
+async def _called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
+    """Run a state's own method in its background thread. If cancelled, it stops waiting for the
+    topic."""
     loop = asyncio.get_running_loop()
     traffic = _Traffic.of(loop)
     mine = _Call(state, functools.partial(call, *args, **kwargs), loop.create_future(), traffic)
@@ -249,30 +347,48 @@ async def _called(state: Replica, call: Callable[..., R], *args: Any, **kwargs: 
         raise
 
 
-async def _put(shared: _state.SharedMap[K, V], key: K, value: V | None) -> V | None:
-    """`put`: in the loop's own thread where it has nothing to wait for but its flush. That costs
-    a fraction of what it costs to have another thread make it."""
+async def _put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None:
+    """`put`, in the loop's own thread if there is nothing to wait for but its flush: that costs a
+    fraction of a call in another thread."""
     loop = asyncio.get_running_loop()
     traffic = _Traffic.of(loop)
-    found = None if traffic.leaving else shared._put_now(key, value)  # in order, never before
+    # Calls that were submitted before come first.
+    found = None if traffic.leaving else _map.put_at_once(shared, key, value)
     if found is None:
         return await _called(shared, shared.put, key, value)
+    result: V | None
     result, appended = found
     if appended is None or appended.flushed:
-        await asyncio.sleep(0)  # a task that only puts must not keep the loop from the others
+        if traffic.yields():
+            await asyncio.sleep(0)
         return result
     mine = _Call(shared, int, loop.create_future(), traffic)
-    shared._acknowledge(mine, result, appended)
+    acknowledge(shared, mine, result, appended)
     told: V | None = await mine.waiter
     return told
 
 
-class _Closing:
-    """`async with`: closes what it has at the end."""
+class _Wrapper(Generic[T]):
+    """An object of `exclusivelog`, awaitable; `sync` is that one."""
 
+    def __init__(self, sync: T) -> None:
+        self.sync = sync
+
+
+class _Delegating(_Wrapper[T], Generic[T]):
+    """Attributes and methods that do not wait are those of `sync`. Not for states: in a class with
+    this method, every access to an attribute costs more."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sync, name)
+
+
+class _Closing(metaclass=abc.ABCMeta):
+    """`async with`: closes itself at the end of the block."""
+
+    @abc.abstractmethod
     async def close(self) -> None:
-        """Close it, draining what it has accepted."""
-        raise NotImplementedError
+        """Close it; closing twice does nothing."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -283,35 +399,73 @@ class _Closing:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        # Shielded: what was opened is closed, whoever cancels whom.
+        # Shielded: it is closed even if the task is cancelled meanwhile.
         await asyncio.shield(asyncio.ensure_future(self.close()))
 
 
-class Producer(_Closing):
+class _Handle(_Wrapper[T], _Closing, Generic[T]):
+    """What has to be closed."""
+
+    async def close(self) -> None:
+        """Close it, as the synchronous one; closing twice does nothing."""
+        closing: Any = self.sync
+        await _in_thread(closing.close)
+
+
+# ---- producers ---------------------------------------------------------------------------
+
+
+class SendOptions(TypedDict, total=False):
+    """Options of `Producer.send`; what they mean, `exclusivelog.Producer.send` says."""
+
+    key: bytes | str | None
+    properties: Mapping[str, str] | None
+    event_time: dt.datetime | int | None
+    sequence_id: int | None
+    timeout: float | None
+    transaction: Transaction | None
+
+
+class SendManyOptions(TypedDict, total=False):
+    """Options of `Producer.send_many`."""
+
+    keys: Iterable[bytes | str | None] | None
+    properties: Iterable[Mapping[str, str] | None] | None
+    event_times: Iterable[dt.datetime | int | None] | None
+    sequence_id: int | None
+    timeout: float | None
+    transaction: Transaction | None
+
+
+class AnnounceOptions(TypedDict, total=False):
+    """Options of `Producer.announce`."""
+
+    message: Any
+    transaction: Transaction | None
+
+
+class Producer(_Handle[SyncProducer], _Delegating[SyncProducer]):
     """An `exclusivelog.Producer`, awaitable; `sync` is that one."""
 
     def __init__(self, sync: SyncProducer) -> None:
-        self.sync = sync
-        self._order = asyncio.Lock()  # of those who wait for a hand-over, in a thread each
+        super().__init__(sync)
+        self._order = asyncio.Lock()  # of tasks that wait for a hand-over, in a thread each
         self._ahead = 0
 
-    async def send(self, value: Any, **options: Any) -> int:
-        """Append one message; its offset, once it is durable. Options as in `Producer.send`.
-
-        While the topic is being handed over, only the task that sends waits."""
-        timeout = options.pop("timeout", None)
+    @_as(SyncProducer.send)
+    async def send(self, value: Any, **options: Unpack[SendOptions]) -> int:  # noqa: D102
+        given: dict[str, Any] = {**options}
+        timeout = given.pop("timeout", None)
         check_timeout(timeout)
-        transaction: Transaction | None = options.pop("transaction", None)
-        if transaction is not None:
-            options["transaction"] = transaction.of(self)
+        if self._take_part(given):
             if self.sync.is_moving:
-                return await _in_thread(self.sync.send, value, **options)
-            return self.sync.send(value, **options)
+                return await _in_thread(self.sync.send, value, **given)
+            return self.sync.send(value, **given)
         # At once: a task that gathers several sends has them in this order.
-        receipt = None if self._ahead else self.sync.offer(value, **options)
+        receipt = None if self._ahead else self.sync.offer(value, **given)
         self._ahead += receipt is None
         try:
-            return await asyncio.wait_for(self._sent(receipt, value, options), timeout)
+            return await asyncio.wait_for(self._sent(receipt, value, given), timeout)
         except WaitTimeoutError:
             raise
         except TimeoutError:
@@ -323,137 +477,98 @@ class Producer(_Closing):
         if receipt is None:
             async with self._order:
                 receipt = await _in_thread(self.sync.send_async, value, **options)
-        return await _outcome(receipt)
+        return int(await receipt)
 
-    def send_async(self, value: Any, **options: Any) -> Receipt:
-        """Queue one message; the receipt can be awaited. It is no coroutine: while the topic is
-        being handed over, the loop waits with it. `send` does not do that."""
+    def _take_part(self, options: dict[str, Any]) -> bool:
+        """Replace the transaction in the options by its synchronous one; is there one?"""
+        transaction: Transaction | None = options.pop("transaction", None)
+        if transaction is not None:
+            options["transaction"] = transaction.of(self)
+        return transaction is not None
+
+    @_as(SyncProducer.send_async)
+    def send_async(self, value: Any, **options: Any) -> Receipt:  # noqa: D102
+        # No coroutine: during a hand-over, the loop waits with it. `send` does not do that.
         return self.sync.send_async(value, **options)
 
-    async def send_many(self, values: Iterable[Any], **options: Any) -> range:
-        """Append messages atomically. Options as in `Producer.send_many`."""
-        transaction: Transaction | None = options.pop("transaction", None)
-        if transaction is not None:
-            options["transaction"] = transaction.of(self)
-        return await _in_thread(self.sync.send_many, values, **options)
+    @_as(SyncProducer.send_many)
+    async def send_many(self, values: Any, **options: Unpack[SendManyOptions]) -> range:  # noqa: D102
+        given: dict[str, Any] = {**options}
+        self._take_part(given)
+        return await _in_thread(self.sync.send_many, values, **given)
 
-    async def announce(self, info: Mapping[str, str], **options: Any) -> None:
-        """Tell everybody something about this owner. Options as in `Producer.announce`."""
-        transaction: Transaction | None = options.pop("transaction", None)
-        if transaction is not None:
-            options["transaction"] = transaction.of(self)
-        await _in_thread(self.sync.announce, info, **options)
+    @_as(SyncProducer.announce)
+    async def announce(self, info: Mapping[str, str], **options: Unpack[AnnounceOptions]) -> None:  # noqa: D102
+        given: dict[str, Any] = {**options}
+        self._take_part(given)
+        await _in_thread(self.sync.announce, info, **given)
 
-    async def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far has its outcome."""
-        await _in_thread(self.sync.flush, timeout)
+    flush = _threaded(SyncProducer.flush)
 
     async def move(self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()) -> Move:
-        """Move this producer to another engine, and no other one. Cancelled, it stays where it is,
-        unless it has been released."""
+        """Move this producer, and no other one, to another engine. If cancelled, it stays where it
+        is, unless it has been released."""
         begin = functools.partial(self.sync.move_async, to, timeout, groups=groups)
         return (await (await _begun(begin)))[0]
 
-    async def close(self) -> None:
-        """Send what waits, then give the topic back."""
-        await _in_thread(self.sync.close)
 
-    def __getattr__(self, name: str) -> Any:
-        # name, topic, access_mode, priority, topic_epoch, last_sequence_id, state
-        return getattr(self.sync, name)
+# ---- readers -----------------------------------------------------------------------------
 
 
-async def _outcome(receipt: Receipt) -> int:
-    return int(await receipt)
+class _Following(_Closing, Generic[M]):
+    """What can be followed: readers, and watches of maps."""
 
+    @abc.abstractmethod
+    async def read_next(self, timeout: float | None = None) -> M:
+        """Return what comes next."""
 
-class Reader(_Closing):
-    """An `exclusivelog.Reader`, awaitable; `sync` is that one. `async for` reads up to the end
-    as it is now, `follow()` goes on for ever."""
-
-    def __init__(self, sync: SyncReader) -> None:
-        self.sync = sync
-
-    async def read_next(self, timeout: float | None = None) -> Message:
-        """The next message; waits for it at the end of the topic, up to `timeout` seconds
-        (None: for ever), then WaitTimeoutError."""
-        check_timeout(timeout)
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout is None else loop.time() + timeout
-        while True:
-            seen = self.sync.mark()  # before the look: what comes after it ends the wait
-            try:
-                return self.sync.read_next(timeout=0)
-            except WaitTimeoutError:
-                left = None if deadline is None else deadline - loop.time()
-                if left is not None and left <= 0:
-                    raise self.sync.nothing_came(timeout) from None
-            # Who has committed may die before he can tell: so one looks up now and then.
-            look_up = READER_LOOK_UP_SECONDS
-            await _Watch.of(self.sync).wait(seen, look_up if left is None else min(left, look_up))
-
-    async def read_batch(self, max_messages: int) -> list[Message]:
-        """Up to `max_messages` next messages, without waiting."""
-        return self.sync.read_batch(max_messages)
-
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        for count, message in enumerate(self.sync):
-            yield message
-            if count % 1000 == 999:  # the next one is not taken yet
-                await asyncio.sleep(0)  # others have their turn
-
-    async def follow(self, timeout: float | None = None) -> AsyncIterator[Message]:
-        """The messages, for ever: at the end it waits. Ends when nothing has come for
-        `timeout` seconds (None: never), or nothing can come any more."""
+    async def follow(self, timeout: float | None = None) -> AsyncIterator[M]:
+        """Iterate over everything that comes, and wait at the end, until nothing has come for
+        `timeout` seconds (default: None, no limit) or nothing can come any more."""
         while True:
             try:
-                message = await self.read_next(timeout)
+                found = await self.read_next(timeout)
             except (WaitTimeoutError, TopicTerminatedError):
                 return
-            yield message
-
-    async def commit(self) -> None:
-        """Let the group go on at the position, durably."""
-        await _in_thread(self.sync.commit)
-
-    async def close(self) -> None:
-        """End reading."""
-        await _in_thread(self.sync.close)
-
-    def __getattr__(self, name: str) -> Any:
-        # position, seek, has_message_available, group, topic
-        return getattr(self.sync, name)
+            yield found
 
 
-class GroupReader(_Closing):
-    """An `exclusivelog.GroupReader`, awaitable; `sync` is that one. `async for` reads up to the
-    ends as they are now, `follow()` goes on for ever."""
+class _Reading(_Handle[T], _Delegating[T], _Following[M], Generic[T, M]):
+    """What both kinds of readers have in common."""
 
-    def __init__(self, sync: SyncGroupReader) -> None:
-        self.sync = sync
+    @property
+    @abc.abstractmethod
+    def _parts(self) -> Sequence[SyncReader]:
+        """The readers of single topics."""
 
-    async def read_next(self, timeout: float | None = None) -> Found:
-        """The next message of any topic, with the topic's name; waits for it up to `timeout`
-        seconds (None: for ever), then WaitTimeoutError."""
+    async def read_next(self, timeout: float | None = None) -> M:
+        """Return the next message; wait for it up to `timeout` seconds (default: None, no limit),
+        then raise WaitTimeoutError. A reader of several topics returns (topic, message)."""
         check_timeout(timeout)
+        sync: Any = self.sync
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while True:
-            # Before the read: what comes after it ends the wait.
-            marks = [reader.mark() for reader in self.sync.readers]
+            # Before reading: what comes after these marks ends the wait.
+            marks = [reader.cursor.mark() for reader in self._parts]
             try:
-                return self.sync.read_next(timeout=0)
+                found: M = sync.read_next(timeout=0)
+                return found
             except WaitTimeoutError:
                 left = None if deadline is None else deadline - loop.time()
                 if left is not None and left <= 0:
-                    raise self.sync.nothing_came(timeout) from None
-            look_up = READER_LOOK_UP_SECONDS
-            await self._wait(marks, look_up if left is None else min(left, look_up))
+                    raise sync.nothing_came(timeout) from None
+            # A process may die after its commit and before its notification: look now and then.
+            poll = READER_LOOK_UP_SECONDS
+            await self._wait(marks, poll if left is None else min(left, poll))
 
     async def _wait(self, marks: list[int], seconds: float) -> None:
+        parts = self._parts
+        if len(parts) == 1:
+            return await _Watch.of(parts[0]).wait(marks[0], seconds)
         waits = [
             asyncio.ensure_future(_Watch.of(reader).wait(mark, seconds))
-            for reader, mark in zip(self.sync.readers, marks, strict=True)
+            for reader, mark in zip(parts, marks, strict=True)
         ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -462,41 +577,44 @@ class GroupReader(_Closing):
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
 
-    async def read_batch(self, max_messages: int) -> list[Found]:
-        """Up to `max_messages` next messages, without waiting."""
-        return self.sync.read_batch(max_messages)
+    async def read_batch(self, max_messages: int) -> list[M]:
+        """Return up to `max_messages` next messages, without waiting; an empty list at the end."""
+        sync: Any = self.sync
+        found: list[M] = sync.read_batch(max_messages)
+        return found
 
-    async def __aiter__(self) -> AsyncIterator[Found]:
-        for count, found in enumerate(self.sync):
+    async def __aiter__(self) -> AsyncIterator[M]:
+        sync: Any = self.sync
+        for count, found in enumerate(sync):
             yield found
             if count % 1000 == 999:  # the next one is not taken yet
-                await asyncio.sleep(0)  # others have their turn
+                await asyncio.sleep(0)  # other tasks may run
 
-    async def follow(self, timeout: float | None = None) -> AsyncIterator[Found]:
-        """The messages, for ever: at the ends of all topics it waits. Ends when nothing has come
-        for `timeout` seconds (None: never), or nothing can come any more."""
-        while True:
-            try:
-                found = await self.read_next(timeout)
-            except (WaitTimeoutError, TopicTerminatedError):
-                return
-            yield found
 
-    async def commit(self) -> None:
-        """Let the group go on at the positions of all topics, durably."""
-        await _in_thread(self.sync.commit)
+class Reader(_Reading[SyncReader, Message]):
+    """An `exclusivelog.Reader`, awaitable; `sync` is that one. `async for` reads up to the end as
+    it is now; `follow()` waits there for more."""
 
-    async def close(self) -> None:
-        """End reading."""
-        await _in_thread(self.sync.close)
+    @property
+    def _parts(self) -> Sequence[SyncReader]:
+        return (self.sync,)
 
-    def __getattr__(self, name: str) -> Any:
-        # topics, group, generations, positions, seek, has_message_available
-        return getattr(self.sync, name)
+    commit = _threaded(SyncReader.commit)
+
+
+class GroupReader(_Reading[SyncGroupReader, Found]):
+    """An `exclusivelog.GroupReader`, awaitable; `sync` is that one. `async for` reads up to the
+    ends as they are now; `follow()` waits there for more."""
+
+    @property
+    def _parts(self) -> Sequence[SyncReader]:
+        return self.sync.readers
+
+    commit = _threaded(SyncGroupReader.commit)
 
 
 class _Watch:
-    """A thread that sleeps at the end of a topic, for all tasks that wait there."""
+    """A thread that sleeps at the end of a topic, on behalf of all tasks that wait there."""
 
     _lock = threading.Lock()
     _there: ClassVar[dict[tuple[int, int], _Watch]] = {}
@@ -508,7 +626,7 @@ class _Watch:
 
     @classmethod
     def of(cls, reader: SyncReader) -> _Watch:
-        """The watch at the end of this reader's topic."""
+        """Return the watch at the end of this reader's topic."""
         key = id(reader.ledger), reader.topic_id
         with cls._lock:
             watch = cls._there.get(key)
@@ -524,7 +642,7 @@ class _Watch:
         future = asyncio.get_running_loop().create_future()
         with self._lock:
             self._waiting[future] = seen
-            if self._there.get(self._key) is not self:  # it ended just now: look again
+            if self._there.get(self._key) is not self:  # it has just ended: read again
                 _wake_up(future)
         try:
             await asyncio.wait([future], timeout=timeout)
@@ -535,19 +653,19 @@ class _Watch:
     def _run(self) -> None:
         try:
             idle = 0
-            while idle < 2:  # it stays for a moment: readers come back
-                mark = self._reader.mark()
+            while idle < 2:  # stay for a moment: readers come back
+                mark = self._reader.cursor.mark()
                 idle = 0 if self._wake(mark) else idle + 1
-                self._reader.await_mark(mark, SLICE_SECONDS)
+                self._reader.cursor.await_mark(mark, SLICE_SECONDS)
         except ExclusiveLogError:
-            pass  # the engine was closed, as whoever waits will see
+            pass  # the engine was closed; the tasks that wait raise that themselves
         finally:
             with self._lock:
                 del self._there[self._key]
                 self._wake(None)
 
     def _wake(self, mark: int | None) -> bool:
-        """Wake those who have not seen this mark; is anybody there?"""
+        """Wake the tasks that have not seen this mark; does any task wait?"""
         waiting = list(self._waiting.items())
         for future, seen in waiting:
             if seen != mark:
@@ -562,7 +680,7 @@ def _wake_up(future: asyncio.Future[None]) -> None:
 
 
 def _forget_watches() -> None:
-    """In a forked child: the threads are the parent's, and so is whoever had the lock."""
+    """In a forked child: the threads, and the holder of the lock, are the parent's."""
     _Watch._lock = threading.Lock()
     _Watch._there = {}
 
@@ -570,58 +688,35 @@ def _forget_watches() -> None:
 os.register_at_fork(after_in_child=_forget_watches)
 
 
-class Topic:
-    """An `exclusivelog.Topic`, awaitable; `sync` is that one."""
+# ---- topics and engines ------------------------------------------------------------------
 
-    def __init__(self, sync: SyncTopic) -> None:
-        self.sync = sync
+
+class Topic(_Delegating[SyncTopic]):
+    """An `exclusivelog.Topic`, awaitable; `sync` is that one."""
 
     async def producer(
         self, access_mode: AccessMode | str = AccessMode.SHARED, **options: Unpack[ProducerOptions]
     ) -> Producer:
-        """Open a producer; waits in the queue if the mode says so. Options as in
-        `Topic.producer`. Cancelled, it has left the queue, or gives back what it got."""
+        """Open a producer; wait in the queue if the mode says so. Options as in
+        `exclusivelog.Topic.producer`. If cancelled, the request leaves the queue, and a topic that
+        was granted is given back."""
         ask = functools.partial(self.sync.producer_async, access_mode, **options)
         future = await _opened(ask, ProducerFuture.give_up)
-        try:
-            return Producer(await asyncio.shield(asyncio.wrap_future(future)))
-        except asyncio.CancelledError:
-            await asyncio.shield(_in_thread(future.give_up))
-            raise
+        return Producer(await _outcome_of(future, future.give_up))
 
-    def reader(self, start: str | int | dt.datetime = "earliest", **options: Any) -> Reader:
-        """Open a reader. Options as in `Topic.reader`."""
-        return Reader(self.sync.reader(start, **options))
-
-    async def compact(self) -> int:
-        """Make the compacted view anew."""
-        return await _in_thread(self.sync.compact)
-
-    async def trim(
-        self, before: int | dt.datetime | None = None, max_bytes: int | None = None
-    ) -> int:
-        """Remove old messages for good."""
-        return await _in_thread(self.sync.trim, before, max_bytes)
-
-    async def retention(self, max_age: float | None = None, max_bytes: int | None = None) -> None:
-        """Have old messages removed in the background, from now on."""
-        await _in_thread(self.sync.retention, max_age, max_bytes)
-
-    async def terminate(self) -> int:
-        """Seal the topic for ever."""
-        return await _in_thread(self.sync.terminate)
-
-    def __getattr__(self, name: str) -> Any:
-        # name, epoch, first_offset, next_offset, owner, holders, waiters, announcement, kind,
-        # serializers
-        return getattr(self.sync, name)
+    reader = _opening(SyncTopic.reader, Reader)
+    compact = _threaded(SyncTopic.compact)
+    trim = _threaded(SyncTopic.trim)
+    retention = _threaded(SyncTopic.retention)
+    terminate = _threaded(SyncTopic.terminate)
 
 
 async def _begun(begin: Callable[[], UnloadFuture]) -> asyncio.Task[list[Move]]:
-    """A task with the outcome of moves that have begun."""
-    task = asyncio.create_task(_unloaded(await _opened(begin, UnloadFuture.cancel)))
+    """Begin moves, and return a task with their outcome."""
+    future = await _opened(begin, UnloadFuture.cancel)
+    task = asyncio.create_task(_outcome_of(future, future.cancel))
     try:
-        await asyncio.sleep(0)  # a task that is cancelled before it runs cancels nothing
+        await asyncio.sleep(0)  # a task that is cancelled before it runs would cancel nothing
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task})
@@ -629,27 +724,12 @@ async def _begun(begin: Callable[[], UnloadFuture]) -> asyncio.Task[list[Move]]:
     return task
 
 
-async def _unloaded(future: UnloadFuture) -> list[Move]:
-    try:
-        return await asyncio.shield(asyncio.wrap_future(future))
-    except asyncio.CancelledError:
-        await asyncio.shield(_in_thread(future.cancel))
-        raise
-
-
-class Engine(_Closing):
+class Engine(_Handle[SyncEngine], _Delegating[SyncEngine]):
     """An `exclusivelog.Engine`, awaitable; `sync` is that one. Made by `open`."""
 
-    def __init__(self, sync: SyncEngine) -> None:
-        self.sync = sync
-
-    def topic(self, name: str, create: bool = True) -> Topic:
-        """The topic of that name, made if there is none."""
-        return Topic(self.sync.topic(name, create))
-
-    def reader(self, topics: Iterable[str], *, group: str, **options: Any) -> GroupReader:
-        """Open one reader of a group on several topics. Options as in `Engine.reader`."""
-        return GroupReader(self.sync.reader(topics, group=group, **options))
+    topic = _opening(SyncEngine.topic, Topic)
+    reader = _opening(SyncEngine.reader, GroupReader)
+    supports = _opening(SyncEngine.supports, bool)
 
     @overload
     async def own(
@@ -665,8 +745,8 @@ class Engine(_Closing):
         self, group: Any = None, resources: Any = None, timeout: float | None = None, *,
         on_lost: OnLost | None = None,
     ) -> Claim:  # fmt: skip
-        """Claim resources of a group. Cancelled, it gives back what it got, and nothing waits on
-        for longer than a moment. `on_lost` is called in a thread of its own, not in the loop."""
+        """Claim resources of a group, as `exclusivelog.Engine.own`. `on_lost` is called in a thread
+        of its own, not in the loop. If cancelled, a claim that was granted is released."""
         end = time.monotonic() + (timeout or 0.0)
         while True:
             left = max(0.0, end - time.monotonic())
@@ -680,9 +760,9 @@ class Engine(_Closing):
                     raise
 
     async def role(self, name: str, **options: Unpack[RoleOptions]) -> Role:
-        """Become the only holder of a role; waits in its queue if the mode says so. Options as in
-        `Engine.role`; `on_lost` is called with the `xl.Role`, in a thread of its own. Cancelled, it
-        has left the queue, or gives back what it got.
+        """Become the only holder of a role; wait in its queue if the mode says so. Options as in
+        `exclusivelog.Engine.role`; `on_lost` is called with the `xl.Role`, in a thread of its own.
+        If cancelled, the request leaves the queue, and a role that was granted is given back.
 
         >>> async def example():
         ...     async with open(path) as engine:
@@ -694,38 +774,25 @@ class Engine(_Closing):
         """
         ask = functools.partial(self.sync.role_async, name, **options)
         future = await _opened(ask, RoleFuture.give_up)
-        try:
-            return Role(await asyncio.shield(asyncio.wrap_future(future)))
-        except asyncio.CancelledError:
-            await asyncio.shield(_in_thread(future.give_up))
-            raise
+        return Role(await _outcome_of(future, future.give_up))
 
-    async def delete_role(self, name: str) -> None:
-        """Remove a role that nobody holds or awaits."""
-        await _in_thread(self.sync.delete_role, name)
+    delete_role = _threaded(SyncEngine.delete_role)
 
     def transaction(self) -> Transaction:
         """Begin a transaction, for `async with`."""
         return Transaction(self.sync.transaction())
 
-    async def delete_topic(self, name: str) -> None:
-        """Remove a topic and its messages."""
-        await _in_thread(self.sync.delete_topic, name)
-
-    async def verify(self) -> Report:
-        """Read everything, and say what is damaged."""
-        return await _in_thread(self.sync.verify)
-
-    async def backup(self, path: str | os.PathLike[str]) -> None:
-        """Copy the ledger into a new or empty directory: `xl.Engine.backup`."""
-        await _in_thread(self.sync.backup, path)
+    delete_topic = _threaded(SyncEngine.delete_topic)
+    verify = _threaded(SyncEngine.verify)
+    backup = _threaded(SyncEngine.backup)
+    cancel_unload = _threaded(SyncEngine.cancel_unload)
 
     async def unload(
         self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
         groups: Iterable[str] = (), producer: str | None = None,
     ) -> list[Move]:  # fmt: skip
-        """Move the ownership of topics to another engine. Cancelled, it leaves to its owner what
-        has not been released."""
+        """Move the ownership of topics to another engine, as `exclusivelog.Engine.unload`. If
+        cancelled, topics that have not been released stay with their owners."""
         return await (
             await self.unload_async(topics, to, timeout, groups=groups, producer=producer)
         )
@@ -734,8 +801,8 @@ class Engine(_Closing):
         self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
         groups: Iterable[str] = (), producer: str | None = None,
     ) -> asyncio.Task[list[Move]]:  # fmt: skip
-        """Begin to move topics, and return a task that can be awaited, or cancelled, as
-        `xl.UnloadFuture` can.
+        """Begin to move topics, and return a task, which can be awaited or cancelled as an
+        `xl.UnloadFuture`.
 
         >>> async def example():
         ...     async with open(path, "a") as a, open(path, "b") as b:
@@ -749,70 +816,44 @@ class Engine(_Closing):
         )
         return await _begun(begin)
 
-    async def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
-        """End hand-overs that are under way; whose they were."""
-        return await _in_thread(self.sync.cancel_unload, topics)
 
-    async def close(self) -> None:
-        """Send what waits, give everything back, end the threads."""
-        await _in_thread(self.sync.close)
-
-    def __getattr__(self, name: str) -> Any:
-        # id, name, path, topics, engines, claims, groups, roles, stats, history, inside, ...
-        return getattr(self.sync, name)
-
-
-class Role(_Closing):
+class Role(_Handle[SyncRole], _Delegating[SyncRole]):
     """An `exclusivelog.Role`, awaitable; `sync` is that one. Made by `Engine.role`."""
 
-    def __init__(self, sync: SyncRole) -> None:
-        self.sync = sync
-
     async def producer(self, topic: str, **options: Unpack[SendingOptions]) -> Producer:
-        """The role's producer of one of its topics. Options as in `Role.producer`."""
+        """Open the role's producer of one of its topics. Options as in
+        `exclusivelog.Role.producer`."""
         return Producer(await _in_thread(self.sync.producer, topic, **options))
 
-    def reader(self, topic: str, **options: Any) -> Reader:
-        """Open the reader of one topic of a group. Options as in `Role.reader`."""
-        return Reader(self.sync.reader(topic, **options))
-
-    def group_reader(self, group: str | None = None, **options: Any) -> GroupReader:
-        """Open one reader on all topics of a group. Options as in `Role.group_reader`."""
-        return GroupReader(self.sync.group_reader(group, **options))
+    reader = _opening(SyncRole.reader, Reader)
+    group_reader = _opening(SyncRole.group_reader, GroupReader)
 
     async def hand_over(self, to: str, timeout: float = 10.0) -> Move:
-        """Move the role to another engine. Cancelled, the role stays here unless it has moved."""
+        """Move the role to another engine, as `exclusivelog.Role.hand_over`. If cancelled, the
+        role stays here unless it has moved."""
         begin = functools.partial(self.sync.hand_over_async, to, timeout)
         return (await (await _begun(begin)))[0]
 
-    async def close(self) -> None:
-        """Send what waits, then give the role back."""
-        await _in_thread(self.sync.close)
 
-    def __getattr__(self, name: str) -> Any:
-        # name, epoch, claim, topics, groups, generations, state
-        return getattr(self.sync, name)
-
-
-class Transaction:
+class Transaction(_Delegating[SyncTransaction]):
     """An `exclusivelog.Transaction`, awaitable; `sync` is that one. `async with` commits at the
     end of the block, or aborts if an exception leaves it.
 
-    A cancelled `commit` takes its course: `state` says how it has ended.
+    A cancelled `commit` takes its course; `state` then says how it ended.
     """
 
     def __init__(self, sync: SyncTransaction) -> None:
-        self.sync = sync
+        super().__init__(sync)
         self._producers: set[Producer] = set()
 
     def of(self, producer: Producer) -> SyncTransaction:
-        """The transaction, for a producer that takes part in it."""
+        """Let a producer take part; return the synchronous transaction."""
         self._producers.add(producer)
         return self.sync
 
     @property
     def offsets(self) -> dict[Producer, range]:
-        """After the commit: where each producer's messages are."""
+        """After the commit: the offsets of each producer's messages."""
         there = self.sync.offsets
         return {p: there[p.sync] for p in self._producers if p.sync in there}
 
@@ -821,12 +862,10 @@ class Transaction:
         self.sync.require(holder.sync if isinstance(holder, (Producer, Role)) else holder)
 
     def commit_cursor(self, reader: Reader | GroupReader) -> None:
-        """Let the reader's group go on at its position, if and when this commits."""
+        """Commit the reader's position for its group, if and when this commits."""
         self.sync.commit_cursor(reader.sync)
 
-    async def commit(self) -> None:
-        """Append and commit everything, or nothing."""
-        await _in_thread(self.sync.commit)
+    commit = _threaded(SyncTransaction.commit)
 
     async def __aenter__(self) -> Self:
         return self
@@ -842,13 +881,9 @@ class Transaction:
         else:
             self.sync.abort()
 
-    def __getattr__(self, name: str) -> Any:
-        # state, abort
-        return getattr(self.sync, name)
-
 
 class _Opening:
-    """What `open` gives: to be awaited, or entered by `async with`."""
+    """The result of `open`: it can be awaited, or entered by `async with`."""
 
     def __init__(self, call: Callable[[], SyncEngine]) -> None:
         self._call = call
@@ -890,19 +925,17 @@ async def upgrade(
     *,
     despite_damage: bool = False,
 ) -> Upgrade:
-    """Raise a ledger of an earlier format, after a backup; as `exclusivelog.upgrade`. Cancelled, it
-    takes its course."""
+    """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. If
+    cancelled, it takes its course."""
     return await _in_thread(_upgrading.upgrade, path, backup, despite_damage=despite_damage)
 
 
 # ---- state -------------------------------------------------------------------------------
 
 
-class SharedState(_Closing, Generic[S, Op]):
-    """An `exclusivelog.SharedState`, awaitable; `sync` is that one. Make it by `create`."""
-
-    def __init__(self, sync: _state.SharedState[S, Op]) -> None:
-        self.sync = sync
+class SharedState(_Handle["_state.SharedState[S, Op]"], Generic[S, Op]):
+    """An `exclusivelog.SharedState`, awaitable; `sync` is that one. Made by `create`. Writes of
+    many tasks share flushes."""
 
     @classmethod
     async def create(cls, topic: Topic, *args: Any, **options: Any) -> SharedState[S, Op]:
@@ -910,161 +943,72 @@ class SharedState(_Closing, Generic[S, Op]):
         make = functools.partial(_state.SharedState, topic.sync, *args, **options)
         return cls(await _opened(make, _state.SharedState.close))
 
-    async def read(self, fn: Callable[[S], R], latest: bool = False) -> R:
-        """`fn(state)`, which cannot change it."""
-        return await _in_thread(self.sync.read, fn, latest)
-
-    async def write(
-        self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
-    ) -> R | None:
-        """Append operations, apply them, and read. Cancelled, it takes its course, or never
-        began. Writes of many tasks share flushes."""
-        return await _called(self.sync, self.sync.write, ops_fn, read_fn)
-
-    async def snapshot(self) -> int:
-        """Keep the state as it is."""
-        return await _in_thread(self.sync.snapshot)
-
-    async def close(self) -> None:
-        """Give the topic back."""
-        await _in_thread(self.sync.close)
+    read = _threaded(_state.SharedState[S, Op].read)
+    write = _submitted(_state.SharedState[S, Op].write)
+    snapshot = _threaded(Shared.snapshot)
 
 
-class SharedMap(_Closing, Generic[K, V]):
-    """An `exclusivelog.SharedMap`, awaitable; `sync` is that one. Make it by `create`. Writes of
+class SharedMap(_Handle["_map.SharedMap[K, V]"], Generic[K, V]):
+    """An `exclusivelog.SharedMap`, awaitable; `sync` is that one. Made by `create`. Writes of
     many tasks share flushes."""
-
-    def __init__(self, sync: _state.SharedMap[K, V]) -> None:
-        self.sync = sync
 
     @classmethod
     async def create(cls, topic: Topic, *args: Any, **options: Any) -> SharedMap[K, V]:
         """Open the map in a topic. Arguments as in `exclusivelog.SharedMap`."""
-        make = functools.partial(_state.SharedMap, topic.sync, *args, **options)
-        return cls(await _opened(make, _state.SharedMap.close))
+        make = functools.partial(_map.SharedMap, topic.sync, *args, **options)
+        return cls(await _opened(make, _map.SharedMap.close))
 
-    # ---- read ----------------------------------------------------------------------------
+    get = _submitted(_map.SharedMap[K, V].get)
+    get_or_default = _submitted(_map.SharedMap[K, V].get_or_default)
+    scan = _submitted(_map.SharedMap[K, V].scan)
+    list_keys = _submitted(_map.SharedMap[K, V].list_keys)
+    at = _submitted(_map.SharedMap[K, V].at)
+    diff = _submitted(_map.SharedMap[K, V].diff)
 
-    async def get(self, key: K, default: Any = None, *, latest: bool = False) -> Any:
-        """The key's value, or `default`."""
-        return await _called(self.sync, self.sync.get, key, default, latest=latest)
-
-    async def get_or_default(self, key: K, default: Any, latest: bool = False) -> Any:
-        """The key's value, or `default`."""
-        return await _called(self.sync, self.sync.get_or_default, key, default, latest)
-
-    async def scan(
-        self, fn: Callable[[K, V], object] | None = None, *,
-        filter: Callable[[K], object] | None = None, latest: bool = False,
-    ) -> list[tuple[K, V]]:  # fmt: skip
-        """The (key, value) pairs of one moment, of the keys for which `filter(key)` is true."""
-        return await _called(self.sync, self.sync.scan, fn, filter=filter, latest=latest)
-
-    async def list_keys(self, latest: bool = False) -> list[K]:
-        """All keys."""
-        return await _called(self.sync, self.sync.list_keys, latest)
-
-    def watch(
+    @_as(_map.SharedMap.watch)
+    def watch(  # noqa: D102
         self, key: K | None = None, *, prefix: Any = None, start: int | None = None
     ) -> MapWatch[K, V]:
-        """Every change, in order; see `exclusivelog.SharedMap.watch`."""
         return MapWatch(self.sync, key, prefix, start)
 
-    async def at(self, when: int | dt.datetime) -> dict[K, V]:
-        """The map as it was before the message at an offset, or at a time."""
-        return await _called(self.sync, self.sync.at, when)
-
-    async def diff(
-        self, a: int | dt.datetime, b: int | dt.datetime
-    ) -> dict[K, tuple[V | None, V | None]]:
-        """{key: (value at `a`, value at `b`)} of the keys that differ."""
-        return await _called(self.sync, self.sync.diff, a, b)
-
-    # ---- write ---------------------------------------------------------------------------
-
-    async def put(self, key: K, value: V | None) -> V | None:
-        """Set the key's value, or remove it (None); its value before."""
+    @_as(_map.SharedMap.put)
+    async def put(self, key: K, value: V | None) -> V | None:  # noqa: D102
         return await _put(self.sync, key, value)
 
-    async def put_all(self, values: Mapping[K, V]) -> None:
-        """Set several keys' values, all of them or none."""
-        await _called(self.sync, self.sync.put_all, dict(values))
-
-    async def put_if_absent(self, key: K, value: V | None) -> Change[V]:
-        """Set the key's value if it has none; true if it had none."""
-        return await _called(self.sync, self.sync.put_if_absent, key, value)
-
-    async def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
-        """Set the key's value if it is `expected`; true if it was."""
-        return await _called(self.sync, self.sync.replace, key, expected, value)
-
-    @overload
-    async def update(
-        self, key: K, fn: Callable[..., V | None], /, *, with_key: bool = False
-    ) -> Change[V]: ...
-    @overload
-    async def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...
-    async def update(
-        self, key: Any, fn: Any = None, /, *, with_key: bool = False
-    ) -> Change[V] | None:
-        """`update(key, fn)`: set the key's value to `fn(value)`. `update(values)`: set several."""
-        update: Any = self.sync.update
-        changed: Change[V] | None = await _called(self.sync, update, key, fn, with_key=with_key)
-        return changed
-
-    async def update_multiple(
-        self, filter: Callable[[K], object] | None, fn: Callable[[K, V], V | None]
-    ) -> dict[K, V | None]:
-        """Set the values of all keys for which `filter(key)` is true to `fn(key, value)`."""
-        return await _called(self.sync, self.sync.update_multiple, filter, fn)
-
-    async def setdefault(self, key: K, default: V | None = None) -> V | None:
-        """The key's value; where it has none, `default`, which it then has."""
-        return await _called(self.sync, self.sync.setdefault, key, default)
-
-    async def delete(self, key: K) -> V | None:
-        """Remove a key; its value before."""
+    @_as(_map.SharedMap.delete)
+    async def delete(self, key: K) -> V | None:  # noqa: D102
         return await _put(self.sync, key, None)
 
-    async def pop(self, key: K, default: Any = _state.NOTHING) -> Any:
-        """Remove a key, and return its value; where it has none, `default`, or KeyError."""
-        return await _called(self.sync, self.sync.pop, key, default)
-
-    async def popitem(self) -> tuple[K, V]:
-        """Remove the key that was put last; it and its value."""
-        return await _called(self.sync, self.sync.popitem)
-
-    async def clear(self) -> None:
-        """Remove all keys."""
-        await _called(self.sync, self.sync.clear)
-
-    async def snapshot(self) -> int:
-        """Keep the map as it is."""
-        return await _in_thread(self.sync.snapshot)
-
-    async def close(self) -> None:
-        """Give the topic back."""
-        await _in_thread(self.sync.close)
+    put_all = _submitted(_map.SharedMap[K, V].put_all)
+    put_if_absent = _submitted(_map.SharedMap[K, V].put_if_absent)
+    replace = _submitted(_map.SharedMap[K, V].replace)
+    update = _submitted(_map.SharedMap[K, V].update)
+    update_multiple = _submitted(_map.SharedMap[K, V].update_multiple)
+    setdefault = _submitted(_map.SharedMap[K, V].setdefault)
+    pop = _submitted(_map.SharedMap[K, V].pop)
+    popitem = _submitted(_map.SharedMap[K, V].popitem)
+    clear = _submitted(_map.SharedMap[K, V].clear)
+    snapshot = _threaded(Shared.snapshot)
 
 
-class MapWatch(_Closing, Generic[K, V]):
+class MapWatch(_Following[_watch.MapChange[K, V]], Generic[K, V]):
     """An `exclusivelog.MapWatch`, awaitable: `async for change in watch`. It sees what is written
-    from when it is opened on (`async with`, or the first call), or from its `start`."""
+    after it was opened (by `async with`, or the first call), or from its `start` on."""
 
     def __init__(
-        self, shared: _state.SharedMap[K, V], key: K | None, prefix: Any, start: int | None
+        self, shared: _map.SharedMap[K, V], key: K | None, prefix: Any, start: int | None
     ) -> None:
         self._open = functools.partial(shared.watch, key, prefix=prefix, start=start)
-        self._sync: _state.MapWatch[K, V] | None = None
+        self._sync: _watch.MapWatch[K, V] | None = None
 
-    async def _opened(self) -> _state.MapWatch[K, V]:
+    async def _opened(self) -> _watch.MapWatch[K, V]:
         if self._sync is None:
-            self._sync = await _opened(self._open, _state.MapWatch.close)
+            self._sync = await _opened(self._open, _watch.MapWatch.close)
         return self._sync
 
-    async def read_next(self, timeout: float | None = None) -> _state.MapChange[K, V]:
-        """The next change; waits for it up to `timeout` seconds (None: for ever), then
-        WaitTimeoutError."""
+    async def read_next(self, timeout: float | None = None) -> _watch.MapChange[K, V]:
+        """Return the next change; wait for it up to `timeout` seconds (default: None, no limit),
+        then raise WaitTimeoutError."""
         check_timeout(timeout)
         watch = await self._opened()
         end = None if timeout is None else time.monotonic() + timeout
@@ -1075,20 +1019,11 @@ class MapWatch(_Closing, Generic[K, V]):
                 left = None if end is None else max(0.0, end - time.monotonic())
                 watch.take(await Reader(watch.reader).read_next(left))
 
-    async def follow(self, timeout: float | None = None) -> AsyncIterator[_state.MapChange[K, V]]:
-        """The changes, until nothing has come for `timeout` seconds (None: for ever)."""
-        while True:
-            try:
-                change = await self.read_next(timeout)
-            except (WaitTimeoutError, TopicTerminatedError):
-                return
-            yield change
-
-    def __aiter__(self) -> AsyncIterator[_state.MapChange[K, V]]:
+    def __aiter__(self) -> AsyncIterator[_watch.MapChange[K, V]]:
         return self.follow()
 
     async def close(self) -> None:
-        """End it."""
+        """Close its reader; closing twice does nothing."""
         if self._sync is not None:
             await _in_thread(self._sync.close)
 

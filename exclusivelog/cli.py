@@ -1,6 +1,6 @@
-"""The `exclusivelog` command: look into a ledger, send, verify, back up, and the demo.
+"""The `exclusivelog` command: inspect a ledger, send, verify, back up, and the demo.
 
-Needs the extra `[cli]`. What only looks opens the ledger with `readonly=True`. Tables are
+Needs the extra `[cli]`. Commands that only read open the ledger with `readonly=True`. Tables are
 drawn on a terminal, and are tab-separated lines anywhere else. Exit status: 0, 1 for what
 went wrong, 2 for wrong arguments.
 """
@@ -21,7 +21,6 @@ from typing import Annotated, Any, ParamSpec
 
 import exclusivelog as xl
 from exclusivelog import demo as main_job
-from exclusivelog.role_rows import PREFIX
 
 try:
     import typer
@@ -71,7 +70,7 @@ def main() -> None:
 
 def _build() -> typer.Typer:
     app = typer.Typer(
-        help="An append-only log with one fenced writer: look into a ledger, send, verify.",
+        help="An append-only log with one fenced writer: inspect a ledger, send, verify.",
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     )  # fmt: skip
     app.callback()(_options)
@@ -129,7 +128,7 @@ def _options(
     """Options that stand before the command."""
 
 
-# ---- looking -----------------------------------------------------------------------------
+# ---- reading -----------------------------------------------------------------------------
 
 
 def _look(path: str) -> xl.Engine:
@@ -259,7 +258,7 @@ def owners(
     """Show who holds, what is being handed over to whom, and who waits, the next one first."""
     with _look(path) as engine:
         if history:
-            _show_history(engine, topic, as_json)
+            _show_events(engine.history(topic), as_json)
             return
         names = engine.topics() if topic is None else [topic]
         if as_json:
@@ -283,9 +282,9 @@ def owners(
             )
 
 
-def _show_history(engine: xl.Engine, topic: str | None, as_json: bool) -> None:
+def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
     if as_json:
-        for event in engine.history(topic):
+        for event in events:
             print(event.dumps().decode())
         return
     _table(
@@ -295,7 +294,7 @@ def _show_history(engine: xl.Engine, topic: str | None, as_json: bool) -> None:
                 _time(event.time), event.topic, event.epoch, event.kind, event.reason,
                 _party(event.source), _party(event.target), event.priority,
             )
-            for event in engine.history(topic)
+            for event in events
             if event.group is None
         ),
     )  # fmt: skip
@@ -350,7 +349,7 @@ def roles(
         found = [info for info in engine.roles() if role in (None, info.name)]
         if history:
             for info in found:
-                _show_history(engine, PREFIX + info.name, as_json)
+                _show_events(engine.history(role=info.name), as_json)
         else:
             _list(ROLES, map(_role_row, found), as_json)
 
@@ -480,7 +479,7 @@ def unload(
         typer.Option("--to", metavar="ENGINE", help="Its id, or its name.", show_default=False),
     ],
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds; who has not released a topic then keeps it.")
+        float, typer.Option(min=0, help="Seconds; an owner that is late keeps its topic.")
     ] = 10.0,
     group: Annotated[
         list[str] | None,

@@ -175,7 +175,7 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 self.waiting.exception(STANDBY_SECONDS)
         with self.waiting.result(0) as producer:
-            # Fenced from here on: nobody adds to what is read now.
+            # The others are fenced from here on, and append nothing to what is read now.
             count = catch_up(reader, self.events, count)
             _report("leads", epoch=producer.topic_epoch, count=count)
             self._lead(producer, count)
@@ -361,7 +361,7 @@ class Run:
             raise DemoError(f"nothing was appended for {STALLED_SECONDS:.0f} s")
 
     def _choose_points(self, done: int) -> list[int]:
-        # Not at the very end: a kill waits for the moment when somebody is there to take over.
+        # Not at the very end: a kill waits until another process is there to take over.
         places = range(done + 1, done + int(0.95 * (len(self.events) - done)))
         return sorted(self._random.sample(places, min(self.wanted, len(places))))
 
@@ -402,7 +402,7 @@ class Run:
     # ---- kill ----------------------------------------------------------------------------
 
     def _kill_at(self, points: list[int], topic: xl.Topic) -> None:
-        """Kill the leader if the next of the chosen points has passed, and somebody waits."""
+        """Kill the leader if the next of the chosen points has passed, and another one waits."""
         if not points or self._done < points[0]:
             return
         leader = next((r for r in reversed(self.reigns) if r.end == "leads"), None)
@@ -423,7 +423,7 @@ class Run:
         self._screen.killed(leader, self.kills, self.wanted)
 
     def _dismiss(self) -> None:
-        # The leader last: it keeps the topic, so that nobody is promoted for nothing.
+        # The leader last: it keeps the topic, so that no other process is promoted in vain.
         leader = self.reigns[-1].name
         for name in sorted(self._children, key=lambda name: name == leader):
             self._children[name].end()

@@ -6,48 +6,49 @@ import datetime as dt
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from exclusivelog import threads
-from exclusivelog.access import Session
-from exclusivelog.backup import backup
-from exclusivelog.claims import Claims
-from exclusivelog.encoding import encode_properties
-from exclusivelog.environment import check_path
-from exclusivelog.errors import (
-    TopicNotFoundError,
-)
+from exclusivelog.backend import check_name
+from exclusivelog.claims import Claim, OnLost, own
+from exclusivelog.closing import Closing
+from exclusivelog.errors import TopicNotFoundError, UnsupportedError
 from exclusivelog.events import EVENTS, Event, select
-from exclusivelog.group_reader import GroupReader
-from exclusivelog.groups import join
-from exclusivelog.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
-from exclusivelog.log import verify
-from exclusivelog.ownership import Claim, OnLost, own
-from exclusivelog.past import map_at
-from exclusivelog.role_rows import PREFIX
-from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, check_role_name
+from exclusivelog.local.log.entries import verify
+from exclusivelog.local.maintenance.backup import backup
+from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.role_grants import list_roles
+from exclusivelog.local.runtime import Runtime
+from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.local.storage.location import check_path
+from exclusivelog.local.storage.opening import Options
+from exclusivelog.local.topics import create_topic, delete_topic, list_topics
+from exclusivelog.local.unloading import choose, unloading
+from exclusivelog.messages.encoding import encode_properties
+from exclusivelog.reader import GroupReader
+from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
-from exclusivelog.runtime import Runtime
-from exclusivelog.topic import (
-    Topic,
-    check_name,
-    create_topic,
-    delete_topic,
-    is_internal,
-    list_topics,
-)
+from exclusivelog.state.past import map_at
+from exclusivelog.topic import Topic
 from exclusivelog.transaction import Transaction
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
-from exclusivelog.unload import UnloadFuture, Unloading, choose
+from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import check_seconds
 
 log = logging.getLogger("exclusivelog")
 
 LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
+# What engines of one kind can do and those of another kind cannot.
+CAPABILITIES = frozenset(
+    {
+        "backup", "claims", "compaction", "history", "reader_groups", "retention", "roles",
+        "shared_state", "transactions", "unload",
+    }
+)  # fmt: skip
 
 
-class Engine(Runtime):
+class Engine(Runtime, Closing):
     """One open handle on a ledger directory. Made by `exclusivelog.open`; threads may share it.
 
     Closing it sends what waits, gives its topics back, and ends its threads. Engines that
@@ -58,8 +59,6 @@ class Engine(Runtime):
     ...         producer.send(b"hello")
     0
     """
-
-    # ---- state ---------------------------------------------------------------------------
 
     # ---- topics --------------------------------------------------------------------------
 
@@ -85,12 +84,12 @@ class Engine(Runtime):
         """Remove a topic and its messages (rule G8). Its epoch goes on, should a topic of that
         name be made again (rule B1).
 
-        Raises TopicNotFoundError, and ProducerBusyError while somebody holds or awaits it.
+        Raises TopicNotFoundError, and ProducerBusyError while a producer holds or awaits it.
         """
         self.check_open()
         delete_topic(self.ledger, self.sessions, name)
 
-    # ---- producers -----------------------------------------------------------------------
+    # ---- readers -------------------------------------------------------------------------
 
     def reader(
         self, topics: Iterable[str], *, group: str, generation: int | None = None,
@@ -131,10 +130,9 @@ class Engine(Runtime):
             )
             for topic in there
         ]  # fmt: skip
-        # Only now: what is refused must fence nobody.
-        return GroupReader(
-            self, readers, join(self, group, {t.name: t.id for t in there}, generation)
-        )
+        # Only now: a call that is refused must not fence another reader.
+        membership = self.join_group(group, {t.name: t.id for t in there}, generation)
+        return GroupReader(readers, membership)
 
     # ---- claims --------------------------------------------------------------------------
 
@@ -170,8 +168,8 @@ class Engine(Runtime):
           resumes.
 
         A live claim on any of these resources with an equal or lower generation is revoked as a
-        whole; other claims of its engine stay. A claim ends with its process, and
-        others may end it once that hangs for longer than `keepalive`. A claim guards only the
+        whole; other claims of its engine stay. A claim ends with its process, and others may end
+        it once that is unresponsive for longer than `keepalive`. A claim guards only the
         transactions that require it (`Transaction.require`) and the producers that are bound to it
         (`claim=` of `topic.producer`): they check it in the critical section that appends.
 
@@ -194,7 +192,7 @@ class Engine(Runtime):
         [('reports', {'march': 1})]
         """
         self.check_open()
-        return Claims(self.ledger, self.sessions).living(group)
+        return Claims(self.ledger, self.sessions.succession).living(group)
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups, one `GroupInfo` for each group and topic: its position, its lag in
@@ -206,7 +204,7 @@ class Engine(Runtime):
         """
         self.check_open()
         topics = [self.topic(name, create=False) for name in self.topics()]
-        claims = Claims(self.ledger, self.sessions)
+        claims = Claims(self.ledger, self.sessions.succession)
         return claims.groups((t.name, t.id, t.next_offset) for t in topics)
 
     # ---- roles ---------------------------------------------------------------------------
@@ -244,8 +242,8 @@ class Engine(Runtime):
         no role are taken over, as by `own`. If any part is taken from a holder later, such as a
         topic by a producer that fences, the role is lost as a whole.
 
-        Each request says what its role binds. Holders of one role may differ in that: nobody but
-        the holder has anything of it.
+        Each request says what its role binds. Holders of one role may differ in that: only the
+        holder has any part of it.
 
         Raises ProducerFencedError, WaitTimeoutError, OwnershipError (a generation is refused),
         TopicTerminatedError, TopicNotFoundError; ValueError and TypeError for wrong arguments.
@@ -296,29 +294,33 @@ class Engine(Runtime):
         [('billing', 1, ('invoices',), ...)]
         """
         self.check_open()
-        return self.sessions.roles.roles()
+        return list_roles(self.ledger)
 
     def delete_role(self, name: str) -> None:
-        """Remove a role that nobody holds or awaits from `roles`. Its topics and messages stay, and
-        its epoch goes on, should it be asked for again.
+        """Remove a role without holder and waiters from `roles`. Its topics and messages stay, and
+        its epoch goes on, if it is asked for again.
 
-        Raises TopicNotFoundError if there is no such role, and ProducerBusyError while somebody
-        holds or awaits it.
+        Raises TopicNotFoundError if there is no such role, and ProducerBusyError while it has
+        a holder or a waiter.
 
         >>> engine.role("billing").close()
         >>> engine.delete_role("billing"), engine.roles()
         (None, [])
         """
         self.check_writable()
-        delete_topic(self.ledger, self.sessions, PREFIX + check_role_name(name), own=True)
+        delete_topic(self.ledger, self.sessions, role_topic(name), own=True)
 
-    # ---- the guard: mail, deaths, timeouts -----------------------------------------------
+    # ---- maintenance ---------------------------------------------------------------------
 
     def renew(self, topic: int) -> int:
         """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
         topic's end as it is now. Returns that."""
         with self.ledger.read() as tables:
-            row, kind, view = tables.topic(topic), tables.kind(topic), tables.view(topic)
+            row, kind, view = (
+                tables.topics.get(topic),
+                tables.topics.kind(topic),
+                tables.views.view(topic),
+            )
         end = row.next_offset
         if kind.get("holds") == "map":
             end, items = map_at(Topic(self, topic, row.name), end)
@@ -382,7 +384,7 @@ class Engine(Runtime):
         ...     move.topic, move.state, b.topic("orders").producer("exclusive").topic_epoch
         ('orders', 'assigned', 2)
         """
-        return self._unloading(topics, to, timeout, groups, producer).run()
+        return unloading(self, self.topics, topics, to, timeout, groups, producer).run()
 
     def unload_async(
         self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
@@ -402,17 +404,8 @@ class Engine(Runtime):
         ...     move.state
         'assigned'
         """
-        unloading = self._unloading(topics, to, timeout, groups, producer)
-        return UnloadFuture(self, unloading).start()
-
-    def _unloading(
-        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
-        producer: str | None, session: Session | None = None,
-    ) -> Unloading:  # fmt: skip
-        return Unloading(self, lambda: self._chosen(topics), to, timeout, groups, producer, session)
-
-    def _chosen(self, topics: str | Iterable[str]) -> list[str]:
-        return choose(self.path, self.topics, topics)
+        begun = unloading(self, self.topics, topics, to, timeout, groups, producer)
+        return UnloadFuture(self, begun).start()
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
         """End hand-overs that are under way (rule E4). Returns the names of their topics.
@@ -424,7 +417,7 @@ class Engine(Runtime):
         ('orders', [])
         """
         self.check_writable()
-        ids = [self.topic(name, create=False).id for name in self._chosen(topics)]
+        ids = [self.topic(name, create=False).id for name in choose(self.path, self.topics, topics)]
         return self.hand_over.cancel(ids, "cancelled")
 
     def history(
@@ -448,7 +441,7 @@ class Engine(Runtime):
         """
         self.check_open()
         if role is not None:
-            topic = PREFIX + role
+            topic = role_topic(role)
         try:
             reader = self.topic(EVENTS, create=False).reader()
         except TopicNotFoundError:  # nothing has happened yet
@@ -460,18 +453,37 @@ class Engine(Runtime):
     def engines(self) -> list[EngineInfo]:
         """The engines that have this ledger open, in any process of this machine."""
         self.check_open()
-        return self.ledger.lockfile.engines()
+        return self.ledger.lockfile.slots.engines()
 
     def inside(self) -> EngineInfo | None:
         """The engine that is inside the ledger's critical section now; None if there is none. One
         that stays there is stopped, and blocks all writers until it resumes or dies (see
-        `kill_hung` of `open`).
+        `kill_stalled` of `open`).
 
         >>> engine.inside() is None
         True
         """
         self.check_open()
         return None if self.ledger.watch is None else self.ledger.watch.inside()
+
+    def supports(self, capability: str) -> bool:
+        """Can engines of this kind do that? An engine on a local ledger can do all of it.
+
+        - `capability`: "backup", "claims" (`own`), "compaction", "history", "reader_groups"
+          (`reader(group=...)`), "retention", "roles", "shared_state" (SharedMap and SharedState),
+          "transactions" or "unload".
+
+        A call that needs a capability which is missing raises UnsupportedError. Raises ValueError
+        for another name.
+
+        >>> engine.supports("transactions")
+        True
+        """
+        if capability not in CAPABILITIES:
+            raise ValueError(
+                f"capability={capability!r}: it takes one of {', '.join(sorted(CAPABILITIES))}"
+            )
+        return True
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and counts: what the ledger uses, how many topics and engines.
@@ -498,13 +510,7 @@ class Engine(Runtime):
         True
         """
         self.check_open()
-        results = list(verify(self.ledger, self.unflushed))
-        problems = [problem for _, result in results for problem in result[2]]
-        counted = [result for name, result in results if not is_internal(name)]
-        return Report(
-            topics=len(counted), entries=sum(result[0] for result in counted),
-            messages=sum(result[1] for result in counted), problems=tuple(problems),
-        )  # fmt: skip
+        return verify(self.ledger, self.unflushed)
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy the ledger, consistent and compacted, while others go on writing.
@@ -532,17 +538,6 @@ class Engine(Runtime):
 
     # ---- close ---------------------------------------------------------------------------
 
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} ({self.id}) on {self.path}>"
 
@@ -559,7 +554,7 @@ def open(
     mode: int = 0o700,
     map_size: int = DEFAULT_MAP_SIZE,
     max_readers: int = DEFAULT_MAX_READERS,
-    kill_hung: bool = False,
+    kill_stalled: bool = False,
 ) -> Engine:
     """Open the ledger in a directory; make it if there is none.
 
@@ -580,20 +575,22 @@ def open(
       Address space, not disk.
     - `max_readers`: read transactions at the same time, in all processes together; the
       first opener decides.
-    - `kill_hung`: fencing by kill. A process that is stopped inside the ledger's critical
-      section (microseconds long, so that it is rare) keeps everybody else out; one that is
-      stopped inside a read makes the tables grow. With True, it gets SIGKILL once it has been
-      silent for longer than its own `keepalive`, if this process notices it and may. Without,
-      the log says who it is, and `inside()` and `stats()` do.
+    - `kill_stalled`: kill stalled processes. A process that is stopped while it holds the writer
+      lock (microseconds, so this is rare) stops all writers; one that is stopped inside a read
+      makes the tables grow. With True, this process sends it SIGKILL, if permitted, once it has
+      been silent for longer than its own `keepalive`. Default: False; the log, `inside()` and
+      `stats()` then name the process.
 
-    Raises LedgerError (no directory, no permission, remote, other files; no thread or no address
-    space to be had; threads that gevent or eventlet has replaced), LedgerFullError (no room),
-    LedgerVersionError (another format, not a ledger, or in use by engines of a version that cannot
-    share it), LedgerCorruptedError.
+    Raises UnsupportedError (a URL, such as "pulsar://host"), LedgerError (no directory, no
+    permission, remote, other files; no thread or no address space to be had; threads that gevent or
+    eventlet has replaced), LedgerFullError (no room), LedgerVersionError (another format, not a
+    ledger, or in use by engines of a version that cannot share it), LedgerCorruptedError.
 
     >>> xl.open(path, name="worker-1").topics()
     []
     """
+    if isinstance(path, str) and "://" in path:
+        raise UnsupportedError(f"path={path!r}: no engine opens URLs; give a local directory")
     if durability not in ("power", "process"):
         raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
     if keepalive is not None:
@@ -613,13 +610,14 @@ def open(
     where = check_path(path)
     threads.refuse_patched(where)
     ledger = Ledger.open(
-        where, create=create, mode=mode, map_size=map_size, max_readers=max_readers,
-        readonly=readonly, kill_hung=bool(kill_hung), power=durability == "power",
-    )  # fmt: skip
+        where,
+        Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
+        power=durability == "power",
+    )
     try:
         return Engine(
             ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
-            unflushed=durability == "process", kill_hung=bool(kill_hung),
+            unflushed=durability == "process", kill_stalled=bool(kill_stalled),
         )  # fmt: skip
     except BaseException:
         ledger.close()

@@ -16,6 +16,7 @@ ExclusiveLogError
 ├── TransactionAbortedError
 ├── StateError                   the applier of a shared state failed
 ├── EngineClosedError            closed, or inherited by a forked child
+├── UnsupportedError             this kind of engine cannot do that (also a NotImplementedError)
 └── LedgerError                  the files themselves
     ├── LedgerCorruptedError     a checksum does not hold: .topic, .offsets
     ├── LedgerFullError          the disk, the map or the quota is full
@@ -39,6 +40,8 @@ True
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from exclusivelog._core import use_errors
 
 if TYPE_CHECKING:
     from exclusivelog.types import EngineInfo, OwnerInfo
@@ -65,6 +68,7 @@ __all__ = [
     "TopicNotFoundError",
     "TopicTerminatedError",
     "TransactionAbortedError",
+    "UnsupportedError",
     "WaitTimeoutError",
 ]
 
@@ -189,6 +193,10 @@ class StateError(ExclusiveLogError):
     This state applies no further messages. Open it again with an applier that can."""
 
 
+class UnsupportedError(ExclusiveLogError, NotImplementedError):
+    """This kind of engine cannot do what was asked. `Engine.supports` tells before."""
+
+
 class EngineClosedError(ExclusiveLogError):
     """The engine is closed, or was inherited through fork() (rule C5). Open a new one."""
 
@@ -241,3 +249,6 @@ class LedgerIOError(LedgerError):
     """
 
     maybe_written = True
+
+
+use_errors(closed=EngineClosedError, timeout=WaitTimeoutError)

@@ -19,19 +19,16 @@ generation              `topic` is "" there, `epoch` 0, `producer` null, and the
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from exclusivelog import _core
 
-if TYPE_CHECKING:
-    from exclusivelog.tables import Tables
-
 EVENTS = "__events__"
-WRITER = b"exclusivelog"
-MOST_IN_ONE_ENTRY = 1 << 20
+
+# Kinds that ledgers of this format may have under another name: {former: present}.
+FORMER_KINDS = {"sever": "revoke"}
 
 Party = Mapping[str, Any]
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # `json.dumps` makes one at each call
@@ -58,8 +55,8 @@ class Event:
     Of a claim, `group`, `resource` and `generation` are set (None in all others), and `kind` is
 
     - `own`: `target` has the resource now; `reason` is claim, or reader for a group's reader.
-    - `sever`: `source` lost it because `target` made a claim; `reason` is claimed, dead or hung; or
-      role: it was lost with a role, and `target` is None.
+    - `revoke`: `source` lost it because `target` made a claim; `reason` is claimed, dead or hung;
+      or role: it was lost with a role, and `target` is None.
     - `release`: `source` gave it back; `reason` is closed, or role: with the role.
 
     A role's own topic is `__role__/` and its name: its events tell who holds the role.
@@ -97,32 +94,11 @@ class Event:
 
     @classmethod
     def loads(cls, value: bytes) -> Event:
-        """What `dumps` gave."""
+        """What `dumps` gave, also that of earlier versions."""
         facts = json.loads(value)
+        facts["kind"] = FORMER_KINDS.get(facts["kind"], facts["kind"])
         facts["source"], facts["target"] = facts.pop("from"), facts.pop("to")
         return cls(**facts)
-
-
-def write_events(tables: Tables) -> None:
-    """Append what this transaction has recorded. Straight into the tables: the journal has
-    nothing of this topic, ever."""
-    if not tables.events:
-        return
-    row = tables.find_topic(EVENTS) or tables.new_topic(EVENTS)
-    appender = _core.Appender(WRITER, row.next_offset - 1, len(tables.events), MOST_IN_ONE_ENTRY)
-    batch = appender.make_batch(
-        _core.strings([event.dumps() for event in tables.events]),
-        _core.strings([event.topic.encode() or None for event in tables.events]), None, None,
-    )  # fmt: skip
-    appender.add_batch(batch)
-    published = max(row.last_publish_time, time.time_ns() // 1_000_000)
-    for last, entry in batch.stamp(row.id, row.next_offset, row.epoch, 0, published):
-        tables.put_entry(row.id, last, entry)
-        row.next_offset = last + 1
-    row.last_publish_time = published
-    tables.put_topic(row)
-    tables.announce.add(row.id)
-    tables.events = []
 
 
 def select(

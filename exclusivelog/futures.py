@@ -1,4 +1,4 @@
-"""The future that a request for a producer is given, and what it needs of its engine."""
+"""The future of a request that may have to wait in a queue, and what it needs of its engine."""
 
 from __future__ import annotations
 
@@ -7,63 +7,32 @@ import functools
 from collections.abc import Callable, Set
 from typing import Any, Generic, Protocol, TypeVar
 
-from exclusivelog import _core
-from exclusivelog.access import Session, Transfer
-from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.waits import in_slices, settled
 
 SETTLING_SECONDS = 5.0
-
-
-class Listener(Protocol):
-    """The producer of a session, which is told what becomes of it."""
-
-    session: Session
-    appender: _core.Appender
-
-    def lose(self, error: ExclusiveLogError) -> None:
-        """The session has ended, for good."""
-
-    def tell_wanted(self) -> None:
-        """Another producer waits for the topic."""
-
-    def pause(self) -> None:
-        """Let sends wait; what was accepted is still sent."""
-
-    def drain(self) -> None:
-        """Commit what was accepted so far."""
-
-    def hand_off(self, to: Transfer) -> None:
-        """The topic was handed over."""
-
-    def resume(self) -> None:
-        """Let sends go on."""
-
-    def close(self) -> None:
-        """Give the topic back."""
 
 
 Granted = TypeVar("Granted")  # what a future gives, which has a close()
 
 
 class Requests(Protocol):
-    """Where requests wait that have no outcome yet."""
+    """Where requests wait for their outcome."""
 
     def forget(self, future: GrantFuture[Any]) -> bool:
         """Let a request no longer wait for a hand-over; False if it does not."""
 
-    def withdraw(self, session: Session) -> bool:
+    def withdraw(self, session: Any) -> bool:
         """Take a waiting session out of the queue; False if it was granted or fenced first."""
 
-    def settles(self, session: Session) -> bool:
-        """Will somebody settle this session's future?"""
+    def settles(self, session: Any) -> bool:
+        """Will another thread settle this session's future?"""
 
 
 class Host(Protocol):
     """The engine of a request."""
 
     @property
-    def mailbox(self) -> Requests:
+    def pending(self) -> Requests:
         """Where the request waits."""
 
     def check_open(self) -> None:
@@ -74,13 +43,13 @@ class Host(Protocol):
 
 
 class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
-    """What may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+    """The outcome of a request. `cancel()` removes the request without a trace (rule D5)."""
 
     def __init__(self, engine: Host, topic: int) -> None:
         super().__init__()
         self.has_callbacks = False
         self.topic_id = topic
-        self.session: Session | None = None
+        self.session: Any = None  # its registration, once there is one
         self.granted: Granted | None = None
         self._engine = engine
 
@@ -90,23 +59,23 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
         return frozenset((self.topic_id,))
 
     def in_the_way(self) -> Set[int]:
-        """The topics whose holders keep it waiting."""
+        """The topics that have to become free for it."""
         return self.topics
 
     @property
     def waited(self) -> str:
-        """What a timeout says."""
+        """What the error of a timeout says."""
         name = "" if self.session is None else self.session.name
         return f"producer {name!r} waited for its topic in vain"
 
-    def make(self, session: Session, last_sequence: int) -> Granted:
+    def make(self, session: Any, last_sequence: int) -> Granted:
         """What the future gives, now that its session was granted."""
         raise NotImplementedError
 
     def cancel(self) -> bool:
         """Leave the queue. False if it is too late: the future has its producer, or its
         error, at once then."""
-        if self.done() or not (self._engine.mailbox.forget(self) or self._withdraw()):
+        if self.done() or not (self._engine.pending.forget(self) or self._withdraw()):
             return self.cancelled()
         cancelled = super().cancel()
         if cancelled:  # else concurrent.futures.wait does not see it
@@ -117,9 +86,9 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
         if self.session is None:
             return False
         self._engine.check_open()
-        if self._engine.mailbox.withdraw(self.session):
+        if self._engine.pending.withdraw(self.session):
             return True
-        if self._engine.mailbox.settles(self.session):  # another thread is about to
+        if self._engine.pending.settles(self.session):  # another thread is about to
             concurrent.futures.wait([self], SETTLING_SECONDS)
         return False
 
@@ -140,7 +109,7 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
 
     def _await(self, timeout: float | None) -> None:
         if not self.done():
-            self._engine.check_alone()  # who would settle it is the parent's thread
+            self._engine.check_alone()  # the thread that would settle it is the parent's
             in_slices(functools.partial(settled, self), timeout, self._engine.check_alone)
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
@@ -159,7 +128,7 @@ AnyFuture = GrantFuture[Any]
 
 def give_granted(future: AnyFuture) -> None:
     """Settle the future with what it gives."""
-    # The future's result keeps it; the future itself must not, should nobody want it.
+    # Only its result may keep it: the future itself must not, where nothing refers to the result.
     granted, future.granted = future.granted, None
     if granted is not None:
         future.set_result(granted)

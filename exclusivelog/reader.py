@@ -1,56 +1,45 @@
-"""Readers: walking a topic, and waiting at its end."""
+"""Readers of one topic, and of a group on several: walking them, and waiting at their end."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
-from exclusivelog.arrow import COLUMNS, import_pyarrow, record_batch
-from exclusivelog.compaction import view_entries
-from exclusivelog.encoding import to_ms
+from exclusivelog.backend import CursorStore, GroupCursor, Place
+from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
-    OffsetTrimmedError,
     TopicNotFoundError,
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.faults import met_twice
-from exclusivelog.lockfile import READER_LOOK_UP_SECONDS
-from exclusivelog.log import READ_BYTES, check_place, offset_at_time, read_entries
+from exclusivelog.messages.arrow import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.serde import pick_loads
-from exclusivelog.tables import Tables
 from exclusivelog.waits import check_timeout
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from exclusivelog.groups import Membership
-    from exclusivelog.ledger import Ledger
-    from exclusivelog.runtime import Runtime
-
-Found = TypeVar("Found")
-
-# A reader that had to wait no longer than this looks hard before it sleeps the next time: for
-# what comes less often, that would cost the writer more than it gains.
-BUSY_SECONDS = 80e-6
-LEAST_AHEAD = 64 << 10  # bytes that are read at once by who goes on
 # One more entry of at most 1 GiB, and the offsets of an Arrow array still are 32 bits.
-MOST_ARROW_BYTES = 512 << 20
+MAX_ARROW_BYTES = 512 << 20
+
+Found = tuple[str, _core.Message]
 
 
-class Reader(_core.Cursor):
+class Reader(Closing):
     """Reads one topic. Made by `topic.reader`; for one thread at a time.
 
     A reader never counts as a producer (rule A1), and sees nothing that is not durable
     (rule G6). Damage raises LedgerCorruptedError and leaves the position where it is:
     `seek(error.offsets.stop)` steps over it (rule G9).
+
+    `cursor` is the position in the log that it reads with.
 
     >>> reader = topic.reader()
     >>> reader.has_message_available()
@@ -62,77 +51,43 @@ class Reader(_core.Cursor):
     """
 
     def __init__(
-        self, engine: Runtime, topic: int, name: str, start: str | int | dt.datetime, *,
+        self, store: CursorStore, topic: int, name: str, start: str | int | dt.datetime, *,
         inclusive: bool, deserializer: Any, read_compacted: bool = False, trimmed: str = "error",
     ) -> None:  # fmt: skip
         if trimmed not in ("error", "earliest"):
             raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
-        self._trimmed = trimmed
-        self._compacted = read_compacted
-        self._horizon = 0  # before it, the compacted view is read
-        self.membership: Membership | None = None
+        self.membership: GroupCursor | None = None
         self.topic_id = topic
         self.topic = name
-        self._engine = engine
-        self._loads = pick_loads(deserializer)
-        self._closed = False
-        self._busy_until = 0.0
-        self._scanned = 0, 0  # (generation, position): how far the journal lies behind us
-        self._read_to = 0
-        self._known_end = 0  # the topic had messages up to there when it was last looked at
-        self._version = 0  # of the journal when the tables were looked into,
-        self._looked = 0.0  # and when that was
-        self._ahead = 1
-        self._word = engine.ledger.lockfile.topic_word(topic)
+        self.cursor = store.open_cursor(
+            topic, name, pick_loads(deserializer), read_compacted, trimmed == "earliest"
+        )
         self.seek(start, inclusive=inclusive)
-        engine.register_reader(self)
 
-    # ---- where ---------------------------------------------------------------------------
+    # ---- the position --------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Place:
+        """Where it reads."""
+        return self.cursor.ledger
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message, if the topic has it."""
+        return self.cursor.position
 
     def seek(self, start: str | int | dt.datetime, *, inclusive: bool = True) -> None:
-        """Go on from "earliest", "latest", an offset, or a datetime (naive: UTC). Where publish
+        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC). Where publish
         times are ahead of the clock, a datetime up to now is compared with the times that the
         ledger has noted for them instead.
 
-        `inclusive=False` goes on behind the message at that offset or time.
+        `inclusive=False` continues behind the message at that offset or time.
 
         >>> reader.seek("latest"); reader.position
         0
         """
-        self._check()
-        self.move_to(self._look(lambda tables: self._find(tables, start, inclusive)))
-
-    def _look(self, look: Callable[[Tables], Found]) -> Found:
-        return met_twice(lambda: self._engine.look(look))
-
-    def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
-        row = self._existing(tables.latest(self.topic_id))
-        if self._compacted:
-            view = tables.view(self.topic_id)
-            self._horizon = 0 if view is None else view.horizon
-        if start == "earliest":
-            return 0 if self._horizon else row.first_offset
-        if start == "latest":
-            return row.next_offset
-        if isinstance(start, dt.datetime):
-            offset = offset_at_time(tables, row, to_ms(start) + (0 if inclusive else 1))
-            # What the topic has from then on may have begun in its view.
-            return 0 if self._horizon and offset == row.first_offset else offset
-        if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
-            return start if inclusive else start + 1
-        raise ValueError(
-            f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
-        )
-
-    def _existing(self, row: _core.TopicRow) -> _core.TopicRow:
-        if row.flags & _core.DELETED:
-            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-        return row
-
-    def _since(self, tables: Tables) -> int:
-        # What lies before it in the journal is behind us.
-        generation, position = self._scanned
-        return position if generation == tables.generation else 0
+        self.cursor.check()
+        self.cursor.seek(start, inclusive)
 
     def has_message_available(self) -> bool:
         """True if there is a message at or behind the position. Exact: no message in flight
@@ -141,190 +96,51 @@ class Reader(_core.Cursor):
         >>> reader.has_message_available()
         False
         """
-        self._check()
-        return self._engine.look(self._has_more)
-
-    def _has_more(self, tables: Tables) -> bool:
-        row = self._existing(tables.latest(self.topic_id, self._since(tables)))
-        end = self._known_end = max(row.next_offset, self._read_to)
-        horizon = self._horizon_over(tables, row)
-        if end > max(self.position, horizon, row.first_offset):
-            return True
-        return self.position < horizon and bool(
-            view_entries(tables, self.topic_id, self.position, horizon, None, 1)
-        )
-
-    def _horizon_over(self, tables: Tables, row: _core.TopicRow) -> int:
-        """Before it, the compacted view is read: what had been compacted when the reader began
-        and, for trimmed="earliest", what has been trimmed since. Not more, for the topic still
-        has messages there that a later view lacks (rule G7)."""
-        overtaken = max(self.position, self._horizon) < row.first_offset
-        if not (self._compacted and overtaken and self._trimmed == "earliest"):
-            return self._horizon
-        view = tables.view(self.topic_id)
-        return self._horizon if view is None else min(view.horizon, row.first_offset)
-
-    def _end(self) -> int:
-        def look(tables: Tables) -> int:
-            row = tables.latest(self.topic_id, self._since(tables))
-            return self._existing(row).next_offset
-
-        self._known_end = max(self._engine.look(look), self._read_to)
-        return self._known_end
+        self.cursor.check()
+        return self.cursor.has_more()
 
     # ---- read ----------------------------------------------------------------------------
-
-    def refill(self) -> list[_core.Entry]:
-        """The next entries of the ledger; what the iteration calls when it has run dry."""
-        self._check()
-        if self.position < self._horizon:
-            view = self._look(self._read_view)
-            if view:
-                return view
-            self.move_to(self._horizon)
-        found = self._read_on_in_journal()
-        # Between a commit and the news of it the tables may have what the journal hides yet.
-        if found or (found is not None and self.position >= self._known_end):
-            return found
-        journal = self._engine.ledger.journal
-        version = 0 if journal is None else journal.version
-        found = self._look(self._read_on)
-        self._version, self._looked = version, time.monotonic()
-        return found
-
-    def _read_on_in_journal(self) -> list[_core.Entry] | None:
-        """What follows in the journal. Who is at the end of it already, and knows that nothing has
-        gone straight into the tables since, need not look there. None: look there."""
-        ledger, (generation, since) = self._engine.ledger, self._scanned
-        journal = ledger.journal
-        if journal is None or not generation or not journal.ready or journal.failed:
-            return None
-        if journal.version != self._version:
-            return None
-        visible = journal.tail if self._engine.unflushed else journal.synced
-        found: list[_core.Entry] = []
-        expected = self.position
-        if since >= visible:
-            # A process that died between its commit and the news of it leaves no trace here.
-            recently = time.monotonic() - self._looked < READER_LOOK_UP_SECONDS / 2
-            return found if recently else None
-        try:
-            frames = journal.collect(
-                self.topic_id, self.position, since, visible, generation, self._ahead
-            )
-            for last, data, position in frames:
-                entry = _core.Entry(data, self._loads)
-                check_place(entry, self.topic_id, last, expected)
-                found.append(entry)
-                expected = self._read_to = last + 1
-                self._scanned = generation, position
-        except (ValueError, _core.Outrun):
-            return found or None  # the tables have it, or name the damage
-        if not found:
-            self._scanned = generation, visible
-        return found
-
-    def _read_view(self, tables: Tables) -> list[_core.Entry]:
-        self._existing(tables.topic(self.topic_id))
-        found = view_entries(
-            tables, self.topic_id, self.position, self._horizon, self._loads, self._ahead
-        )
-        self._ahead = min(READ_BYTES, max(LEAST_AHEAD, 8 * self._ahead))
-        return found
-
-    def _read_on(self, tables: Tables) -> list[_core.Entry]:
-        row = self._existing(tables.topic(self.topic_id))
-        if self.position < row.first_offset and self._trimmed == "earliest":
-            self._horizon = self._horizon_over(tables, row)
-            if self.position < self._horizon and (found := self._read_view(tables)):
-                return found
-            self.move_to(row.first_offset)
-        if self.position < row.first_offset:
-            raise OffsetTrimmedError(
-                f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
-                'was trimmed. seek("earliest") goes on with what there is'
-            )
-        since = self._since(tables)
-        found = read_entries(
-            tables, row, self.position, self._loads, most_bytes=self._ahead, since=since
-        )
-        self._ahead = min(READ_BYTES, max(LEAST_AHEAD, 8 * self._ahead))
-        if found:
-            self._read_to = found[-1].end
-        if tables.scanned and max(self.position, self._read_to) >= row.next_offset:
-            self._scanned = tables.generation, tables.scanned
-        return found
-
-    def move_to(self, position: int) -> None:
-        """Go on at this offset; forgets what was read ahead."""
-        self._scanned, self._read_to = (0, 0), 0
-        self._ahead = 1  # one entry: whoever seeks may want one message
-        super().move_to(position)
 
     def read_next(self, timeout: float | None = None) -> _core.Message:
         """The next message; waits for it at the end of the topic.
 
         `timeout` in seconds (None: for ever; 0: not at all), then WaitTimeoutError. Waiting
         costs no CPU: the writer wakes the reader, also from another process. At the end of a
-        topic that was sealed: TopicTerminatedError.
+        terminated topic: TopicTerminatedError.
 
         >>> reader.read_next(timeout=0)
         Traceback (most recent call last):
             ...
         exclusivelog.errors.WaitTimeoutError: topic 'orders' had no message at offset 0 within 0 s
         """
-        check_timeout(timeout)
-        self._check()
-        message = self.take_ready()
+        if timeout is not None:
+            check_timeout(timeout)
+        cursor = self.cursor
+        cursor.check()
+        message = cursor.take_ready()
         if message is not None:
             return message
-        lockfile = self._engine.ledger.lockfile
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            seen = lockfile.words.load(self._word)  # before looking: what comes after wakes
-            message = self.take_one()
+            seen = cursor.mark()  # before reading: a later append ends the wait
+            message = cursor.take_one()
             if message is not None:
                 return message
-            self._check()
-            now = time.monotonic()
-            left = None if deadline is None else deadline - now
-            if self.is_over():
+            cursor.check()
+            left = None if deadline is None else deadline - time.monotonic()
+            if cursor.is_over():
                 raise TopicTerminatedError(
-                    f"topic {self.topic!r} is sealed, and ends at offset {self.position}"
+                    f"topic {self.topic!r} is terminated, and ends at offset {self.position}"
                 )
             if left is not None and left <= 0:
                 raise self.nothing_came(timeout)
-            lockfile.await_topic(self._word, seen, left, spin=now < self._busy_until)
-            woken = time.monotonic()
-            if woken - now < BUSY_SECONDS:
-                self._busy_until = woken + BUSY_SECONDS
+            cursor.wait(seen, left)
 
     def nothing_came(self, timeout: float | None) -> WaitTimeoutError:
         """What `read_next` raises after so many seconds."""
         return WaitTimeoutError(
             f"topic {self.topic!r} had no message at offset {self.position} within {timeout} s"
         )
-
-    @property
-    def word(self) -> int:
-        """Where the topic's counter of commits lies in the lock file."""
-        return self._word
-
-    def mark(self) -> int:
-        """Changes with whatever is appended, for `await_mark`."""
-        return self._engine.ledger.lockfile.words.load(self._word)
-
-    def await_mark(self, seen: int, seconds: float) -> None:
-        """Sleep until `mark()` is no longer `seen`, or so many seconds have passed. Takes
-        nothing, and may be called beside everything else."""
-        self._engine.check_open()
-        self._engine.ledger.lockfile.await_topic(self._word, seen, seconds, spin=False)
-
-    def is_over(self) -> bool:
-        """Is this the end of a terminated topic?"""
-        with self._engine.ledger.read() as tables:
-            row = self._existing(tables.topic(self.topic_id))
-            return bool(row.flags & _core.TERMINATED) and self.position >= row.next_offset
 
     def read_batch(self, max_messages: int) -> list[_core.Message]:
         """Up to `max_messages` next messages, without waiting; an empty list at the end.
@@ -334,18 +150,18 @@ class Reader(_core.Cursor):
         """
         if not isinstance(max_messages, int) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
-        self._check()
-        with self._taken_by_somebody():
-            return self.take_many(max_messages)
+        self.cursor.check()
+        with self._returned():
+            return self.cursor.take_many(max_messages)
 
     @contextlib.contextmanager
-    def _taken_by_somebody(self) -> Iterator[None]:
-        # What was taken by a call that fails, or is interrupted, nobody got.
+    def _returned(self) -> Iterator[None]:
+        # The caller of a read that fails or is interrupted has received none of its messages.
         start = self.position
         try:
             yield
         except BaseException:
-            self.move_to(start)
+            self.cursor.move_to(start)
             raise
 
     def read_arrow(
@@ -358,7 +174,7 @@ class Reader(_core.Cursor):
         key, value, publish_time, event_time, producer, sequence_id, properties (default:
         all). Needs the extra `[arrow]`.
         """
-        self._check()
+        self.cursor.check()
         chosen = COLUMNS if columns is None else tuple(columns)
         for name in chosen:
             if name not in COLUMNS:
@@ -366,8 +182,8 @@ class Reader(_core.Cursor):
         if not isinstance(max_bytes, int) or max_bytes < 1:
             raise ValueError(f"max_bytes={max_bytes!r}: it takes a whole number from 1 on")
         import_pyarrow()  # before anything is taken
-        max_bytes = min(max_bytes, MOST_ARROW_BYTES)
-        with self._taken_by_somebody():
+        max_bytes = min(max_bytes, MAX_ARROW_BYTES)
+        with self._returned():
             parts = self._take_entries(max_bytes)
             return record_batch(parts, chosen) if parts else None
 
@@ -375,8 +191,9 @@ class Reader(_core.Cursor):
         parts: list[tuple[_core.Entry, int]] = []
         size = 0
         while size < max_bytes:
+            room = max_bytes - size if parts else sys.maxsize
             try:
-                part = self.take_entry(max_bytes - size) if parts else self.take_entry()
+                part = self.cursor.take_entry(room)
             except ExclusiveLogError:
                 if not parts:
                     raise
@@ -389,13 +206,13 @@ class Reader(_core.Cursor):
 
     def __iter__(self) -> Iterator[_core.Message]:
         """The messages up to the end as it is now."""
-        self._check()
-        messages = self.scan(self._end())
+        self.cursor.check()
+        messages = self.cursor.scan(self.cursor.end())
         return messages if self.membership is None else self._checked(messages)
 
     def _checked(self, messages: Iterator[_core.Message]) -> Iterator[_core.Message]:
         for message in messages:
-            self._check()  # it may have been read ahead
+            self.cursor.check()  # the message may have been read ahead
             yield message
 
     def follow(self, timeout: float | None = None) -> Iterator[_core.Message]:
@@ -412,20 +229,15 @@ class Reader(_core.Cursor):
                 return
             yield message
 
-    @property
-    def ledger(self) -> Ledger:
-        """Where it reads."""
-        return self._engine.ledger
-
     # ---- groups --------------------------------------------------------------------------
 
-    def join(self, membership: Membership) -> None:
-        """Read for a group from now on: from where it was, if it has committed before."""
-        self.membership = membership
+    def join(self, membership: GroupCursor) -> None:
+        """Read for a group from now on, from its committed position if it has one."""
+        self.membership = self.cursor.membership = membership
         try:
-            cursor = membership.cursor(self.topic_id)
-            if cursor is not None:
-                self.seek(cursor)
+            committed = membership.position(self.topic_id)
+            if committed is not None:
+                self.seek(committed)
         except BaseException:
             membership.end()
             raise
@@ -455,7 +267,7 @@ class Reader(_core.Cursor):
         ...     reader.commit(); reader.position
         0
         """
-        self._check()
+        self.cursor.check()
         if self.membership is None:
             raise ValueError(
                 f"this reader of topic {self.topic!r} has no cursor; open it with group="
@@ -464,33 +276,189 @@ class Reader(_core.Cursor):
 
     # ---- close ---------------------------------------------------------------------------
 
-    def _check(self) -> None:
-        self._engine.check_open()
-        if self._closed:
-            raise EngineClosedError(f"this reader of topic {self.topic!r} is closed")
-        if self.membership is not None:
-            self.membership.check()
-
     def close(self) -> None:
         """End reading; a thread that waits in `read_next` gets EngineClosedError."""
-        if not self._closed:
-            self._closed = True
-            self.move_to(self.position)
-            if not (self._engine.closed or self._engine.forked):
-                self._engine.ledger.lockfile.announce(self.topic_id)
-                if self.membership is not None:
-                    self.membership.end()
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+        if self.cursor.close() and self.membership is not None:
+            self.membership.end()
 
     def __repr__(self) -> str:
         return f"<Reader of topic {self.topic!r} at offset {self.position}>"
+
+
+class GroupReader(Closing):
+    """Reads several topics for a group. Made by `engine.reader`; for one thread at a time.
+
+    It hands out (topic's name, message): in order within each topic, one of each topic in
+    turn. One claim covers all topics: the group's next reader on any of them fences
+    this one on all, which raises ReaderFencedError from then on. `commit` writes the positions on
+    all topics in one transaction, and `transaction.commit_cursor(reader)` makes them a part of
+    another one.
+
+    >>> for name in "ab":
+    ...     _ = engine.topic(name).producer().send_many([b"1", b"2"])
+    >>> reader = engine.reader(["a", "b"], group="billing")
+    >>> [(name, message.value) for name, message in reader.read_batch(3)]
+    [('a', b'1'), ('b', b'1'), ('a', b'2')]
+    >>> reader.commit(); reader.positions
+    {'a': 2, 'b': 1}
+    """
+
+    def __init__(self, readers: Sequence[Reader], membership: GroupCursor) -> None:
+        self.membership = membership
+        self.readers = tuple(readers)  # one for each topic
+        self._next = 0  # the index of the reader to ask next
+        self._closed = False
+        for reader in readers:
+            reader.join(membership)
+
+    # ---- where ---------------------------------------------------------------------------
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of its topics."""
+        return [reader.topic for reader in self.readers]
+
+    @property
+    def group(self) -> str:
+        """The group that it is the reader of."""
+        return self.membership.group
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """{topic: generation} of its claim."""
+        return dict(self.membership.generations)
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """{topic: the offset of the next message}."""
+        return {reader.topic: reader.position for reader in self.readers}
+
+    def offsets_to_commit(self) -> dict[int, int]:
+        """{topic id: the offset that a commit now lets the group go on at}."""
+        return {reader.topic_id: reader.position for reader in self.readers}
+
+    def seek(
+        self, start: str | int | dt.datetime, *, topic: str | None = None, inclusive: bool = True
+    ) -> None:
+        """Go on from "earliest", "latest", an offset, or a datetime, as `Reader.seek`: on one
+        topic, or (None) on all."""
+        self._check()
+        chosen = [reader for reader in self.readers if topic in (None, reader.topic)]
+        if not chosen:
+            raise TopicNotFoundError(f"topic={topic!r} is none of {', '.join(self.topics)}")
+        for reader in chosen:
+            reader.seek(start, inclusive=inclusive)
+
+    def has_message_available(self) -> bool:
+        """True if there is a message at or behind the position on any topic."""
+        self._check()
+        return any(reader.has_message_available() for reader in self.readers)
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def read_next(self, timeout: float | None = None) -> Found:
+        """The next message of any topic, with the topic's name; waits for it where all are at
+        their end.
+
+        `timeout` in seconds (None: for ever; 0: not at all), then WaitTimeoutError. At the end of
+        all topics, if all are terminated: TopicTerminatedError.
+        """
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            marks = self.marks()  # before reading: a later append ends the wait
+            found = self._take()
+            if found is not None:
+                return found
+            if all(reader.cursor.is_over() for reader in self.readers):
+                raise TopicTerminatedError(f"all of topics {', '.join(self.topics)} have ended")
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise self.nothing_came(timeout)
+            seconds = 3600.0 if left is None else left
+            self.membership.wait([reader.cursor for reader in self.readers], marks, seconds)
+
+    def marks(self) -> list[int]:
+        """A number for each topic that changes with every append to it."""
+        return [reader.cursor.mark() for reader in self.readers]
+
+    def nothing_came(self, timeout: float | None) -> WaitTimeoutError:
+        """What `read_next` raises after so many seconds."""
+        return WaitTimeoutError(
+            f"none of topics {', '.join(self.topics)} had a message within {timeout} s"
+        )
+
+    def _take(self) -> Found | None:
+        self._check()
+        for _ in self.readers:
+            reader = self.readers[self._next]
+            self._next = (self._next + 1) % len(self.readers)
+            message = reader.cursor.take_one()
+            if message is not None:
+                return reader.topic, message
+        return None
+
+    def read_batch(self, max_messages: int) -> list[Found]:
+        """Up to `max_messages` next messages, without waiting; an empty list at the end."""
+        if not isinstance(max_messages, int) or max_messages < 1:
+            raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
+        before, first = [reader.position for reader in self.readers], self._next
+        found: list[Found] = []
+        try:
+            while len(found) < max_messages and (one := self._take()) is not None:
+                found.append(one)
+        except BaseException:  # what was taken must be read again
+            for reader, position in zip(self.readers, before, strict=True):
+                reader.cursor.move_to(position)
+            self._next = first
+            raise
+        return found
+
+    def __iter__(self) -> Iterator[Found]:
+        """The messages up to the ends of all topics as they are now."""
+        self._check()
+        return self._walk([(reader.topic, iter(reader)) for reader in self.readers])
+
+    def _walk(self, walks: list[tuple[str, Iterator[_core.Message]]]) -> Iterator[Found]:
+        while walks:
+            left = []
+            for name, messages in walks:
+                message = next(messages, None)
+                if message is not None:
+                    yield name, message
+                    left.append((name, messages))
+            walks = left
+
+    def follow(self, timeout: float | None = None) -> Iterator[Found]:
+        """The messages, for ever: at the ends of all topics it waits. Ends when nothing has come
+        for `timeout` seconds (None: never), or nothing can come any more."""
+        while True:
+            try:
+                found = self.read_next(timeout)
+            except (WaitTimeoutError, TopicTerminatedError):
+                return
+            yield found
+
+    # ---- commit and close ----------------------------------------------------------------
+
+    def commit(self) -> None:
+        """Let the group go on at the positions of all topics, durably, in one transaction.
+
+        Raises ReaderFencedError if a later reader of the group has come on any of the topics.
+        """
+        self._check()
+        self.membership.commit(self.offsets_to_commit())
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineClosedError(f"this reader of group {self.group!r} is closed")
+        self.readers[0].cursor.check()
+
+    def close(self) -> None:
+        """End reading; a thread that waits in `read_next` gets EngineClosedError."""
+        self._closed = True
+        for reader in self.readers:
+            reader.close()
+
+    def __repr__(self) -> str:
+        return f"<GroupReader of group {self.group!r} at {self.positions}>"

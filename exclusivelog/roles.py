@@ -12,27 +12,30 @@ import contextlib
 import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Mapping, Set
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from exclusivelog.access import Session
-from exclusivelog.claims import Claims, check_generation, check_group, check_resource
+from exclusivelog.backend import ProducerRequest, RoleDefinition, check_name, is_internal
+from exclusivelog.claims import Claim
+from exclusivelog.closing import Closing
 from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.futures import GrantFuture
-from exclusivelog.group_reader import GroupReader
-from exclusivelog.groups import Membership
-from exclusivelog.ownership import Claim
+from exclusivelog.local.ownership import role_rows
+from exclusivelog.local.ownership.held_claims import HeldClaim, LocalGroupCursor
+from exclusivelog.local.ownership.role_rows import RoleRow
+from exclusivelog.local.records import PREFIX, Claimant, Session
+from exclusivelog.local.topics import create_topic
 from exclusivelog.producer import Options, Producer
-from exclusivelog.role_rows import PREFIX, Definition, RoleRow
+from exclusivelog.reader import GroupReader
 from exclusivelog.serde import pick_dumps
-from exclusivelog.tables import Claimant
-from exclusivelog.topic import Topic, check_name, check_queue_options, create_topic, is_internal
+from exclusivelog.topic import Topic, check_queue_options
 from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture
+from exclusivelog.validation import check_generation, check_group, check_resource
 
 if TYPE_CHECKING:
+    from exclusivelog.local.runtime import Runtime
     from exclusivelog.reader import Reader
-    from exclusivelog.runtime import Runtime
+
 
 NAME_BYTES = 240
 OnLost = Callable[["Role", OwnershipLostError], object]
@@ -67,15 +70,15 @@ class RoleOptions(TypedDict, total=False):
 class RoleClaim(Claim):
     """The claim that a role is bound to. It is valid as long as the role is held."""
 
-    def __init__(self, role: Role, engine: Runtime, claims: Claims, claimant: Claimant) -> None:
-        super().__init__(engine, claims, claimant)
+    def __init__(self, role: Role, engine: Runtime, session: HeldClaim) -> None:
+        super().__init__(engine, session)
         self._role = role
 
     def _lost_error(self) -> OwnershipLostError:
         role = f"role {self._role.name!r}"
         if self._role.closed:
-            return OwnershipLostError(f"{role} was given back; ask for it again with engine.role")
-        successor = self._claims.successor(self._claimant, self._engine.mailbox.successors)
+            return OwnershipLostError(f"{role} was closed; ask for it again with engine.role")
+        successor = self._session.successor()
         if successor is not None:
             return OwnershipLostError(
                 f"{role} was handed over to {describe_engine(successor)}; ask for it there",
@@ -87,23 +90,23 @@ class RoleClaim(Claim):
         )
 
     def lose(self, error: OwnershipLostError) -> None:
-        """The role was lost: tell the application."""
+        """The role was lost: call the role's `on_lost`."""
         self._role.lose(self._lost_error() if error.successor is None else error)
 
     def release(self) -> None:
-        """Give the role back, as `Role.close`."""
+        """Release the role, as `Role.close`."""
         self._role.close()
 
     def __repr__(self) -> str:
         return f"<Claim of role {self._role.name!r}, epoch {self._role.epoch}>"
 
 
-class Role:
+class Role(Closing):
     """A role that this process holds: its topics, reader groups and claims. Made by `engine.role`;
     threads may share it.
 
     It is held until it is closed, lost or handed over, or its engine closes: dropping this object
-    does not give it back. A lost role is lost for good (rule B4): ask for it again.
+    does not release it. A lost role is lost for good (rule B4): ask for it again.
 
     >>> _ = engine.topic("orders").producer().send(b"3 apples")
     >>> with engine.role("billing", topics=["invoices"], groups={"biller": ["orders"]}) as role:
@@ -117,7 +120,7 @@ class Role:
     """
 
     def __init__(
-        self, engine: Runtime, claims: Claims, seat: Producer,
+        self, engine: Runtime, seat: Producer,
         found: tuple[RoleRow, list[Session], list[Claimant]], on_lost: OnLost | None,
     ) -> None:  # fmt: skip
         row, parts, claimants = found
@@ -126,10 +129,11 @@ class Role:
         self.epoch = session.epoch
         self._engine = engine
         self._on_lost = on_lost
-        self._parts = {engine.name_of(part.topic): part for part in parts}
+        with engine.ledger.read() as tables:
+            self._parts = {tables.topics.get(part.topic).name: part for part in parts}
         self._generations = [(c.group, c.reads, dict(c.generations)) for c in claimants]
         self._memberships = {
-            claimant.group: Membership(engine, claims, claimant, row.groups[claimant.group], True)
+            claimant.group: LocalGroupCursor(engine, claimant, row.groups[claimant.group], True)
             for claimant in claimants
             if claimant.reads
         }
@@ -138,7 +142,7 @@ class Role:
             session.bound_to, session.engine, session.slot, session.pid, session.engine_name,
             PREFIX, {self.name: session.epoch}, session.since,
         )  # fmt: skip
-        self.claim = RoleClaim(self, engine, claims, anchor)
+        self.claim = RoleClaim(self, engine, HeldClaim(engine, anchor))
         self._producers: dict[str, Producer] = {}
         self._lock = threading.RLock()
         self.closed = False
@@ -148,8 +152,8 @@ class Role:
     def register(self) -> None:
         """Notifications about the role go to it from now on, and its engine keeps it."""
         for number, membership in zip(self._claimants, self._memberships.values(), strict=True):
-            self._engine.keep_claim(number, membership)
-        self._engine.keep_claim(self.claim.id, self.claim)
+            self._engine.registry.keep_claim(number, membership)
+        self._engine.registry.keep_claim(self.claim.id, self.claim)
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -184,7 +188,7 @@ class Role:
 
     @property
     def state(self) -> State:
-        """What became of it, looked up in the ledger: "open", "fenced", "moved" or "closed"."""
+        """Its state, read from the ledger: "open", "fenced", "moved" or "closed"."""
         return "closed" if self.closed else self._seat.state
 
     # ---- use -----------------------------------------------------------------------------
@@ -225,8 +229,9 @@ class Role:
         options = Options(**sending, dumps=pick_dumps(serializer), follow=False)
         self._engine.ledger.checkpoint()  # with the last sequence id of its name
         with self._engine.ledger.read() as tables:
-            last, _ = tables.producer(session.topic, session.name)
-        return Producer(self._engine, topic, session, last, options, keeper=self)
+            last, _ = tables.producers.get(session.topic, session.name)
+        opened = self._engine.open_session(topic, session, last, options, keeper=self)
+        return Producer(self._engine, topic, opened, options)
 
     def reader(
         self, topic: str, *, group: str | None = None, start: str | int | dt.datetime = "earliest",
@@ -268,7 +273,7 @@ class Role:
             )
             for topic in self._topics_of[chosen]
         ]  # fmt: skip
-        return GroupReader(self._engine, readers, self._memberships[chosen])
+        return GroupReader(readers, self._memberships[chosen])
 
     def _topic(self, name: str) -> Topic:
         return Topic(self._engine, *create_topic(self._engine.ledger, name, False))
@@ -325,7 +330,7 @@ class Role:
         return self._seat.move_async(to, timeout)
 
     def lose(self, error: OwnershipLostError) -> None:
-        """It was lost: wake its readers, and tell the application."""
+        """It was lost: wake its readers, and call `on_lost`."""
         for membership in self._memberships.values():
             membership.lose(error)
         on_lost = self._on_lost
@@ -333,12 +338,12 @@ class Role:
             self._engine.call_soon(lambda: on_lost(self, error))
 
     def close(self) -> None:
-        """Send what the role's producers have accepted, then give the role back; the next waiter
+        """Send what the role's producers have accepted, then release the role; the next waiter
         gets it in the same transaction. Closing twice, or a lost role, does nothing."""
         if self._engine.forked:
             return
         if self._engine.busy_here:
-            self._engine.call_later(self.close)
+            self._engine.callbacks.call_later(self.close)
             return
         with self._lock:
             if self.closed:
@@ -355,18 +360,7 @@ class Role:
 
     def _forget(self) -> None:
         for number in (*self._claimants, self.claim.id):
-            self._engine.forget_claim(number)
-
-    def __enter__(self) -> Role:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+            self._engine.registry.forget_claim(number)
 
     def __repr__(self) -> str:
         return f"<Role {self.name!r}, epoch {self.epoch}, topics {self.topics}>"
@@ -382,13 +376,12 @@ class RoleFuture(GrantFuture[Role]):
     _engine: Runtime
 
     def __init__(
-        self, engine: Runtime, claims: Claims, topic: Topic, definition: Definition,
+        self, engine: Runtime, topic: Topic, definition: RoleDefinition,
         on_lost: OnLost | None,
     ) -> None:  # fmt: skip
         super().__init__(engine, topic.id)
         self.topic = topic
         self.definition = definition
-        self._claims = claims
         self._on_lost = on_lost
 
     @property
@@ -399,21 +392,21 @@ class RoleFuture(GrantFuture[Role]):
     @property
     def waited(self) -> str:
         """What a timeout says."""
-        return f"role {self.topic.name.removeprefix(PREFIX)!r} was waited for in vain"
+        return f"role {self.topic.name.removeprefix(PREFIX)!r} was not granted in time"
 
     def in_the_way(self) -> Set[int]:
         """The topics whose holders keep it waiting, and the roles that have its claims."""
-        return self.topics | self._engine.sessions.roles.rivals(self.definition)
+        with self._engine.ledger.read() as tables:
+            return self.topics | role_rows.rivals(tables, self.definition)
 
     def make(self, session: Session, last_sequence: int) -> Role:
         """The role."""
         with self._engine.ledger.read() as tables:
-            found = self._engine.sessions.roles.parts(tables, session)
-        seat = Producer(
-            self._engine, self.topic.name, session, last_sequence, Options(follow=False)
-        )
+            found = role_rows.parts(tables, session)
+        opened = self._engine.open_session(self.topic.name, session, last_sequence, _OPTIONS)
+        seat = Producer(self._engine, self.topic.name, opened, _OPTIONS)
         try:
-            self.granted = Role(self._engine, self._claims, seat, found, self._on_lost)
+            self.granted = Role(self._engine, seat, found, self._on_lost)
         except BaseException:
             seat.abandon()
             raise
@@ -421,7 +414,7 @@ class RoleFuture(GrantFuture[Role]):
         return self.granted
 
     def give_up(self) -> None:
-        """Leave the queue; a grant that came first is given back."""
+        """Leave the queue; a grant that came first is released."""
         granted = self.granted
         super().give_up()
         if granted is not None:
@@ -436,7 +429,7 @@ def ask(
     claims: ClaimsOfGroups, access_mode: AccessMode | str, priority: int,
     timeout: float | None, settle: float, on_lost: OnLost | None,
 ) -> RoleFuture:  # fmt: skip
-    """What `Engine.role_async` does, arguments included."""
+    """What `Engine.role_async` does, with its checks of the arguments."""
     engine.check_writable()
     check_role_name(name)
     chosen = AccessMode.parse(access_mode)
@@ -448,7 +441,7 @@ def ask(
     names = _names("topics", topics)
     reading = _groups(groups, names)
     wanted = _claims(claims, reading)
-    definition = Definition(
+    definition = RoleDefinition(
         tuple(_topic(engine, topic) for topic in names),
         {
             group: {topic: _topic(engine, topic) for topic in read}
@@ -456,13 +449,13 @@ def ask(
         },
         wanted,
     )
-    claims_of = Claims(engine.ledger, engine.sessions)
-    future = RoleFuture(engine, claims_of, _own_topic(engine, name), definition, on_lost)
+    future = RoleFuture(engine, _own_topic(engine, name), definition, on_lost)
     try:
-        engine.open_producer(
-            future, chosen.value, name=None, priority=priority, claim=None, timeout=timeout,
-            settle=int(settle * 1e9), properties={}, yields=False, role=definition,
+        request = ProducerRequest(
+            future.topic_id, chosen.value, priority=priority, timeout=timeout,
+            settle=int(settle * 1e9), role=definition,
         )  # fmt: skip
+        engine.open_producer(future, request)
     except BaseException:
         future.give_up()  # interrupted
         raise
@@ -477,12 +470,17 @@ def check_role_name(name: object) -> str:
     return checked
 
 
+def role_topic(name: str) -> str:
+    """The name of the topic that stands for a role."""
+    return PREFIX + check_role_name(name)
+
+
 def _own_topic(engine: Runtime, name: str) -> Topic:
     with engine.ledger.read() as tables:
-        row = tables.find_topic(PREFIX + name)
+        row = tables.topics.find(PREFIX + name)
     if row is None:
-        with engine.ledger.write() as tables:
-            row = tables.find_topic(PREFIX + name) or tables.new_topic(PREFIX + name)
+        with engine.ledger.write_exclusive() as tables:
+            row = tables.topics.find(PREFIX + name) or tables.topics.create(PREFIX + name)
     return Topic(engine, row.id, row.name)
 
 

@@ -1,7 +1,8 @@
-"""Serialisers, for the edges of the log (rule G1). Never pickle: reading a log runs no code.
+"""Serialisers of keys and values (rule G1). None of them is pickle: reading a log runs no code.
 
-`exact` is msgpack that gives back what it was given: also tuples, sets, keys that are no str, large
-ints, dates and decimals. It refuses what it could not. Other readers see msgpack's extension types.
+`exact` is msgpack that restores every type that it accepts, also tuples, sets, keys that are not
+str, large ints, dates and decimals; it raises TypeError for others. Programs without this library
+see msgpack's extension types.
 
 >>> json.loads(json.dumps({"a": 1}))
 {'a': 1}
@@ -29,7 +30,7 @@ __all__ = ["Serde", "bytes", "exact", "json", "msgpack", "pick_dumps", "pick_loa
 
 @dataclass(frozen=True)
 class Serde:
-    """A pair of functions: `dumps(value)` gives bytes, `loads(data)` the value again."""
+    """A pair of functions: `dumps(value)` returns bytes, `loads(data)` returns the value."""
 
     dumps: Callable[[Any], builtins.bytes]
     loads: Callable[[builtins.bytes], Any]
@@ -52,7 +53,7 @@ msgpack = Serde(_msgpack.packb, lambda data: _msgpack.unpackb(data, strict_map_k
 
 # ---- exact -------------------------------------------------------------------------------
 
-# (type, how it is written, how it is read): the place in this list is the extension's code.
+# (type, encode, decode); the index in this list is the extension type's code on disk.
 _EXACT: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
     (tuple, list, tuple),
     (set, list, set),
@@ -78,7 +79,7 @@ def _to_extension(value: Any) -> _msgpack.ExtType:
 
 def _from_extension(code: int, data: builtins.bytes) -> Any:
     if code >= len(_EXACT):
-        raise ValueError(f"extension {code} is none of the serialiser exact")
+        raise ValueError(f"msgpack extension {code} is unknown to the serialiser exact")
     return _EXACT[code][2](_load_exact(data))
 
 
@@ -111,12 +112,12 @@ def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[
 
 
 def dumps_of(option: Any, argument: builtins.str) -> Callable[[Any], builtins.bytes]:
-    """The function that encodes, of a Serde or the name of one."""
+    """Return the function that encodes, of a Serde or of the name of one."""
     return _side_of(option, argument, "dumps")
 
 
 def loads_of(option: Any, argument: builtins.str) -> Callable[[builtins.bytes], Any]:
-    """The function that decodes, of a Serde or the name of one."""
+    """Return the function that decodes, of a Serde or of the name of one."""
     return _side_of(option, argument, "loads")
 
 
@@ -131,17 +132,17 @@ def _side_of(option: Any, argument: builtins.str, side: builtins.str) -> Callabl
 
 
 def name_of(option: Any) -> builtins.str | None:
-    """The name under which a Serde is known; None for one of the application's own."""
+    """Return the name of one of the serialisers above; None for the application's own."""
     if isinstance(option, builtins.str):
         return option
     return next((name for name, serde in _NAMED.items() if serde is option), None)
 
 
 def pick_dumps(option: Any) -> Callable[[Any], builtins.bytes] | None:
-    """The function behind a `serializer=` option: a name, a Serde or the function itself."""
+    """Return the function for a `serializer=` option: a name, a Serde or the function itself."""
     return _pick(option, "serializer", "dumps")
 
 
 def pick_loads(option: Any) -> Callable[[builtins.bytes], Any] | None:
-    """The function behind a `deserializer=` option."""
+    """Return the function for a `deserializer=` option."""
     return _pick(option, "deserializer", "loads")

@@ -6,31 +6,22 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from exclusivelog import _core, seats
-from exclusivelog.announcements import announcement, check_info
-from exclusivelog.encoding import encode_properties, to_ms
-from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
+from exclusivelog.backend import (
+    Backend,
+    ProducerRequest,
+    TopicStore,
+    check_name,
+    is_internal,
+)
+from exclusivelog.claims import Claim
 from exclusivelog.events import EVENTS
-from exclusivelog.groups import join
-from exclusivelog.ledger import Ledger
-from exclusivelog.ownership import Claim
+from exclusivelog.messages.encoding import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader
-from exclusivelog.retention import (
-    empty_trash,
-    first_to_retain,
-    note_time,
-    set_retention,
-    trim,
-)
-from exclusivelog.runtime import Runtime
 from exclusivelog.serde import pick_dumps
-from exclusivelog.sessions import Sessions, describe, owner_info
-from exclusivelog.tables import Tables
 from exclusivelog.types import AccessMode, Announcement, OwnerInfo, TransferInfo, WaiterInfo
 from exclusivelog.waits import check_seconds, check_timeout
 
-NAME_BYTES = 255
 LONGEST_SETTLE = 86400
 SENDING = (
     "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",
@@ -68,50 +59,43 @@ class Topic:
     ('orders', 0, 0, None)
     """
 
-    def __init__(self, engine: Runtime, topic: int, name: str) -> None:
+    def __init__(self, engine: Backend, topic: int, name: str) -> None:
         self.id = topic
         self.name = name
-        self._engine = engine
+        self._engine: Any = engine
+        self._store: TopicStore = engine.topic_store(topic)
 
     @property
-    def engine(self) -> Runtime:
+    def engine(self) -> Any:
         """The engine that this topic was opened with."""
         return self._engine
 
     # ---- look ----------------------------------------------------------------------------
 
-    def _row(self) -> _core.TopicRow:
-        self._engine.check_open()
-        with self._engine.ledger.read() as tables:
-            return existing(tables, self.id)
-
     @property
     def epoch(self) -> int:
         """How many owners the topic has had; grows with each (rule B1)."""
-        return self._row().epoch
+        return self._store.facts().epoch
 
     @property
     def first_offset(self) -> int:
         """The offset of the first message that is still there."""
-        return self._row().first_offset
+        return self._store.facts().first_offset
 
     @property
     def next_offset(self) -> int:
         """The offset that the next message will have."""
-        self._engine.check_open()
-        return checked(self._engine.latest(self.id)).next_offset
+        return self._store.next_offset()
 
     @property
     def owner(self) -> OwnerInfo | None:
         """The session that owns the topic; None if no live engine has one."""
-        self._engine.check_open()
-        return self._engine.sessions.owner(self.id)
+        return self._store.owner()
 
     @property
     def holders(self) -> list[OwnerInfo]:
         """The sessions that may write: the owner's, or those of the shared producers."""
-        self._engine.check_open()
-        return self._engine.sessions.holders(self.id)
+        return self._store.holders()
 
     @property
     def transfer(self) -> TransferInfo | None:
@@ -131,14 +115,12 @@ class Topic:
     def transfers(self) -> list[TransferInfo]:
         """The topic's hand-over, if there is one, and those of single shared producers
         (`Producer.move`)."""
-        self._engine.check_open()
-        return self._engine.hand_over.transfers(self.id)
+        return self._store.transfers()
 
     @property
     def waiters(self) -> list[WaiterInfo]:
         """The producers in the topic's queue, in the order of their promotion (rule D1)."""
-        self._engine.check_open()
-        return self._engine.sessions.waiters(self.id)
+        return self._store.waiters()
 
     @property
     def kind(self) -> str:
@@ -152,22 +134,13 @@ class Topic:
         >>> topic.kind, topic.serializers
         ('map', {'key': 'str', 'value': 'msgpack'})
         """
-        if self.name == EVENTS:
-            return "events"
-        self._engine.check_open()
-        with self._engine.ledger.read() as tables:
-            existing(tables, self.id)
-            held = tables.kind(self.id).get("holds")
-            return held or ("messages" if tables.snapshot(self.id) is None else "state")
+        return "events" if self.name == EVENTS else self._store.kind()[0]
 
     @property
     def serializers(self) -> dict[str, str | None]:
         """The names of a map's serialisers, by "key" and "value" (None: the application's own);
         empty where the topic's `kind` is not "map"."""
-        self._engine.check_open()
-        with self._engine.ledger.read() as tables:
-            held = tables.kind(self.id)
-        return {name: held[name] for name in ("key", "value") if name in held}
+        return self._store.kind()[1]
 
     @property
     def announcement(self) -> Announcement | None:
@@ -178,10 +151,7 @@ class Topic:
         ...     topic.announcement.info["address"], topic.announcement.epoch
         ('tcp://127.0.0.1:7001', 1)
         """
-        self._engine.check_open()
-        with self._engine.ledger.read() as tables:
-            existing(tables, self.id)
-            return announcement(tables, self.id)
+        return self._store.announcement()
 
     # ---- write ---------------------------------------------------------------------------
 
@@ -260,16 +230,15 @@ class Topic:
         exclusivelog.errors.ProducerFencedError: topic 'orders' is not free for an exclusive \
 producer; it is held by producer 'leader' ...
         """
-        options = Options(
-            linger, max_batch_messages, max_batch_bytes, max_pending_bytes,
-            pick_dumps(serializer), on_fenced, on_wanted, follow and claim is None,
+        future, request = self._ask(
+            access_mode, name=name, priority=priority, topic_epoch=topic_epoch, timeout=timeout,
+            settle=settle, properties=properties, announce=announce, linger=linger,
+            max_batch_messages=max_batch_messages, max_batch_bytes=max_batch_bytes,
+            max_pending_bytes=max_pending_bytes, serializer=serializer, on_fenced=on_fenced,
+            on_wanted=on_wanted, follow=follow, claim=claim,
         )  # fmt: skip
-        future = ProducerFuture(self._engine, self.id, self.name, options)
         try:
-            self._open(
-                future, access_mode, name, priority, topic_epoch, timeout, settle, properties,
-                claim, announce, on_wanted is not None,
-            )  # fmt: skip
+            self._engine.open_producer(future, request)
             return future.result()
         except BaseException:
             future.give_up()  # interrupted, perhaps
@@ -296,50 +265,57 @@ producer; it is held by producer 'leader' ...
         """
         for name in options.keys() - ProducerOptions.__annotations__.keys():
             raise TypeError(f"producer_async takes no option {name!r} (rule A4)")
-        given: ProducerOptions = options
-        claim = given.get("claim")
-        chosen = {name: given[name] for name in SENDING if name in given}  # type: ignore[literal-required]
-        if claim is not None:
-            chosen["follow"] = False
-        sending = Options(**chosen, dumps=pick_dumps(given.get("serializer")))
-        future = ProducerFuture(self._engine, self.id, self.name, sending)
-        self._open(
-            future, access_mode, given.get("name"), given.get("priority", 0),
-            given.get("topic_epoch"), given.get("timeout"), given.get("settle", 0.0),
-            given.get("properties"), claim, given.get("announce"), sending.on_wanted is not None,
-        )  # fmt: skip
+        future, request = self._ask(access_mode, **options)
+        self._engine.open_producer(future, request)
         return future
 
-    def _open(
-        self, future: ProducerFuture, access_mode: AccessMode | str, name: str | None,
-        priority: int, topic_epoch: int | None, timeout: float | None, settle: float,
-        properties: Mapping[str, str] | None, claim: Claim | None,
-        announce: Mapping[str, str] | None, yields: bool,
-    ) -> None:  # fmt: skip
+    def _ask(
+        self, access_mode: AccessMode | str, **options: Unpack[ProducerOptions]
+    ) -> tuple[ProducerFuture, ProducerRequest]:
+        claim = options.get("claim")
+        chosen = {name: options[name] for name in SENDING if name in options}  # type: ignore[literal-required]
+        if claim is not None:
+            chosen["follow"] = False
+        sending = Options(**chosen, dumps=pick_dumps(options.get("serializer")))
+        request = self._request(access_mode, options, sending.on_wanted is not None)
+        return ProducerFuture(self._engine, self.id, self.name, sending), request
+
+    def _request(
+        self, access_mode: AccessMode | str, options: ProducerOptions, notify: bool
+    ) -> ProducerRequest:
         mode = AccessMode.parse(access_mode)
         if is_internal(self.name):
             raise ValueError(f"topic {self.name!r} is the library's own: it can only be read")
+        name, epoch = options.get("name"), options.get("topic_epoch")
         if name is not None:
             check_name(name, "name")
+        priority, timeout = options.get("priority", 0), options.get("timeout")
+        settle = options.get("settle", 0.0)
         check_queue_options(priority, timeout, settle)
-        if topic_epoch is not None and (not isinstance(topic_epoch, int) or topic_epoch < 0):
-            raise ValueError(f"topic_epoch={topic_epoch!r}: it takes an epoch, or None")
-        encode_properties(properties or {})
-        if claim is not None and not isinstance(claim, Claim):
+        if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+            raise ValueError(f"topic_epoch={epoch!r}: it takes an epoch, or None")
+        properties = options.get("properties") or {}
+        encode_properties(properties)
+        announce = options.get("announce")
+        if announce is not None and mode is AccessMode.SHARED:
+            raise ValueError("announce: only an owner announces; it takes another access_mode")
+        return ProducerRequest(
+            self.id, mode.value, name, priority, epoch, timeout, int(settle * 1e9),
+            dict(properties), None if announce is None else check_info(announce, "announce"),
+            notify, self._claim_id(options.get("claim")),
+        )  # fmt: skip
+
+    def _claim_id(self, claim: Claim | None) -> int:
+        """The id of the claim that a producer is to be bound to; 0 for none."""
+        if claim is None:
+            return 0
+        if not isinstance(claim, Claim):
             raise TypeError(
                 f"claim={claim!r}: it takes a claim made by engine.own or a role's, or None"
             )
-        if claim is not None and claim.engine is not self._engine:
+        if claim.engine is not self._engine:
             raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
-        if announce is not None and mode is AccessMode.SHARED:
-            raise ValueError("announce: only an owner announces; it takes another access_mode")
-        self._engine.open_producer(
-            future, mode.value, name=name, priority=priority, claim=topic_epoch,
-            timeout=timeout, settle=int(settle * 1e9), yields=yields,
-            properties=dict(properties or {}),
-            bound_to=0 if claim is None else claim.id,
-            announce=None if announce is None else check_info(announce, "announce"),
-        )  # fmt: skip
+        return claim.id
 
     # ---- keep ----------------------------------------------------------------------------
 
@@ -357,8 +333,7 @@ producer; it is held by producer 'leader' ...
         >>> [(m.offset, m.key, m.value) for m in topic.reader(read_compacted=True)]
         [(2, b'a', b'3')]
         """
-        self._row()
-        return self._engine.compact(self.id)
+        return self._store.compact()
 
     def trim(self, before: int | dt.datetime | None = None, max_bytes: int | None = None) -> int:
         """Remove old messages for good (rule G8). Returns the topic's new first offset.
@@ -382,15 +357,9 @@ producer; it is held by producer 'leader' ...
         if isinstance(before, int) and before < 0:
             raise ValueError(f"before={before}: it takes an offset from 0 on")
         _check_max_bytes(max_bytes)
-        self._row()
-        ledger = self._engine.ledger
-        ledger.checkpoint()
-        oldest = None
         if isinstance(before, dt.datetime):
-            oldest, before = to_ms(before), None
-            note_time(ledger, self.id)
-        first = max(first_to_retain(ledger, self.id, oldest, max_bytes), before or 0)
-        return trim(ledger, self.id, first, self._engine.renew)
+            return self._store.trim(0, to_ms(before), max_bytes)
+        return self._store.trim(before or 0, None, max_bytes)
 
     def retention(self, max_age: float | None = None, max_bytes: int | None = None) -> None:
         """Remove old messages in the background from now on (rule G8). Any process that has the
@@ -409,9 +378,7 @@ producer; it is held by producer 'leader' ...
         if max_age is not None:
             check_seconds(max_age, "max_age", "seconds from 0 on, or None")
         _check_max_bytes(max_bytes)
-        self._row()
-        set_retention(self._engine.ledger, self.id, max_age, max_bytes)
-        self._engine.keeper.start()
+        self._store.retain(max_age, max_bytes)
 
     def terminate(self) -> int:
         """Terminate the topic for good: it can be read, and never written again (rule G8).
@@ -423,7 +390,7 @@ producer; it is held by producer 'leader' ...
         0
         """
         self._engine.check_writable()
-        return self._engine.sessions.seal(self.id)
+        return self._store.terminate()
 
     # ---- read ----------------------------------------------------------------------------
 
@@ -472,8 +439,8 @@ producer; it is held by producer 'leader' ...
             self._engine, self.id, self.name, start, inclusive=inclusive,
             deserializer=deserializer, read_compacted=read_compacted, trimmed=trimmed,
         )  # fmt: skip
-        if group is not None:  # only now: what is refused must fence nobody
-            reader.join(join(self._engine, group, {self.name: self.id}, generation))
+        if group is not None:  # only now: a call that is refused must not fence another reader
+            reader.join(self._engine.join_group(group, {self.name: self.id}, generation))
         return reader
 
     def __repr__(self) -> str:
@@ -493,99 +460,3 @@ def check_queue_options(priority: object, timeout: float | None, settle: float) 
 def _check_max_bytes(max_bytes: object) -> None:
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 0):
         raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes from 0 on, or None")
-
-
-# ---- names and rows ----------------------------------------------------------------------
-
-
-def check_name(name: object, argument: str) -> str:
-    """The name, or an error that says what a name is."""
-    if not isinstance(name, str):
-        raise TypeError(f"{argument} takes a str, not {type(name).__name__}")
-    try:
-        size = len(name.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise ValueError(f"{argument}={name!r} cannot be written as UTF-8") from None
-    if not 1 <= size <= NAME_BYTES or not name.isprintable():
-        raise ValueError(
-            f"{argument}={name!r}: it takes 1 to {NAME_BYTES} bytes of UTF-8 without control "
-            "characters"
-        )
-    return name
-
-
-def existing(tables: Tables, topic: int) -> _core.TopicRow:
-    """The topic's row, or TopicNotFoundError if it was deleted."""
-    return checked(tables.topic(topic))
-
-
-def checked(row: _core.TopicRow) -> _core.TopicRow:
-    """The row, or TopicNotFoundError if its topic was deleted."""
-    if row.flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-    return row
-
-
-def create_topic(ledger: Ledger, name: str, create: bool) -> tuple[int, str]:
-    """(id, name) of the topic of that name, made if need be."""
-    check_name(name, "topic")
-    with ledger.read() as tables:
-        row = tables.find_topic(name)
-    if row is not None:
-        return row.id, row.name
-    if not create:
-        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
-    if is_internal(name) and name != EVENTS:
-        raise ValueError(f"topic={name!r}: names that begin with __ are kept for the library")
-    with ledger.write() as tables:
-        row = tables.find_topic(name) or tables.new_topic(name)
-        return row.id, row.name
-
-
-def is_internal(name: str) -> bool:
-    """Is this topic the library's own? It can be read, and is not listed."""
-    return name.startswith("__")
-
-
-def list_topics(ledger: Ledger) -> list[str]:
-    """The names of the topics that exist, sorted; without the library's own."""
-    with ledger.read() as tables:
-        return [
-            name
-            for name, topic in tables.topics()
-            if not is_internal(name) and not _is_deleted(tables, topic)
-        ]
-
-
-def _is_deleted(tables: Tables, topic: int) -> bool:
-    try:
-        return bool(tables.topic(topic).flags & _core.DELETED)
-    except LedgerCorruptedError:
-        return False  # it is there, and whoever opens it learns what is wrong with it
-
-
-def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:
-    """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`. `own`: it is one of
-    the library's."""
-    check_name(name, "name")
-    if is_internal(name) and not own:
-        raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
-    with ledger.write() as tables:
-        row = tables.find_topic(name)
-        if row is None:
-            raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
-        seats.cancel(sessions, tables, row, "the topic was deleted")
-        holder = sessions.clear(tables, row)
-        if holder is not None:
-            raise ProducerBusyError(
-                f"topic {name!r} cannot be deleted; it is held by {describe(holder)}",
-                holder=owner_info(holder),
-            )
-        row.flags |= _core.DELETED
-        tables.put_topic(row)
-        if (transfer := tables.transfer(row.id)) is not None:
-            sessions.cancel_transfer(tables, row, transfer, "the topic was deleted")
-        tables.discard(row.id)
-        tables.drop_views(row.id)
-        tables.announce.add(row.id)
-    empty_trash(ledger)

@@ -20,34 +20,24 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
-import contextlib
 import functools
 import threading
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from exclusivelog import _core, threads
-from exclusivelog.access import Session
-from exclusivelog.announcements import put_announcement
+from exclusivelog import threads
+from exclusivelog.backend import Backend, ProducerSession, Put, TransactionParts
+from exclusivelog.claims import Claim
 from exclusivelog.errors import (
     ExclusiveLogError,
-    ProducerFencedError,
     TransactionAbortedError,
 )
-from exclusivelog.handover import Moving
-from exclusivelog.log import Placed, Work, append_one
-from exclusivelog.ownership import Claim
-from exclusivelog.runtime import Runtime
 from exclusivelog.waits import in_slices, settled
 
 if TYPE_CHECKING:
-    from exclusivelog.group_reader import GroupReader
-    from exclusivelog.groups import Membership
-    from exclusivelog.ledger import Ledger
-    from exclusivelog.reader import Reader
+    from exclusivelog.reader import GroupReader, Reader
 
-Put = Callable[[_core.Appender], object]
+
 State = Literal["open", "committed", "aborted", "unknown"]
 
 
@@ -62,38 +52,15 @@ class HoldsClaim(Protocol):
 class Sender(abc.ABC):
     """What a transaction needs of a producer."""
 
-    session: Session
-    appender: _core.Appender
-
     @property
     @abc.abstractmethod
-    def ledger(self) -> Ledger:
-        """Where its messages go."""
+    def ledger(self) -> object:
+        """What keeps its messages."""
 
     @abc.abstractmethod
-    def here(self, numbered: bool) -> Sender:
-        """Who sends what this one is given: itself, or who has its topic by now in this process.
-        `numbered`: with sequence ids of its own name."""
-
-    @abc.abstractmethod
-    def stand_still(self) -> bool:
-        """Let sends wait, and commit what was accepted before; False if the topic has moved."""
-
-    @abc.abstractmethod
-    def resume(self) -> None:
-        """Let sends go on."""
-
-    @abc.abstractmethod
-    def private_appender(self) -> _core.Appender:
-        """One that goes on where the producer's own is."""
-
-    @abc.abstractmethod
-    def has_announced(self, info: dict[str, str]) -> None:
-        """What it announces is committed."""
-
-    @abc.abstractmethod
-    def fenced_by(self, error: ProducerFencedError) -> ExclusiveLogError:
-        """What a send is told that met this error."""
+    def here(self, numbered: bool) -> ProducerSession:
+        """The session that appends what this producer is given, in this process. `numbered`: with
+        sequence ids of its own name."""
 
 
 class Transaction:
@@ -104,16 +71,11 @@ class Transaction:
     messages: {producer: range}.
     """
 
-    def __init__(self, engine: Runtime) -> None:
+    def __init__(self, engine: Backend) -> None:
         self.offsets: dict[Sender, range] = {}
         self._engine = engine
         self._state: State = "open"
-        self._complete = False  # all of it is written, and may be committed
-        self._puts: dict[Sender, list[Put]] = {}
-        self._numbered: set[Sender] = set()  # those that were given sequence ids
-        self._cursors: dict[Reader | GroupReader, tuple[Membership, dict[int, int]]] = {}
-        self._claims: set[Claim] = set()
-        self._announced: dict[Sender, dict[str, str]] = {}
+        self._parts: TransactionParts[Sender] = TransactionParts()
 
     @property
     def state(self) -> State:
@@ -129,9 +91,9 @@ class Transaction:
         self.check_open()
         if producer.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
-        self._puts.setdefault(producer, []).append(put)
+        self._parts.puts.setdefault(producer, []).append(put)
         if numbered:
-            self._numbered.add(producer)
+            self._parts.numbered.add(producer)
 
     def require(self, holder: Claim | Sender | HoldsClaim) -> None:
         """Let the commit fail unless this claim or role is held, or this producer still has its
@@ -159,17 +121,17 @@ class Transaction:
         if holder.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
         if isinstance(holder, Claim):
-            self._claims.add(holder)
+            self._parts.claims.add(holder)
         else:
-            self._puts.setdefault(holder, [])
+            self._parts.puts.setdefault(holder, [])
 
     def announce(self, producer: Sender, info: dict[str, str]) -> None:
         """What `Producer.announce` does with a transaction."""
         self.check_open()
         if producer.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
-        self._puts.setdefault(producer, [])  # it is checked as one that sends
-        self._announced[producer] = info
+        self._parts.puts.setdefault(producer, [])  # it is checked as one that sends
+        self._parts.announced[producer] = info
 
     def commit_cursor(self, reader: Reader | GroupReader) -> None:
         """Store the reader's present position as its group's position when this transaction
@@ -180,7 +142,7 @@ class Transaction:
             raise ValueError(f"reader={reader!r} has no cursor; open it with group=")
         if membership.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
-        self._cursors[reader] = membership, reader.offsets_to_commit()
+        self._parts.cursors[reader] = membership, reader.offsets_to_commit()
 
     def check_open(self) -> None:
         """TransactionAbortedError unless it can still be added to."""
@@ -203,7 +165,7 @@ class Transaction:
         self._engine.check_free()
         self._state = "aborted"  # until it has begun
         self._engine.check_open()
-        if not (self._puts or self._cursors or self._claims):
+        if not self._parts:
             self._state = "committed"
             return
         if threading.current_thread() is threading.main_thread():
@@ -212,8 +174,8 @@ class Transaction:
             self._commit()
 
     def _commit_elsewhere(self) -> None:
-        # Signals strike the main thread: in the middle of a commit their handlers would wait for
-        # what this thread has, and an interrupt would leave producers that know nothing of it.
+        # Signals interrupt the main thread: during a commit their handlers would wait for locks
+        # that this thread has, and an interrupt would leave producers that know nothing of it.
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         thread = threading.Thread(
             target=self._commit_for, args=(done,), name="exclusivelog-transaction", daemon=True
@@ -223,7 +185,7 @@ class Transaction:
             in_slices(functools.partial(settled, done), None, self._engine.check_alone)
             done.result(0)
         finally:
-            done.cancel()  # it had not begun when an interrupt struck
+            done.cancel()  # where an interrupt came before it had begun
             del done  # it may have an error, whose traceback has this frame
 
     def _commit_for(self, done: concurrent.futures.Future[None]) -> None:
@@ -239,52 +201,13 @@ class Transaction:
     def _commit(self) -> None:
         self._state = "unknown"
         try:
-            while not self._try():
-                pass  # a topic has moved within this process; it is followed
+            self.offsets = self._engine.commit_transaction(self._parts)
         except BaseException as error:
             unwritten = isinstance(error, ExclusiveLogError) and not error.maybe_written
-            if unwritten or not self._complete:
+            if unwritten or not self._parts.written:
                 self._state = "aborted"
             raise
         self._state = "committed"
-
-    def _try(self) -> bool:
-        here = {producer: producer.here(producer in self._numbered) for producer in self._puts}
-        batch = Batch(here, self._puts)
-        try:
-            with self._engine.ledger.standstill, contextlib.ExitStack() as held:
-                for producer in batch.senders:
-                    held.callback(producer.resume)
-                    if not producer.stand_still():
-                        return False
-                batch.encode()
-                self._write(batch)
-                self.offsets = batch.acknowledge()
-                for producer, info in self._announced.items():
-                    producer.has_announced(info)
-                    batch.sender(producer).has_announced(info)
-        except _Refused as refused:
-            # Only now: while it stood still, its topic seemed to be on its way.
-            error = refused.producer.fenced_by(refused.error)
-            if isinstance(error, Moving):
-                return False  # a hand-over has begun in between: it knows more
-            raise error from None
-        return True
-
-    def _write(self, batch: Batch) -> None:
-        with self._engine.ledger.write_all() as tables:
-            for claim in self._claims:
-                claim.check_in(tables)
-            for producer, work in batch.works.items():
-                try:
-                    batch.placed[producer] = append_one(tables, work)
-                except ProducerFencedError as error:
-                    raise _Refused(producer, error) from error
-            for membership, positions in self._cursors.values():
-                membership.write(tables, positions)
-            for producer, info in self._announced.items():
-                put_announcement(tables, batch.sender(producer).session, info)
-            self._complete = True
 
     def abort(self) -> None:
         """Abort the transaction: nothing of it is written. After a commit this does nothing."""
@@ -304,56 +227,3 @@ class Transaction:
             self.commit()
         else:
             self.abort()
-
-
-class _Refused(Exception):
-    """A producer that was fenced, and the error that says so."""
-
-    def __init__(self, producer: Sender, error: ProducerFencedError) -> None:
-        super().__init__(str(error))
-        self.producer, self.error = producer, error
-
-
-class Batch:
-    """What one try to commit appends. `here`: who sends for each of the producers that messages
-    were given to, or that are required."""
-
-    def __init__(self, here: dict[Sender, Sender], puts: dict[Sender, list[Put]]) -> None:
-        self.senders = list(dict.fromkeys(here.values()))
-        self.works: dict[Sender, Work] = {}
-        self.placed: dict[Sender, Placed] = {}
-        self._here, self._puts = here, puts
-        self._counts: dict[Sender, int] = {}
-
-    def sender(self, producer: Sender) -> Sender:
-        """Who sends for it."""
-        return self._here[producer]
-
-    def encode(self) -> None:
-        """Their senders stand still: now it is known which sequence ids are next."""
-        appenders = {sender: sender.private_appender() for sender in self.senders}
-        for producer, sender in self._here.items():
-            appender = appenders[sender]
-            before = appender.pending_messages
-            for put in self._puts[producer]:
-                put(appender)
-            self._counts[producer] = appender.pending_messages - before
-        self.works = {
-            sender: Work(appender, appender.take()) for sender, appender in appenders.items()
-        }
-
-    def acknowledge(self) -> dict[Sender, range]:
-        """It is committed: {producer: offsets}. Each goes on behind it."""
-        ends = {}
-        for sender, places in self.placed.items():
-            if not places:
-                continue  # it is only required, or only announces
-            sender.appender.advance(places[-1][0].last_sequence)
-            ends[sender] = places[0][1]
-        offsets = {}
-        for producer, sender in self._here.items():
-            if sender not in ends or not self._counts[producer]:
-                continue
-            first, ends[sender] = ends[sender], ends[sender] + self._counts[producer]
-            offsets[producer] = range(first, ends[sender])
-        return offsets

@@ -14,26 +14,18 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from exclusivelog.backup import copy_at_rest
-from exclusivelog.backup_target import FILES as BACKED_UP
 from exclusivelog.engine import open as open_engine
-from exclusivelog.environment import (
-    DATA,
-    LOCK,
-    UNFINISHED_BACKUP,
-    check_format,
-    check_header,
-    check_path,
-    raise_format,
-)
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
-from exclusivelog.faults import translated
-from exclusivelog.files import Directory, is_locked, lock_open_file
-from exclusivelog.ledger import Ledger
-from exclusivelog.lockfile import NAME as OWNERS
-from exclusivelog.lockfile import make_lock_file
-from exclusivelog.tables import FORMAT
-from exclusivelog.versions import told_users
+from exclusivelog.local.faults import translated
+from exclusivelog.local.files import DATA, LOCK, Directory, is_locked, lock_open_file
+from exclusivelog.local.maintenance.backup import copy_at_rest
+from exclusivelog.local.maintenance.backup_target import FILES as BACKED_UP
+from exclusivelog.local.shm.lockfile import NAME as OWNERS
+from exclusivelog.local.shm.lockfile import make_lock_file
+from exclusivelog.local.storage.environment import check_format, check_header, raise_format
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.location import UNFINISHED_BACKUP, check_path
+from exclusivelog.local.versions import FORMAT, told_users
 
 ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
 

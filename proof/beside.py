@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from tests.children import child, line, tell
+from testing.children import child, line, tell
 
 SERVES = "import sys; from proof.beside import serve; serve(sys.argv[1])"
 LANES = 2

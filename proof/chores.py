@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from tests.processes import values
-from tests.victims import garbage
+from testing.processes import values
+from testing.victims import garbage
 
 SENT = [b"%d" % number for number in range(6)]
 KEYS = ["a", "b", "a", "b", "a", "b"]

@@ -4,9 +4,6 @@ Writers send, compact and trim at random, and are killed in the middle of it; of
 takes the topic. A watcher lives beside them: it compacts, too, and reads compacted views while
 they are replaced. Whatever has happened, the log must be what was sent, from its first offset on,
 and the view must say of each key what a dictionary would.
-
->>> kept([(0, b"a", b"1"), (1, b"a", b"2"), (2, b"b", b"3"), (3, b"b", None), (4, None, b"4")])
-[(1, b'a', b'2'), (4, None, b'4')]
 """
 
 from __future__ import annotations
@@ -24,11 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from exclusivelog import retention
+from exclusivelog.local.maintenance import retention
 from proof.beside import spread
 from proof.sprints import born, killed, wait_for
-from tests.children import PATIENCE
-from tests.victims import die_at_commit, garbage
+from testing.children import PATIENCE
+from testing.compactions import Sent, compacted, kept, read, state_of
+from testing.victims import die_at_commit, garbage
 
 FORGETS = "forgets"  # a sabotage: trimming does not mind how far the view reaches
 SLICE = 20  # kills on one ledger
@@ -36,42 +34,7 @@ MOST_NOTED = 200_000  # bytes that a writer notes before it is killed: some fort
 SIZES = (10, 10, 10, 300, 5000)  # bytes of a message
 KEYS = 12
 SECONDS_OF_A_KILL = 5.0  # at most, on a busy machine, the judgement included
-Sent = tuple[int, bytes | None, bytes | None]  # offset, key, value
 Unplaced = tuple[bytes | None, bytes | None]
-
-
-# ---- the model ---------------------------------------------------------------------------
-
-
-def kept(sent: list[Sent]) -> list[Sent]:
-    """What rule G7 says must be left of these messages."""
-    last = {key: offset for offset, key, _ in sent if key is not None}
-    return [
-        (offset, key, value)
-        for offset, key, value in sent
-        if value is not None and (key is None or last[key] == offset)
-    ]
-
-
-def state_of(messages: list[Sent]) -> dict[bytes, bytes]:
-    """What a dictionary would say."""
-    state: dict[bytes, bytes] = {}
-    for _, key, value in messages:
-        if key is not None and value is not None:
-            state[key] = value
-        elif key is not None:
-            state.pop(key, None)
-    return state
-
-
-def read(reader: xl.Reader) -> list[Sent]:
-    """All that is left to read."""
-    return [(message.offset, message.key, message.value) for message in reader]
-
-
-def compacted(topic: xl.Topic, **options: Any) -> list[Sent]:
-    """The view, and what has come since."""
-    return read(topic.reader(read_compacted=True, **options))
 
 
 # ---- who writes --------------------------------------------------------------------------

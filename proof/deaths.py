@@ -6,141 +6,54 @@ left: alone, or beside somebody who has the ledger open all the while and goes o
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import ctypes
 import os
 import random
-import re
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import exclusivelog as xl
-from exclusivelog import journal
+from exclusivelog.local.storage import journal
 from proof.beside import todo_safely
-from proof.work import CAPACITY, Durability, act, judge, judge_topic, steps, whole_steps
-from tests.children import PATIENCE, child, line, tell
-from tests.processes import values, within
+from proof.work import Durability, act, judge, judge_topic, steps, whole_steps
+from testing.children import PATIENCE
+from testing.journals import CAPACITY, small_journal
+from testing.processes import values, within
+from testing.strace import Breeder, Point, breeder, points
 
 AT_ONCE = 2.0  # seconds, on a busy machine; nothing in the library takes half of that
-
-
-def die_with_parent() -> None:
-    """Else what a test has started could outlive it."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-
-
 EARLY = "early"  # a sabotage: a step is acknowledged before it is made
 
 
-def play(path: str, durability: Durability, go: int, says: int, sabotage: str) -> None:
+def play(
+    sabotage: str,
+    path: str,
+    durability: Durability,
+    begin: Callable[[], None],
+    say: Callable[[str], object],
+) -> None:
     """What a victim does; it says a byte for each step that was acknowledged."""
     journal.CAPACITY = CAPACITY
-    os.read(go, 1)
+    begin()
     with xl.open(path, durability=durability, name="victim") as engine:
         if sabotage == EARLY:
-            os.write(says, b".")
-        act(engine, "t", lambda: os.write(says, b"."))
+            say(".")
+        act(engine, "t", lambda: say("."))
 
 
-def breed(sabotage: str) -> None:
-    """Bring up a victim for each line of input. One that stops is killed where it stands."""
-    for job in sys.stdin:
-        path, promised = job.split()
-        durability: Durability = "power" if promised == "power" else "process"
-        go, start = os.pipe()
-        said, says = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            die_with_parent()
-            with contextlib.suppress(BaseException):
-                play(path, durability, go, says, sabotage)
-                os._exit(0)
-            os._exit(1)
-        os.close(says)
-        os.close(go)
-        print(pid, flush=True)
-        sys.stdin.readline()
-        with contextlib.suppress(BrokenPipeError):  # killed while it waits for this
-            os.write(start, b"!")
-        _, status = os.waitpid(pid, os.WUNTRACED)
-        if os.WIFSTOPPED(status):
-            os.kill(pid, signal.SIGKILL)
-            _, status = os.waitpid(pid, 0)
-        code = os.waitstatus_to_exitcode(status)
-        print(code, len(os.read(said, 1000)), flush=True)
-        os.close(start)
-        os.close(said)
-
-
-BREEDS = "import sys; from proof.deaths import breed; breed(sys.argv[1])"
-
-
-@dataclass(frozen=True)
-class Point:
-    """The moment of a death: at the n-th call of a kind that a thread makes."""
-
-    call: str
-    when: int
-    behind: bool  # it has been made, and nothing since
-
-    def __str__(self) -> str:
-        return f"{self.call}-{self.when}-{'behind' if self.behind else 'before'}"
-
-    @property
-    def injection(self) -> str:
-        # SIGKILL lets the call not begin; SIGSTOP strikes when it returns.
-        number = "SIGSTOP" if self.behind else "SIGKILL"
-        return f"inject={self.call}:signal={number}:when={self.when}"
-
-
-@contextlib.contextmanager
-def traced(pid: int, *options: str) -> Iterator[None]:
-    """The process and its threads under strace, while the block runs."""
-    strace = subprocess.Popen(
-        ["strace", "-f", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert strace.stderr is not None
-        assert "attached" in strace.stderr.readline()
-        yield
-    finally:
-        strace.terminate()
-        strace.communicate(timeout=20)
-
-
-def run_victim(breeder: Any, path: Path, durability: Durability, *options: str) -> tuple[bool, int]:
+def run_victim(
+    victims: Breeder, path: Path, durability: Durability, *options: str
+) -> tuple[bool, int]:
     """Has it come to its end, and how many steps were acknowledged?"""
-    tell(breeder, f"{path} {durability}")
-    pid = int(line(breeder))
-    with traced(pid, *options):
-        tell(breeder)
-        status, count = map(int, line(breeder, 30).split())
-    assert status in (0, -signal.SIGKILL), f"the victim failed: {path}"
-    return status == 0, count
-
-
-def points(trace: Path) -> list[Point]:
-    """Every moment at which a thread of the victim could die."""
-    most: collections.Counter[str] = collections.Counter()
-    for (_, call), count in collections.Counter(
-        re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.M)
-    ).items():
-        most[call] = max(most[call], count)
-    return [
-        Point(call, when + 1, behind)
-        for call, count in most.items() if call not in ("exit", "exit_group")
-        for when in range(count) for behind in (False, True)
-    ]  # fmt: skip
+    status, said = victims.run(path, durability, strace=options)
+    assert status in (0, -signal.SIGKILL), f"the victim failed: {path}: {said}"
+    return status == 0, len(said)
 
 
 CHANGING = ("pwritev", "pwrite64", "writev", "fdatasync", "fsync", "rename", "futex", "write")
@@ -198,19 +111,19 @@ def judge_beside(other: Bystander, path: Path, count: int) -> list[str]:
 
 
 def die_alone(
-    breeder: Any, path: Path, durability: Durability, *options: str
+    victims: Breeder, path: Path, durability: Durability, *options: str
 ) -> tuple[bool, list[str]]:
     """The victim makes the ledger, and is the only one to have it open."""
-    ended, count = run_victim(breeder, path, durability, *options)
+    ended, count = run_victim(victims, path, durability, *options)
     return ended, within(lambda: judge(path, durability, {"t": count}))
 
 
 def die_beside(
-    breeder: Any, path: Path, durability: Durability, *options: str
+    victims: Breeder, path: Path, durability: Durability, *options: str
 ) -> tuple[bool, list[str]]:
     """Somebody else has the ledger open, goes on, and closes it; then the next one comes."""
     with bystander(path, durability) as other:
-        ended, count = run_victim(breeder, path, durability, *options)
+        ended, count = run_victim(victims, path, durability, *options)
         broken = within(lambda: judge_beside(other, path, count))
     with xl.open(path) as engine:
         found = values(engine.topic("t"))
@@ -248,7 +161,7 @@ def sweep(
     trace, swept = where / "trace", Swept()
     with contextlib.ExitStack() as stack:
         stack.enter_context(small_journal())
-        breeders = [stack.enter_context(child(BREEDS, sabotage)) for _ in range(2)]
+        breeders = [stack.enter_context(breeder("proof.deaths:play", sabotage)) for _ in range(2)]
         ended, broken = die(breeders[0], where / "whole", durability, "-o", str(trace))
         assert ended, "the whole work came to no end"
         swept.broken += [f"nobody died, {text}" for text in broken]
@@ -256,11 +169,11 @@ def sweep(
         swept.points = len(found)
         todo = iter(chosen(found, most, part))
 
-        def take(breeder: Any) -> None:
+        def take(victims: Breeder) -> None:
             for point in todo_safely(todo):
                 path = where / str(point)
                 options = ("-o", os.devnull, "-e", f"trace={point.call}", "-e", point.injection)
-                ended, broken = die(breeder, path, durability, *options)
+                ended, broken = die(victims, path, durability, *options)
                 swept.tried += 1
                 swept.died += not ended
                 swept.broken += [f"{point}, {text}" for text in broken]
@@ -269,13 +182,3 @@ def sweep(
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(take, breeders))
     return swept
-
-
-@contextlib.contextmanager
-def small_journal() -> Iterator[None]:
-    """A journal that is made in this block goes around within one work."""
-    usual, journal.CAPACITY = journal.CAPACITY, CAPACITY
-    try:
-        yield
-    finally:
-        journal.CAPACITY = usual

@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import exclusivelog as xl
-from exclusivelog import journal
+from exclusivelog.local.storage import journal
 from proof.beside import spread
-from proof.judges import Broken, judge_damage
-from tests.entries import refooted
-from tests.journals import FRAME, MAGIC, MORE, checkpoint, no_checkpoints
+from testing.entries import refooted
+from testing.journals import FRAME, MAGIC, MORE, checkpoint, no_checkpoints
+from testing.judges import Broken, judge_damage
 
 PAGE = 4096
 DEADLINE = 10  # seconds for a child

@@ -34,9 +34,9 @@ from pathlib import Path
 import google_crc32c
 
 from exclusivelog import _core
-from exclusivelog.lockfile import JOURNAL_WORDS, SIZE
-from tests.entries import FIELDS, FOOTER, encode, examine, refooted, values
-from tests.journals import FRAME, MAGIC
+from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, SIZE
+from testing.entries import FIELDS, FOOTER, encode, examine, refooted, values
+from testing.journals import FRAME, MAGIC
 
 COVERAGE = r"""
 #include <stdint.h>
@@ -56,7 +56,7 @@ INTERESTING = (0, 1, 2, 7, 8, 16, 63, 64, 255, 256, 4095, 1 << 15, 1 << 16, (1 <
 LONGEST = 4096
 CAPACITY = 8192
 GENERATION = 7
-BOUND = "    if size > <size_t>(walk.end - here):\n"
+BOUND = "    if (size > (size_t)(end - here)) return NULL;\n"
 SECONDS, SECONDS_OF_AN_INPUT = 120.0, 0.01  # at most, on a busy machine
 PLANTED = "planted"  # a sabotage: a decoder that stumbles over something it should refuse
 
@@ -89,7 +89,7 @@ class Ring:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the ring
         self.file.truncate(_core.JOURNAL_HEADER_BYTES + CAPACITY)
         self.words = _core.SharedWords(mmap.mmap(-1, SIZE))
-        self.journal = _core.Journal(self.words, JOURNAL_WORDS, self.file.fileno(), CAPACITY)
+        self.journal = _core.Journal(self.words, JOURNAL_OFFSET, self.file.fileno(), CAPACITY)
         self.journal.start(1)
 
     def __call__(self, data: bytes) -> bool:
@@ -105,7 +105,7 @@ class Ring:
                     for bundle in bundles:
                         bundle.pack(None, 1 << 16)
                         bundle.producers()
-        except (ValueError, _core.Outrun):
+        except (ValueError, _core.JournalOverwritten):
             return False
         return end > 0
 
@@ -359,10 +359,10 @@ def sanitized_once() -> tuple[Path, str]:
 
 def unbounded(copy: Path) -> None:
     """The control: sections may reach beyond the entry's end."""
-    path = copy / "exclusivelog" / "_entry.pxi"
+    path = copy / "exclusivelog" / "_native" / "sections.h"
     text = path.read_text()
     assert BOUND in text
-    path.write_text(text.replace(BOUND, "    if False:\n"))
+    path.write_text(text.replace(BOUND, ""))
 
 
 def missing() -> str:

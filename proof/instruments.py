@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from exclusivelog import access
+from exclusivelog.local.ownership import admission
 from proof import (
     compactions,
     environments,
@@ -28,23 +28,24 @@ from proof import (
     suites,
     world,
 )
-from proof.deaths import EARLY, small_journal, sweep
+from proof.deaths import EARLY, sweep
 from proof.environments import running
 from proof.environments.actors import FORGETS, SAYS_YES
 from proof.environments.scenes import FAULT
 from proof.faults import crew
 from proof.flips import flip_beside
-from proof.judges import ACKNOWLEDGED, REFUSED, about
+from proof.players import WRITERS
 from proof.power import Verdicts, judge_all, record, stored_cuts
+from proof.power_cuts import Disk, cuts
 from proof.report import Figure
 from proof.rules import CONTROLS, MOVING_CONTROLS, Rules
 from proof.sizes import Size
 from proof.traffic import TOPICS, UNCHECKED, Record, judge_ledger, read_notes
 from proof.work import TOPICS as WORKED_ON
-from tests import rules
-from tests.children import ROOT
-from tests.players import WRITERS
-from tests.power_cuts import Disk, cuts
+from testing import rules
+from testing.children import ROOT
+from testing.journals import small_journal
+from testing.judges import ACKNOWLEDGED, REFUSED, about
 
 NO_STRACE = "strace is not installed"
 
@@ -70,7 +71,7 @@ def run_suite(size: Size, name: str, file: str, mutant: str) -> Figure:
     """An instrument that is a test file; its control is the same with a mutant."""
     figure = Figure(name)
     if size.name in ("tiny", "small"):
-        figure.skipped = f"tests/{file} is part of make test, and takes longer than this size has"
+        figure.skipped = f"{file} is part of make test, and takes longer than this size has"
         return figure
     ran = suites.run(file)
     figure.count(cases=ran.cases - len(ran.skipped), skipped=len(ran.skipped))
@@ -102,14 +103,14 @@ def compare_with_a_list(size: Size, where: Path) -> Figure:
 
 
 def _keeps_the_epoch() -> bool:
-    usual = access.admit
+    usual = admission.admit
 
-    def keeps_the_epoch(**facts: Any) -> access.Decision:
+    def keeps_the_epoch(**facts: Any) -> admission.Decision:
         decision = usual(**facts)
-        taken = decision.verdict is access.Verdict.TAKE_OVER
+        taken = decision.verdict is admission.Verdict.TAKE_OVER
         return replace(decision, epoch=facts["epoch"]) if taken else decision
 
-    with mock.patch.object(access, "admit", keeps_the_epoch):
+    with mock.patch.object(admission, "admit", keeps_the_epoch):
         _, wrong = stateful.run(50)
     return bool(wrong)
 
@@ -118,7 +119,7 @@ def _keeps_the_epoch() -> bool:
 
 
 def walk_model(size: Size, where: Path) -> Figure:
-    """Every interleaving of small worlds, decided by the library's own access.py."""
+    """Every interleaving of small worlds, decided by the library's own admission.py."""
     figure = Figure("model")
     for small in size.share(size.worlds):
         try:
@@ -562,10 +563,12 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "sprints": kill_at_full_speed,
     "crash-states": crash_states,
     "power-cuts": power_cuts,
-    "faults": suite("faults", "test_h_faults.py", "a full disk is taken for a broken one"),
+    "faults": suite(
+        "faults", "tests/storage/test_faults.py", "a full disk is taken for a broken one"
+    ),
     "bit-flips": bit_flips,
     "fuzz": fuzz_decoders,
-    "clocks": suite("clocks", "test_c_clocks.py", "hearts beat by the wall clock"),
+    "clocks": suite("clocks", "tests/shm/test_clocks.py", "hearts beat by the wall clock"),
     "environments": live_in_environments,
     "mutants": hunt_mutants,
 }

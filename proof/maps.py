@@ -2,7 +2,7 @@
 
 Processes call one map as they like, and are killed and stopped; each notes what it calls. A checker
 then looks for an order in which a single process would have got the same results
-(`tests.linearizability`). Snapshots are made on the way, and what they have is trimmed.
+(`proof.linearizability`). Snapshots are made on the way, and what they have is trimmed.
 
 A writer that writes to many keys at once is killed again and again: the next one finds its turn in
 all of them, or in none.
@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from tests.children import PATIENCE, child, line, tell
-from tests.linearizability import Call, Failure, WholeMap, check, check_per_key
-from tests.players import KEYS, NURSERY, crew, frozen
-from tests.states import everything, open_counts
+from proof.linearizability import Call, Failure, WholeMap, check, check_per_key
+from proof.players import KEYS, NURSERY, crew, frozen
+from testing.children import PATIENCE, child, line, tell
+from testing.states import everything, open_counts
 
 LEAST_DEATHS = 3
 LEAST_CALLS = 350  # a busy machine needs longer for them

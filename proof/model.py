@@ -1,60 +1,60 @@
-"""Every interleaving of a small world, decided by access.py (rules A, B, C, D, E).
+"""Every interleaving of a small world, carried out by the library's own code (rules A to E).
 
 Up to three producers in three engines open (in every mode, with and without a claim, with two
 priorities, leaving the topic to better ones or not), send, close, cancel, die, start again, hang,
 come back, and are evicted; and the topic is handed over: begun, released, assigned, cancelled,
-late, its destination dead; in every order that there is. `access.admit`, `access.promote` and
-`access.held_back` decide; what carries their decisions out is a model of `sessions.py` and
-`handover.py`, in which a transaction is one step. Every state that can be reached is visited
-once, and judged:
+late, its destination dead; in every order that there is. Each step is a transaction of the
+library's own `Sessions` and `HandOver` over tables in memory (`proof.memory`). Every state that can
+be reached is visited once, and judged, as is every transaction (`proof.model_judge`):
 
 - there is at most one owner, and no shared producer beside it (A);
 - a grant has the epoch after the highest one ever granted, or exactly the highest one, if it
   was claimed and the topic was free (B1, B5); nothing else changes the epoch;
 - a shared or exclusive request that is refused only because its engine is still to get the topic
   waits for that, and changes nothing meanwhile; no other one does (E3, A2);
-- whoever has lost its row appends nothing, and what a session has written is one run in the
-  log, in the order of the epochs (B2, B3, B8, B10);
-- a request that is refused changes nothing (A2, B6); a release touches nobody else (B7);
-- who is promoted is the first in the order of D1 that lives and is not stale (D1, D4), when
-  he need not leave it to better ones that reconnect (D7); while it is in transit, the first of
-  its destination (E3);
+- a session that has lost its row appends nothing, and what a session has written is one run in
+  the log, in the order of the epochs (B2, B3, B8, B10);
+- a request that is refused changes nothing (A2, B6); a release touches no other session (B7), and
+  no living session loses what it has but by force;
+- the promoted waiter is the first in the order of D1 that lives and is not stale (D1, D4), when
+  it need not leave the topic to better ones that reconnect (D7); while it is in transit, the first
+  of its destination (E3);
 - a topic in transit is for its destination, but for a rival that takes it by force; one whose
   hand-over has ended stays with its owner (E3, E4);
-- nobody waits in front of a topic that nobody holds (A3, D4), unless it is in transit or
-  settling, and somebody who lives, or will be missed, comes back for it (D7, E4);
+- no session waits for a topic that is free (A3, D4), unless it is in transit or settling, and an
+  engine that lives, or will be missed, retries (D7, E4);
 - a holder that lives knows that it is one, or is about to be told (D5).
 
-A judge that cannot condemn is none: each control breaks one rule, and must be found out.
+Each control breaks one rule, and the judge must find it out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
-from exclusivelog.access import (
-    SHARED,
-    WAIT,
-)
+from exclusivelog.local.records import SHARED, WAIT
+from proof.memory import Transactions, last_id
+from proof.model_judge import in_transit
 from proof.rules import Rules
 from proof.world import (
     GONE,
     MODES,
     NO_CLAIM,
-    NOBODY,
     SETTLE,
     SETTLES,
     TRANSIT,
     Client,
     Engine,
-    Ledger,
     Move,
     Row,
     State,
     Violation,
     World,
+    is_alive,
     place,
 )
 
@@ -67,9 +67,8 @@ class Steps:
     def __init__(self, world: World, rules: Rules) -> None:
         self.world = world
         self.rules = rules
-
-    def ledger(self, state: State) -> Ledger:
-        return Ledger(self.world, self.rules, state)
+        self.transactions = Transactions(world)
+        self.transactions.ledger.keeps_what_failed = rules.keeps_what_was_refused
 
     def believe(self, state: State, producer: int, **beliefs: Any) -> State:
         clients = list(state.clients)
@@ -105,28 +104,23 @@ class Steps:
         if not state.opens:
             return
         claims = [None, *sorted({client.mine, state.epoch, state.epoch + 1} - {0})]
-        number = 1 + max((each.id for each in state.clients), default=0)
-        number = max([number, *(row.id + 1 for row in state.holders + state.queue)])
+        number = 1 + last_id(state)
         for mode, claim in itertools.product(MODES, claims):
             for priority, settle in self.wishes(mode):
                 row = Row(number, producer, engine.life, mode, priority, claim, 0, settle)
-                ledger = self.ledger(state)
-                status = ledger.request(row)
+                status, following = self.transactions.request(state, row)
                 step = f"{producer} opens {mode} {priority} {claim} {settle}"
                 if status is None:
-                    if self.rules.keeps_what_was_refused and ledger.commit(state) != state:
-                        raise Violation(f"{row} is refused, and has changed {state}")
                     continue  # the transaction is undone
+                following = following._replace(opens=state.opens - 1)
                 if status == "arriving":  # so is that of one that waits for a release
-                    following = state._replace(opens=state.opens - 1)
                     wanted = NO_CLAIM if claim is None else claim
                     yield step, self.believe(following, producer, status=status, id=0, mode=mode,
                                              epoch=wanted)  # fmt: skip
                     continue
-                following = ledger.commit(state)._replace(opens=state.opens - 1)
                 beliefs = {"status": status, "id": number, "mode": mode}
                 if status == "open":
-                    epoch = ledger.holders[number].epoch
+                    epoch = held(following, number).epoch
                     beliefs.update(epoch=epoch, mine=epoch)
                 yield step, self.believe(following, producer, **beliefs)
 
@@ -135,26 +129,22 @@ class Steps:
     ) -> Iterator[tuple[str, State]]:
         """It gives up; or, once nothing is released to its engine any more, requests again."""
         yield f"{producer} does not wait for the release", self.forget(state, producer)
-        ledger = self.ledger(state)
-        if ledger.releases_to(self.world.engine_of[producer]):
+        if state.owner and in_transit(state) == self.world.engine_of[producer]:
             return
-        number = 1 + max(
-            [row.id for row in state.holders + state.queue]
-            + [each.id for each in state.clients] + [0]
-        )  # fmt: skip
+        number = 1 + last_id(state)
         claim = None if client.epoch == NO_CLAIM else client.epoch
-        status = ledger.request(Row(number, producer, engine.life, client.mode, 0, claim, 0, 0))
+        row = Row(number, producer, engine.life, client.mode, 0, claim, 0, 0)
+        status, following = self.transactions.request(state, row)
         if status in (None, "arriving"):
             if status == "arriving":
-                raise Violation(f"{client} waits for a release that nobody owes it")
+                raise Violation(f"{client} waits for a release that no engine owes it")
             yield f"{producer} is refused after all", self.forget(state, producer)
             return
-        epoch = ledger.holders[number].epoch
+        epoch = held(following, number).epoch
         yield (
             f"{producer} arrives",
-            self.believe(ledger.commit(state), producer, status="open", id=number, epoch=epoch,
-                         mine=epoch),
-        )  # fmt: skip
+            self.believe(following, producer, status="open", id=number, epoch=epoch, mine=epoch),
+        )
 
     def wishes(self, mode: str) -> tuple[tuple[int, int], ...]:
         """(priority, settle) that it may ask for."""
@@ -174,35 +164,28 @@ class Steps:
             )
             if self.rules.drops_grants:
                 yield f"{producer} cancels too late", self.forget(state, producer)
-        elif any(row.id == client.id for row in state.queue):
-            ledger = self.ledger(state)
-            ledger.leave(ledger.queue[client.id])
-            yield f"{producer} cancels", self.forget(ledger.commit(state), producer)
+        elif found := [row for row in state.queue if row.id == client.id]:
+            following = self.transactions.cancel(state, found[0])
+            yield f"{producer} cancels", self.forget(following, producer)
         else:
             yield f"{producer} learns that it has lost", self.forget(state, producer)
 
     def hold(self, state: State, producer: int, client: Client) -> Iterator[tuple[str, State]]:
-        ledger = self.ledger(state)
         if client.status == "checked":
-            yield f"{producer} writes", self.written(state, ledger, producer, client)
+            yield f"{producer} writes", self.written(state, producer, client)
             return
-        if not self.rules.may_append(ledger, client):
+        if not self.rules.may_append(state, client):
             yield f"{producer} sends and is fenced", self.forget(state, producer)
         elif self.rules.writes_later:
             yield f"{producer} is checked", self.believe(state, producer, status="checked")
         else:
-            yield f"{producer} sends", self.written(state, ledger, producer, client)
+            yield f"{producer} sends", self.written(state, producer, client)
         yield from self.release(state, producer, client)
-        others = [row for row in state.holders + state.queue if row.id != client.id]
-        self.rules.release(ledger, client)
-        for row in others:
-            gone = row.id not in ledger.holders and row.id not in ledger.queue
-            if gone and row in state.holders:
-                raise Violation(f"{client} closes, and {row} is released")
-        yield f"{producer} closes", self.forget(ledger.commit(state), producer)
+        following = self.transactions.close(state, producer, client)
+        yield f"{producer} closes", self.forget(following, producer)
 
-    def written(self, state: State, ledger: Ledger, producer: int, client: Client) -> State:
-        if client.id not in ledger.holders:
+    def written(self, state: State, producer: int, client: Client) -> State:
+        if all(row.id != client.id for row in state.holders):
             raise Violation(f"{client} has no row, and writes")
         last, epoch = state.last
         if client.id in state.past:
@@ -246,8 +229,8 @@ class Steps:
         yield f"engine {number} goes on", become("up")
 
     def evict(self, state: State) -> Iterator[tuple[str, State]]:
-        """A waiting engine's guard takes away what belongs to an engine that is gone; so does a
-        coordinator."""
+        """A waiting engine's background thread, or a coordinator, evicts the sessions of an engine
+        that is gone."""
         engine_of = self.world.engine_of
         if state.move is None and not any(
             client.status in ("waiting", "arriving")
@@ -255,32 +238,19 @@ class Steps:
             for producer, client in enumerate(state.clients)
         ):
             return
-        for number, engine in enumerate(state.engines):
-            ledger = self.ledger(state)
-            rows = [
-                row
-                for row in state.holders + state.queue
-                if engine_of[row.producer] == number and not ledger.alive(row)
-            ]
-            if rows:
-                for row in rows:
-                    ledger.leave(row)
-                yield f"engine {number} ({engine.status}) is evicted", ledger.commit(state)
+        for engine in self.transactions.find_dead(state):
+            yield f"engine {engine} is evicted", self.transactions.evict(state, engine)
 
     def hand_over(self, state: State) -> Iterator[tuple[str, State]]:
-        """Somebody who is no part of this world moves the topic, or gives that up."""
+        """A coordinator that is no part of this world moves the topic, or gives that up."""
         for target in range(len(state.engines) if state.moves else 0):
-            ledger = self.ledger(state)
-            if ledger.lives(target, state.engines[target].life):
-                ledger.begin(target)
-                following = ledger.commit(state)._replace(moves=state.moves - 1)
+            if is_alive(state.engines, target, state.engines[target].life):
+                following = self.transactions.begin(state, target)._replace(moves=state.moves - 1)
                 yield f"it is to be moved to engine {target}", following
         move = state.move
         if move is None:
             return
-        ledger = self.ledger(state)
-        ledger.cancel()
-        yield "the move is cancelled", ledger.commit(state)
+        yield "the move is cancelled", self.transactions.end_move(state)
         if not move.late:
             yield "the deadline passes", state._replace(move=move._replace(late=True))
 
@@ -288,28 +258,33 @@ class Steps:
         """Its engine has been asked to release it, for this move or an earlier one."""
         if client.id != state.owner or (
             state.move is None and self.world.moves == state.moves
-        ):  # nobody ever asked
+        ):  # it was never asked
             return
-        ledger = self.ledger(state)
-        if ledger.release(client.id):
-            yield f"{producer} releases it", self.forget(ledger.commit(state), producer)
+        released, following = self.transactions.release(state, client.id)
+        if released:
+            yield f"{producer} releases it", self.forget(following, producer)
+        else:
+            yield f"{producer} keeps it", following
 
     def settle(self, state: State) -> Iterator[tuple[str, State]]:
-        """Time passes, and whoever was told so comes back."""
+        """Time passes, and those come back that were told so."""
         if not state.settled and not state.holders:
             yield "it has settled", state._replace(settled=True)
         if state.holders and any(row.settle and not row.patient for row in state.queue):
-            queue = tuple([row._replace(patient=bool(row.settle)) for row in state.queue])
+            queue = tuple([row._replace(patient=True) for row in state.queue])
             yield "those who wait have waited for long", state._replace(queue=queue)
         for reminder in state.reminders:
             number, why = reminder
-            ledger = self.ledger(state)
-            due = state.settled if why == SETTLES else ledger.in_transit is None
+            due = state.settled if why == SETTLES else in_transit(state) is None
             if due and state.engines[number].status == "up":
-                ledger.reminders.discard(reminder)
-                ledger.told = NOBODY
-                ledger.promote()
-                yield f"engine {number} comes back", ledger.commit(state)
+                left = tuple([each for each in state.reminders if each != reminder])
+                following = self.transactions.promote_again(state._replace(reminders=left))
+                yield f"engine {number} comes back", following
+
+
+def held(state: State, session: int) -> Row:
+    """The row of a session that holds the topic."""
+    return next(row for row in state.holders if row.id == session)
 
 
 # ---- the judge, and the walk -------------------------------------------------------------
@@ -333,13 +308,7 @@ def judge(world: World, state: State) -> None:
         engine = state.engines[world.engine_of[row.producer]]
         lives = engine.life == row.life and engine.status != "dead"
         if lives and state.clients[row.producer].id != row.id:
-            raise Violation(f"{row} is an orphan: nobody knows that he has it")
-
-
-def is_heard_of(world: World, state: State, row: Row) -> bool:
-    """Does this session live, as far as the others see?"""
-    engine = state.engines[world.engine_of[row.producer]]
-    return engine.life == row.life and engine.status in ("up", "stopped")
+            raise Violation(f"{row} is an orphan: its engine does not know that it has it")
 
 
 def judge_idleness(world: World, state: State) -> None:
@@ -347,21 +316,23 @@ def judge_idleness(world: World, state: State) -> None:
     if state.holders or not state.queue:
         return
     if not (world.moves or world.settles):
-        raise Violation("somebody waits in front of a free topic")
+        raise Violation("a session waits for a free topic")
     waiters = sorted(state.queue, key=place)
-    living = [row for row in waiters if is_heard_of(world, state, row)]
+    living = [
+        row for row in waiters if is_alive(state.engines, world.engine_of[row.producer], row.life)
+    ]
     if len(living) < len(waiters):
-        return  # whoever lives takes the ghosts away, and that is a promotion
+        return  # those that live evict the dead, and that promotes
     why = SETTLES if state.move is None else TRANSIT
     if why == SETTLES and (not living[0].settle or living[0].patient):
-        raise Violation("somebody waits in front of a free topic")
+        raise Violation("a session waits for a free topic")
     coming = [number for number, reason in state.reminders if reason == why]
     if not any(state.engines[number].status in ("up", "stopped") for number in coming):
-        raise Violation("nobody comes back for those who wait")
+        raise Violation("no engine retries for those who wait")
 
 
 def canonical(world: World, state: State) -> State:
-    """Numbers sessions anew, in their order, and forgets those that nobody can meet again;
+    """Numbers sessions anew, in their order, and forgets those that cannot be met again;
     then lines up the engines. States that differ in nothing else are one."""
     ids = {client.id for client in state.clients}
     ids.update(row.id for row in state.holders)
@@ -387,13 +358,20 @@ def canonical(world: World, state: State) -> State:
         (new.get(state.last[0], 0), state.last[1]),
         tuple([new[old] for old in state.past if old in new]),
         state.opens, state.deaths, state.stops, state.moves, move, state.settled, reminders,
-        (new.get(state.told[0], GONE), state.told[1]),
+        (new.get(state.told[0], GONE), state.told[1]), state.known,
     )  # fmt: skip
 
 
 def walk(world: World, rules: Rules, most: int = 10**6) -> tuple[int, int]:
     """(states, steps), or a Violation with a shortest way to it in its notes; engines that are
     alike may change their numbers on the way."""
+    with contextlib.ExitStack() as broken:
+        for owner, name, instead in rules.patches:
+            broken.enter_context(mock.patch.object(owner, name, instead))
+        return _walk(world, rules, most)
+
+
+def _walk(world: World, rules: Rules, most: int) -> tuple[int, int]:
     steps = Steps(world, rules)
     first = world.first()
     came_from: dict[State, tuple[State | None, str]] = {first: (None, "the beginning")}

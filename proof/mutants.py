@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.children import ROOT
+from testing.children import ROOT
 
 BUILD_SECONDS = 600.0
 HUNT_SECONDS = 170.0
@@ -31,7 +31,7 @@ LEFT_OUT = (".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis", 
 @dataclass(frozen=True)
 class Mutant:
     """One change: `old` becomes `new` wherever it stands in the file. `hunters` are instruments
-    (one word) or tests (`file` or `file::name`), the likely ones first."""
+    (one word) or tests (`path` or `path::name`), the likely ones first."""
 
     name: str
     file: str
@@ -45,8 +45,9 @@ class Mutant:
         return self.file.endswith((".pyx", ".pxi", ".h"))
 
 
-ADMIT, ROWS, JOURNAL = "access.py", "_rows.pxi", "_journal.pxi"
-QUEUE, LOCK = "_queue.pxi", "_native/journal_lock.h"
+ADMIT, ROWS, JOURNAL = "admission.py", "_native/rows.pxi", "_native/journal.pxi"
+APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
+QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
 SELECTED = """    found = _core.select(
         rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
     )
@@ -73,17 +74,21 @@ SELECTED_SLOWLY = """    import types  # the same, without the core
 """
 MUTANTS = (
     # ---- who may write
-    Mutant("the fencing check lets everybody pass", "log.py",
+    Mutant("the fencing check lets everybody pass", "fencing.py",
            "    if not valid:\n        raise fenced", "    if False:\n        raise fenced",
-           ("torture", "test_b_epochs.py")),
+           ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
     Mutant("the epoch is not compared", ROWS, "self.owner == session and self.epoch == epoch",
-           "self.epoch >= epoch", ("model", "torture", "test_b_epochs.py")),
-    Mutant("an append does not see that the owner has changed", JOURNAL,
-           " or words.version != p.version", "", ("torture", "test_b_epochs.py")),
+           "self.epoch >= epoch",
+           ("model", "torture", "tests/conformance/test_epochs.py",
+            "tests/ownership/test_epochs.py")),
+    Mutant("an append does not see that the owner has changed", APPEND,
+           " or header.version != p.version", "",
+           ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
     Mutant("a change of owner tells no append", JOURNAL,
-           "        if ownership:\n", "        if False:\n", ("torture", "test_b_epochs.py")),
+           "        if ownership:\n", "        if False:\n",
+           ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
     Mutant("a dead process's commit comes as a surprise", LOCK,
-           "        xl_store(&w->unsettled, 1);", "        ;", ("test_h_crashes.py",)),
+           "        xl_store(&w->unsettled, 1);", "        ;", ("proof/tests/test_crashes.py",)),
     Mutant("a take-over keeps the epoch", ADMIT, "Decision(Verdict.TAKE_OVER, epoch + 1)",
            "Decision(Verdict.TAKE_OVER, epoch)", ("model",)),
     Mutant("a grant lowers the epoch", ADMIT, "and not in_transit else epoch + 1",
@@ -94,121 +99,124 @@ MUTANTS = (
            ("model",)),
     Mutant("the dead are promoted", QUEUE,
            'if not alive(waiter.slot, waiter.engine[:waiter.engine_length].decode("ascii")):',
-           "if False:", ("model", "test_d_queue.py")),
+           "if False:", ("model", "tests/ownership/test_queue.py")),
     Mutant("a hand-over is for everybody", QUEUE, "elif target is not None:", "elif False:",
            ("model",)),
     Mutant("stale waiters are promoted", QUEUE, "waiter.claims and waiter.claim != epoch", "False",
-           ("model", "test_d_queue.py")),
+           ("model", "tests/ownership/test_queue.py")),
     Mutant("who has just come does not wait", QUEUE, "            if now < at:",
-           "            if False:", ("model", "test_d_settle.py")),
+           "            if False:", ("model", "tests/ownership/test_settle.py")),
     Mutant("who has waited for long waits again", QUEUE, "delay <= freed - created:", "False:",
-           ("model", "test_d_settle.py")),
+           ("model", "tests/ownership/test_settle.py")),
     Mutant("the best priority waits, too", QUEUE, "        return 0\n    span",
-           "        return settle\n    span", ("model", "test_d_settle.py")),
+           "        return settle\n    span", ("model", "tests/ownership/test_settle.py")),
     Mutant("one who comes to a topic that has just become free does not wait", ADMIT,
            "waiting or (session.mode == WAIT and now < due(session, freed, known))", "waiting",
-           ("test_d_settle.py",)),
+           ("tests/ownership/test_settle.py",)),
     Mutant("those wait, too, who do not queue", ADMIT,
            "(session.mode == WAIT and now < due(session, freed, known))",
-           "(now < due(session, freed, known))", ("test_d_settle.py",)),
+           "(now < due(session, freed, known))", ("tests/ownership/test_settle.py",)),
     Mutant("the lowest priority does not wait either", QUEUE,
            "        return settle\n    if priority", "        return 0\n    if priority",
-           ("test_d_settle.py",)),
+           ("tests/ownership/test_settle.py",)),
     Mutant("of equal priorities the last one is promoted", QUEUE,
            "            else:\n                found.winner = data\n            break\n    if",
            "            elif found.winner is None or waiter.priority == top:\n"
            "                found.winner, top = data, waiter.priority\n                continue\n"
-           "            break\n    if", ("test_d_queue.py",)),
-    Mutant("of equal priorities any one is first", "tables.py",
+           "            break\n    if", ("tests/ownership/test_queue.py",)),
+    Mutant("of equal priorities any one is first", "ownership_tables.py",
            "session.priority, session.created, session.tie,", "session.priority, 0, session.tie,",
-           ("test_d_queue.py",)),
+           ("tests/ownership/test_queue.py",)),
     Mutant("a waiter is selected without the core", ADMIT, SELECTED, SELECTED_SLOWLY,
-           ("test_d_promotion.py",)),
+           ("tests/core/test_promotion.py",)),
     Mutant("one who only waits announces", "sessions.py",
-           "            tables.put_waiter(session)\n",
-           "            tables.put_waiter(session)\n"
-           "            if session.announce is not None:\n"
-           "                put_announcement(tables, session, session.announce)\n",
-           ("test_e_announcements.py",)),
-    Mutant("an announcement does not mind that its owner is refused", "transaction.py",
-           "                    raise _Refused(producer, error) from error\n",
+           "        tables.sessions.put_waiter(session)\n",
+           "        tables.sessions.put_waiter(session)\n"
+           "        if session.announce is not None:\n"
+           "            from exclusivelog.local.ownership.announcements import put_announcement\n"
+           "            put_announcement(tables, session, session.announce)\n",
+           ("tests/ownership/test_announcements.py",)),
+    Mutant("an announcement does not mind that its owner is refused", "transaction_commit.py",
+           "                    raise _Refused(session, error) from error\n",
            "                    if work.batches:\n"
-           "                        raise _Refused(producer, error) from error\n"
-           "                    batch.placed[producer] = []\n",
-           ("test_e_announcements.py",)),
-    Mutant("a grant does not announce", "sessions.py", "if session.announce is not None:",
-           "if False:", ("test_e_announcements.py",)),
-    Mutant("a stale owner announces", "transaction.py",
-           "batch.placed[producer] = append_one(tables, work)",
-           "batch.placed[producer] = append_one(tables, work) if work.batches else []",
-           ("test_e_announcements.py",)),
-    Mutant("who leaves promotes nobody", "sessions.py",
+           "                        raise _Refused(session, error) from error\n"
+           "                    self._placed[session] = []\n",
+           ("tests/ownership/test_announcements.py",)),
+    Mutant("a grant does not announce", "succession.py", "if session.announce is not None:",
+           "if False:", ("tests/ownership/test_announcements.py",)),
+    Mutant("a stale owner announces", "transaction_commit.py",
+           "self._placed[session] = append_one(tables, work)",
+           "self._placed[session] = append_one(tables, work) if work.batches else []",
+           ("tests/ownership/test_announcements.py",)),
+    Mutant("who leaves promotes nobody", "succession.py",
            "        if promote:\n            self.promote(tables, row)\n", "",
-           ("test_d_queue.py", "test_a_access.py")),
-    Mutant("the evicted keep their rows", "sessions.py",
+           ("model", "tests/ownership/test_queue.py", "tests/conformance/test_access.py")),
+    Mutant("the evicted keep their rows", "succession.py",
            '            self.drop_holder(tables, row, session, "evict", "fenced", rival)\n', "",
-           ("test_b_epochs.py", "torture")),
-    Mutant("a winner is not told", "sessions.py",
-           "        tables.post(winner, GRANTED, winner.epoch, winner.since, sequence)\n", "",
-           ("test_d_queue.py",)),
+           ("model", "tests/conformance/test_epochs.py", "torture")),
+    Mutant("a winner is not told", "succession.py",
+           "        tables.notifications.post(winner, GRANTED, winner.epoch, winner.since, "
+           "sequence)\n", "",
+           ("tests/ownership/test_queue.py",)),
     # ---- who lives
-    Mutant("the dead are taken for living", "lockfile.py",
-           "return bool(held) and words.load64", "return words.load64",
-           ("torture", "test_c_losing.py")),
-    Mutant("hearts beat by the wall clock", "lockfile.py", "_core.now()", "time.time_ns()",
-           ("test_c_clocks.py",)),
-    Mutant("a silence is never too long", "lockfile.py",
-           "return keepalive == 0 or", "return True or", ("test_c_hangs.py",)),
+    Mutant("the dead are taken for living", "slots.py",
+           "return bool(held) and self.atomics.load64", "return self.atomics.load64",
+           ("torture", "tests/ownership/test_losing.py")),
+    Mutant("hearts beat by the wall clock", "slots.py", "_core.now()", "time.time_ns()",
+           ("tests/shm/test_clocks.py",)),
+    Mutant("a silence is never too long", "slots.py",
+           "return keepalive == 0 or", "return True or", ("tests/shm/test_stalls.py",)),
     Mutant("who is alone takes over the words of a life before", "ledger.py",
-           "if not alone and not journal.failed:", "if journal.ready and not journal.failed:",
-           ("test_h_presence.py",)),
+           "if alone or journal.failed:", "if not journal.ready or journal.failed:",
+           ("tests/shm/test_presence.py",)),
     Mutant("who is not alone believes the words of another life", "lockfile.py",
            "        if self.in_use:\n            return\n", "        return\n",
-           ("test_losing_data.py", "test_h_presence.py")),
-    Mutant("a directory that has gone is not missed", "files.py",
+           ("tests/test_losing_data.py", "tests/shm/test_presence.py")),
+    Mutant("a directory that has gone is not missed", "local/files.py",
            "if (facts.st_dev, facts.st_ino) != self.identity:", "if False:",
-           ("test_h_presence.py",)),
+           ("tests/shm/test_presence.py",)),
     Mutant("a mutex dies with its holder", LOCK, "PTHREAD_MUTEX_ROBUST",
            "PTHREAD_MUTEX_STALLED", ("kill-sweep", "torture")),
-    Mutant("a child gives its parent's places among the readers back", "ledger.py",
-           "        if self._leave_the_readers():\n", "        if True:\n",
-           ("test_c_losing.py",)),
+    Mutant("a child gives its parent's places among the readers back", "environment.py",
+           "        if not self._detach_readers():\n", "        if False:\n",
+           ("tests/ownership/test_losing.py",)),
     Mutant("heartbeats go by the time namespace's clock", "clocks.py",
-           "    _core.set_clock_offset(offset)\n", "", ("test_c_time_namespaces.py",)),
-    Mutant("who pins pages is told to nobody", "runtime.py",
-           "            self.ledger.find_pinned,\n", "", ("test_c_pinned.py",)),
+           "    _core.set_clock_offset(offset)\n", "", ("tests/shm/test_time_namespaces.py",)),
+    Mutant("who pins pages is told to nobody", "worker.py",
+           "            self._ledger.find_pinned,\n", "", ("tests/shm/test_pinned.py",)),
     Mutant("a namesake's snapshot is kept", "environment.py",
-           "        env = _without_a_namesake(env, open_it)\n", "        pass\n",
-           ("test_c_clocks.py",)),
+           "if any(reading.pid == os.getpid() for", "if any(False for",
+           ("tests/shm/test_clocks.py",)),
     # ---- how old messages are
-    Mutant("publish times are believed", "times.py", "return published > now + SLACK_MS",
-           "return False", ("test_g_time_marks.py",)),
-    Mutant("time marks from the future are believed", "times.py",
+    Mutant("publish times are believed", "time_marks.py", "return published > now + SLACK_MS",
+           "return False", ("tests/storage/test_time_marks.py",)),
+    Mutant("time marks from the future are believed", "time_marks.py",
            "if latest <= when <= now + SLACK_MS:", "if latest <= when:",
-           ("test_g_time_marks.py",)),
-    Mutant("time marks that contradict others are believed", "times.py",
+           ("tests/storage/test_time_marks.py",)),
+    Mutant("time marks that contradict others are believed", "time_marks.py",
            "if latest <= when <= now + SLACK_MS:", "if when <= now + SLACK_MS:",
-           ("test_g_time_marks.py",)),
+           ("tests/storage/test_time_marks.py",)),
     Mutant("a clock that was set ahead is believed at once", "ages.py",
            "elif not self._has_waited(", "elif False and not self._has_waited(",
-           ("test_g_time_marks.py",)),
+           ("tests/storage/test_time_marks.py",)),
     Mutant("messages go that were seen to arrive", "ages.py",
            "first = min(young, first_since(oldest))", "first = first_since(oldest)",
-           ("test_g_time_marks.py",)),
+           ("tests/storage/test_time_marks.py",)),
     # ---- who is woken
     Mutant("nobody's mail rings", "ledger.py",
            "return engines + readers + empty", "return readers + empty",
-           ("test_d_queue.py", "test_c_losing.py")),
-    Mutant("an append wakes no reader", "_batch.pxi", "            xl_wake(word, INT_MAX)\n",
-           "            pass\n", ("test_e_following.py", "test_g_readers.py")),
-    Mutant("a reader ends before an end that it knows of", "reader.py",
+           ("tests/ownership/test_queue.py", "tests/ownership/test_losing.py")),
+    Mutant("an append wakes no reader", "_native/appender.pxi",
+           "            xl_wake(word, INT_MAX)\n", "            pass\n",
+           ("tests/ownership/test_following.py", "tests/log/test_readers.py")),
+    Mutant("a reader ends before an end that it knows of", "cursor.py",
            "if found or (found is not None and self.position >= self._known_end):",
-           "if found is not None:", ("test_g_readers.py",)),
+           "if found is not None:", ("tests/log/test_readers.py",)),
     # ---- what is durable
-    Mutant("an append is not flushed", JOURNAL, "if outcome == PLACED and p.flushed:",
+    Mutant("an append is not flushed", APPEND, "if outcome == PLACED and p.flushed:",
            "if False:", ("crash-states",)),
-    Mutant("the journal's flush does nothing", JOURNAL, "        elif fdatasync(fd):\n",
-           "        elif False:\n", ("crash-states",)),
+    Mutant("the journal's flush does nothing", FLUSH, "    elif fdatasync(fd):\n",
+           "    elif False:\n", ("crash-states",)),
     Mutant("the tables are not flushed", "environment.py",
            "readonly=readonly, create=False, mode=mode",
            "readonly=readonly, create=False, sync=False, mode=mode", ("crash-states",)),
@@ -216,67 +224,71 @@ MUTANTS = (
            ("crash-states",)),
     Mutant("a new journal is not flushed", "journal.py", "        os.fsync(fd)\n", "",
            ("crash-states",)),
-    Mutant("no directory is flushed", "files.py", "        os.fsync(self.fd)\n", "        pass\n",
-           ("crash-states",)),
+    Mutant("no directory is flushed", "local/files.py", "        os.fsync(self.fd)\n",
+           "        pass\n", ("crash-states",)),
     Mutant("a new owner does not flush what it finds", "ledger.py",
            "if journal is not None and journal.synced < journal.tail:", "if False:",
-           ("crash-states", "test_h_crashes.py", "test_h_journal.py")),
-    Mutant("a checkpoint is not recorded", "tables.py",
-           "            self._mark, self._oldest = stop, version\n        self._put_applied()\n",
+           ("crash-states", "proof/tests/test_crashes.py", "tests/storage/test_journal.py")),
+    Mutant("a checkpoint is not recorded", "log_tables.py",
+           "            self._mark, self._oldest = stop, version\n        self._write()\n",
            "            self._mark, self._oldest = stop, version\n",
            ("kill-sweep", "crash-states")),
-    Mutant("a new generation is not recorded", "tables.py",
-           "that were before\n        self._put_applied()\n", "that were before\n",
+    Mutant("a new generation is not recorded", "log_tables.py",
+           "that were before\n        self._write()\n", "that were before\n",
            ("kill-sweep", "crash-states")),
-    Mutant("what the dead left at the tail counts behind their successors", JOURNAL,
+    Mutant("what the dead left at the tail counts behind their successors", FRAMES,
            "if position >= mark and frame.version < oldest:", "if False:",
-           ("test_h_crashes.py",)),
-    Mutant("the journal keeps its generation when the ledger is opened", "ledger.py",
-           "journal.begin(generation, tables.applied)",
-           "journal.begin(tables.generation, tables.applied)", ("test_h_journal.py",)),
-    Mutant("a batch is not held together", JOURNAL, "(MORE if i < p.count - 1 else 0)",
-           "<uint32_t>0", ("crash-states", "test_h_crashes.py")),
-    Mutant("what a dead holder left is not told apart", JOURNAL,
+           ("proof/tests/test_crashes.py",)),
+    Mutant("the journal keeps its generation when the ledger is opened", "recovery.py",
+           "journal.begin(generation, applied.applied)",
+           "journal.begin(applied.generation, applied.applied)",
+            ("tests/storage/test_journal.py",)),
+    Mutant("a batch is not held together", APPEND, "(MORE if i < p.count - 1 else 0)",
+           "<uint32_t>0", ("crash-states", "proof/tests/test_crashes.py")),
+    Mutant("what a dead holder left is not told apart", FRAMES,
            " or frame.version < version:", ":",
-           ("crash-states", "test_h_crashes.py::test_g3_a_dead_owners_batch_does_not_come_back")),
-    Mutant("a sequence id is used twice", JOURNAL,
-           "        elif p.sequence <= p.last[0]:\n            return DUPLICATE\n"
-           "        if p.sequence <= p.logged:\n            return DUPLICATE\n", "",
-           ("test_g_messages.py", "test_b_outcomes.py")),
-    Mutant("a sequence id of a large batch is used twice", "log.py",
-           "if batch.base_sequence <= sequence:", "if False:", ("test_g_messages.py",)),
+           ("crash-states",
+            "proof/tests/test_crashes.py::test_g3_a_dead_owners_batch_does_not_come_back")),
+    Mutant("a sequence id is used twice", APPEND,
+           "    elif p.sequence <= p.last[0]:\n        return DUPLICATE\n"
+           "    if p.sequence <= p.logged:\n        return DUPLICATE\n", "",
+           ("tests/conformance/test_messages.py", "tests/log/test_messages.py",
+            "tests/log/test_outcomes.py")),
+    Mutant("a sequence id of a large batch is used twice", "entries.py",
+           "if batch.base_sequence <= sequence:", "if False:",
+           ("tests/conformance/test_messages.py", "tests/log/test_messages.py",)),
     # ---- what is made of the log
     Mutant("trimming does not mind how far the view reaches", "retention.py",
            "return view is None or view.horizon >= first", "return True",
-           ("compaction", "test_g_compaction.py")),
+           ("compaction", "tests/maintenance/test_compaction.py")),
     Mutant("a compaction does not mind what was trimmed meanwhile", "compaction.py",
-           "if tables.topic(work.topic).first_offset > work.view.horizon:", "if False:",
-           ("test_g_compaction.py",)),
-    Mutant("a new owner of a map does not catch up", "replica.py",
-           "                self._catch_up()\n        except BaseException:\n"
-           "            producer.close()",
-           "                pass\n        except BaseException:\n            producer.close()",
-           ("state", "test_i_histories.py")),
-    Mutant("a map's put is told before it is durable", "state.py",
+           "if tables.topics.get(work.topic).first_offset > work.view.horizon:", "if False:",
+           ("tests/maintenance/test_compaction.py",)),
+    Mutant("a new owner of a map does not catch up", "ownership.py",
+           "            self._prepare()\n        except BaseException:\n",
+           "            pass\n        except BaseException:\n",
+           ("state", "proof/tests/test_histories.py")),
+    Mutant("a map's put is told before it is durable", "map.py",
            "            self._settle(seen)\n        return made, old",
            "            pass\n        return made, old",
-           ("test_i_at_once.py",)),
+           ("tests/state/test_at_once.py",)),
     Mutant("a task's put is told before it is durable", "aio.py",
-           "if appended is None or appended.flushed:", "if True:", ("test_i_at_once.py",)),
+           "if appended is None or appended.flushed:", "if True:",
+           ("tests/state/test_at_once.py",)),
     Mutant("a task's put overtakes what was asked for before", "aio.py",
-           "None if traffic.leaving else", "None if False else", ("test_i_at_once.py",)),
+           "None if traffic.leaving else", "None if False else", ("tests/state/test_at_once.py",)),
     # ---- what is damaged, what fails
-    Mutant("an entry's checksum is skipped", "_entry.pxi",
-           "if _sum_all(data, start, size) ^", "if False and _sum_all(data, start, size) ^",
-           ("bit-flips", "test_g_damage.py")),
-    Mutant("a frame's checksum is skipped", JOURNAL,
+    Mutant("an entry's checksum is skipped", "_native/entry.pxi",
+           "if _sum_all(start, size) ^", "if False and _sum_all(start, size) ^",
+           ("bit-flips", "tests/log/test_damage.py")),
+    Mutant("a frame's checksum is skipped", FRAMES,
            "    return _crc(entry, size) ^", "    return True or _crc(entry, size) ^",
            ("crash-states", "bit-flips")),
     Mutant("a full disk is taken for a broken one", "faults.py", "if code in NO_ROOM or (code",
-           "if False or (code", ("test_h_faults.py",)),
-    Mutant("a failed flush is forgotten", JOURNAL,
-           "            xl_swap(&words.failed, 0, errno)\n", "            pass\n",
-           ("test_h_faults.py",)),
+           "if False or (code", ("tests/storage/test_faults.py",)),
+    Mutant("a failed flush is forgotten", FLUSH,
+           "        xl_swap(&header.failed, 0, errno)\n", "        pass\n",
+           ("tests/storage/test_faults.py",)),
 )  # fmt: skip
 
 
@@ -290,10 +302,16 @@ def tree(mutant: Mutant | None) -> Iterator[Path]:
         copy = Path(place) / "tree"
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
         if mutant is not None:
-            change(copy / "exclusivelog" / mutant.file, mutant)
+            change(source_of(copy, mutant), mutant)
             if mutant.compiled:
                 build(copy)
         yield copy
+
+
+def source_of(copy: Path, mutant: Mutant) -> Path:
+    """The file of that name, in whichever package it lies."""
+    (path,) = (copy / "exclusivelog").rglob(mutant.file)
+    return path
 
 
 def change(path: Path, mutant: Mutant) -> None:
@@ -323,21 +341,19 @@ def build(copy: Path, flags: str = "-O0") -> None:
 
 def hunt(copy: Path, hunter: str) -> str:
     """What this hunter has against the copy; empty if nothing."""
-    if hunter.startswith("test_"):
+    if "/" in hunter:
         return _by_tests(copy, hunter)
     return _by_instrument(copy, hunter)
 
 
 def _by_tests(copy: Path, hunter: str) -> str:
-    words = ["-m", "pytest", "-q", "-x", "--timeout=60", f"tests/{hunter}"]
+    words = ["-m", "pytest", "-q", "-x", "--timeout=60", hunter]
     code, output = _run(copy, words)
     if code is None:
         return "it hangs"
     if code == 0:
         return ""
-    said = [
-        line for line in output.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))
-    ]
+    said = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return said[0][:200] if said else f"the tests ended with {code}"
 
 

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from proof.deaths import die_with_parent
-from tests.children import PATIENCE, child, line, tell
+from testing.children import PATIENCE, child, die_with_parent, line, tell
 
 BREEDS = "import sys; from proof.nursery import breed; breed(sys.argv[1])"
 

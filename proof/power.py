@@ -1,6 +1,6 @@
 """Power cuts: every disk that one may leave is rebuilt, started up, and judged.
 
-strace has written down what the work wrote and flushed (`tests.power_cuts` reads it). A cut keeps
+strace has written down what the work wrote and flushed (`proof.power_cuts` reads it). A cut keeps
 what was flushed; of each block that was written since, the disk may have any version. Where the
 journal is written through its mapping (`process`), any block of it may be an old one.
 """
@@ -22,20 +22,22 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from exclusivelog import _core, journal, lockfile
-from exclusivelog.ledger import Ledger
+from exclusivelog import _core
+from exclusivelog.local.shm import lockfile
+from exclusivelog.local.storage import journal, ledger
+from exclusivelog.local.storage.opening import OpenFiles
 from proof.beside import todo_safely
-from proof.deaths import die_with_parent
-from proof.work import CAPACITY, CHECKPOINTS, act, judge
-from tests.children import PATIENCE, ROOT, child, command, line, tell
-from tests.journals import FRAME, MAGIC, MORE, PADDING, checkpoint, no_checkpoints
-from tests.power_cuts import CALLS, SECTOR, Cut, Disk, File, Image, cut_here, materialised
+from proof.power_cuts import CALLS, SECTOR, Cut, Disk, File, Image, cut_here, materialised
+from proof.work import CHECKPOINTS, act, judge
+from testing.children import PATIENCE, ROOT, child, command, die_with_parent, line, tell
+from testing.journals import CAPACITY, FRAME, MAGIC, MORE, PADDING, checkpoint, no_checkpoints
 
 RECORDED = """
     import os, sys, threading
     import exclusivelog as xl
-    from exclusivelog import journal
-    from proof.work import CAPACITY, TOPICS, act
+    from exclusivelog.local.storage import journal
+    from proof.work import TOPICS, act
+    from testing.journals import CAPACITY
     journal.CAPACITY = CAPACITY
     with xl.open(sys.argv[1], durability="power") as engine:
         def run(name):
@@ -162,13 +164,17 @@ def is_sound(entry: bytes) -> bool:
 
 def trust(sabotage: str) -> None:
     """Recover in this process without checking."""
-    recover = Ledger._recover
+    recover = ledger.recover_journal
 
-    def without_checks(ledger: Ledger, found: _core.Journal, alone: bool) -> None:
-        trusting: Any = Trusting(found, ledger.path, sabotage)
-        recover(ledger, trusting, alone)
+    def without_checks(files: OpenFiles, found: _core.Journal, alone: bool) -> None:
+        trusting: Any = Trusting(found, files.path, sabotage)
+        files.journal = trusting
+        try:
+            recover(files, trusting, alone)
+        finally:
+            files.journal = found
 
-    Ledger._recover = without_checks  # type: ignore[assignment, method-assign]
+    ledger.recover_journal = without_checks  # type: ignore[assignment]
 
 
 def short_life(path: Path, count: int) -> list[str]:

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.machine import commit, cpu_model, device
-from exclusivelog.environment import file_system
-from tests.children import ROOT
+from exclusivelog.local.storage.location import file_system
+from testing.children import ROOT
+from testing.machine import commit, cpu_model, device
 
 RESULTS = ROOT / "build" / "proof.json"
 MOST_TOLD = 20  # broken rules
@@ -177,7 +177,7 @@ def machine() -> dict[str, str]:
 def library_digest() -> str:
     """The sources that the figures are about: a commit that leaves them alone voids nothing."""
     digest = hashlib.sha256()
-    for path in sorted((ROOT / "exclusivelog").glob("*")):
-        if path.suffix in (".py", ".pyx", ".pxi", ".pxd"):
+    for path in sorted((ROOT / "exclusivelog").rglob("*")):
+        if path.suffix in (".py", ".pyx", ".pxi", ".pxd", ".h"):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -2,66 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from exclusivelog import _core, access
-from exclusivelog.access import (
+from exclusivelog import _core
+from exclusivelog.local.ownership import admission
+from exclusivelog.local.ownership.admission import Decision, Promotion, Verdict
+from exclusivelog.local.ownership.changes import RETRY_AT
+from exclusivelog.local.ownership.succession import Succession, Transfers
+from exclusivelog.local.ownership.transfers import HandOver
+from exclusivelog.local.records import (
     EXCLUSIVE,
+    FENCING,
     SHARED,
-    Decision,
-    Promotion,
     Session,
-    Verdict,
+    Transfer,
     pack_session,
     unpack_session,
 )
-from exclusivelog.tables import queue_key
-from proof.world import SETTLED, Client, Ledger
+from exclusivelog.local.storage.ownership_tables import queue_key
+from exclusivelog.local.storage.tables import Tables
+from proof.memory import DEADLINE, SETTLED
+from proof.world import Client, State
 
 
-def may_append(ledger: Ledger, client: Client) -> bool:
-    """As `log.check_may_write`, with the very comparison that an append makes."""
+def may_append(state: State, client: Client) -> bool:
+    """As `fencing.check_may_write`, with the very comparison that an append makes."""
     if client.mode == SHARED:
-        return client.id in ledger.holders
+        return any(row.id == client.id for row in state.holders)
     row = _core.TopicRow()
-    row.owner, row.epoch = ledger.owner, ledger.epoch
+    row.owner, row.epoch = state.owner, state.epoch
     return bool(row.admits(client.id, client.epoch))
 
 
-def release(ledger: Ledger, client: Client) -> None:
-    """Close: a session that is not registered any more is passed over."""
-    row = ledger.holders.get(client.id)
-    if row is not None:
-        ledger.leave(row)
+Patch = tuple[object, str, Any]  # of which module or class, the name, what stands there instead
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Who decides what."""
+    """What a walk goes by: the library, with nothing or something broken. The other fields are
+    about producers, which the model has instead of the library's."""
 
-    admit: Callable[..., Decision] = access.admit
-    promote: Callable[..., Promotion] = access.promote
-    held_back: Callable[..., bool] = access.held_back
-    awaits_release: Callable[..., bool] = access.awaits_release
-    may_append: Callable[[Ledger, Client], bool] = may_append
-    release: Callable[[Ledger, Client], None] = release
-    promotes: bool = True
+    patches: tuple[Patch, ...] = ()
+    may_append: Callable[[State, Client], bool] = may_append
     keeps_what_was_refused: bool = False
     writes_later: bool = False
     drops_grants: bool = False
-    reminds: bool = True
-    tells_by_time: bool = True
-    sees_dead_destinations: bool = True
-    keeps_deadlines: bool = True
-    asks_before_it_releases: bool = True
-    promotes_what_was_over: bool = True
+
+
+def without(owner: object, name: str, instead: Any, **rules: Any) -> Rules:
+    """The rules, but for this function of the library."""
+    return Rules(((owner, name, instead),), **rules)
+
+
+# As they are, whatever stands there while something is broken.
+_admit, _promote, _held_back = admission.admit, admission.promote, admission.held_back
+_leave, _evict_dead = Succession.leave, Succession.evict_dead
+_current = Transfers.current
 
 
 def does_not_raise(verdict: Verdict) -> Callable[..., Decision]:
     def admit(**facts: Any) -> Decision:
-        decision = access.admit(**facts)
+        decision = _admit(**facts)
         return replace(decision, epoch=facts["epoch"]) if decision.verdict is verdict else decision
 
     return admit
@@ -70,30 +73,30 @@ def does_not_raise(verdict: Verdict) -> Callable[..., Decision]:
 def believes_stale_claims(**facts: Any) -> Decision:
     claim = facts["request"].claim
     if claim is None or claim >= facts["epoch"]:
-        return access.admit(**facts)
-    return access.admit(**{**facts, "epoch": claim})
+        return _admit(**facts)
+    return _admit(**{**facts, "epoch": claim})
 
 
 def believes_claims_ahead(**facts: Any) -> Decision:
     claim = facts["request"].claim
-    return access.admit(**{**facts, "epoch": max(facts["epoch"], claim or 0)})
+    return _admit(**{**facts, "epoch": max(facts["epoch"], claim or 0)})
 
 
 def forgets(fact: str, nothing: Any) -> Callable[..., Decision]:
-    return lambda **facts: access.admit(**{**facts, fact: nothing})
+    return lambda **facts: _admit(**{**facts, fact: nothing})
 
 
 def fences_without_force(**facts: Any) -> Decision:
-    decision = access.admit(**facts)
+    decision = _admit(**facts)
     if facts["request"].mode == EXCLUSIVE and decision.verdict is Verdict.FENCED:
         return Decision(Verdict.GRANT, facts["epoch"] + 1)
     return decision
 
 
-Rows = list[tuple[bytes, bytes]]  # of the queue's table
+Rows = Iterable[tuple[bytes, bytes]]  # of the queue's table
 
 
-def rows_of(sessions: list[Session]) -> Rows:
+def rows_of(sessions: list[Session]) -> list[tuple[bytes, bytes]]:
     """The rows of these waiters, in this order if it were the queue's."""
     inorder = [replace(s, priority=-number) for number, s in enumerate(sessions)]
     keys = [queue_key(session) for session in inorder]
@@ -105,38 +108,40 @@ def sessions_of(rows: Rows) -> list[Session]:
 
 
 def does_not_look_who_lives(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
-    return access.promote(epoch, topic, rows, lambda slot, engine: True, **facts)
+    return _promote(epoch, topic, rows, lambda slot, engine: True, **facts)
 
 
 def stops_at_the_first_dead(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    rows = list(rows)
     [first] = sessions_of(rows[:1])
     if not alive(first.slot, first.engine):
         return Promotion(None, (first,), ())
-    return access.promote(epoch, topic, rows[:1], alive, **facts)
+    return _promote(epoch, topic, rows[:1], alive, **facts)
 
 
 def stops_at_the_first_stale(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
-    promotion = access.promote(epoch, topic, rows, alive, **facts)
+    promotion = _promote(epoch, topic, rows, alive, **facts)
     if promotion.stale:
         return Promotion(None, promotion.dead, promotion.stale)
     return promotion
 
 
 def believes_stale_waiters(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
+    rows = list(rows)
     waiters = sessions_of(rows)
     winner = next((session for session in waiters if alive(session.slot, session.engine)), None)
     if winner is None or winner.claim is None:
-        return access.promote(epoch, topic, rows, alive, **facts)
+        return _promote(epoch, topic, rows, alive, **facts)
     return Promotion(replace(winner, epoch=winner.claim), (), ())
 
 
 def last_come_first_served(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
     backwards = rows_of(sessions_of(rows)[::-1])
-    return access.promote(epoch, topic, backwards, alive, **facts)
+    return _promote(epoch, topic, backwards, alive, **facts)
 
 
 def the_dead_use_up_epochs(epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any) -> Any:
-    promotion = access.promote(epoch, topic, rows, alive, **facts)
+    promotion = _promote(epoch, topic, rows, alive, **facts)
     if promotion.winner is None:
         return promotion
     used_up = promotion.winner.epoch + len(promotion.dead)
@@ -144,18 +149,18 @@ def the_dead_use_up_epochs(epoch: int, topic: int, rows: Rows, alive: Any, **fac
 
 
 def promotes_under_the_same_epoch(epoch: int, *args: Any, **facts: Any) -> Promotion:
-    promotion = access.promote(epoch, *args, **facts)
+    promotion = _promote(epoch, *args, **facts)
     if promotion.winner is None:
         return promotion
     return replace(promotion, winner=replace(promotion.winner, epoch=epoch))
 
 
 def promotes_without(fact: str, nothing: Any) -> Callable[..., Promotion]:
-    return lambda *args, **facts: access.promote(*args, **{**facts, fact: nothing})
+    return lambda *args, **facts: _promote(*args, **{**facts, fact: nothing})
 
 
 def holds_back_without(fact: str, nothing: Any) -> Callable[..., bool]:
-    return lambda session, **facts: access.held_back(session, **{**facts, fact: nothing})
+    return lambda session, **facts: _held_back(session, **{**facts, fact: nothing})
 
 
 def passes_over_those_who_settle(
@@ -167,80 +172,175 @@ def passes_over_those_who_settle(
         for key, data in rows
         if left >= unpack_session(data).settle or facts["transfer"]
     ]
-    return access.promote(epoch, topic, hasty, alive, **facts)
+    return _promote(epoch, topic, hasty, alive, **facts)
 
 
 def believes_that_all_have_just_come(
     epoch: int, topic: int, rows: Rows, alive: Any, **facts: Any
 ) -> Promotion:
-    newcomers = [
-        replace(session, created=facts["freed"] + session.id) for session in sessions_of(rows)
-    ]
+    waiters = sessions_of(rows)
+    newcomers = [replace(session, created=facts["freed"] + session.id) for session in waiters]
     come = [(queue_key(session), pack_session(session)) for session in newcomers]
-    return access.promote(epoch, topic, come, alive, **facts)
+    promotion = _promote(epoch, topic, come, alive, **facts)
+    before = {session.id: session for session in waiters}
+    winner, later = promotion.winner, promotion.later
+    return replace(
+        promotion,
+        winner=None if winner is None else replace(before[winner.id], epoch=winner.epoch),
+        later=None if later is None else before[later.id],
+        dead=tuple(before[session.id] for session in promotion.dead),
+        stale=tuple(before[session.id] for session in promotion.stale),
+    )
 
 
-def releases_whoever_is_owner(ledger: Ledger, client: Client) -> None:
-    row = ledger.holders.get(ledger.owner)
-    if row is not None:
-        ledger.leave(row)
+def fences_before_it_is_refused(
+    self: Succession, tables: Tables, row: _core.TopicRow, mode: str, name: str | None = None
+) -> None:
+    _evict_dead(self, tables, row, mode, name)
+    if mode == FENCING:
+        for session in tables.sessions.holders(row.id):
+            self.drop_holder(tables, row, session, "evict", "fenced")
+        tables.topics.put(row)
 
 
-def releases_whoever_has_the_epoch(ledger: Ledger, client: Client) -> None:
-    owner = ledger.holders.get(ledger.owner)
-    if client.mode == SHARED or owner is None:
-        release(ledger, client)
-    elif owner.epoch == client.epoch:
-        ledger.leave(owner)
+def releases_the_owner(
+    self: Succession, tables: Tables, session: Session, *args: Any, **facts: Any
+) -> _core.TopicRow | None:
+    row = tables.topics.get(session.topic)
+    owner = tables.sessions.holder(row.id, row.owner) if row.owner else None
+    return None if owner is None else _leave(self, tables, owner, *args, **facts)
 
 
-def compares_epochs_only(ledger: Ledger, client: Client) -> bool:
+def releases_the_one_with_the_epoch(
+    self: Succession, tables: Tables, session: Session, *args: Any, **facts: Any
+) -> _core.TopicRow | None:
+    row = tables.topics.get(session.topic)
+    owner = tables.sessions.holder(row.id, row.owner) if row.owner else None
+    if session.mode == SHARED or owner is None or owner.epoch != session.epoch:
+        return _leave(self, tables, session, *args, **facts)
+    return _leave(self, tables, owner, *args, **facts)
+
+
+def compares_epochs_only(state: State, client: Client) -> bool:
     if client.mode == SHARED:
-        return may_append(ledger, client)
-    return client.epoch == ledger.epoch
+        return may_append(state, client)
+    return client.epoch == state.epoch
+
+
+def keeps_no_deadline(self: Transfers, tables: Tables, row: _core.TopicRow) -> Transfer | None:
+    transfer = tables.transfers.get(row.id)
+    if transfer is not None:
+        tables.transfers.put(replace(transfer, until=DEADLINE))
+    return _current(self, tables, row)
+
+
+def releases_unasked(
+    self: HandOver, tables: Tables, topic: int, session_id: int
+) -> Transfer | None:
+    row, holder = tables.topics.get(topic), tables.sessions.holder(topic, session_id)
+    if holder is None:
+        return None
+    self._succession.drop_holder(tables, row, holder, "release", "hand-over")
+    self._succession.promote(tables, row)
+    tables.topics.put(row)
+    return Transfer(topic, "", 0, 0, 0, "", 0, {})
+
+
+def cancels_without_those_who_wait(
+    self: HandOver, topics: list[int], reason: str, until: int | None = None
+) -> list[str]:
+    with self._ledger.write_exclusive() as tables:
+        for topic in topics:
+            row = tables.topics.get(topic)
+            transfer = self._transfers.current(tables, row)
+            if transfer is not None:
+                self._transfers.cancel(tables, row, transfer, reason)
+            tables.topics.put(row)
+    return []
+
+
+def tells_only_once(
+    self: Succession, tables: Tables, row: _core.TopicRow, waiter: Session, due: int
+) -> None:
+    if row.later != waiter.id:
+        row.later, row.due = waiter.id, due
+        tables.notifications.post(waiter, RETRY_AT, row.id, due)
+
+
+def nothing(*args: Any, **facts: Any) -> None:
+    """Does nothing."""
 
 
 CONTROLS = {
-    "a grant does not raise the epoch": Rules(admit=does_not_raise(Verdict.GRANT)),
-    "a take-over does not raise the epoch": Rules(admit=does_not_raise(Verdict.TAKE_OVER)),
-    "a promotion does not raise the epoch": Rules(promote=promotes_under_the_same_epoch),
-    "stale claims are believed": Rules(admit=believes_stale_claims),
-    "claims ahead of the epoch are believed": Rules(admit=believes_claims_ahead),
-    "the owner is forgotten": Rules(admit=forgets("owner", None)),
-    "the shared producers are forgotten": Rules(admit=forgets("shared", False)),
-    "the waiters are forgotten": Rules(admit=forgets("waiting", False)),
-    "exclusive is granted beside others": Rules(admit=fences_without_force),
-    "a refused fencer has evicted already": Rules(keeps_what_was_refused=True),
-    "the dead are promoted": Rules(promote=does_not_look_who_lives),
-    "promotion stops at the first dead": Rules(promote=stops_at_the_first_dead),
-    "promotion stops at the first stale": Rules(promote=stops_at_the_first_stale),
-    "stale waiters are promoted": Rules(promote=believes_stale_waiters),
-    "the last to come is promoted first": Rules(promote=last_come_first_served),
-    "the dead use up epochs": Rules(promote=the_dead_use_up_epochs),
-    "nobody is promoted": Rules(promotes=False),
-    "appends are not checked": Rules(may_append=lambda ledger, client: True),
+    "a grant does not raise the epoch": without(admission, "admit", does_not_raise(Verdict.GRANT)),
+    "a take-over does not raise the epoch": without(
+        admission, "admit", does_not_raise(Verdict.TAKE_OVER)
+    ),
+    "a promotion does not raise the epoch": without(
+        admission, "promote", promotes_under_the_same_epoch
+    ),
+    "stale claims are believed": without(admission, "admit", believes_stale_claims),
+    "claims ahead of the epoch are believed": without(admission, "admit", believes_claims_ahead),
+    "the owner is forgotten": without(admission, "admit", forgets("owner", None)),
+    "the shared producers are forgotten": without(admission, "admit", forgets("shared", False)),
+    "the waiters are forgotten": without(admission, "admit", forgets("waiting", False)),
+    "exclusive is granted beside others": without(admission, "admit", fences_without_force),
+    "a refused fencer has evicted already": without(
+        Succession, "evict_dead", fences_before_it_is_refused, keeps_what_was_refused=True
+    ),
+    "the dead are promoted": without(admission, "promote", does_not_look_who_lives),
+    "promotion stops at the first dead": without(admission, "promote", stops_at_the_first_dead),
+    "promotion stops at the first stale": without(admission, "promote", stops_at_the_first_stale),
+    "stale waiters are promoted": without(admission, "promote", believes_stale_waiters),
+    "the last to come is promoted first": without(admission, "promote", last_come_first_served),
+    "the dead use up epochs": without(admission, "promote", the_dead_use_up_epochs),
+    "no waiter is promoted": without(Succession, "promote", nothing),
+    "appends are not checked": Rules(may_append=lambda state, client: True),
     "appends compare epochs only": Rules(may_append=compares_epochs_only),
     "appends are checked before, and written later": Rules(writes_later=True),
-    "a release compares nothing": Rules(release=releases_whoever_is_owner),
-    "a release compares epochs only": Rules(release=releases_whoever_has_the_epoch),
+    "a release compares nothing": without(Succession, "leave", releases_the_owner),
+    "a release compares epochs only": without(Succession, "leave", releases_the_one_with_the_epoch),
     "a cancel that comes too late drops the grant": Rules(drops_grants=True),
 }
 MOVING_CONTROLS = {
-    "a topic in transit is promoted as usual": Rules(promote=promotes_without("transfer", None)),
-    "a topic in transit takes anybody": Rules(held_back=holds_back_without("transfer", None)),
-    "a move ends without those who wait": Rules(promotes_what_was_over=False),
-    "a dead destination keeps its reservation": Rules(sees_dead_destinations=False),
-    "a reservation has no end": Rules(keeps_deadlines=False),
-    "a source releases whatever it was asked for": Rules(asks_before_it_releases=False),
-    "a topic does not settle for who waits": Rules(promote=promotes_without("now", SETTLED)),
-    "a topic does not settle for who comes": Rules(held_back=holds_back_without("now", SETTLED)),
-    "who has waited for long waits again": Rules(promote=believes_that_all_have_just_come),
-    "the best priority leaves the topic to others": Rules(
-        promote=promotes_without("known", None), held_back=holds_back_without("known", None)
+    "a topic in transit is promoted as usual": without(
+        admission, "promote", promotes_without("transfer", None)
     ),
-    "who does not settle comes first": Rules(promote=passes_over_those_who_settle),
-    "who will get the topic is refused": Rules(awaits_release=lambda session, **facts: False),
-    "whoever is refused waits for a release": Rules(awaits_release=lambda session, **facts: True),
-    "nobody is told to come back": Rules(reminds=False),
-    "who was told once is never told again": Rules(tells_by_time=False),
+    "a topic in transit takes anybody": without(
+        admission, "held_back", holds_back_without("transfer", None)
+    ),
+    "a move ends without those who wait": without(
+        HandOver, "cancel", cancels_without_those_who_wait
+    ),
+    "a dead destination keeps its reservation": without(
+        Transfers, "has_destination", lambda self, transfer: True
+    ),
+    "a reservation has no end": without(Transfers, "current", keeps_no_deadline),
+    "a source releases whatever it was asked for": without(
+        HandOver, "_release_one", releases_unasked
+    ),
+    "a topic does not settle for who waits": without(
+        admission, "promote", promotes_without("now", SETTLED)
+    ),
+    "a topic does not settle for who comes": without(
+        admission, "held_back", holds_back_without("now", SETTLED)
+    ),
+    "who has waited for long waits again": without(
+        admission, "promote", believes_that_all_have_just_come
+    ),
+    "the best priority leaves the topic to others": Rules(
+        (
+            (admission, "promote", promotes_without("known", None)),
+            (admission, "held_back", holds_back_without("known", None)),
+        )
+    ),
+    "who does not settle comes first": without(admission, "promote", passes_over_those_who_settle),
+    "who will get the topic is refused": without(
+        admission, "awaits_release", lambda session, **facts: False
+    ),
+    "every refused request waits for a release": without(
+        admission, "awaits_release", lambda session, **facts: True
+    ),
+    "no engine is told to retry": without(Succession, "_retry_at", nothing),
+    "who was told once is never told again": without(Succession, "_retry_at", tells_only_once),
 }

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import Popen
 
-from exclusivelog.lockfile import BOOT
+from exclusivelog.local.shm.lockfile import BOOT
 from proof.beside import SERVES
 from proof.faults import Crew, players
-from proof.judges import ACKNOWLEDGED
 from proof.traffic import TOPICS, judge_ledger, read_notes
-from tests.children import child, line, tell
+from testing.children import child, line, tell
+from testing.judges import ACKNOWLEDGED
 
 SHUTDOWN, WITHOUT_THE_LOG = 0x8004587D, 2
 MEGABYTES = {"ext4": 64, "xfs": 320}  # the least that xfs takes, about

@@ -25,11 +25,11 @@ from pathlib import Path
 
 import exclusivelog as xl
 from proof.beside import spread
-from proof.deaths import EARLY, die_with_parent
-from proof.judges import Call, Row
-from proof.judges import judge as judge_calls
-from tests.children import PATIENCE
-from tests.processes import values
+from proof.deaths import EARLY
+from testing.children import PATIENCE, die_with_parent
+from testing.judges import Call, Row
+from testing.judges import judge as judge_calls
+from testing.processes import values
 
 PACER, PACER_COUNT, SPRINTERS = 0, 1, 2  # numbers in the notes: go on?, count, counts
 LONGEST_LIFE = 0.015  # seconds of a sprinter, from its first message on

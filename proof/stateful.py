@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 import exclusivelog as xl
-from exclusivelog import journal
+from exclusivelog.local.storage import journal
 
 MODES = ("shared", "exclusive", "exclusive_with_fencing")
 ENGINES = st.integers(0, 1)

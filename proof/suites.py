@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.children import ROOT
+from testing.children import ROOT
 
 SECONDS = 1800.0
 
@@ -27,7 +27,7 @@ def run(file: str) -> Ran:
     """Run it, and count."""
     with tempfile.TemporaryDirectory(prefix="suite-") as where:
         report = Path(where) / "report.xml"
-        words = ["-m", "pytest", "-q", f"--junitxml={report}", f"tests/{file}"]
+        words = ["-m", "pytest", "-q", f"--junitxml={report}", file]
         subprocess.run(
             [sys.executable, *words], cwd=ROOT, capture_output=True, timeout=SECONDS, check=False
         )

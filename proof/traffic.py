@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from exclusivelog import log as appending
+from exclusivelog.local.log import entries as appending
 from exclusivelog.producer import Options
-from proof.judges import Call, Read, judge, read_rows
+from testing.judges import Call, Read, judge, read_rows
 
 TOPICS = ("orders", "payments")
 KEEPALIVE = 1.0
@@ -210,7 +210,8 @@ class Player:
         """It was fenced: whatever it tries from now on must be refused, also by a handle on its
         session that nobody has told, so that the ledger has to refuse it."""
         self.send(topic, producer, exclusive, stale=True)
-        stranger = xl.Producer(self.engine, topic.name, producer.session, -1, Options())
+        session = self.engine.open_session(topic.name, producer.session, -1, Options())
+        stranger = xl.Producer(self.engine, topic.name, session, Options())
         self.connect(stranger)
         self.send(topic, stranger, exclusive, stale=True)
         stranger.close()
@@ -222,8 +223,9 @@ class Player:
             ledger, session = self.engine.ledger, producer.session
             assert ledger.journal is not None
             producer.appender.connect(
-                ledger.journal, ledger.lockfile.words, ledger.lockfile.topic_word(session.topic),
-                session.topic, session.epoch, session.id, False, True,
+                ledger.journal, ledger.lockfile.atomics,
+                ledger.lockfile.counters.place(session.topic), session.topic,
+                session.epoch, session.id, False, True,
             )  # fmt: skip
 
     def look(self, topic: xl.Topic) -> None:

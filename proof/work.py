@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Literal
 
 import exclusivelog as xl
-from proof.judges import Call, Read, read_rows
-from proof.judges import judge as judge_calls
-from tests.processes import values
+from testing.judges import Call, Read, read_rows
+from testing.judges import judge as judge_calls
+from testing.processes import values
 
 Durability = Literal["power", "process"]
-CAPACITY = 512 << 10  # of the journal: so small that it goes around within one test
 
 
 def some(name: str, number: int, size: int) -> bytes:

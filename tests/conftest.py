@@ -1,70 +1,21 @@
-"""One Spark session for all tests that want one: starting it costs seconds. And clocks that are
-wrong."""
+"""A second engine on the ledger, and clocks that are wrong."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.clocks import WallClock, build
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-# A file system on this machine needs no object store's care, and the JVM no second compiler;
-# for a few rows, making and compiling code costs more than it gains.
-FAST = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.driver.memory": "1g",
-    "spark.python.unix.domain.socket.enabled": "true",
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing"
-        ".FileSystemBasedCheckpointFileManager"
-    ),
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.streaming.minBatchesToRetain": "10",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-}
+import exclusivelog as xl
+from testing.clocks import WallClock, build
 
 
-@pytest.fixture(scope="session")
-def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home for Spark whose Python processes import pyspark from where it is installed. From the
-    zip, where they look first, each of them compiles it anew: half a second, some dozen times.
-    """
-    import pyspark
-
-    home, installed = Path(tmp_path_factory.mktemp("home")), Path(pyspark.__file__).parent
-    for name in ("bin", "jars"):
-        (home / name).symlink_to(installed / name)
-    package = home / "python" / "lib" / "pyspark.zip" / "pyspark"
-    package.parent.mkdir(parents=True)
-    package.symlink_to(installed)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_HOME", str(home))
-        yield home
-
-
-@pytest.fixture(scope="session")
-def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """local[2,3]: two tasks at a time, three attempts each."""
-    from exclusivelog.spark.session import local_session, missing
-
-    lacking = missing()
-    assert lacking is None, lacking
-    where = Path(tmp_path_factory.mktemp("spark"))
-    settings = {**FAST, "spark.sql.warehouse.dir": str(where / "warehouse")}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)  # Py4J's own sockets
-        session = local_session("local[2,3]", settings, "tests")
-        yield session
-        session.stop()
+@pytest.fixture
+def other(engine: xl.Engine) -> Iterator[xl.Topic]:
+    """The topic, as another engine sees it."""
+    with xl.open(engine.path, name="other") as other:
+        yield other.topic("orders")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import PATIENCE
+from testing.processes import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 pytest.importorskip("pytest_benchmark")

@@ -21,11 +21,13 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.ledger import Ledger
-from exclusivelog.lockfile import LockFile
-from exclusivelog.rows import Rows
-from exclusivelog.tables import Tables
-from tests.processes import (
+from exclusivelog.local.shm.slots import Slots
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.log_tables import ProducerTable, TopicTable
+from exclusivelog.local.storage.ownership_tables import NotificationTable, SessionTable
+from exclusivelog.local.storage.rows import Rows
+from exclusivelog.local.storage.tables import Tables
+from testing.processes import (
     Failed,
     State,
     Worker,
@@ -182,11 +184,18 @@ def test_a_late_release_by_an_evicted_owner_does_not_clear_its_successor(
 
 # ---- half a grant ------------------------------------------------------------------------
 
+STEPS: dict[str, tuple[type, str]] = {  # the others are methods of `SessionTable`
+    "next_id": (Rows, "next_id"),
+    "put_producer": (ProducerTable, "put"),
+    "put_topic": (TopicTable, "put"),
+    "post": (NotificationTable, "post"),
+}
+
 
 @contextlib.contextmanager
 def failing(method: str, error: BaseException, call: int = 1) -> Iterator[list[int]]:
     """The n-th call of this method of the ledger's tables does its work, and then raises."""
-    owner = Rows if method == "next_id" else Tables
+    owner, method = STEPS.get(method, (SessionTable, method))
     original = getattr(owner, method)
     counter = itertools.count(1)
     struck: list[int] = []
@@ -320,7 +329,7 @@ def test_a_producer_dropped_with_messages_on_their_way_sends_them_first(topic: x
 def interrupted_after_commit() -> Iterator[None]:
     """Ctrl-C arrives while the first transaction is being flushed: Python raises it as soon
     as the commit has returned."""
-    original = Ledger.write
+    original = Ledger.write_exclusive
     pending = [KeyboardInterrupt()]
 
     @contextlib.contextmanager
@@ -331,7 +340,7 @@ def interrupted_after_commit() -> Iterator[None]:
             raise pending.pop()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ledger, "write_all", write)
+        patch.setattr(Ledger, "write_checkpointed", write)
         yield
 
 
@@ -591,13 +600,13 @@ def test_a_waiter_taken_for_hung_by_a_hair_s_breadth_is_told(
     with xl.open(path, name="slow") as other:
         owner = topic.producer(EXCLUSIVE)
         waiter = other.topic("orders").producer_async(WAIT)
-        original = LockFile.alive
+        original = Slots.alive
 
-        def overdue(self: LockFile, slot: int, engine: str) -> bool:
+        def overdue(self: Slots, slot: int, engine: str) -> bool:
             return engine != other.id and original(self, slot, engine)
 
         with monkeypatch.context() as patch:
-            patch.setattr(LockFile, "alive", overdue)
+            patch.setattr(Slots, "alive", overdue)
             owner.close()
         assert isinstance(waiter.exception(timeout=10), FENCED)
         assert topic.waiters == []
@@ -611,7 +620,7 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
     the engine is back, and goes on as if nothing had happened: it holds a topic, waits for a
     second one, and is granted a third. All of that is gone a moment later; it must not wait for
     ever, or sit on a grant that it has never heard of."""
-    engine, original = topic._engine, LockFile.alive
+    engine, original = topic._engine, Slots.alive
     told: list[Any] = []
     with xl.open(path, name="back") as other:
         held = other.topic("held").producer(EXCLUSIVE, on_fenced=lambda *args: told.append(args))
@@ -620,13 +629,13 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
             other.topic(name).producer_async(WAIT) for name in ("awaited", "granted")
         )
 
-        def overdue(self: LockFile, slot: int, engine: str) -> bool:
+        def overdue(self: Slots, slot: int, engine: str) -> bool:
             return engine != other.id and original(self, slot, engine)
 
-        with other.mailbox.lock:  # it has not come to reading its mail yet
+        with other.notifications.lock:  # it has not come to reading its mail yet
             owners[1].close()
             with monkeypatch.context() as patch:
-                patch.setattr(LockFile, "alive", overdue)
+                patch.setattr(Slots, "alive", overdue)
                 list(engine.sessions.evict(other.id))
         until(lambda: told)
         assert held.state == "fenced"

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from tests.children import finish
-from tests.journals import flip, frames, no_checkpoints
-from tests.processes import open_producer, send, values
+from testing.children import finish
+from testing.journals import flip, frames, no_checkpoints
+from testing.processes import open_producer, send, values
+
+pytestmark = pytest.mark.once
 
 
 def fill(engine: xl.Engine, count: int = 5) -> list[bytes]:
@@ -31,7 +33,7 @@ def abandoned(path: str) -> None:
         """
         import os, sys
         import exclusivelog as xl
-        from tests.journals import no_checkpoints
+        from testing.journals import no_checkpoints
         from tests.test_losing_data import fill
         engine = xl.open(sys.argv[1], durability="power")
         no_checkpoints(engine).__enter__()

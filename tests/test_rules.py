@@ -14,13 +14,15 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import choose_rules
-from tests import rules
-from tests.processes import PATIENCE
+from testing import rules
+from testing.processes import PATIENCE
+
+pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
     *sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")),
-    ROOT / "examples/README.md", ROOT / "tests/ledgers/README.md",
+    ROOT / "examples/README.md", ROOT / "tests/storage/ledgers/README.md",
 ]  # fmt: skip
 CITING = [page for page in PAGES if page != rules.PAGE]
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
@@ -39,7 +41,7 @@ def test_the_page_and_the_tests_agree() -> None:
 
 
 SMALL = '<a id="a1"></a>\n**A1. One.**\n\n<a id="h6"></a>\n**H6. Later.**\n\n## B\n\nText.\n'
-FILES = {"test_x.py": "def test_a1_holds(): pass"}
+FILES = {"tests/test_x.py": "def test_a1_holds(): pass"}
 
 
 def said(page: str, files: dict[str, str]) -> str:
@@ -51,7 +53,7 @@ def test_lists_are_made_from_the_tests_and_made_anew() -> None:
     assert "**A1. One.**\n\nTests: [test_x](../tests/test_x.py).\n\n<a id" in page
     assert "**H6. Later.**\n\nTests: none. This version does not have it.\n\n## B\n" in page
     assert said(page, FILES) == ""
-    more = {**FILES, "test_y.py": "async def test_a1_too(): pass"}
+    more = {**FILES, "tests/test_y.py": "async def test_a1_too(): pass"}
     assert "not up to date" in said(page, more)
     assert said(rules.render(page, rules.backing(more)), more) == ""
 
@@ -59,10 +61,12 @@ def test_lists_are_made_from_the_tests_and_made_anew() -> None:
 def test_what_disagrees_is_named() -> None:
     page = rules.render(SMALL, rules.backing(FILES))
     assert "A1 has no test" in said(page, {})
-    assert "test_x.py: B3 is no rule of the page" in said(
-        page, {"test_x.py": "def test_a1_b3_holds(): pass"}
+    assert "tests/test_x.py: B3 is no rule of the page" in said(
+        page, {"tests/test_x.py": "def test_a1_b3_holds(): pass"}
     )
-    assert "H6 has tests now" in said(page, {**FILES, "test_h.py": "def test_h6_holds(): pass"})
+    assert "H6 has tests now" in said(
+        page, {**FILES, "tests/test_h.py": "def test_h6_holds(): pass"}
+    )
     assert "A1 stands twice" in said(SMALL + SMALL, FILES)
 
 
@@ -131,7 +135,7 @@ def test_without_a_path_only_the_files_of_the_rules_are_collected(
     monkeypatch, source, wanted
 ) -> None:
     """To import all the others takes longer than many a rule's tests."""
-    files = {**FILES, "test_y.py": "def test_a2_is_another_one(): pass"}
+    files = {**FILES, "tests/test_y.py": "def test_a2_is_another_one(): pass"}
     monkeypatch.setattr(rules, "sources", lambda: files)
     config = SimpleNamespace(args_source=pytest.Config.ArgsSource[source], args=["here"])
     choose_rules(config, ["A1"])

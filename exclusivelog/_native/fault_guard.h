@@ -1,5 +1,5 @@
 /* A handler of SIGBUS for stores into mapped files that cannot reach the file. It replaces the
-   page by a private copy, so that the store succeeds, and sets the region's `lost`; _guard.pxi
+   page by a private copy, so that the store succeeds, and sets the region's `lost`; guard.pxi
    says when that happens and what follows. Faults elsewhere go to the handler that was installed
    before. */
 #ifndef EXCLUSIVELOG_FAULT_GUARD_H

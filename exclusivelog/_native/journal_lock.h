@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef struct {
-    union { pthread_mutex_t mutex; char room[64]; } write, flush, turn;
+    union { pthread_mutex_t mutex; char room[64]; } write, flush, writer;
     uint64_t tail;          /* where the next frame goes */
     uint64_t synced;        /* durable up to here */
     uint64_t applied;       /* in the tables up to here: the room before it is free */
@@ -21,12 +21,12 @@ typedef struct {
     uint32_t flushes;       /* changes with each flush: futex */
     uint32_t sleepers;      /* on `flushes` */
     uint32_t arrivals;      /* counts those that began to wait for a flush */
-    uint32_t led;           /* `arrivals` when the last flush began */
-    uint32_t crowd;         /* how many the last flush served, and how many arrived during it */
+    uint32_t batch_start;   /* `arrivals` when the last flush began */
+    uint32_t batch_size;    /* threads that the last flush served, or that arrived during it */
     uint32_t unsettled;     /* LMDB may not show the last transaction of a process that died */
-} xj_words;
+} xj_header;
 
-#define XJ_READY offsetof(xj_words, ready)
+#define XJ_READY offsetof(xj_header, ready)
 
 static inline int xj_start_mutex(pthread_mutex_t *m) {
     pthread_mutexattr_t attr;
@@ -40,10 +40,10 @@ static inline int xj_start_mutex(pthread_mutex_t *m) {
     return failed;
 }
 
-static inline int xj_start(xj_words *w) {
+static inline int xj_start(xj_header *w) {
     memset(w, 0, sizeof *w);
     return xj_start_mutex(&w->write.mutex) || xj_start_mutex(&w->flush.mutex)
-        || xj_start_mutex(&w->turn.mutex);
+        || xj_start_mutex(&w->writer.mutex);
 }
 
 static inline uint32_t *xj_word(pthread_mutex_t *m) {
@@ -61,9 +61,9 @@ static inline uint32_t *xj_word(pthread_mutex_t *m) {
 
    If the holder died inside an LMDB transaction, it also held the writer lock, whose robust mutex
    the kernel may not have marked yet. LMDB's readers may not see its commit before the next write
-   transaction, so `unsettled` tells everybody not to trust the tables until then. */
-static inline int xj_repair(xj_words *w) {
-    if (xl_load(xj_word(&w->turn.mutex)))
+   transaction, so `unsettled` tells all processes not to trust the tables until then. */
+static inline int xj_repair(xj_header *w) {
+    if (xl_load(xj_word(&w->writer.mutex)))
         xl_store(&w->unsettled, 1);
     __atomic_add_fetch(&w->version, 1, __ATOMIC_SEQ_CST);
     return pthread_mutex_consistent(&w->write.mutex);
@@ -92,37 +92,39 @@ static inline int xj_wait_for(pthread_mutex_t *m) {
     return xj_lock_until(m, &t);
 }
 
-static inline int xj_lock(xj_words *w) {
+static inline int xj_lock(xj_header *w) {
     int r = xj_wait_for(&w->write.mutex);
     return r == EOWNERDEAD ? xj_repair(w) : r;
 }
 
 /* The writer lock. LMDB itself repairs what a writer that died has left. */
-static inline int xj_take_turn(xj_words *w, int wait) {
-    int r = wait ? xj_wait_for(&w->turn.mutex) : pthread_mutex_trylock(&w->turn.mutex);
-    return r == EOWNERDEAD ? pthread_mutex_consistent(&w->turn.mutex) : r;
+static inline int xj_take_writer_lock(xj_header *w, int wait) {
+    int r = wait ? xj_wait_for(&w->writer.mutex) : pthread_mutex_trylock(&w->writer.mutex);
+    return r == EOWNERDEAD ? pthread_mutex_consistent(&w->writer.mutex) : r;
 }
 
-static inline void xj_give_turn(xj_words *w) { pthread_mutex_unlock(&w->turn.mutex); }
+static inline void xj_leave_writer_lock(xj_header *w) { pthread_mutex_unlock(&w->writer.mutex); }
 
 /* The word of a robust mutex that the kernel reads: the id of the thread that holds it. */
-static inline uint32_t xj_holder(pthread_mutex_t *m) { return xl_load(xj_word(m)) & FUTEX_TID_MASK; }
-static inline uint32_t xj_appending(xj_words *w) { return xj_holder(&w->write.mutex); }
-static inline uint32_t xj_writing(xj_words *w) { return xj_holder(&w->turn.mutex); }
+static inline uint32_t xj_holder(pthread_mutex_t *m) {
+    return xl_load(xj_word(m)) & FUTEX_TID_MASK;
+}
+static inline uint32_t xj_appending(xj_header *w) { return xj_holder(&w->write.mutex); }
+static inline uint32_t xj_writing(xj_header *w) { return xj_holder(&w->writer.mutex); }
 
-static inline int xj_try_lock(xj_words *w) {
+static inline int xj_try_lock(xj_header *w) {
     int r = pthread_mutex_trylock(&w->write.mutex);
     return r == EOWNERDEAD ? xj_repair(w) : r;
 }
 
-static inline void xj_unlock(xj_words *w) { pthread_mutex_unlock(&w->write.mutex); }
+static inline void xj_unlock(xj_header *w) { pthread_mutex_unlock(&w->write.mutex); }
 
-static inline int xj_try_flush_lock(xj_words *w) {
+static inline int xj_try_flush_lock(xj_header *w) {
     int r = pthread_mutex_trylock(&w->flush.mutex);
     return r == EOWNERDEAD ? pthread_mutex_consistent(&w->flush.mutex) : r;
 }
 
-static inline void xj_flush_unlock(xj_words *w) { pthread_mutex_unlock(&w->flush.mutex); }
+static inline void xj_flush_unlock(xj_header *w) { pthread_mutex_unlock(&w->flush.mutex); }
 
 static inline void xj_raise(uint64_t *w, uint64_t v) {     /* *w = max(*w, v) */
     uint64_t now = __atomic_load_n(w, __ATOMIC_ACQUIRE);

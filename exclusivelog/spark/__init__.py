@@ -13,6 +13,7 @@ orders = spark.read.format("exclusivelog").option("topic", "orders").load("data/
 source.py    the data source: reading, batch and streaming      options.py   what users may ask
 writer.py    staging, and the commit in one transaction         plan.py      offsets, partitions
 views.py     epochs, producers, topics, txns as tables          handles.py   engines per process
+frames.py    DataFrames of a topic                              runs.py      sums for audits
 archive.py compact.py replay.py audit.py report.py              the pipelines: run(spark, ...)
 ```
 """
@@ -33,6 +34,6 @@ def register(spark: SparkSession) -> None:
     Not needed where the library is installed in the Python of the driver: Spark then finds it
     by itself, through the module `pyspark_exclusivelog`.
     """
-    from exclusivelog.spark.source import ExclusiveLogSource
+    from exclusivelog.spark import source
 
-    spark.dataSource.register(ExclusiveLogSource)
+    source.register(spark)

@@ -14,7 +14,6 @@ its end is recorded in the ledger, in the table of batches, under `archive:<to>`
 from __future__ import annotations
 
 import datetime as dt
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -23,13 +22,12 @@ from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
 from exclusivelog.spark.files import Files, job_name, parquet, place
-from exclusivelog.spark.options import NAME
+from exclusivelog.spark.frames import CHUNK, check_chunk, read
 from exclusivelog.spark.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-CHUNK = 5_000_000  # messages a range
 # Of the time in UTC, whatever the session's time zone is.
 DATE = "date_add(date'1970-01-01', cast(floor(unix_micros(publish_time) / 86400000000) as int))"
 SUM = (
@@ -71,12 +69,6 @@ def run(
     with coded(), xl.open(ledger, "archive", create=False) as engine:
         job = Archive(spark, engine, topic, to, Progress(spark, out))
         return job.go(before, chunk, keep)
-
-
-def check_chunk(chunk: int) -> None:
-    """SourceError unless so many messages at once get somewhere."""
-    if chunk < 1:
-        raise SourceError(PIPELINE, f"chunk={chunk}: it takes a whole number from 1 on")
 
 
 class Archive:
@@ -189,22 +181,6 @@ class Archive:
         if min(old, end) > here.first_offset:
             self._topic.trim(before=min(old, end))
             self._progress.say(f"{self._topic.name}: trimmed before {min(old, end)}")
-
-
-def read(
-    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
-) -> DataFrame:
-    """The messages [start, stop) of a topic, and of no other one that has its name by now."""
-    from exclusivelog.spark import register
-
-    register(spark)
-    frame = spark.read.format(NAME).option("topic", topic)
-    frame = frame.option("startingOffsets", json.dumps({topic: start}))
-    return (
-        frame.option("topicIds", json.dumps({topic: number}))
-        .option("endingOffsets", json.dumps({topic: stop}))
-        .load(ledger)
-    )
 
 
 def _facts(frame: DataFrame) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import exclusivelog as xl
 from exclusivelog.events import Event
 from exclusivelog.spark.errors import coded
+from exclusivelog.spark.leaders import Verdict
 from exclusivelog.spark.options import NAME
 from exclusivelog.spark.progress import Progress
 
@@ -33,16 +34,6 @@ COLUMNS = (
 TIMES = ("bucket", "first_time", "last_time")
 SHOWN = 3  # faults that are named, of each kind
 FOREVER = 2**63
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One claim about a topic, whether it holds, and the facts."""
-
-    topic: str
-    claim: str
-    holds: bool
-    facts: str
 
 
 @dataclass
@@ -152,7 +143,7 @@ def runs(
     """The view `runs` of some topics, in the order of offsets; times in ms since 1970."""
     from pyspark.sql.functions import expr
 
-    from exclusivelog.spark import register
+    from exclusivelog.spark.source import register
 
     register(spark)
     if not topics:

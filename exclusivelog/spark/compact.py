@@ -16,9 +16,9 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
-from exclusivelog.spark.archive import read
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
 from exclusivelog.spark.files import Files, job_name, parquet
+from exclusivelog.spark.frames import read, with_origin
 from exclusivelog.spark.options import NAME
 from exclusivelog.spark.progress import Progress
 
@@ -82,17 +82,6 @@ def latest(
     last = found.where("key is not null").groupBy("key").agg({"offset": "max"})
     last = last.selectExpr("`max(offset)` as offset")
     return messages.join(last, "offset", "left_semi").orderBy("offset")
-
-
-def with_origin(frame: DataFrame) -> DataFrame:
-    """The columns that can be written, with the origin's offset and epoch as properties."""
-    origin = "map('origin_offset', cast(offset as string), 'origin_epoch', cast(epoch as string))"
-    former = (
-        "map_filter(coalesce(properties, cast(map() as map<string,string>)), "
-        "(k, v) -> k not in ('origin_offset', 'origin_epoch'))"
-    )
-    properties = f"map_concat({former}, {origin}) as properties"
-    return frame.selectExpr("key", "value", "event_time", properties)
 
 
 def _into_files(

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from exclusivelog.topic import NAME_BYTES
+from exclusivelog.backend import NAME_BYTES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

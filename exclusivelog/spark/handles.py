@@ -13,7 +13,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-import exclusivelog as xl
+from exclusivelog.engine import Engine
+from exclusivelog.engine import open as open_engine
 from exclusivelog.errors import LedgerError
 from exclusivelog.spark.errors import REMOTE_EXECUTOR, SourceError
 
@@ -26,7 +27,7 @@ Inode = tuple[int, int]
 
 @dataclass
 class _Handle:
-    engine: xl.Engine
+    engine: Engine
     inode: Inode
     writes: bool
 
@@ -43,12 +44,12 @@ def _inode(path: str) -> Inode | None:
     return stat.st_dev, stat.st_ino
 
 
-def reading(path: str) -> xl.Engine:
+def reading(path: str) -> Engine:
     """An engine of this process that reads the ledger; LedgerError where there is none."""
     return _handle(path, writes=False).engine
 
 
-def writing(path: str) -> xl.Engine:
+def writing(path: str) -> Engine:
     """An engine of this process that writes to the ledger, which is made if need be."""
     return _handle(path, writes=True).engine
 
@@ -61,7 +62,7 @@ def _handle(path: str, writes: bool) -> _Handle:
             handle.engine.close()
             handle = None
         if handle is None:
-            engine = xl.open(path, name="spark", readonly=not writes, create=writes)
+            engine = open_engine(path, name="spark", readonly=not writes, create=writes)
             inode = _inode(path)
             assert inode is not None
             handle = _Handle(engine, inode, writes)
@@ -101,13 +102,13 @@ class Place:
     host: str
 
     @classmethod
-    def of(cls, engine: xl.Engine) -> Place:
+    def of(cls, engine: Engine) -> Place:
         """Where this engine's ledger is."""
         inode = _inode(engine.path)
         assert inode is not None
         return cls(engine.path, engine.ledger.uuid, inode, boot_id(), socket.gethostname())
 
-    def engine(self) -> xl.Engine:
+    def engine(self) -> Engine:
         """An engine that reads this very ledger.
 
         Raises SourceError where the files are another machine's, or another ledger's.

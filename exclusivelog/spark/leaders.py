@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exclusivelog.events import Event
-from exclusivelog.spark.audit import Verdict
 
 Record = dict[str, Any]
 
@@ -115,6 +114,16 @@ class Story:
                  for time in (t.start, t.end, t.first_message, t.last_message)
                  if time is not None]  # fmt: skip
         return (min(times), max(times)) if times else (0, 1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim about a topic, whether it holds, and the facts."""
+
+    topic: str
+    claim: str
+    holds: bool
+    facts: str
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from exclusivelog.encoding import to_ms
+from exclusivelog.backend import check_name
 from exclusivelog.errors import ExclusiveLogError
+from exclusivelog.messages.encoding import to_ms
 from exclusivelog.once import Run, check_writable
 from exclusivelog.spark.errors import OPTION, SourceError
-from exclusivelog.topic import check_name
 from exclusivelog.types import AccessMode
 
 EARLIEST, LATEST = "earliest", "latest"

@@ -15,15 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exclusivelog import _core
-from exclusivelog.encoding import to_ms
 from exclusivelog.engine import Engine
 from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.log import offset_at_time
-from exclusivelog.segments import REFERENCE, is_reference
+from exclusivelog.messages.encoding import to_ms
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
 from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse
-from exclusivelog.tables import Tables
-from exclusivelog.topic import existing
 
 # Less is not worth a partition of its own; more is too much to be read again by a second attempt.
 LEAST_MESSAGES, LEAST_BYTES = 200_000, 32 << 20
@@ -71,7 +67,7 @@ def row(engine: Engine, topic: str) -> _core.TopicRow:
 def row_of(engine: Engine, number: int) -> _core.TopicRow:
     """The row of the topic with this id; TopicNotFoundError once it was deleted, also where
     another one has its name."""
-    return engine.look(lambda tables: existing_latest(tables, number))
+    return engine.inspection.row(number)
 
 
 def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
@@ -144,18 +140,9 @@ def place_of(engine: Engine, here: _core.TopicRow, place: Where) -> int:
     if place == LATEST:
         return here.next_offset
     if isinstance(place, dt.datetime):
-        time = to_ms(place)
-        return engine.look(
-            lambda tables: offset_at_time(tables, existing_latest(tables, here.id), time)
-        )
+        return engine.inspection.offset_at(here.id, to_ms(place))
     assert isinstance(place, int)
     return place
-
-
-def existing_latest(tables: Tables, topic: int) -> _core.TopicRow:
-    """The row with what the journal has, of a topic that was not deleted."""
-    existing(tables, topic)
-    return tables.latest(topic)
 
 
 def check_there(here: _core.TopicRow, offset: int, strict: bool) -> int:
@@ -270,30 +257,12 @@ def limited_bytes(
     waiting = [topic for topic, end in available.items() if end > start.get(topic, 0)]
     for index, topic in enumerate(waiting):
         share = most // (len(waiting) - index)  # what one leaves goes to those behind it
-        found[topic], used = _within_bytes(
-            engine, topic, start.get(topic, 0), available[topic], share
+        number = row(engine, topic).id
+        found[topic], used = engine.inspection.end_within(
+            number, start.get(topic, 0), available[topic], share
         )
         most = max(0, most - used)
     return found
-
-
-def _within_bytes(engine: Engine, topic: str, start: int, end: int, most: int) -> tuple[int, int]:
-    number = row(engine, topic).id
-
-    def look(tables: Tables) -> tuple[int, int]:
-        size = 0
-        for last, data in tables.entries(number, start):
-            size += entry_bytes(data)
-            if size >= most or last + 1 >= end:
-                return min(last + 1, end), size
-        return end, size
-
-    return engine.look(look)
-
-
-def entry_bytes(data: bytes) -> int:
-    """How long the entry is that a row of the ledger is, or refers to."""
-    return int(REFERENCE.unpack(data)[3]) if is_reference(data) else len(data)
 
 
 def steps(
@@ -384,24 +353,8 @@ def partitions(count: int, size: int) -> int:
 
 def _message_bytes(engine: Engine, span: Span) -> float:
     """About how long a message is, as the ledger keeps it: of a few entries here and there."""
-    number = row(engine, span.topic).id
     places = sorted({span.start + index * span.count // SAMPLES for index in range(SAMPLES)})
-
-    def look(tables: Tables) -> float:
-        found = [_entry(tables, number, place) for place in places]
-        count = sum(messages for messages, _ in found)
-        return sum(size for _, size in found) / count if count else 0.0
-
-    return engine.look(look)
-
-
-def _entry(tables: Tables, topic: int, place: int) -> tuple[int, int]:
-    """The messages and bytes of the entry behind the one that holds the place. Where that one
-    begins is not known: counted from the place on, its last message would be as long as all."""
-    found, begin = (0, 0), place
-    for last, data in itertools.islice(tables.entries(topic, place), 2):
-        found, begin = (last + 1 - begin, entry_bytes(data)), last + 1
-    return found
+    return engine.inspection.message_bytes(row(engine, span.topic).id, places)
 
 
 def cut(spans: Sequence[Span], weights: Sequence[int], count: int) -> list[list[Span]]:

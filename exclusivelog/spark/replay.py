@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, TextIO
 import exclusivelog as xl
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
-from exclusivelog.spark.archive import CHUNK, check_chunk, read
-from exclusivelog.spark.compact import with_origin
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
 from exclusivelog.spark.files import Files, job_name, parquet, place
+from exclusivelog.spark.frames import CHUNK, check_chunk, read, with_origin
 from exclusivelog.spark.handles import ledger_exists
 from exclusivelog.spark.options import NAME
 from exclusivelog.spark.progress import Progress

@@ -17,7 +17,6 @@ from exclusivelog.spark.errors import PIPELINE, SourceError, coded
 from exclusivelog.spark.leaders import Record, Told, bucket_of, story_of
 from exclusivelog.spark.page import page
 from exclusivelog.spark.progress import Progress
-from exclusivelog.spark.views import records
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,6 +67,8 @@ def _runs(
 
 
 def _span(engine: xl.Engine, topic: str) -> int:
+    from exclusivelog.spark.views import records  # it needs pyspark, which may be missing
+
     epochs = list(records(engine, "epochs", [topic]))
     first = min((epoch["first_time"] for epoch in epochs), default=0)
     return int(max((epoch["last_time"] for epoch in epochs), default=0) - first) // 1000

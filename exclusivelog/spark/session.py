@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exclusivelog.spark import register
 from exclusivelog.spark.errors import PIPELINE, SourceError
 
 if TYPE_CHECKING:
@@ -70,6 +69,8 @@ def local_session(
     if lacking:
         raise SourceError(PIPELINE, lacking)
     from pyspark.sql import SparkSession
+
+    from exclusivelog.spark.source import register
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName(name)

@@ -12,7 +12,7 @@ import io
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -52,10 +52,18 @@ from exclusivelog.spark.views import VIEWS, check_columns, records, schema_of
 from exclusivelog.spark.writer import BatchWriter, StreamWriter
 from exclusivelog.topic import Topic
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 # What stays in the processor's cache between Python and Java.
 READ_BYTES = 2 << 20
 BATCH_ROWS = 1 << 13
 MOST_INLINE_BYTES = 256 << 20
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format "exclusivelog" known to a session."""
+    spark.dataSource.register(ExclusiveLogSource)
 
 
 class ExclusiveLogSource(DataSource):

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exclusivelog import _core
-from exclusivelog.arrow import arrow_column
-from exclusivelog.encoding import MAX_MESSAGE_BYTES, MAX_TIME, Columns, encode_properties
+from exclusivelog.messages.arrow import arrow_column
+from exclusivelog.messages.encoding import MAX_MESSAGE_BYTES, MAX_TIME, Columns, encode_properties
 from exclusivelog.spark.errors import SCHEMA, STAGING, SourceError
 from exclusivelog.spark.files import file_name
 

@@ -20,11 +20,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from exclusivelog import _core
 from exclusivelog.engine import Engine
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SCHEMA, SourceError
-from exclusivelog.tables import Tables
 from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
 
 Record = dict[str, Any]
@@ -168,42 +166,30 @@ def _party(side: str, party: Mapping[str, Any] | None) -> Record:
 
 def _epochs(engine: Engine, name: str) -> list[Record]:
     here = plan.row(engine, name)
-
-    def look(tables: Tables) -> list[Record]:
-        found: dict[int, Record] = {}
-        for _, data in tables.entries(here.id, here.first_offset):
-            entry = _core.Entry(tables.load(data))
-            first = max(entry.base_offset, here.first_offset)  # before it, they were trimmed
-            begun = entry.message(first - entry.base_offset).publish_time
-            record = found.setdefault(entry.epoch, {
-                "topic": name, "epoch": entry.epoch, "first_offset": first,
-                "messages": 0, "producers": [], "first_time": begun * 1000,
-            })  # fmt: skip
-            record["last_offset"] = entry.end - 1
-            record["last_time"] = entry.last_publish_time * 1000
-            record["messages"] += entry.end - first
-            if entry.producer_name not in record["producers"]:
-                record["producers"].append(entry.producer_name)
-        return list(found.values())
-
-    return engine.look(look)
+    return [
+        {
+            "topic": name, "epoch": epoch.epoch, "first_offset": epoch.first_offset,
+            "last_offset": epoch.last_offset, "messages": epoch.messages,
+            "producers": epoch.producers, "first_time": epoch.first_time * 1000,
+            "last_time": epoch.last_time * 1000,
+        }
+        for epoch in engine.inspection.epochs(here.id, here.first_offset)
+    ]  # fmt: skip
 
 
 def _producers(engine: Engine, name: str) -> list[Record]:
-    here = plan.row(engine, name)
-    with engine.ledger.read() as tables:
-        rows = tables.producers(here.id)
+    found = engine.inspection.producers(plan.row(engine, name).id)
     return [
-        {"topic": name, "producer": producer, "last_sequence_id": last, "live": bool(session)}
-        for producer, last, session in rows
+        {"topic": name, "producer": producer, "last_sequence_id": last, "live": live}
+        for producer, last, live in found
     ]
 
 
 def _txns(engine: Engine, name: str) -> list[Record]:
-    here = plan.row(engine, name)
-    with engine.ledger.read() as tables:
-        rows = tables.batches(here.id)
-    return [{"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in rows]
+    found = engine.inspection.batches(plan.row(engine, name).id)
+    return [
+        {"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in found
+    ]
 
 
 VIEWS: dict[str, Callable[[Engine, str], Iterable[Record]]] = {

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-import exclusivelog as xl
+from exclusivelog.engine import open as open_engine
 from exclusivelog.once import Run, append_once, check_writable
 from exclusivelog.spark.errors import SCHEMA, SourceError, coded
 from exclusivelog.spark.handles import ledger_exists, writing
@@ -106,7 +106,7 @@ class _Writer:
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_schema(schema, options)
         if not ledger_exists(options.path):
-            xl.open(options.path, name="spark").close()
+            open_engine(options.path, name="spark").close()
         self.options = options
         self.directory = Directory.prepare(options.staging)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import exclusivelog as xl
-from proof.deaths import die_with_parent
+from testing.children import die_with_parent
 
 ANSWERS_WITHIN = 12.0  # seconds; a call that takes longer hangs
 FORGETS = "forgets"  # sabotage: readers do not get the oldest message

@@ -11,7 +11,7 @@ import time
 from proof.environments.actors import Actor, Hands
 from proof.environments.scenes import NEW_TIME, Scene, case, unshare
 from proof.shutdowns import do
-from tests.clocks import CLOCK
+from testing.clocks import CLOCK
 
 YEAR = 365 * 86400
 SHIFTED = """
@@ -24,7 +24,7 @@ SHIFTED = """
 
 def send_by_a_wrong_clock(scene: Scene, value: bytes, seconds: int) -> None:
     """A program whose wall clock is that much ahead sends one message."""
-    from tests.children import ROOT, command
+    from testing.children import ROOT, command
 
     library, shift = scene.where / "clock.so", scene.where / "shift"
     if not library.exists():

@@ -16,7 +16,7 @@ from pathlib import Path
 from proof.environments.actors import Actor, Hands
 from proof.environments.scenes import Scene, case
 from proof.shutdowns import another_boot, do
-from tests.disks import leave
+from testing.disks import leave
 
 LOCKS = ("owners.lock", "lock.mdb")
 

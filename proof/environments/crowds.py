@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import exclusivelog as xl
-from exclusivelog.lockfile import SLOT_COUNT
+from exclusivelog.local.shm.slots import SLOT_COUNT
 from proof.environments.actors import ANSWERS_WITHIN, Actor, Hands
 from proof.environments.scenes import Scene, case
 
@@ -64,7 +64,7 @@ def a_crowd_of_processes(scene: Scene, variant: int) -> None:
         scene.works(made.said(LONG))
     notes = [scene.where / f"notes-{number}" for number in range(variant)]
     for number, made in enumerate(crowd):
-        made.start(take_turn, f"p{number}", str(notes[number]))
+        made.start(take_writer_lock, f"p{number}", str(notes[number]))
     time.sleep(1)
     for made in crowd[::3]:
         made.kill()
@@ -87,7 +87,7 @@ def place_in(found: list[bytes]):  # type: ignore[no-untyped-def]
     return lambda value: places.get(value, -1)
 
 
-def take_turn(hands: Hands, name: str, notes: str) -> None:
+def take_writer_lock(hands: Hands, name: str, notes: str) -> None:
     """Wait for the topic, send ten messages, give it back."""
     hands.own("wait_for_exclusive", timeout=LONG)
     fd = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

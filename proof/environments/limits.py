@@ -13,7 +13,7 @@ from pathlib import Path
 
 from proof.environments.actors import Actor, Hands
 from proof.environments.scenes import KEEPALIVE, Scene, Skip, become, case
-from tests.processes import await_stop, until
+from testing.processes import await_stop, until
 
 CGROUPS = Path("/sys/fs/cgroup")
 

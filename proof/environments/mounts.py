@@ -22,7 +22,7 @@ from proof.environments.scenes import (
     unshare,
 )
 from proof.shutdowns import do
-from tests.disks import leave
+from testing.disks import leave
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

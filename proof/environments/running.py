@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from proof.beside import LANES, todo_safely, warm_up
-from proof.deaths import die_with_parent
 from proof.environments import CASES
 from proof.environments.scenes import (
     FAULT,
@@ -38,7 +37,7 @@ from proof.environments.scenes import (
     unshare,
 )
 from proof.shutdowns import do
-from tests.children import child, line, tell
+from testing.children import child, die_with_parent, line, tell
 
 SECONDS = {True: 120.0, False: 900.0}  # for a fast case, and for one that is not
 JUDGES = tuple(f"{judge}:" for judge in NOTICES)

@@ -1,0 +1,268 @@
+# Appending to the journal: the critical section, which a robust mutex guards (rule B2).
+#
+# Inside it the session's validity is compared, offsets are assigned, frames are written, and `tail`
+# moves. No user code runs there, nothing is encoded, and the GIL is not needed.
+
+cdef extern from "<errno.h>":
+    int EBADF
+    int EDEADLK
+    int EIO
+    int ETIMEDOUT
+    int ENOSPC
+    int EDQUOT
+    int EFBIG
+
+
+# What comes of an attempt to append.
+cpdef enum Outcome:
+    PLACED = 0
+    QUEUED = 1      # the producer has messages waiting: this one must stand behind them
+    STALE = 2       # who may write must be read in the tables
+    FULL = 3        # a checkpoint has to make room
+    DUPLICATE = 4   # the sequence id is used up
+    BROKEN = 5      # a write or flush has failed, here or elsewhere; or the directory is lost
+    NO_ROOM = 6     # the disk is full: nothing was written
+    HELD_HERE = 7   # this thread is inside a change of ownership
+    LOST = 8        # it was written, and the flush has failed
+    CLOSED = 9      # the ledger was closed here
+
+
+# One atomic append: all of its pieces, one behind the other, or none.
+cdef struct Placing:
+    uint64_t topic
+    uint64_t epoch
+    uint64_t session
+    uint64_t version        # of the header when the session was last checked
+    bint alone              # no other session may write to the topic
+    bint durable            # stored such that a flush is cheap
+    bint flushed            # ... and flushed at once
+    bint impatient          # QUEUED where another process or thread appends now
+    Piece* pieces
+    Py_ssize_t count
+    int64_t sequence        # of the first message; -1: the one after `last`
+    int64_t* last           # the producer's last sequence id
+    int64_t logged          # the last one that is known to be in the log
+    uint64_t base_offset    # out
+    uint64_t end            # out: the position behind it
+    uint64_t generation     # out: of that position
+    int error               # out: an errno
+    bint wanted             # out: a checkpoint should be made soon
+
+
+cdef uint64_t _scan_for(Journal journal, Tail* tail, uint64_t position,
+                        uint64_t stop) noexcept nogil:
+    cdef Found found
+    while _next(&journal.ring, position, journal.generation, stop, &found):
+        _follow(tail, &found)
+        position = found.next
+    return stop
+
+
+cdef void _catch_up(Journal journal) noexcept nogil:
+    """Under the mutex: what other processes have appended since."""
+    cdef uint64_t position = journal.seen
+    cdef uint64_t stop = journal.shared.tail
+    cdef Found found
+    cdef Tail* tail
+    journal.seen = stop
+    if _outran(journal, position):
+        journal.tails_generation += 1
+        return
+    while _next(&journal.ring, position, journal.generation, stop, &found):
+        tail = _find_tail(&journal.tails, found.topic)
+        if tail != NULL:
+            _follow(tail, &found)
+        position = found.next
+
+
+cdef void _begin_generation(Journal journal) noexcept nogil:
+    if journal.generation != journal.shared.generation:
+        journal.generation = journal.shared.generation
+        journal.tails_generation += 1
+        journal.seen = journal.shared.tail
+
+
+cdef int _stopped(Journal journal) noexcept nogil:
+    """Why nothing may be appended: an errno, or 0."""
+    if journal._lost():
+        return EIO
+    return xl_load(&journal.gone) or xl_load(&journal.shared.failed)
+
+
+cdef int _place(Journal journal, Placing* p) noexcept nogil:
+    """The critical section (rule B2): the mutex is held."""
+    cdef xj_header* header = journal.shared
+    cdef Tail* tail
+    cdef uint64_t before = header.tail
+    cdef uint64_t offset, end
+    cdef int64_t sequence, now
+    cdef Py_ssize_t i
+    p.error = _stopped(journal)
+    if p.error:
+        return BROKEN
+    journal.compared += 1
+    if header.generation != journal.generation or header.version != p.version:
+        return STALE
+    if not p.alone:
+        _catch_up(journal)
+    tail = _find_tail(&journal.tails, p.topic)
+    if tail == NULL or (not p.alone and tail.tails_generation != journal.tails_generation):
+        return STALE
+    if p.sequence < 0:
+        if p.last[0] == INT64_MAX:
+            return DUPLICATE
+        p.sequence = p.last[0] + 1
+    elif p.sequence <= p.last[0]:
+        return DUPLICATE
+    if p.sequence <= p.logged:
+        return DUPLICATE
+    end = _end_of_frames(journal, p, before)
+    if end - xl_load64(&header.applied) > journal.ring.capacity:
+        return FULL
+    now = max(tail.publish_time, xj_wall_ms())
+    offset, sequence = tail.next_offset, p.sequence
+    for i in range(p.count):
+        _stamp(&p.pieces[i], p.topic, offset, p.epoch, p.session, sequence, now)
+        offset += p.pieces[i].count
+        sequence += p.pieces[i].count
+    p.error = _write(journal, p, before, tail.next_offset)
+    if p.error == 0 and journal._lost():
+        p.error = EIO       # a store into the mapping did not reach the file
+    if p.error:
+        return _refused(journal, p)
+    p.base_offset, p.end, p.generation = tail.next_offset, end, journal.generation
+    p.last[0] = sequence - 1
+    tail.next_offset, tail.publish_time = offset, now
+    tail.at = end
+    if journal.seen == before:
+        journal.seen = end
+    xl_store64(&header.tail, end)
+    offset = xl_load64(&header.applied)
+    p.wanted = before == offset or (before - offset < journal.ring.capacity / 2 <= end - offset)
+    if journal._lost():
+        p.error = EIO
+        return LOST
+    journal.placed += 1
+    return PLACED
+
+
+cdef int _refused(Journal journal, Placing* p) noexcept nogil:
+    # Parts of its frames may stand behind `tail`, and over frames that others still want.
+    xl_store64(&journal.shared.version, journal.shared.version + 1)
+    if xl_load(&journal.gone):
+        return BROKEN       # here alone: others have the file
+    if p.error == ENOSPC or p.error == EDQUOT or p.error == EFBIG:
+        return NO_ROOM
+    xl_swap(&journal.shared.failed, 0, p.error)
+    return BROKEN
+
+
+cdef uint64_t _start_of(Journal journal, uint64_t position, size_t entry) noexcept nogil:
+    # A frame does not go around the end of the file.
+    cdef uint64_t left = _left(&journal.ring, position)
+    return position if _frame_bytes(entry) <= left else position + left
+
+
+cdef uint64_t _end_of_frames(Journal journal, Placing* p, uint64_t position) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(p.count):
+        position = _start_of(journal, position, p.pieces[i].size)
+        position += _frame_bytes(p.pieces[i].size)
+    return position
+
+
+cdef int _write(Journal journal, Placing* p, uint64_t position,
+                uint64_t base_offset) noexcept nogil:
+    cdef uint64_t start
+    cdef uint64_t offset = base_offset
+    cdef xj_frame frame
+    cdef int failed
+    cdef Py_ssize_t i
+    for i in range(p.count):
+        memset(&frame, 0, FRAME)
+        start = _start_of(journal, position, p.pieces[i].size)
+        if start != position and _left(&journal.ring, position) >= FRAME:
+            frame.size = PADDING
+            failed = _write_frame(journal, position, &frame, NULL, 0, p.durable)
+            if failed:
+                return failed
+        frame.size = <uint32_t>p.pieces[i].size | (MORE if i < p.count - 1 else 0)
+        frame.topic, frame.base_offset, frame.count = p.topic, offset, p.pieces[i].count
+        failed = _write_frame(
+            journal, start, &frame, p.pieces[i].data, p.pieces[i].size, p.durable)
+        if failed:
+            return failed
+        offset += p.pieces[i].count
+        position = start + _frame_bytes(p.pieces[i].size)
+    return 0
+
+
+cdef int _write_frame(Journal journal, uint64_t position, xj_frame* frame, const char* entry,
+                      size_t size, bint durable) noexcept nogil:
+    cdef char* at = <char*>_frame_at(&journal.ring, position)
+    frame.magic, frame.position, frame.generation = FRAME_MAGIC, position, journal.generation
+    frame.version = journal.shared.version
+    frame.crc = _crc(<char*>frame, FRAME - 4)
+    # Storing through the mapping is the cheaper way as long as no thread flushes: after each
+    # flush the first store into a page is a fault.
+    if durable:
+        if not xj_is(journal.fd, &journal.file):
+            xl_store(&journal.gone, EBADF)
+            return EBADF
+        return xj_write(journal.fd, at - journal.ring.memory, frame, FRAME, entry, size)
+    if size:
+        memcpy(at + FRAME, entry, size)
+    memcpy(at, frame, FRAME)
+    return 0
+
+
+cdef int _place_and_leave(Journal journal, Placing* p) noexcept nogil:
+    cdef int outcome = _place(journal, p)
+    xj_unlock(journal.shared)
+    if outcome == PLACED and p.flushed:
+        outcome = _flush(journal, p.end, p.generation, &p.error)
+    return outcome
+
+
+cdef bint _outran(Journal journal, uint64_t position) noexcept nogil:
+    """May the frames from this position on be overwritten? Room before `applied` may be
+    written to at any moment, by an append of at most half the file."""
+    cdef uint64_t capacity = journal.ring.capacity
+    return (xl_load64(&journal.shared.applied) > position
+            and xl_load64(&journal.shared.tail) + capacity / 2 > position + capacity)
+
+
+cdef int _append(Journal journal, Placing* p) except -1:
+    """Append, or say why not. The GIL is given up to wait, and for system calls; it is not
+    needed again before all is over, flush included."""
+    cdef int failed
+    cdef int outcome = BROKEN
+    if journal.ring.memory == NULL:
+        return CLOSED
+    journal.busy += 1
+    try:
+        failed = xj_try_lock(journal.shared)
+        if failed == 0 and not p.durable:
+            outcome = _place_and_leave(journal, p)
+        elif failed and p.impatient:
+            return QUEUED
+        else:
+            while True:
+                with nogil:
+                    if failed:
+                        failed = xj_lock(journal.shared)
+                    if failed == 0:
+                        outcome = _place_and_leave(journal, p)
+                if failed != ETIMEDOUT:
+                    break
+                journal._look_around(xj_appending(journal.shared))
+    finally:
+        journal.busy -= 1
+    if failed == EDEADLK:
+        return HELD_HERE
+    if failed:
+        p.error = failed
+        return BROKEN
+    if outcome == PLACED and (p.wanted or journal.idle):
+        journal._ask_for_a_checkpoint()
+    return outcome

@@ -1,0 +1,456 @@
+# What one producer sends: directly into the journal, or queued as batches.
+
+@cython.final
+cdef class Appender:
+    """What one producer has sent, in order, and what of it is not committed yet.
+
+    Every method runs under the GIL from start to end, which makes it atomic among threads.
+    """
+
+    cdef readonly bytes name
+    cdef readonly int64_t last_sequence
+    cdef int64_t durable_sequence
+    cdef readonly size_t pending_bytes
+    cdef readonly Py_ssize_t pending_messages
+    cdef Py_ssize_t max_messages
+    cdef size_t max_bytes
+    cdef Batch current
+    cdef list full
+    cdef list inflight
+    cdef readonly object error
+    cdef bint paused        # `error` is for now only
+    cdef readonly object session
+    cdef CommitQueue commit_queue
+    cdef Finalizer finalizer        # the producer is not gone as long as its messages wait
+    cdef int64_t linger
+    cdef int generation
+    cdef bint listed        # on the commit queue
+    cdef bint timed         # ... and the commit queue knows by when
+    cdef bint offered       # to a commit that has not called `take` yet
+    cdef Journal journal
+    cdef SharedWords words
+    cdef Py_ssize_t topic_word
+    cdef uint64_t topic
+    cdef uint64_t epoch
+    cdef uint64_t session_id
+    cdef uint64_t version   # of the journal's header when the session was last checked
+    cdef bint alone
+    cdef bint durable
+    cdef int sending        # threads that append right now, past the queue
+    cdef int queueing       # threads that wait for those: nobody else may pass them
+
+    def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
+                  size_t max_bytes, object session=None, CommitQueue commit_queue=None, double linger=0.0,
+                  Finalizer finalizer=None):
+        self.name = name
+        self.session = session
+        self.generation = _generation
+        self.commit_queue = commit_queue
+        self.finalizer = finalizer
+        self.linger = <int64_t>(min(linger, LONGEST_WAIT) * 1e9)
+        self.last_sequence = self.durable_sequence = last_sequence
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.full = []
+        self.inflight = []
+
+    def connect(self, Journal journal not None, SharedWords words not None,
+                Py_ssize_t topic_word, uint64_t topic, uint64_t epoch, uint64_t session,
+                bint alone, bint durable):
+        """Append to this journal, and announce it by the word at `topic_word`. `alone`: no
+        other session writes to the topic; `durable`: sent is flushed."""
+        self.journal, self.words, self.topic_word = journal, words, topic_word
+        self.topic, self.epoch, self.session_id = topic, epoch, session
+        self.alone, self.durable = alone, durable
+        self.version = UINT64_MAX
+
+    def looked_up(self, uint64_t version, int64_t sequence):
+        """The session was valid when the journal had this version, and the tables had this
+        sequence id of it."""
+        self.version = version
+        self.durable_sequence = max(self.durable_sequence, sequence)
+
+    cdef bint _has_waiting(self):
+        return (self.queueing or self.current is not None or PyList_GET_SIZE(self.full) > 0
+                or PyList_GET_SIZE(self.inflight) > 0)
+
+    def send(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
+             object sequence=None):
+        """Append one message now; its offset, or a negative `Outcome` that says why not."""
+        cdef Piece piece
+        cdef SealedEntry sealed = _seal_one(value, key, properties, event_time, self.name)
+        sealed.describe(&piece)
+        return self._send(&piece, 1, 1, -1 if sequence is None else sequence)
+
+    def send_batch(self, Batch batch not None, object sequence=None):
+        """Append a batch now, which must be small; the first offset, or as `send`."""
+        return self._send_pieces(batch, -1 if sequence is None else sequence)
+
+    cdef _send_pieces(self, Batch batch, int64_t sequence):
+        cdef Piece* pieces = _pieces(batch)
+        try:
+            return self._send(pieces, PyList_GET_SIZE(batch.sealed), batch.count, sequence)
+        finally:
+            free(pieces)
+
+    cdef _send(self, Piece* pieces, Py_ssize_t n, Py_ssize_t count, int64_t sequence):
+        cdef Placing placing
+        cdef int outcome = self._place_now(&placing, pieces, n, count, sequence, self.durable)
+        if outcome != PLACED:
+            return -outcome
+        self._announce()
+        return placing.base_offset
+
+    cdef int _place_now(self, Placing* placing, Piece* pieces, Py_ssize_t n, Py_ssize_t count,
+                        int64_t sequence, bint flushed, bint impatient=False) except -1:
+        cdef int outcome
+        if self.error is not None:
+            raise self.error
+        if self.generation != _generation:
+            raise _inherited()
+        if sequence >= 0 and count - 1 > INT64_MAX - sequence:
+            raise ValueError("sequence_id: the batch would run past 2**63 - 1")
+        if self.journal is None or self._has_waiting():
+            return QUEUED
+        # From here on `sending` keeps other threads from queueing.
+        self.sending += 1
+        try:
+            self._describe(placing, pieces, n, sequence)
+            placing.flushed, placing.impatient = flushed, impatient
+            outcome = _append(self.journal, placing)
+        finally:
+            self.sending -= 1
+        if outcome == DUPLICATE:  # a send whose outcome was unknown had come through
+            self.last_sequence = max(self.last_sequence, self.durable_sequence)
+        if outcome == PLACED:
+            self.durable_sequence = self.last_sequence
+        return outcome
+
+    def append(self, bytes value, bytes key=None, bytes properties=None):
+        """Append one message now, and do not wait for its flush: (offset, position, generation),
+        the last two for `Journal.flush_to`; or a negative `Outcome` that says why not. The
+        caller wakes the readers by `announce` once it is flushed."""
+        cdef Piece piece
+        cdef SealedEntry sealed = _seal_one(value, key, properties, None, self.name)
+        sealed.describe(&piece)
+        return self._append(&piece, 1, 1)
+
+    def append_batch(self, Batch batch not None):
+        """The same for a batch, which must be small; the offset is its first message's."""
+        cdef Piece* pieces = _pieces(batch)
+        try:
+            return self._append(pieces, PyList_GET_SIZE(batch.sealed), batch.count)
+        finally:
+            free(pieces)
+
+    cdef _append(self, Piece* pieces, Py_ssize_t n, Py_ssize_t count):
+        cdef Placing placing
+        cdef int outcome = self._place_now(&placing, pieces, n, count, -1, False)
+        if outcome != PLACED:
+            return -outcome
+        return placing.base_offset, placing.end, placing.generation
+
+    cdef void _describe(self, Placing* placing, Piece* pieces, Py_ssize_t n, int64_t sequence):
+        memset(placing, 0, sizeof(Placing))
+        placing.topic, placing.epoch, placing.session = self.topic, self.epoch, self.session_id
+        placing.version, placing.alone = self.version, self.alone
+        placing.durable = placing.flushed = self.durable
+        placing.pieces, placing.count = pieces, n
+        placing.sequence, placing.last = sequence, &self.last_sequence
+        placing.logged = self.durable_sequence
+
+    cdef _announce(self):
+        cdef uint32_t* word = self.words.word(self.topic_word)
+        xl_add(word, 1)
+        if xl_load(word + 1):
+            xl_wake(word, INT_MAX)
+
+    def place(self, Batch batch not None):
+        """Append a small batch of the queue, which the caller flushes; its
+        `Outcome`."""
+        cdef Placing placing
+        cdef int outcome
+        cdef int64_t last = self.durable_sequence
+        cdef Piece* pieces = _pieces(batch)
+        if self.journal is None:
+            raise TypeError("this appender has no journal")
+        try:
+            self._describe(&placing, pieces, PyList_GET_SIZE(batch.sealed), batch.base_sequence)
+            placing.last, placing.flushed = &last, False
+            outcome = _append(self.journal, &placing)
+        finally:
+            free(pieces)
+        if outcome == PLACED:
+            self.durable_sequence = batch.last_sequence
+            batch.base_offset = placing.base_offset
+            batch.end, batch.generation_placed = placing.end, placing.generation
+            batch.placed = True
+        return outcome
+
+    @property
+    def flushes(self):
+        """Is what it sends flushed before it is acknowledged (rule H1)?"""
+        return self.durable
+
+    def announce(self):
+        """Wake the readers of the topic."""
+        self._announce()
+
+    def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
+            object sequence=None, bint later=False):
+        """Queue one message. None if its sequence id is used up (rule G2).
+
+        With `later` it is put on the commit queue, to be committed within `linger`.
+        """
+        cdef int64_t number
+        cdef size_t size = 0
+        if value is not None:
+            size = PyBytes_GET_SIZE(value)
+        if key is not None:
+            size += PyBytes_GET_SIZE(key)
+        if properties is not None:
+            size += PyBytes_GET_SIZE(properties)
+        cdef Batch batch
+        cdef Receipt receipt = Receipt.__new__(Receipt)
+        if self.commit_queue is not None:
+            self.commit_queue.enlist(self)  # what needs memory comes first: it may fail
+        while True:
+            batch = self._open_batch(
+                size, key is not None, properties is not None, event_time is not None)
+            if self.error is not None:
+                raise self.error
+            if self.generation != _generation:
+                raise _inherited()
+            if self.sending:
+                self._let_them_send()
+                continue
+            number = self.last_sequence + 1 if sequence is None else sequence
+            if number <= self.last_sequence:
+                return None
+            if not batch._skips(number):
+                break
+            batch._make_sequences()
+        # From here on no other thread comes between.
+        batch._add(value, key, properties, event_time, number)
+        batch.nbytes += size
+        self.last_sequence = number
+        self.pending_bytes += size
+        self.pending_messages += 1
+        receipt.batch, receipt.index = batch, batch.count - 1
+        if self._is_full(batch):
+            try:
+                self._seal()
+            except MemoryError:
+                pass  # the next message seals it
+        if self.commit_queue is not None:
+            self._put_on_the_commit_queue(later)
+        return receipt
+
+    cdef bint _is_full(self, Batch batch):
+        return batch.count >= self.max_messages or batch.nbytes >= self.max_bytes
+
+    cdef _let_them_send(self):
+        # They are in the critical section, or about to be, and have no need of the GIL there.
+        with nogil:
+            usleep(20)
+        PyErr_CheckSignals()
+
+    cdef _put_on_the_commit_queue(self, bint later):
+        if not later:
+            self.commit_queue.enlist(self)  # a commit may have taken it off meanwhile
+        elif PyList_GET_SIZE(self.full) > 0:  # linger need not hold it back
+            self.commit_queue.put_down(self, 0)
+        elif not self.timed:
+            self.commit_queue.put_down(self, self.linger)
+
+    cdef Batch _open_batch(self, size_t size, bint key, bint properties, bint event_time):
+        cdef Batch batch, fresh
+        while True:
+            if (self.current is not None and self.current.count
+                    and (self.current.nbytes + size > self.max_bytes
+                         or self._is_full(self.current))):
+                self._seal()
+            if self.current is None:
+                fresh = Batch.__new__(Batch)
+                if self.current is None:
+                    self.current = fresh
+            batch = self.current
+            batch._make_columns(key, properties, event_time)
+            if batch is self.current:
+                return batch
+
+    def make_batch(self, Strings values not None, Strings keys, Strings properties,
+                   list event_times):
+        """Messages that enter the log together, however many they are."""
+        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t stop
+        cdef SealedEntry sealed
+        cdef Columns columns = Columns.__new__(Columns)
+        cdef Batch batch = Batch.__new__(Batch)
+        columns.values, columns.keys, columns.properties = values, keys, properties
+        columns.event_times, columns.name = event_times, self.name
+        columns.max_bytes, columns.max_messages = self.max_bytes, self.max_messages
+        batch.values = None
+        batch.sealed = []
+        batch.state = SEALED
+        batch.count = values.count
+        while start < values.count and batch.nbytes < SEALED_AHEAD:
+            stop = columns.cut(start)
+            sealed = columns.seal(start, stop)
+            batch.sealed.append(sealed)
+            batch.nbytes += len(sealed)
+            start = stop
+        batch.unsealed_from = start
+        if start < values.count:
+            batch.columns = columns
+            batch.nbytes += values.size(start, values.count)
+        return batch
+
+    def add_batch(self, Batch batch not None, object sequence=None):
+        """Queue a batch from `make_batch`. None as in `add`."""
+        self.queueing += 1
+        try:
+            while self.sending:
+                self._let_them_send()
+            return self._add_batch(batch, sequence)
+        finally:
+            self.queueing -= 1
+
+    cdef _add_batch(self, Batch batch, object sequence):
+        cdef int64_t number
+        # The sum of a large entry is taken without the GIL: only now, with the batch ready,
+        # may it be given a number.
+        if self.error is not None:
+            raise self.error
+        number = self.last_sequence + 1 if sequence is None else sequence
+        if number <= self.last_sequence:
+            return None
+        if batch.count - 1 > INT64_MAX - number:
+            raise ValueError("sequence_id: the batch would run past 2**63 - 1")
+        batch.base_sequence = number
+        batch.last_sequence = number + batch.count - 1
+        receipt = _receipt(batch, 0)
+        if self.commit_queue is not None:
+            self.commit_queue.enlist(self)
+        if self.current is not None:
+            self._seal()
+        self.full.append(batch)  # the last that needs memory: it is queued, or the call fails
+        self.last_sequence = batch.last_sequence
+        self.pending_bytes += batch.nbytes
+        self.pending_messages += batch.count
+        return receipt
+
+    def holds(self, size_t most):
+        """Do that many bytes wait? Needs no memory, as a number would: what is queued is queued."""
+        return self.pending_bytes >= most
+
+    def newest(self):
+        """A receipt for the last message that waits; None if none does."""
+        cdef Batch batch = self.current
+        if batch is None or batch.count == 0:
+            waiting = <list>(self.full or self.inflight)
+            if not waiting:
+                return None
+            batch = waiting[PyList_GET_SIZE(waiting) - 1]
+        return _receipt(batch, batch.count - 1)
+
+    cdef _seal(self):
+        cdef Batch batch = self.current
+        if batch.count:  # the only message of it may have been refused
+            self.full.append(batch)
+        self.current = None
+
+    def take(self):
+        """All batches that wait, encoded, in order. They count as pending until `settle`.
+
+        A second call before `settle` gives the same ones and what has come since: what a
+        commit that was cut short has placed in the journal is still to be flushed.
+        """
+        cdef Batch batch
+        self._gather()
+        for batch in self.inflight:
+            if batch.state == OPEN:
+                batch._seal_messages(self.name)
+        self.offered = False
+        return self.inflight
+
+    cdef _gather(self):
+        cdef list rest = []  # made first: no other thread may add between the two lines below
+        if self.current is not None:
+            self._seal()
+        self.inflight.extend(self.full)
+        self.full = rest
+
+    def settle(self, list placed not None, object error=None, bint final=False, durable=None):
+        """Give batches their outcome: `placed`, (batch, base offset) pairs, are in the log and
+        durable; with an `error` everything else fails with it, unless it has come since.
+
+        - `final`: whatever is added later fails, too.
+        - `durable`: the last sequence id that the ledger knows, where that is in question.
+
+        Later messages must not overtake failed ones: what was queued behind them fails with
+        them, and counting goes on from the last message known to be in the log. All of it is
+        so before the first waiter is told.
+        """
+        cdef Batch batch
+        cdef list told = []
+        cdef list rest = []
+        if error is not None:
+            if final:
+                error = self.close_with(error)
+            self._gather()
+        for batch, base_offset in placed:
+            if batch.state < DONE:
+                batch.base_offset = base_offset
+                batch.ends = True
+        for batch in self.inflight:
+            (told if batch.ends or error is not None else rest).append(batch)
+        # Whatever needs memory has it by now: from here on nothing fails half-way.
+        self.inflight = rest
+        for batch in told:
+            self._give_outcome(batch, error)
+        if durable is not None:
+            self.durable_sequence = max(self.durable_sequence, durable)
+        if error is not None:
+            self.last_sequence = self.durable_sequence
+        for batch in told:
+            batch._finish()
+
+    cdef void _give_outcome(self, Batch batch, object error):
+        self.pending_bytes -= batch.nbytes
+        self.pending_messages -= batch.count
+        if batch.ends:
+            batch.state = DONE
+            self.durable_sequence = batch.last_sequence
+        else:
+            batch.error = error
+            batch.state = FAILED
+
+    def await_sends(self):
+        """Wait for threads that append now, past the queue."""
+        while self.sending:
+            self._let_them_send()
+
+    def advance(self, int64_t sequence):
+        """The log has messages up to this sequence id that did not come from here."""
+        self.durable_sequence = max(self.durable_sequence, sequence)
+        self.last_sequence = max(self.last_sequence, sequence)
+
+    def close_with(self, error not None):
+        """Take no more messages; the error of the first call counts, and is returned."""
+        if self.error is None or self.paused:
+            self.error = error
+            self.paused = False
+        return self.error
+
+    def pause(self, error not None):
+        """Take no more messages for now; what is queued is still sent."""
+        if self.error is None:
+            self.error = error
+            self.paused = True
+
+    def resume(self):
+        """Take messages again, unless it was failed meanwhile."""
+        if self.paused:
+            self.error = None
+            self.paused = False

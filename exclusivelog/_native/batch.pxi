@@ -1,0 +1,244 @@
+# Batches: messages of one producer on their way into the log. A batch is written as a whole or
+# not at all, and has one outcome, which its receipts share: a million messages are acknowledged by
+# one store.
+
+cdef enum:
+    OPEN = 0        # takes messages
+    SEALED = 1      # encoded, waiting for its commit
+    DONE = 2        # in the log from base_offset on
+    FAILED = 3      # not in the log (or unknown, if error.maybe_written)
+
+
+# Of a batch larger than this the rest is encoded only as it is written: the memory of one
+# entry then serves for the next, where fresh memory would cost more than the encoding.
+cdef size_t SEALED_AHEAD = 4 << 20
+
+# A batch with more bytes than this goes straight into the tables.
+cdef size_t LARGEST_FRAMES = 128 << 10
+
+
+@cython.final
+cdef class Columns:
+    """The messages of a large batch, and how they are cut into entries."""
+
+    cdef Strings values
+    cdef Strings keys
+    cdef Strings properties
+    cdef list event_times
+    cdef bytes name
+    cdef size_t max_bytes
+    cdef Py_ssize_t max_messages
+
+    def __init__(self):
+        raise TypeError("Columns are made by an Appender")
+
+    cdef Py_ssize_t cut(self, Py_ssize_t start):
+        cdef Py_ssize_t stop = min(self.values.cut(start, self.max_bytes),
+                                   start + self.max_messages)
+        if self.keys is not None:
+            stop = min(stop, self.keys.cut(start, self.max_bytes))
+        if self.properties is not None:
+            stop = min(stop, self.properties.cut(start, self.max_bytes))
+        return stop
+
+    cdef SealedEntry seal(self, Py_ssize_t start, Py_ssize_t stop):
+        return _seal(self.values, start, stop, self.keys, self.properties, self.event_times,
+                     None, self.name)
+
+
+@cython.final
+cdef class Batch:
+    """Messages of one producer that enter the log together."""
+
+    cdef list values
+    cdef list keys
+    cdef list properties
+    cdef list event_times
+    cdef list sequences
+    cdef list sealed
+    cdef Columns columns
+    cdef Py_ssize_t unsealed_from
+    cdef readonly int64_t base_sequence
+    cdef readonly int64_t last_sequence
+    cdef readonly Py_ssize_t count
+    cdef readonly size_t nbytes
+    cdef readonly int64_t base_offset
+    cdef readonly bint placed           # in the journal, flushed or not
+    cdef readonly uint64_t end          # ... and to be flushed up to here
+    cdef readonly uint64_t generation_placed
+    cdef readonly object error
+    cdef uint32_t state     # who waits for the outcome sleeps on it
+    cdef int sleepers
+    cdef int generation
+    cdef list callbacks
+    cdef Batch next_due     # whose callbacks are called after this one's
+    cdef bint ends          # `settle` is about to say that it is in the log
+
+    def __cinit__(self):
+        self.values = []
+        self.callbacks = []
+        self.base_sequence = -1
+        self.last_sequence = -1
+        self.base_offset = -1
+        self.generation = _generation
+
+    def __init__(self):
+        raise TypeError("a Batch is made by an Appender")
+
+    # Creating a list may run the garbage collector, and that other threads, which may do the
+    # same to this batch. So a list is made first, and everything is checked afterwards.
+
+    cdef _make_columns(self, bint key, bint properties, bint event_time):
+        cdef list fresh
+        if key and self.keys is None:
+            fresh = []
+            if self.keys is None:
+                self.keys = self._filled(fresh)
+        if properties and self.properties is None:
+            fresh = []
+            if self.properties is None:
+                self.properties = self._filled(fresh)
+        if event_time and self.event_times is None:
+            fresh = []
+            if self.event_times is None:
+                self.event_times = self._filled(fresh)
+
+    cdef list _filled(self, list column):
+        while PyList_GET_SIZE(column) < self.count:
+            column.append(None)
+        return column
+
+    cdef bint _skips(self, int64_t sequence):
+        """Would this message's sequence id not follow from those before it?"""
+        return self.count and self.sequences is None and sequence != self.last_sequence + 1
+
+    cdef _make_sequences(self):
+        cdef list fresh = []
+        if self.sequences is None:
+            while PyList_GET_SIZE(fresh) < self.count:
+                fresh.append(self.base_sequence + PyList_GET_SIZE(fresh))
+            self.sequences = fresh
+
+    cdef _add(self, bytes value, bytes key, bytes properties, object event_time,
+              int64_t sequence):
+        # No allocation here is one that the garbage collector counts.
+        try:
+            self.values.append(value)
+            if self.keys is not None:
+                self.keys.append(key)
+            if self.properties is not None:
+                self.properties.append(properties)
+            if self.event_times is not None:
+                self.event_times.append(event_time)
+            if self.sequences is not None:
+                self.sequences.append(sequence)
+        except BaseException:
+            self._cut_columns()
+            raise
+        if self.count == 0:
+            self.base_sequence = sequence
+        self.last_sequence = sequence
+        self.count += 1
+
+    cdef _cut_columns(self):
+        # No memory for all columns of a message: none keeps it, or the next one would have
+        # this one's key.
+        for column in (self.values, self.keys, self.properties, self.event_times, self.sequences):
+            if column is not None and PyList_GET_SIZE(column) > self.count:
+                (<list>column).pop()
+
+    cdef _seal_messages(self, bytes name):
+        self.sealed = [_seal(
+            ListStrings(self.values), 0, self.count,
+            None if self.keys is None else ListStrings(self.keys),
+            None if self.properties is None else ListStrings(self.properties),
+            self.event_times, self.sequences, name)]
+        self.state = SEALED
+        self.values = self.keys = self.properties = self.event_times = self.sequences = None
+
+    @property
+    def small(self):
+        """Does it go into the journal? The tables are the cheaper way for what is large."""
+        cdef size_t size = 0
+        if self.columns is not None or self.sealed is None:
+            return False
+        for sealed in self.sealed:
+            size += len(sealed)
+        return size <= LARGEST_FRAMES
+
+    def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
+              int64_t publish_time):
+        """The batch as (last offset, entry bytes) pairs, at their place in the log."""
+        cdef SealedEntry sealed
+        cdef int64_t sequence = self.base_sequence
+        cdef uint64_t offset = base_offset
+        cdef Py_ssize_t start, stop
+        self.base_offset = base_offset  # should its commit be cut short: where to search for it
+        for sealed in self.sealed:
+            data = sealed.stamp(topic, offset, epoch, session, sequence, publish_time)
+            offset += sealed.count
+            sequence += sealed.count
+            yield offset - 1, data
+        start = self.unsealed_from
+        while self.columns is not None and start < self.columns.values.count:
+            stop = self.columns.cut(start)
+            sealed = self.columns.seal(start, stop)
+            data = sealed.stamp(topic, offset, epoch, session, sequence, publish_time)
+            offset += sealed.count
+            sequence += sealed.count
+            start = stop
+            del sealed  # its memory serves for the next one
+            yield offset - 1, data
+            del data
+
+    cdef _finish(self):
+        """Tell all who wait. Other threads may run from here on."""
+        self.sealed = None
+        self.columns = None
+        if self.sleepers:
+            xl_wake(&self.state, INT_MAX)
+        self._have_callbacks_called()
+
+    cdef _have_callbacks_called(self):
+        # A chain of batches needs no memory, and so cannot fail.
+        global _due_first, _due_last
+        if self.callbacks is None or PyList_GET_SIZE(self.callbacks) == 0:
+            return
+        if _due_last is None:
+            _due_first = self
+        else:
+            _due_last.next_due = self
+        _due_last = self
+
+    def wait(self, timeout):
+        """True when the outcome is known; waits for it up to `timeout` seconds (None: for ever)."""
+        cdef int64_t end = INT64_MAX
+        cdef int64_t left
+        cdef uint32_t seen
+        cdef uint32_t* word = &self.state
+        if timeout is not None:
+            end = xl_now() + <int64_t>(min(max(0.0, timeout), LONGEST_WAIT) * 1e9)
+        while self.state < DONE:
+            if self.generation != _generation:
+                raise _inherited()
+            left = min(end - xl_now(), SLICE_NS)
+            if left <= 0:
+                return False
+            seen = self.state
+            self.sleepers += 1
+            with nogil:
+                xl_wait(word, seen, left)
+            self.sleepers -= 1
+            PyErr_CheckSignals()
+        return True
+
+
+cdef Piece* _pieces(Batch batch) except NULL:
+    cdef Py_ssize_t n = PyList_GET_SIZE(batch.sealed)
+    cdef Piece* pieces = <Piece*>malloc(max(1, n) * sizeof(Piece))
+    cdef Py_ssize_t i
+    if pieces == NULL:
+        raise MemoryError
+    for i in range(n):
+        (<SealedEntry>batch.sealed[i]).describe(&pieces[i])
+    return pieces

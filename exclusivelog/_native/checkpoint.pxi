@@ -1,0 +1,160 @@
+# A checkpoint gathers the frames of the journal by topic, and packs them into large entries.
+
+cdef struct Framed:
+    Found found
+    Laid laid       # where it is sound
+    uint64_t index
+    bint sound
+
+
+cdef int _by_topic(const void* a, const void* b) noexcept nogil:
+    cdef const Framed* x = <const Framed*>a
+    cdef const Framed* y = <const Framed*>b
+    if x.found.topic != y.found.topic:
+        return -1 if x.found.topic < y.found.topic else 1
+    return -1 if x.index < y.index else 1
+
+
+@cython.final
+cdef class Frames:
+    """The entries of a run of frames, where they lie, ordered by topic."""
+
+    cdef Journal journal
+    cdef Framed* items
+    cdef Py_ssize_t used
+    cdef Py_ssize_t room
+
+    def __init__(self):
+        raise TypeError("Frames are made by a Journal")
+
+    def __dealloc__(self):
+        self._let_go()
+
+    cdef _let_go(self):
+        free(self.items)
+        self.items = NULL
+        self.used = 0
+        if self.journal is not None:
+            self.journal.busy -= 1
+            self.journal = None
+
+    def __enter__(self):
+        return self.bundles()
+
+    def __exit__(self, kind, error, trace):
+        self._let_go()
+
+    cdef bint fill(self, uint64_t position, uint64_t stop, uint64_t generation) noexcept nogil:
+        cdef Framed* grown
+        cdef Framed* item
+        cdef Found found
+        while _next(&self.journal.ring, position, generation, stop, &found):
+            if self.used == self.room:
+                grown = <Framed*>realloc(self.items, (2 * self.room + 256) * sizeof(Framed))
+                if grown == NULL:
+                    return False
+                self.items = grown
+                self.room = 2 * self.room + 256
+            item = &self.items[self.used]
+            item.index, item.found = self.used, found
+            # A damaged one keeps its place in the log, to be named there.
+            item.sound = (_is_sound(found.entry, found.size)
+                          and _lay_out(found.entry, found.size, &item.laid) == WHOLE
+                          and item.laid.topic == found.topic
+                          and item.laid.base_offset == found.base_offset
+                          and item.laid.count == found.count)
+            self.used += 1
+            position = found.next
+        qsort(self.items, self.used, sizeof(Framed), _by_topic)
+        return True
+
+    cdef list bundles(self):
+        cdef list found = []
+        cdef Py_ssize_t start = 0
+        cdef Py_ssize_t stop
+        while start < self.used:
+            stop = start + 1
+            while (stop < self.used
+                   and self.items[stop].found.topic == self.items[start].found.topic):
+                stop += 1
+            found.append(_bundle(self, start, stop))
+            start = stop
+        return found
+
+
+cdef Bundle _bundle(Frames frames, Py_ssize_t start, Py_ssize_t stop):
+    cdef Bundle bundle = Bundle.__new__(Bundle)
+    cdef Found* last = &frames.items[stop - 1].found
+    cdef Py_ssize_t i
+    bundle.frames, bundle.start, bundle.stop = frames, start, stop
+    bundle.topic = last.topic
+    bundle.base_offset = frames.items[start].found.base_offset
+    bundle.next_offset = last.base_offset + last.count
+    for i in range(start, stop):
+        bundle.nbytes += frames.items[i].found.size
+        if frames.items[i].sound:
+            bundle.publish_time = frames.items[i].laid.publish_time
+    return bundle
+
+
+@cython.final
+cdef class Bundle:
+    """One topic's entries out of the journal, until its `Frames` are left."""
+
+    cdef Frames frames
+    cdef Py_ssize_t start
+    cdef Py_ssize_t stop
+    cdef readonly uint64_t topic
+    cdef readonly uint64_t base_offset
+    cdef readonly uint64_t next_offset
+    cdef readonly int64_t publish_time
+    cdef readonly size_t nbytes
+
+    def __init__(self):
+        raise TypeError("a Bundle is made by a Journal")
+
+    def pack(self, Entry before, size_t most):
+        """(last offset, entry) pairs of about `most` bytes each. With `before`, the entry that
+        they follow, the first of them takes its place."""
+        cdef list packed = []
+        cdef Py_ssize_t n = self.stop - self.start
+        if self.frames.items == NULL:
+            raise ValueError("the frames are gone")
+        cdef Laid* parts = <Laid*>malloc((n + 1) * sizeof(Laid))
+        cdef Py_ssize_t used = 0
+        cdef Py_ssize_t i
+        cdef Framed* item
+        if parts == NULL:
+            raise MemoryError
+        try:
+            if before is not None:
+                parts[0] = before.laid
+                used = 1
+            for i in range(self.start, self.stop):
+                item = &self.frames.items[i]
+                if item.sound:
+                    parts[used] = item.laid
+                    used += 1
+                else:
+                    _pack_parts(parts, used, most, packed)
+                    used = 0
+                    packed.append((item.found.base_offset + item.found.count - 1,
+                                   item.found.entry[:item.found.size]))
+            _pack_parts(parts, used, most, packed)
+        finally:
+            free(parts)
+        return packed
+
+    def producers(self):
+        """{producer name: last sequence id} of what is in it."""
+        cdef dict found = {}
+        cdef Framed* item
+        cdef Py_ssize_t i
+        if self.frames.items == NULL:
+            raise ValueError("the frames are gone")
+        for i in range(self.start, self.stop):
+            item = &self.frames.items[i]
+            if item.sound and (i + 1 == self.stop or not self.frames.items[i + 1].sound
+                               or item.laid.session != self.frames.items[i + 1].laid.session):
+                found[item.laid.name[:item.laid.name_length]] = _last_sequence(&item.laid)
+        return found

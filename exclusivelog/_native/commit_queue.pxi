@@ -1,0 +1,120 @@
+# The appenders whose batches wait for a commit in the background, and its thread.
+
+@cython.final
+cdef class CommitQueue:
+    """Which appenders wait for a commit in the background, and when the next one is due.
+
+    `with commit_queue as appenders` is one commit: an appender that has anything without an outcome
+    at its end, whatever has cut it short, is in the next one, which is due soon.
+    """
+
+    cdef list waiting
+    cdef list taken         # by a commit that has not come to its end
+    cdef int64_t due        # ns of the monotonic clock; INT64_MAX: nothing is
+    cdef int64_t retry      # the same, for what a commit has left without an outcome
+    cdef bint stopped
+    cdef uint32_t changes   # the thread in the background sleeps on it
+    cdef int sleepers
+
+    def __cinit__(self):
+        self.waiting = []
+        self.taken = []
+        self.due = self.retry = INT64_MAX
+
+    def enlist(self, Appender appender not None):
+        """Let the next commit take this appender's messages along, whenever that is."""
+        if not appender.listed:
+            self.waiting.append(appender)
+            appender.listed = True
+
+    def put(self, Appender appender not None, double delay):
+        """Have this appender's messages committed within `delay` seconds."""
+        self.put_down(appender, <int64_t>(delay * 1e9))
+
+    cdef put_down(self, Appender appender, int64_t delay):
+        cdef int64_t due = xl_now() + delay
+        self.enlist(appender)
+        appender.timed = True
+        if due < self.due:
+            self.due = due
+            self._wake()
+
+    cdef _wake(self):
+        xl_add(&self.changes, 1)
+        if self.sleepers:
+            xl_wake(&self.changes, INT_MAX)
+
+    def look(self):
+        """All appenders that wait, or have something without an outcome; they stay here."""
+        return self.taken + self.waiting
+
+    def __enter__(self):
+        """All appenders that wait; no other thread may be in a commit."""
+        cdef list rest = []
+        cdef list taken = []
+        cdef list answer = []
+        cdef Appender appender
+        for appender in self.taken:
+            if not appender.listed:
+                taken.append(appender)
+        taken.extend(self.waiting)
+        answer.extend(taken)
+        # Whatever needs memory has it by now.
+        self.taken, self.waiting, self.due = taken, rest, INT64_MAX
+        self.retry = xl_now() + RETRY_NS if PyList_GET_SIZE(taken) > 0 else INT64_MAX
+        for appender in taken:
+            appender.listed = appender.timed = False
+            appender.offered = True
+        return answer
+
+    def __exit__(self, *error):
+        cdef list rest = []
+        cdef Appender appender
+        try:
+            for appender in self.taken:
+                if appender.offered or PyList_GET_SIZE(appender.inflight) > 0:
+                    rest.append(appender)
+            self.taken = rest
+        except MemoryError:
+            pass  # then all of them are checked again
+        self.retry = INT64_MAX
+        if PyList_GET_SIZE(self.taken) > 0:
+            self.retry = xl_now() + RETRY_NS
+            self._wake()
+
+    def sleep(self):
+        """Sleep until a commit is due; False once the commit queue was stopped."""
+        cdef int64_t left
+        cdef uint32_t seen
+        cdef uint32_t* word = &self.changes
+        while not self.stopped:
+            left = min(self.due, self.retry) - xl_now()
+            if left <= 0:
+                return True
+            seen = self.changes
+            self.sleepers += 1
+            with nogil:
+                xl_wait(word, seen, left)
+            self.sleepers -= 1
+        return False
+
+    def stop(self):
+        """End `sleep`, for good."""
+        self.stopped = True
+        self._wake()
+
+
+def keep_running(step, failed):
+    """Call `step()` until it returns False or None. What it raises goes to `failed(error)`, and
+    ends nothing: other threads depend on the one that runs this."""
+    while True:
+        try:
+            if not step():
+                return
+        except BaseException as error:
+            try:
+                failed(error)
+            except BaseException:
+                pass  # no memory even to say so
+            with nogil:
+                usleep(RETRY_NS // 5000)

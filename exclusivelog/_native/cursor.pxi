@@ -1,0 +1,128 @@
+# Reading message by message, over entries that a subclass reads from the log.
+
+cdef inline Message _take_from(Cursor cursor, Entry entry):
+    cdef Message message
+    if entry.laid.gaps == NULL:
+        message = _message(entry, <uint32_t>(cursor.position - entry.laid.base_offset))
+        cursor.position += 1
+        return message
+    message = _message(entry, _index_of(entry, cursor.position))
+    cursor.position = _offset_at(entry, message.index) + 1
+    return message
+
+
+cdef class Cursor:
+    """Walks entries message by message. A subclass gives `refill()`: the entries from
+    `position` on, as many as it likes, or an empty list at the end of the log."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.queue = []
+
+    def refill(self):
+        raise TypeError("Cursor is abstract")
+
+    def move_to(self, uint64_t position):
+        """Go on at this offset; forgets what was read ahead."""
+        self.position = position
+        self.entry = None
+        self.queue = []
+        self.queued = 0
+
+    cdef bint advance(self) except -1:
+        # The next entry that holds a message at or after the position.
+        while True:
+            if self.queued >= PyList_GET_SIZE(self.queue):
+                self.entry = None
+                self.queue = []
+                entries = self.refill()     # a signal handler may use the cursor meanwhile
+                self.queue, self.queued = entries, 0
+                if not entries:
+                    return False
+            self.entry = self.queue[self.queued]
+            self.queue[self.queued] = None
+            self.queued += 1
+            if self.position < self.entry.laid.base_offset:
+                self.position = self.entry.laid.base_offset
+            if self.position < self.entry.end:
+                return True
+
+    cdef Message take(self):
+        """The message at the position, which moves on; None at the end."""
+        if self.entry is None or self.position >= self.entry.end:
+            if not self.advance():
+                return None
+        return _take_from(self, self.entry)
+
+    def take_ready(self):
+        """The next message if it has been read ahead, else None."""
+        if self.entry is None or self.position >= self.entry.end:
+            return None
+        return self.take()
+
+    def take_one(self):
+        """The next message, or None at the end."""
+        return self.take()
+
+    def take_many(self, Py_ssize_t most):
+        """Up to `most` next messages."""
+        cdef list messages = []
+        cdef Message message
+        while PyList_GET_SIZE(messages) < most:
+            try:
+                message = self.take()
+            except Exception:
+                if not messages:
+                    raise
+                break  # what was taken must not be lost; the next call meets it again
+            if message is None:
+                break
+            messages.append(message)
+        return messages
+
+    def take_entry(self, Py_ssize_t most=PY_SSIZE_T_MAX):
+        """The next entry and the index in it of the message at the position, which moves
+        behind it; None at the end, or if the entry has more than `most` bytes."""
+        cdef Entry entry
+        if self.entry is None or self.position >= self.entry.end:
+            if not self.advance():
+                return None
+        entry = self.entry
+        if entry.nbytes > most:
+            return None
+        index = _index_of(entry, self.position)
+        self.position = entry.end
+        return entry, index
+
+    def scan(self, uint64_t end):
+        """An iterator over the messages before the offset `end`."""
+        cdef Scan scan = Scan.__new__(Scan)
+        scan.cursor = self
+        scan.end = end
+        return scan
+
+
+@cython.final
+cdef class Scan:
+    """What `for message in reader` walks."""
+
+    def __init__(self):
+        raise TypeError("a Scan is made by a Cursor")
+
+    cdef Cursor cursor
+    cdef uint64_t end
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Cursor cursor = self.cursor
+        cdef Entry entry = cursor.entry
+        cdef Message message
+        if cursor.position >= self.end:
+            raise StopIteration
+        if entry is not None and cursor.position < entry.end:
+            return _take_from(cursor, entry)
+        message = cursor.take()
+        if message is None:
+            raise StopIteration
+        return message

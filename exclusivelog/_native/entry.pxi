@@ -1,0 +1,208 @@
+# Entries as they are read: checked as a whole, decoded column by column.
+
+@cython.final
+@cython.no_gc
+@cython.freelist(64)
+cdef class Entry:
+    """A decoded entry. Raises ValueError, saying what is wrong, on any damage.
+
+    `data` is bytes or a buffer like them, and is not copied. `loads` is applied to every
+    value that is read (None: bytes as they are).
+    """
+
+    def __cinit__(self, object data not None, object loads=None):
+        PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
+        cdef Py_ssize_t size = self.view.len
+        cdef const char* start = <const char*>self.view.buf
+        cdef const char* footer = start + size - FOOTER
+        cdef int damage = _read_footer(start, size, &self.laid)
+        if damage != WHOLE:
+            raise ValueError(_DAMAGE[damage])
+        if _sum_all(start, size) ^ _sum(footer + F_CRC, 4) != (<uint32_t*>(footer + F_CRC))[0]:
+            raise ValueError("its checksum does not hold")
+        damage = xe_find(&self.laid)
+        if damage != WHOLE:
+            raise ValueError(_DAMAGE[damage])
+        self.data = data
+        self.nbytes = size
+        self.loads = loads
+        self.end = _end_of(&self.laid)
+
+    def __dealloc__(self):
+        PyBuffer_Release(&self.view)
+
+    @property
+    def topic(self):
+        return self.laid.topic
+
+    @property
+    def base_offset(self):
+        return self.laid.base_offset
+
+    @property
+    def epoch(self):
+        return self.laid.epoch
+
+    @property
+    def session(self):
+        return self.laid.session
+
+    @property
+    def base_sequence(self):
+        return self.laid.base_sequence
+
+    @property
+    def publish_time(self):
+        return self.laid.publish_time
+
+    @property
+    def count(self):
+        return self.laid.count
+
+    @property
+    def flags(self):
+        return self.laid.flags
+
+    @property
+    def has_publish_times(self):
+        return self.laid.times != NULL
+
+    @property
+    def last_publish_time(self):
+        if self.laid.times == NULL:
+            return self.laid.publish_time
+        return self.laid.publish_time + self.laid.times[self.laid.count - 1]
+
+    def first_published_at(self, int64_t time):
+        """The offset of the first message published at or after `time`, in ms; the offset
+        behind the last one if there is none."""
+        cdef uint32_t i = 0
+        while i < self.laid.count and self.laid.publish_time + (
+                self.laid.times[i] if self.laid.times != NULL else 0) < time:
+            i += 1
+        return self.end if i == self.laid.count else _offset_at(self, i)
+
+    @property
+    def producer_name(self):
+        if self._name is None:
+            self._name = self.laid.name[:self.laid.name_length].decode("utf-8")
+        return self._name
+
+    @property
+    def has_properties(self):
+        return self.laid.properties != NULL
+
+    def message(self, uint32_t index):
+        """The message at `index` within the entry."""
+        if index >= self.laid.count:
+            raise IndexError(f"the entry has {self.laid.count} messages, none at {index}")
+        return _message(self, index)
+
+    def column(self, str name not None):
+        """Where the column `name` lies in `data`, for Arrow to wrap: (position of its validity
+        or -1, of its offsets, of its data), or None if it is absent."""
+        cdef const Laid* laid = &self.laid
+        cdef const char* start = laid.start
+        if name == "value":
+            return (-1 if laid.value_valid == NULL else <const char*>laid.value_valid - start,
+                    <const char*>laid.value_offsets - start, laid.values - start)
+        if name == "key":
+            if laid.keys == NULL:
+                return None
+            return (<const char*>laid.key_valid - start,
+                    <const char*>laid.key_offsets - start, laid.keys - start)
+        if name == "event_time":
+            if laid.events == NULL:
+                return None
+            return <const char*>laid.event_valid - start, -1, <const char*>laid.events - start
+        raise ValueError(f"name={name!r}: it takes value, key or event_time")
+
+    def numbers(self, str name not None, uint32_t start=0):
+        """The column `name` from message `start` on as bytes of int64."""
+        if start > self.laid.count:
+            raise IndexError(f"the entry has {self.laid.count} messages, none at {start}")
+        cdef uint32_t i
+        cdef uint32_t n = self.laid.count - start
+        cdef int64_t base
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, 8 * <Py_ssize_t>n)
+        cdef int64_t* numbers = <int64_t*>PyBytes_AS_STRING(out)
+        if name == "event_time" and self.laid.events != NULL:
+            for i in range(n):
+                numbers[i] = self.laid.events[start + i] * 1000
+            return out
+        if name == "sequence_id" and self.laid.sequences != NULL:
+            memcpy(numbers, self.laid.sequences + start, 8 * <size_t>n)
+            return out
+        if name == "sequence_id":
+            base = self.laid.base_sequence + start
+        elif name == "publish_time":
+            for i in range(n):
+                numbers[i] = 1000 * (self.laid.publish_time + (
+                    self.laid.times[start + i] if self.laid.times != NULL else 0))
+            return out
+        elif name == "offset" and self.laid.gaps != NULL:
+            for i in range(n):
+                numbers[i] = self.laid.base_offset + self.laid.gaps[start + i]
+            return out
+        elif name == "offset":
+            base = self.laid.base_offset + start
+        else:
+            raise ValueError(f"name={name!r} is no column of numbers here")
+        for i in range(n):
+            numbers[i] = base + i
+        return out
+
+
+def ends_as(data, uint64_t topic, uint64_t last):
+    """Is this the topic's entry with that last offset? Reads no more than it must."""
+    cdef Laid laid
+    cdef Py_buffer view
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        if _read_footer(<const char*>view.buf, view.len, &laid) != WHOLE or laid.topic != topic:
+            return False
+        if laid.flags & GAPS and _lay_out(<const char*>view.buf, view.len, &laid) != WHOLE:
+            return False
+        return _end_of(&laid) == last + 1
+    finally:
+        PyBuffer_Release(&view)
+
+
+cdef inline uint64_t _offset_at(Entry entry, uint32_t index) noexcept:
+    if entry.laid.gaps == NULL:
+        return entry.laid.base_offset + index
+    return entry.laid.base_offset + entry.laid.gaps[index]
+
+
+cdef uint32_t _index_of(Entry entry, uint64_t offset) noexcept:
+    """The first message at that offset or behind it; there must be one."""
+    cdef uint32_t low = 0
+    cdef uint32_t high = entry.laid.count
+    cdef uint32_t middle
+    if offset <= entry.laid.base_offset:
+        return 0
+    if entry.laid.gaps == NULL:
+        return <uint32_t>(offset - entry.laid.base_offset)
+    while low < high:
+        middle = (low + high) >> 1
+        if entry.laid.base_offset + entry.laid.gaps[middle] < offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+cdef inline Message _message(Entry entry, uint32_t index):
+    cdef Message message = Message.__new__(Message)
+    message.entry = entry
+    message.index = index
+    return message
+
+
+cdef inline object _raw_value(Entry entry, uint32_t index):
+    cdef const Laid* laid = &entry.laid
+    cdef uint32_t at
+    if laid.value_valid != NULL and not _bit(laid.value_valid, index):
+        return None
+    at = laid.value_offsets[index]
+    return PyBytes_FromStringAndSize(laid.values + at, laid.value_offsets[index + 1] - at)

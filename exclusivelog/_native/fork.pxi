@@ -1,0 +1,29 @@
+# A forked child has a copy of everything, and a right to nothing of it (rule C5).
+
+# Counts the forks above this process: what was begun in an earlier one is the parent's.
+cdef int _generation = 0
+
+
+def _count_fork():
+    global _generation
+    _generation += 1
+
+
+_os.register_at_fork(after_in_child=_count_fork)
+
+
+# Python's part of the library gives the core these two classes (see errors.py).
+cdef object _engine_closed = RuntimeError
+cdef object _wait_timeout = TimeoutError
+
+
+def use_errors(*, closed, timeout):
+    """Raise `closed` for what was closed or inherited through fork(), `timeout` for a wait that
+    took too long."""
+    global _engine_closed, _wait_timeout
+    _engine_closed, _wait_timeout = closed, timeout
+
+
+def _inherited():
+    return _engine_closed(
+        "this is the parent's, inherited through fork(); open an engine of your own in the child")

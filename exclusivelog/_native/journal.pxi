@@ -1,0 +1,492 @@
+# The journal: a preallocated file in which every small append goes first. Its header, shared
+# by all processes, lies in the lock file; the frames lie in a file of their own, so that a
+# flush writes nothing else.
+# (_native/journal_file.h has the layout of a frame.)
+#
+# Frames are appended under a mutex that survives the death of its holder: `tail` moves only
+# when a frame is whole, so the next append overwrites what a dead holder left behind it.
+
+cdef extern from "_native/journal_lock.h":
+    size_t XJ_READY
+    ctypedef struct xj_header:
+        uint64_t tail
+        uint64_t synced
+        uint64_t applied
+        uint64_t generation
+        uint64_t version
+        uint64_t inode
+        uint32_t ready
+        uint32_t failed
+        uint32_t flushes
+        uint32_t sleepers
+        uint32_t arrivals
+        uint32_t batch_start
+        uint32_t batch_size
+        uint32_t unsettled
+    int xj_start(xj_header*) noexcept nogil
+    int xj_lock(xj_header*) noexcept nogil
+    int xj_try_lock(xj_header*) noexcept nogil
+    void xj_unlock(xj_header*) noexcept nogil
+    int xj_take_writer_lock(xj_header*, bint) noexcept nogil
+    void xj_leave_writer_lock(xj_header*) noexcept nogil
+    uint32_t xj_appending(xj_header*) noexcept nogil
+    uint32_t xj_writing(xj_header*) noexcept nogil
+    int xj_try_flush_lock(xj_header*) noexcept nogil
+    void xj_flush_unlock(xj_header*) noexcept nogil
+    void xj_raise(uint64_t*, uint64_t) noexcept nogil
+
+cdef extern from "<unistd.h>" nogil:
+    int close_file "close"(int)
+
+
+cdef int64_t CLOSING_NS = 5_000_000_000
+
+JOURNAL_HEADER_BYTES = JOURNAL_HEADER
+JOURNAL_READY = XJ_READY        # the offset of `ready` in the header
+
+
+class JournalOverwritten(Exception):
+    """What was to be read in the journal has moved into the tables: read them again."""
+
+
+@cython.final
+cdef class Journal:
+    """The journal as this process sees it: `fd` mapped, the header at `at` in `words`.
+
+    Every method without the GIL inside is safe for any thread and process.
+    """
+
+    cdef SharedWords words
+    cdef xj_header* shared
+    cdef Ring ring
+    cdef int fd
+    cdef int lone_fd
+    cdef xj_file file           # that both are open for
+    cdef uint32_t alone         # a thread here flushes by `lone_fd`
+    cdef bint readonly
+    cdef uint64_t seen          # frames before it are in `tails`
+    cdef uint64_t tails_generation           # tails of another tails_generation are void
+    cdef uint64_t generation    # of `tails`
+    cdef Tails tails            # under the mutex, as the three above
+    cdef public object on_stall # called with a thread's id while another one waits for it
+    cdef Py_ssize_t busy        # threads that use the mapping; counted under the GIL
+    cdef uint32_t due           # changes when a checkpoint is wanted: futex
+    cdef int watchers
+    cdef bint idle              # this process knows of nothing to checkpoint
+    cdef int guard              # of the mapping (see guard.pxi)
+    cdef uint32_t gone          # errno: this process may not append any more, others may
+    cdef uint64_t disbelieved   # words of this generation say nothing
+    cdef readonly uint64_t compared     # times that an append was compared with who may write, and
+    cdef readonly uint64_t placed       # appends that came through, in this process
+
+    def __cinit__(self, SharedWords words not None, Py_ssize_t at, int fd, uint64_t capacity,
+                  bint readonly=False):
+        if at < 0 or at & 63 or at + <Py_ssize_t>sizeof(xj_header) > words.view.len:
+            raise IndexError(f"at={at}: the header does not fit there")
+        cdef int access = PROT_READ if readonly else PROT_READ | PROT_WRITE
+        self.words = words
+        self.shared = <xj_header*>(<char*>words.view.buf + at)
+        self.ring.capacity = capacity
+        self.readonly = readonly
+        self.tails_generation = 1
+        self.fd = self.lone_fd = self.guard = -1
+        memory = mmap(NULL, JOURNAL_HEADER + capacity, access, MAP_SHARED, fd, 0)
+        if memory == MAP_FAILED:
+            raise OSError(errno, _os.strerror(errno))
+        self.ring.memory = <char*>memory
+        self.guard = xg_guard(memory, JOURNAL_HEADER + capacity, 0)
+        self.fd = _os.dup(fd)
+        xj_identify(self.fd, &self.file)
+        self.lone_fd = _os.open(f"/proc/self/fd/{fd}", _os.O_RDONLY | _os.O_CLOEXEC)
+
+    def __dealloc__(self):
+        self._let_go()
+        free(self.tails.items)
+
+    def close(self):
+        """Close the file, once no thread here uses it: an object that outlives the ledger must not
+        keep the room that the file takes."""
+        cdef int64_t end = xl_now() + CLOSING_NS
+        while self.busy:
+            if xl_now() > end:
+                return  # it goes with its last user
+            _time.sleep(0.0002)
+        self._let_go()
+
+    def abandon(self):
+        """In a forked child: close what was inherited. The locks of the open file are its parent's,
+        and last as long as any process has it open. The mapping stays."""
+        self._close_files()
+
+    cdef _let_go(self):
+        xg_let_go(self.guard)
+        self.guard = -1
+        if self.ring.memory != NULL:
+            munmap(self.ring.memory, JOURNAL_HEADER + self.ring.capacity)
+            self.ring.memory = NULL
+        self._close_files()
+
+    cdef _close_files(self):
+        for fd in (self.fd, self.lone_fd):
+            if fd >= 0 and xj_is(fd, &self.file):
+                close_file(fd)
+        self.fd = self.lone_fd = -1
+
+    cdef _enter(self):
+        if self.ring.memory == NULL:
+            raise _closed_meanwhile()
+        self.busy += 1
+
+    @property
+    def capacity(self):
+        """Bytes of frames that the file has room for."""
+        return self.ring.capacity
+
+    # ---- the header ----------------------------------------------------------------------
+
+    @property
+    def ready(self):
+        """Was the header set by the engines that live now, or the last ones that did?"""
+        return self._believed()
+
+    cdef bint _believed(self) noexcept nogil:
+        return (xl_load(&self.shared.ready) != 0
+                and (self.disbelieved == 0
+                     or xl_load64(&self.shared.generation) != self.disbelieved))
+
+    def disbelieve(self):
+        """No engine lives: what the header says now may be older than the file (rule H3). The next
+        engine that writes begins a new generation, and that is believed."""
+        self.disbelieved = xl_load64(&self.shared.generation)
+
+    @property
+    def lost(self):
+        """Has a store failed to reach the file, or the header's file (rule H2)?"""
+        return self._lost()
+
+    cdef bint _lost(self) noexcept nogil:
+        return xg_lost(self.guard) != 0 or xg_lost(self.words.guard) != 0
+
+    @property
+    def left(self):
+        """The errno with which this process has stopped appending; 0 if it has not."""
+        return xl_load(&self.gone)
+
+    def leave(self, uint32_t error):
+        """Append and acknowledge nothing more here; other processes go on (rule C7)."""
+        xl_store(&self.gone, error)
+        self._tell_flushed()
+
+    def known_end(self, uint64_t position, uint64_t generation):
+        """How far the frames from `position` on were flushed for certain, by what is left of
+        the header of an earlier boot."""
+        if self.shared.generation != generation or self.shared.synced < position:
+            return position
+        return min(self.shared.synced, position + self.ring.capacity)
+
+    @property
+    def inode(self):
+        """Of the file that the header is about."""
+        return self.shared.inode
+
+    @property
+    def failed(self):
+        """The errno of a write or flush that failed, in whatever process; 0 if none has."""
+        return xl_load(&self.shared.failed)
+
+    def fail(self, uint32_t error):
+        """Stop every process that uses this journal."""
+        xl_swap(&self.shared.failed, 0, error)
+        self._tell_flushed()
+
+    @property
+    def version(self):
+        """Grows with each event that may change who may write."""
+        return xl_load64(&self.shared.version)
+
+    @property
+    def tail(self):
+        """The position where the next frame goes."""
+        return xl_load64(&self.shared.tail)
+
+    @property
+    def synced(self):
+        """The position up to which the frames are durable."""
+        return xl_load64(&self.shared.synced)
+
+    @property
+    def backlog(self):
+        """Bytes of frames that no checkpoint has taken yet."""
+        return xl_load64(&self.shared.tail) - xl_load64(&self.shared.applied)
+
+    def start(self, uint64_t inode):
+        """Initialise the header. No other process may use it yet."""
+        if xj_start(self.shared):
+            raise OSError(errno, "the journal's mutexes cannot be made")
+        self.shared.inode = inode
+
+    def begin(self, uint64_t generation, uint64_t position):
+        """What follows is of a new generation; everything before is in the tables. Under the
+        mutex."""
+        self.shared.generation = generation
+        xl_store64(&self.shared.tail, position)
+        xl_store64(&self.shared.synced, position)
+        xl_store64(&self.shared.applied, position)
+        xl_store64(&self.shared.version, self.shared.version + 1)
+        xl_store(&self.shared.failed, 0)
+        xl_store(&self.shared.unsettled, 0)
+        xl_store(&self.shared.ready, 1)
+        self._tell_flushed()
+
+    def unrecorded_generation(self, uint64_t generation, uint64_t position):
+        """The generation of what will be appended, where the tables have another one and the first
+        frame has not been written yet; else 0."""
+        if (self.shared.generation == generation
+                or xl_load64(&self.shared.tail) != position
+                or xl_load64(&self.shared.applied) != position):
+            return 0
+        return self.shared.generation
+
+    def lock(self):
+        """Exclude all appends. OSError (EDEADLK) if this thread does already."""
+        cdef int failed = xj_try_lock(self.shared)
+        while failed == EBUSY or failed == ETIMEDOUT:
+            with nogil:
+                failed = xj_lock(self.shared)
+            if failed == ETIMEDOUT:
+                self._look_around(xj_appending(self.shared))
+        if failed:
+            raise OSError(failed, _os.strerror(failed))
+
+    def unlock(self):
+        """Permit appends again."""
+        xj_unlock(self.shared)
+
+    @property
+    def unsettled(self):
+        """Has a process died whose last transaction the tables may not show yet? A transaction
+        that nobody appends beside settles it."""
+        return xl_load(&self.shared.unsettled) != 0
+
+    cdef void _settle(self) noexcept:
+        # With the mutex held, in a transaction of LMDB's, which knows of all that was committed.
+        if self.shared.unsettled:
+            xl_store64(&self.shared.version, self.shared.version + 1)
+            xl_store(&self.shared.unsettled, 0)
+
+    def take_writer_lock(self):
+        """Take the writer lock, which permits changes of the tables. It stands in front of LMDB's
+        own lock: a wait here can be interrupted, and the holder is known. OSError (EDEADLK) in
+        a thread that holds it already."""
+        cdef int failed = xj_take_writer_lock(self.shared, False)
+        while failed == EBUSY or failed == ETIMEDOUT:
+            with nogil:
+                failed = xj_take_writer_lock(self.shared, True)
+            if failed == ETIMEDOUT:
+                self._look_around(xj_writing(self.shared))
+        if failed:
+            raise OSError(failed, _os.strerror(failed))
+
+    def give_writer_lock(self):
+        """Leave the writer lock."""
+        xj_leave_writer_lock(self.shared)
+
+    @property
+    def inside(self):
+        """The ids of the threads that are in the critical section, and that change the tables;
+        0 for none. As the kernel records it."""
+        if not self.ready:
+            return 0, 0
+        return xj_appending(self.shared), xj_writing(self.shared)
+
+    cdef _look_around(self, uint32_t thread):
+        """Called after each half second of a wait for this thread."""
+        cdef int before = _generation
+        PyErr_CheckSignals()
+        if before != _generation:
+            raise _inherited()
+        if self._lost():
+            raise OSError(EIO, _os.strerror(EIO))
+        if self.on_stall is not None and thread:
+            self.on_stall(thread)
+
+    def committed(self, uint64_t position, bint ownership):
+        """The tables have, durably, what stands before `position`; and, with the mutex held,
+        perhaps other owners."""
+        xj_raise(&self.shared.applied, position)
+        xj_raise(&self.shared.synced, position)
+        if ownership:
+            xl_store64(&self.shared.version, self.shared.version + 1)
+        self._tell_flushed()
+
+    cdef _tell_flushed(self):
+        xl_add(&self.shared.flushes, 1)
+        if xl_load(&self.shared.sleepers):
+            xl_wake(&self.shared.flushes, INT_MAX)
+
+    # ---- frames --------------------------------------------------------------------------
+
+    def live_end(self, uint64_t position, uint64_t generation, uint64_t mark=0,
+                 uint64_t oldest=0):
+        """Where the unbroken run of live frames from `position` on ends: what to trust after a
+        power cut, when it is unknown how far the journal came. From the position `mark` on, a frame
+        of a version before `oldest` was left behind by a process that died, and does not live."""
+        cdef uint64_t end
+        self._enter()
+        with nogil:
+            end = _live_end(&self.ring, position, generation, mark, oldest)
+        self.busy -= 1
+        return end
+
+    # ---- what every append follows -------------------------------------------------------
+
+    def learn(self, uint64_t topic, uint64_t next_offset, int64_t publish_time, uint64_t at,
+              uint64_t generation, uint64_t version):
+        """What the tables say of a topic as of position `at`, read when the header had this
+        `version`. False if the journal knows more by now."""
+        cdef Tail fresh
+        cdef Tail* tail = NULL
+        cdef uint64_t position = at
+        cdef bint there
+        memset(&fresh, 0, sizeof(Tail))
+        fresh.topic, fresh.next_offset, fresh.publish_time = topic, next_offset, publish_time
+        fresh.at = at
+        self._enter()
+        try:
+            self.lock()
+        except BaseException:
+            self.busy -= 1
+            raise
+        with nogil:
+            _begin_generation(self)
+            there = (self.generation == generation and self.shared.version == version
+                     and not self.shared.unsettled and not _outran(self, at))
+            if there:
+                _catch_up(self)
+                _scan_for(self, &fresh, at, self.shared.tail)
+                tail = _make_tail(&self.tails, topic)
+            if tail != NULL:
+                tail[0] = fresh
+                tail.at = self.shared.tail
+                tail.tails_generation = self.tails_generation
+            xj_unlock(self.shared)
+        self.busy -= 1
+        if there and tail == NULL:
+            raise MemoryError
+        return there
+
+    # ---- flush ---------------------------------------------------------------------------
+
+    def flush_to(self, uint64_t end, uint64_t generation):
+        """Wait until everything before `end` is durable; 0, or what came of it instead."""
+        cdef int error = 0
+        cdef int outcome
+        if self.ring.memory == NULL:
+            return CLOSED
+        self.busy += 1
+        with nogil:
+            outcome = _flush(self, end, generation, &error)
+        self.busy -= 1
+        return outcome
+
+    def flush_all(self):
+        """Flush all that is there now, also what no thread waits for."""
+        cdef int error = 0
+        cdef uint64_t tail = xl_load64(&self.shared.tail)
+        cdef uint64_t generation = xl_load64(&self.shared.generation)
+        if self.ring.memory == NULL:
+            raise _closed_meanwhile()
+        self.busy += 1
+        with nogil:
+            _flush(self, tail, generation, &error)
+        self.busy -= 1
+
+    # ---- checkpoints ---------------------------------------------------------------------
+
+    cdef void _ask_for_a_checkpoint(self) noexcept:
+        self.idle = False
+        xl_add(&self.due, 1)
+        if self.watchers:
+            xl_wake(&self.due, INT_MAX)
+
+    def ask(self):
+        """End a wait in `await_due`."""
+        self._ask_for_a_checkpoint()
+
+    def expect(self):
+        """What `await_due` takes. The next append of this process ends a wait for ever, even if
+        another process should make the next checkpoint: it may be dead."""
+        self.idle = True
+        return xl_load(&self.due)
+
+    def await_due(self, uint32_t seen, double seconds):
+        """Sleep until a checkpoint is wanted that was not when `expect` gave `seen`, `seconds`
+        at most (below 0: for ever)."""
+        cdef uint32_t* word = &self.due
+        if seconds >= 0:
+            self.idle = False   # it wakes by itself: no append need wake it
+        self.watchers += 1
+        with nogil:
+            xl_wait(word, seen, <int64_t>(seconds * 1e9))
+        self.watchers -= 1
+
+    def gather(self, uint64_t start, uint64_t stop, uint64_t generation):
+        """The entries of the frames between two positions, by topic: a context manager that
+        gives a list of Bundles."""
+        cdef Frames frames = Frames.__new__(Frames)
+        self._enter()
+        frames.journal = self
+        # The GIL is kept: a busy thread would not give it back for 5 ms each time.
+        if not frames.fill(start, stop, generation):
+            raise MemoryError
+        return frames
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def collect(self, uint64_t topic, uint64_t offset, uint64_t start, uint64_t stop,
+                uint64_t generation, Py_ssize_t most):
+        """A topic's entries from the one that holds `offset` on, `most` bytes or a little more:
+        (last offset, copy of the entry, the position behind it). Raises JournalOverwritten."""
+        cdef list entries = []
+        cdef Found found
+        cdef uint64_t position = start
+        cdef Py_ssize_t size = 0
+        cdef bint more = True
+        self._enter()
+        try:
+            while size < most:
+                with nogil:
+                    more = _next_of(&self.ring, topic, offset, position, stop, generation, &found)
+                if not more:
+                    break
+                size += found.size
+                position = found.next
+                entries.append((found.base_offset + found.count - 1,
+                                found.entry[:found.size], position))
+        finally:
+            self.busy -= 1
+        self._check_not_overwritten(start, generation)
+        return entries
+
+    cdef _check_not_overwritten(self, uint64_t position, uint64_t generation):
+        if not self._believed():
+            return
+        if xl_load64(&self.shared.generation) != generation or _outran(self, position):
+            raise JournalOverwritten("the journal was overwritten while it was read")
+
+    def end_of(self, uint64_t topic, uint64_t start, uint64_t stop, uint64_t generation):
+        """(next offset, publish time) behind a topic's last frame between two positions; None
+        if it has none there. Raises JournalOverwritten."""
+        cdef Tail tail
+        cdef uint64_t position = start
+        cdef Found found
+        memset(&tail, 0, sizeof(Tail))
+        tail.topic = topic
+        self._enter()
+        with nogil:
+            while _next_of(&self.ring, topic, 0, position, stop, generation, &found):
+                _follow(&tail, &found)
+                position = found.next
+        self.busy -= 1
+        self._check_not_overwritten(start, generation)
+        return (tail.next_offset, tail.publish_time) if tail.next_offset else None

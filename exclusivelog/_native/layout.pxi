@@ -1,0 +1,110 @@
+# The footer of an entry, and how an entry is read. (_native/sections.h has the sections before it.)
+#
+# The footer stands last because only it depends on where the entry lands in the log: the sections
+# are written and summed before the critical section, and inside it only these 64 bytes are filled
+# in.
+#
+#   offset  size  field
+cdef enum:
+    F_TOPIC = 0                             # u64
+    F_BASE_OFFSET = F_TOPIC + 8             # u64
+    F_EPOCH = F_BASE_OFFSET + 8             # u64
+    F_SESSION = F_EPOCH + 8                 # u64
+    F_BASE_SEQUENCE = F_SESSION + 8         # i64
+    F_PUBLISH_TIME = F_BASE_SEQUENCE + 8    # i64, ms since 1970, of the first message
+    F_COUNT = F_PUBLISH_TIME + 8            # u32
+    F_FLAGS = F_COUNT + 4                   # u16
+    F_NAME_LENGTH = F_FLAGS + 2             # u16
+    F_MAGIC = F_NAME_LENGTH + 2             # u32, b"XLE" and the version
+    F_CRC = F_MAGIC + 4                     # u32, CRC-32C of the entry with this field 0
+    FOOTER = F_CRC + 4
+
+cdef extern from "_native/sections.h":
+    int VALUE_NULLS "XE_VALUE_NULLS"
+    int KEYS "XE_KEYS"
+    int EVENT_TIMES "XE_EVENT_TIMES"
+    int SEQUENCES "XE_SEQUENCES"
+    int PROPERTIES "XE_PROPERTIES"
+    int TIMES "XE_TIMES"
+    int GAPS "XE_GAPS"
+    int WHOLE "XE_WHOLE"
+    int NO_ENTRY "XE_NO_ENTRY"
+    int NO_FOOTER "XE_NO_FOOTER"
+    int UNKNOWN_SECTIONS "XE_UNKNOWN_SECTIONS"
+    int TOO_LONG "XE_TOO_LONG"
+    int NOT_RISING "XE_NOT_RISING"
+    int LEFT_OVER "XE_LEFT_OVER"
+    int NO_MESSAGES "XE_NO_MESSAGES"
+    ctypedef struct Sizes "xe_sizes":
+        size_t values
+        size_t keys
+        size_t properties
+        size_t name
+    ctypedef struct Space "xe_space":
+        uint8_t* value_valid
+        uint32_t* value_offsets
+        char* values
+        uint8_t* key_valid
+        uint32_t* key_offsets
+        char* keys
+        uint8_t* event_valid
+        int64_t* events
+        int64_t* sequences
+        uint32_t* property_offsets
+        char* properties
+        uint32_t* times
+        uint32_t* gaps
+        char* name
+    size_t xe_entry_size(uint16_t, size_t, const Sizes*) noexcept nogil
+    void xe_place(char*, uint16_t, size_t, const Sizes*, Space*) noexcept nogil
+    int xe_find(Laid*) noexcept nogil
+
+cdef uint32_t MAGIC = 0x01454C58            # b"XLE\x01"
+
+FOOTER_BYTES = FOOTER
+
+_DAMAGE = {
+    NO_ENTRY: "its size is no entry's",
+    NO_FOOTER: "it does not end as an entry of format 1 does",
+    UNKNOWN_SECTIONS: "it has sections that this version does not know",
+    TOO_LONG: "its sections are longer than the entry",
+    NOT_RISING: "its offsets do not rise from 0",
+    LEFT_OVER: "it has bytes that belong to no section",
+    NO_MESSAGES: "it has no messages",
+}
+
+
+cdef int _read_footer(const char* start, size_t size, Laid* laid) noexcept nogil:
+    cdef const char* footer = start + size - FOOTER
+    memset(laid, 0, sizeof(Laid))
+    if size < FOOTER or size & 7:
+        return NO_ENTRY
+    laid.start = start
+    laid.size = size
+    laid.topic = (<uint64_t*>(footer + F_TOPIC))[0]
+    laid.base_offset = (<uint64_t*>(footer + F_BASE_OFFSET))[0]
+    laid.epoch = (<uint64_t*>(footer + F_EPOCH))[0]
+    laid.session = (<uint64_t*>(footer + F_SESSION))[0]
+    laid.base_sequence = (<int64_t*>(footer + F_BASE_SEQUENCE))[0]
+    laid.publish_time = (<int64_t*>(footer + F_PUBLISH_TIME))[0]
+    laid.count = (<uint32_t*>(footer + F_COUNT))[0]
+    laid.flags = (<uint16_t*>(footer + F_FLAGS))[0]
+    laid.name_length = (<uint16_t*>(footer + F_NAME_LENGTH))[0]
+    return WHOLE if (<uint32_t*>(footer + F_MAGIC))[0] == MAGIC else NO_FOOTER
+
+
+cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
+    """Find the sections of an entry whose checksum holds."""
+    cdef int damage = _read_footer(start, size, laid)
+    return damage if damage != WHOLE else xe_find(laid)
+
+
+cdef inline uint64_t _end_of(const Laid* laid) noexcept nogil:
+    """The offset behind the last message."""
+    if laid.gaps != NULL:
+        return laid.base_offset + laid.gaps[laid.count - 1] + 1
+    return laid.base_offset + laid.count
+
+
+cdef inline bint _bit(const uint8_t* bits, uint32_t i) noexcept nogil:
+    return (bits[i >> 3] >> (i & 7)) & 1

@@ -1,0 +1,97 @@
+# A lock of threads that changes hands only under the interpreter's lock (the GIL).
+#
+# Python's own lock is handed to a sleeping thread, which then holds it while it waits for the GIL.
+# The running thread finds it taken, sleeps too, and from then on every call costs a switch of
+# threads. Here a thread that was woken takes the lock once it has the GIL, if it is free then.
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
+
+cdef double LONGEST_WAIT = 1e9      # seconds
+# A signal may come just before the sleep, and must not wait for the end of it.
+cdef int64_t SLICE_NS = 500_000_000
+
+
+@cython.final
+cdef class Lock:
+    """A reentrant lock: `with lock`, `acquire` and `release` as of `threading.RLock`.
+
+    A signal handler runs during a wait, and may end it by raising. A child that is forked off
+    during a wait raises EngineClosedError: the holder is a thread of its parent's (rule C5).
+    """
+
+    cdef unsigned long owner    # 0: it is free
+    cdef Py_ssize_t depth
+    cdef uint32_t changes       # futex of the threads that wait
+    cdef uint32_t sleepers
+
+    cdef inline bint is_mine(self) noexcept:
+        return self.owner == PyThread_get_thread_ident()
+
+    cdef bint take(self, int64_t ns) except -1:
+        """Acquire it within `ns` (0: without a wait, below 0: however long that takes)."""
+        if self.owner and not self.is_mine() and (ns == 0 or not self._wait(ns)):
+            return False
+        self.owner = PyThread_get_thread_ident()
+        self.depth += 1
+        return True
+
+    cdef bint _wait(self, int64_t ns) except -1:
+        """Return once it is free; False if that takes longer than `ns`."""
+        cdef int64_t end = INT64_MAX if ns < 0 else xl_now() + ns
+        cdef int64_t left
+        cdef int before = _generation
+        cdef uint32_t seen
+        cdef uint32_t* word = &self.changes
+        cdef uint32_t* sleepers = &self.sleepers
+        while self.owner:
+            left = min(end - xl_now(), SLICE_NS)
+            if left <= 0:
+                return False
+            seen = self.changes
+            xl_add(sleepers, 1)
+            with nogil:
+                xl_wait(word, seen, left)
+                xl_add(sleepers, <uint32_t>-1)
+            try:
+                PyErr_CheckSignals()
+                if before != _generation:
+                    raise _inherited()
+            except BaseException:
+                self._wake()  # the wake-up that ended this wait may have been the only one
+                raise
+        return True
+
+    cdef inline void _wake(self) noexcept:
+        if self.owner == 0 and xl_load(&self.sleepers):
+            xl_add(&self.changes, 1)
+            xl_wake(&self.changes, 1)
+
+    cdef inline void leave(self) noexcept:
+        self.depth -= 1
+        if self.depth == 0:
+            self.owner = 0
+            self._wake()
+
+    def acquire(self, bint blocking=True, double timeout=-1):
+        """Take it, or wait `timeout` seconds for it (below 0: for ever); is it taken?"""
+        if not blocking:
+            return self.take(0)
+        return self.take(-1 if timeout < 0 else <int64_t>(min(timeout, LONGEST_WAIT) * 1e9))
+
+    def release(self):
+        """Leave it; RuntimeError in a thread that does not hold it."""
+        if not self.is_mine():
+            raise RuntimeError("cannot release a lock that this thread does not hold")
+        self.leave()
+
+    def held_here(self):
+        """Does this thread hold it?"""
+        return self.is_mine()
+
+    def __enter__(self):
+        self.take(-1)
+
+    def __exit__(self, *error):
+        self.release()

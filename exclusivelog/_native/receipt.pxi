@@ -1,0 +1,159 @@
+# Receipts: the futures of sent messages, and the callbacks of those that are done.
+
+def _forget_callbacks():
+    global _calling_back, _due_first, _due_last
+    _calling_back = _threading.Lock()   # the parent's may be held by a thread of the parent's
+    _due_first = _due_last = None
+
+
+_os.register_at_fork(after_in_child=_forget_callbacks)
+
+# After a commit or a round of a background thread that failed; and how often a task's event
+# loop is told again.
+cdef int64_t RETRY_NS = 250_000_000
+cdef int TELLING_TRIES = 240
+
+cdef Batch _due_first = None    # batches whose callbacks are to be called
+cdef Batch _due_last = None
+_calling_back = _threading.Lock()
+
+
+def run_callbacks():
+    """Call what `add_done_callback` asked for, for outcomes known since.
+
+    A thread that settles batches calls this once it holds no lock: a callback may send again. One
+    thread at a time calls back, so that callbacks run in the order of the outcomes.
+    """
+    cdef list callbacks
+    cdef Py_ssize_t i
+    interrupt = None
+    while _due_first is not None and _calling_back.acquire(False):
+        try:
+            while _due_first is not None:
+                callbacks = _take_callbacks()
+                for i in range(PyList_GET_SIZE(callbacks)):
+                    due = <tuple>callbacks[i]
+                    try:
+                        _call_back(due[1], due[0])
+                    except BaseException as error:  # Ctrl-C, or sys.exit() in a callback
+                        interrupt = error
+        finally:
+            _calling_back.release()
+    if interrupt is not None:
+        raise interrupt
+
+
+cdef list _take_callbacks():
+    global _due_first, _due_last
+    cdef Batch batch = _due_first
+    cdef list callbacks = batch.callbacks
+    _due_first = batch.next_due
+    if _due_first is None:
+        _due_last = None
+    batch.next_due = batch.callbacks = None
+    return callbacks
+
+
+cdef _call_back(callback, receipt):
+    # One callback's failure must not cost the next one its call, nor the writer its life.
+    try:
+        callback(receipt)
+    except Exception:
+        import logging
+        logging.getLogger("exclusivelog").exception("a send_async callback failed")
+
+
+@cython.final
+@cython.no_gc
+@cython.freelist(256)
+cdef class Receipt:
+    """The outcome of one `send_async`: a future with one message's offset (rule B9).
+
+    It can be waited for (`result`), asked (`done`), given callbacks, and awaited.
+    """
+
+    def __init__(self):
+        raise TypeError("a Receipt is made by Producer.send_async")
+
+    cdef Batch batch
+    cdef Py_ssize_t index
+
+    def done(self):
+        """True when the outcome is known."""
+        return self.batch.state >= DONE
+
+    def exception(self, timeout=None):
+        """The error, or None when the message is in the log. Waits as `result` does."""
+        if not self.batch.wait(timeout):
+            raise _no_outcome(timeout)
+        return self.batch.error
+
+    def result(self, timeout=None):
+        """The message's offset, once it is durable; raises the error it failed with.
+
+        Waits up to `timeout` seconds (None: for ever), then raises WaitTimeoutError; the
+        message stays on its way.
+        """
+        if self.batch.state < DONE and not self.batch.wait(timeout):
+            raise _no_outcome(timeout)
+        if self.batch.state == FAILED:
+            raise self.batch.error
+        return self.batch.base_offset + self.index
+
+    def add_done_callback(self, callback):
+        """Call `callback(receipt)` when the outcome is known; at once if it is already.
+
+        It runs in the thread that commits: it should be brief.
+        """
+        due = (self, callback)  # made first: from here on no other thread comes between
+        if self.batch.state >= DONE:
+            _call_back(callback, self)
+        else:
+            self.batch.callbacks.append(due)
+
+    def __await__(self):
+        import asyncio
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+
+        def settle():
+            if future.done():
+                return
+            error = self.exception()
+            if error is None:
+                future.set_result(self.result())
+            else:
+                future.set_exception(error)
+
+        def tell(receipt):
+            for _ in range(TELLING_TRIES):
+                try:
+                    loop.call_soon_threadsafe(settle)
+                except MemoryError:  # for a moment: a task that is never told waits for ever
+                    _time.sleep(RETRY_NS / 1e9)
+                    continue
+                except RuntimeError:
+                    pass  # the loop was closed meanwhile: no task waits
+                return
+
+        self.add_done_callback(tell)
+        return future.__await__()
+
+    def __repr__(self):
+        if self.batch.state < DONE:
+            return "<Receipt pending>"
+        if self.batch.state == FAILED:
+            return f"<Receipt failed: {self.batch.error!r}>"
+        return f"<Receipt offset={self.batch.base_offset + self.index}>"
+
+
+def _no_outcome(timeout):
+    return _wait_timeout(
+        f"no outcome within timeout={timeout} s; the message is still on its way")
+
+
+cdef Receipt _receipt(Batch batch, Py_ssize_t index):
+    cdef Receipt receipt = Receipt.__new__(Receipt)
+    receipt.batch = batch
+    receipt.index = index
+    return receipt

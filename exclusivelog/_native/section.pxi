@@ -1,0 +1,252 @@
+# Transactions, entered and left as a whole. An interrupt (Ctrl-C) strikes between two
+# instructions of Python; here there are none between taking something and knowing of it,
+# so that whatever was taken is given back.
+
+_of_parents = []  # transactions in which this process was forked off
+
+
+cdef class Gate:
+    """Counts the threads inside, and can be shut. The GIL makes each step atomic."""
+
+    cdef readonly Py_ssize_t inside
+    cdef bint shut
+    cdef bint ended
+
+    def enter(self):
+        """Go in; waits while the gate is shut. False if it is shut for ever."""
+        cdef int generation = _generation
+        while self.shut:
+            if generation != _generation:
+                raise _inherited()
+            if self.ended:
+                return False
+            _time.sleep(0.0002)
+        self.inside += 1
+        return True
+
+    def leave(self):
+        """Go out."""
+        self.inside -= 1
+
+    def close(self, double timeout):
+        """Shut the gate and wait until no thread is inside; False if that took too long (the
+        gate is shut all the same)."""
+        cdef int64_t end = xl_now() + <int64_t>(timeout * 1e9)
+        self.shut = True
+        while self.inside:
+            if xl_now() > end:
+                return False
+            _time.sleep(0.0002)
+        return True
+
+    def end(self):
+        """The gate stays shut for ever."""
+        self.ended = True
+
+    def open(self):
+        """Let threads in again, unless it was shut for ever."""
+        self.shut = self.ended
+
+
+cdef _hold(lock):
+    cdef int generation = _generation
+    if lock.acquire(False):
+        return
+    while not lock.acquire(True, 1.0):
+        if generation != _generation:
+            raise _inherited()      # its holder is a thread of the parent's
+
+
+@cython.final
+@cython.freelist(16)
+cdef class Holding:
+    """`with Holding(lock)` is `with lock`, but a child that is forked off while its thread waits
+    for it does not wait for ever."""
+
+    cdef object lock
+
+    def __cinit__(self, object lock not None):
+        self.lock = lock
+
+    def __enter__(self):
+        _hold(self.lock)
+
+    def __exit__(self, *error):
+        self.lock.release()
+
+
+cdef class Section:
+    """One transaction as a context manager: the lock, the gate, and what `begin` returns.
+
+    `begin` must be a C function: it is called with the lock held. A subclass says by
+    `opened(txn)` what `as` gets, by `recover(error)` whether a second try is worthwhile (it
+    returns) or not (it raises), by `finish(inside)` what comes right before the commit and by
+    `undo(inside)` what comes instead of it, by
+    `failed(error)` what the caller is told instead, and by `waken(inside)` what is to be done
+    after a commit: (function, arguments) pairs. Without a lock it is a read transaction,
+    and never committed.
+
+    With a journal, its frames are in the tables up to the position `inside.applied` once
+    this is committed. If it is `exclusive`, no append happens from before `caught_up(inside)`
+    until all is over.
+
+    A child that is forked off inside (by a signal handler) leaves it without a trace: the
+    transaction and the mutexes are its parent's (rule C5).
+    """
+
+    cdef readonly object ledger
+    cdef object lock
+    cdef Gate gate
+    cdef object begin
+    cdef readonly Journal journal
+    cdef bint exclusive
+    cdef readonly bint held     # nobody else appends now
+    cdef bint turned
+    cdef int generation
+    cdef object txn
+    cdef object inside
+
+    def __cinit__(self, object ledger, object lock, Gate gate not None, object begin not None,
+                  Journal journal=None, bint exclusive=False):
+        self.journal = journal
+        self.exclusive = exclusive
+        self.ledger = ledger
+        self.lock = lock
+        self.gate = gate
+        self.begin = begin
+
+    def __enter__(self):
+        try:
+            self._go_in()
+            return self.inside
+        except BaseException as error:
+            self.recover(error)
+        try:
+            self._go_in()
+            return self.inside
+        except BaseException as error:
+            self.failed(error)
+            raise
+
+    cdef _go_in(self):
+        if self.lock is not None:
+            _hold(self.lock)
+        try:
+            self._pass_the_gate()
+        except BaseException:
+            if self.lock is not None:
+                self.lock.release()
+            raise
+
+    cdef _pass_the_gate(self):
+        if not self.gate.enter():
+            raise _closed_meanwhile()
+        self.generation = _generation
+        try:
+            if self.lock is not None and self.journal is not None:
+                self.journal.take_writer_lock()
+                self.turned = True
+            self.txn = self.begin()
+            self.inside = self.opened(self.txn)
+            if self.exclusive:
+                self.journal.lock()
+                self.held = True
+                self.journal._settle()
+                self.caught_up(self.inside)
+        except BaseException:
+            txn, self.txn = self.txn, None
+            if self.generation != _generation:
+                self._leave_to_the_parent(txn)
+                raise
+            try:
+                if txn is not None:
+                    txn.abort()
+            finally:
+                self._let_others()
+                self.gate.leave()
+            raise
+
+    cdef _leave_to_the_parent(self, txn):
+        _of_parents.append(txn)  # to abort it would free the parent's place among the readers
+        self.held = self.turned = False
+
+    cdef _let_others(self):
+        if self.held:
+            self.held = False
+            self.journal.unlock()
+        if self.turned:
+            self.turned = False
+            self.journal.give_writer_lock()
+
+    def __exit__(self, kind, error, trace):
+        txn, self.txn = self.txn, None
+        inside, self.inside = self.inside, None
+        if self.generation != _generation:
+            self._leave_to_the_parent(txn)
+            raise _inherited() from error
+        cdef bint writing = self.lock is not None
+        cdef bint tried = False
+        cdef bint committed = False
+        try:
+            if writing and kind is None:
+                self.finish(inside)
+                tried = True
+                self._commit(txn, inside)
+                committed = True
+        except BaseException as failure:
+            error = failure
+        try:
+            if writing and not tried:  # else it is unknown what a failed commit has done
+                self.undo(inside)
+        finally:
+            self._give_back(txn)
+        if error is not None:
+            self.failed(error)
+            if kind is None:
+                raise error
+        if committed:
+            self._wake(inside)
+
+    cdef _commit(self, txn, inside):
+        cdef uint64_t position = 0
+        if self.journal is not None:
+            position = inside.journal.applied
+        try:
+            txn.commit()
+        except BaseException:
+            if self.held:
+                self.journal.committed(0, True)  # its outcome is unknown: all must read again
+            raise
+        if self.journal is not None:
+            self.journal.committed(position, self.held)
+
+    cdef _give_back(self, txn):
+        try:
+            txn.abort()  # it does nothing where that is over
+        finally:
+            self._let_others()
+            self.gate.leave()
+            if self.lock is not None:
+                self.lock.release()
+
+    cdef _wake(self, inside):
+        # An interrupt must not cost a waiter its wake-up: what it cut off is called once more.
+        interrupt = None
+        calls = None
+        try:
+            calls = self.waken(inside)
+        except BaseException as error:
+            interrupt = error
+            calls = self.waken(inside)
+        for function, arguments in calls:
+            try:
+                function(*arguments)
+            except BaseException as error:
+                interrupt = error
+                function(*arguments)
+        if interrupt is not None:
+            raise interrupt
+
+
+def _closed_meanwhile():
+    return _engine_closed("the ledger was closed meanwhile")

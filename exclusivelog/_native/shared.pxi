@@ -1,0 +1,341 @@
+# Words in a file that several processes map: atomic access, futexes, and a word that the
+# kernel itself marks when the process that holds it dies (_native/futex.h, _native/liveness.h).
+
+cdef extern from "_native/futex.h":
+    ctypedef struct xl_waiter:
+        uint64_t val
+        uint64_t uaddr
+        uint32_t flags
+        uint32_t reserved
+    uint32_t xl_load(uint32_t*) noexcept nogil
+    void xl_store(uint32_t*, uint32_t) noexcept nogil
+    uint32_t xl_add(uint32_t*, uint32_t) noexcept nogil
+    uint32_t xl_or(uint32_t*, uint32_t) noexcept nogil
+    bint xl_swap(uint32_t*, uint32_t, uint32_t) noexcept nogil
+    uint64_t xl_load64(uint64_t*) noexcept nogil
+    void xl_store64(uint64_t*, uint64_t) noexcept nogil
+    int64_t xl_now() noexcept nogil
+    int xl_wait(uint32_t*, uint32_t, int64_t) noexcept nogil
+    long xl_wake(uint32_t*, int) noexcept nogil
+    int xl_wait_any(xl_waiter*, unsigned, int64_t) noexcept nogil
+    bint xl_watch(uint32_t*, uint32_t, int64_t) noexcept nogil
+    int errno
+    int EBUSY
+    int INT_MAX
+    uint32_t FUTEX_OWNER_DIED
+    uint32_t FUTEX_TID_MASK
+    uint32_t FUTEX_WAITERS
+
+cdef extern from "_native/liveness.h":
+    ctypedef struct xl_holder:
+        int tid
+    xl_holder* xl_take_hold(uint32_t*, void*, uint32_t*) noexcept nogil
+    void xl_let_go(xl_holder*) noexcept nogil
+
+
+OWNER_DIED = FUTEX_OWNER_DIED
+HELD_BY = FUTEX_TID_MASK
+SLEEPERS = FUTEX_WAITERS
+MOST_WAITED_FOR = 128
+
+# How far this process's time namespace puts its monotonic clock ahead of the machine's, in ns.
+cdef int64_t _clock_offset = 0
+
+
+def now():
+    """Nanoseconds of the monotonic clock that all processes of the machine share (rule C4),
+    whatever their time namespaces, once `set_clock_offset` has been called."""
+    return xl_now() - _clock_offset
+
+
+def set_clock_offset(int64_t ns):
+    """This process's own monotonic clock is so many nanoseconds ahead of the machine's."""
+    global _clock_offset
+    _clock_offset = ns
+
+
+cdef class SharedWords:
+    """32- and 64-bit words in a writable buffer that other processes map, too. `guarded`: it is
+    a file's mapping, and a store that cannot reach the file must not kill (see guard.pxi)."""
+
+    cdef Py_buffer view
+    cdef bint held
+    cdef int guard
+
+    def __cinit__(self, buffer, bint guarded=False):
+        self.guard = -1
+        PyObject_GetBuffer(buffer, &self.view, PyBUF_SIMPLE | PyBUF_WRITABLE)
+        self.held = True
+        if guarded:
+            self.guard = xg_guard(self.view.buf, self.view.len, 0)
+
+    def __dealloc__(self):
+        xg_let_go(self.guard)
+        if self.held:
+            PyBuffer_Release(&self.view)
+
+    @property
+    def lost(self):
+        """Has a store failed to reach the file (rule H2)? Then other processes see no more of
+        what is stored here."""
+        return xg_lost(self.guard) != 0
+
+    cdef uint32_t* word(self, Py_ssize_t offset) except NULL:
+        if offset < 0 or offset & 3 or offset + 4 > self.view.len:
+            raise IndexError(f"offset={offset} is no word of this mapping")
+        return <uint32_t*>(<char*>self.view.buf + offset)
+
+    cdef uint64_t* wide(self, Py_ssize_t offset) except NULL:
+        if offset < 0 or offset & 7 or offset + 8 > self.view.len:
+            raise IndexError(f"offset={offset} is no 64-bit word of this mapping")
+        return <uint64_t*>(<char*>self.view.buf + offset)
+
+    def load(self, Py_ssize_t offset):
+        """The word now."""
+        return xl_load(self.word(offset))
+
+    def store(self, Py_ssize_t offset, uint32_t value):
+        """Set the word."""
+        xl_store(self.word(offset), value)
+
+    def add(self, Py_ssize_t offset, int64_t amount):
+        """Add to the word, modulo 2**32; the new value."""
+        return xl_add(self.word(offset), <uint32_t>amount)
+
+    def mark(self, Py_ssize_t offset, uint32_t bits):
+        """Set these bits; the new value."""
+        return xl_or(self.word(offset), bits)
+
+    def swap(self, Py_ssize_t offset, uint32_t expected, uint32_t value):
+        """Set the word if it has the expected value; True if it had."""
+        return xl_swap(self.word(offset), expected, value)
+
+    def load64(self, Py_ssize_t offset):
+        """The 64-bit word now."""
+        return xl_load64(self.wide(offset))
+
+    def store64(self, Py_ssize_t offset, uint64_t value):
+        """Set the 64-bit word."""
+        xl_store64(self.wide(offset), value)
+
+    def taken(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count):
+        """[(index, value)] of those of `count` 64-bit words, `step` bytes apart, that are not 0."""
+        cdef list found = []
+        cdef uint64_t value
+        cdef Py_ssize_t i
+        self.wide(start)
+        self.wide(start + step * (count - 1))
+        for i in range(count):
+            value = xl_load64(<uint64_t*>(<char*>self.view.buf + start + i * step))
+            if value:
+                found.append((i, value))
+        return found
+
+    def clear(self, Py_ssize_t start, Py_ssize_t stop):
+        """Set all 64-bit words between two offsets to 0. Those that are 0 are not written to: a
+        page that is stored into has to be made writable first."""
+        cdef Py_ssize_t at
+        self.wide(start)
+        self.wide(stop - 8)
+        for at in range(start, stop, 8):
+            if xl_load64(<uint64_t*>(<char*>self.view.buf + at)):
+                xl_store64(<uint64_t*>(<char*>self.view.buf + at), 0)
+
+    def wake(self, Py_ssize_t offset, int most=INT_MAX):
+        """Wake threads that sleep on the word; how many."""
+        return xl_wake(self.word(offset), most)
+
+    def watch(self, Py_ssize_t offset, uint32_t expected, int64_t ns):
+        """Look at the word, without sleeping, until it changes or `ns` have passed; True if
+        it changed."""
+        cdef uint32_t* word = self.word(offset)
+        cdef bint changed
+        with nogil:
+            changed = xl_watch(word, expected, ns)
+        return changed
+
+    def wait(self, Py_ssize_t offset, uint32_t expected, int64_t ns=-1):
+        """Sleep while the word has this value, at most `ns`. A signal ends it early."""
+        cdef uint32_t* word = self.word(offset)
+        with nogil:
+            xl_wait(word, expected, ns)
+
+    def wait_any(self, list offsets not None, list expected not None, int64_t ns):
+        """Sleep while all words have these values (at most 128), at most `ns`. False where the
+        kernel cannot (before Linux 5.16): then it has not slept."""
+        cdef xl_waiter[128] waiters
+        cdef Py_ssize_t i
+        cdef unsigned count = min(len(offsets), 128)
+        cdef int failed
+        memset(waiters, 0, sizeof(waiters))
+        for i in range(count):
+            waiters[i].val = expected[i]
+            waiters[i].uaddr = <uint64_t>self.word(offsets[i])
+            waiters[i].flags = 2    # FUTEX_32, shared
+        with nogil:
+            failed = xl_wait_any(waiters, count, ns)
+        return failed != 38         # ENOSYS
+
+
+cdef class Hold:
+    """Holds a word of a `SharedWords` as long as this process lives, or until `release`.
+
+    `node` is the offset of 8 bytes beside the word, for the kernel's list; `presence` that of a
+    word that its thread sleeps on, so that waking it proves that the memory is shared. Raises
+    OSError if the word is not 0 (BlockingIOError), and RuntimeError, as Python's own threads do,
+    if no thread could be started.
+    """
+
+    cdef SharedWords words
+    cdef xl_holder* holder
+
+    def __cinit__(self, SharedWords words not None, Py_ssize_t word, Py_ssize_t node,
+                  Py_ssize_t presence):
+        cdef uint32_t* at = words.word(word)
+        cdef void* beside = words.wide(node)
+        cdef uint32_t* sleeps_on = words.word(presence)
+        self.words = words
+        with nogil:
+            self.holder = xl_take_hold(at, beside, sleeps_on)
+        if self.holder == NULL:
+            if errno == EBUSY:
+                raise BlockingIOError(EBUSY, "the word is held")
+            raise RuntimeError("can't start new thread")
+
+    def __dealloc__(self):
+        # The mapping goes with us: the kernel could not mark a word in it any more.
+        if self.holder != NULL:
+            xl_let_go(self.holder)
+
+    @property
+    def tid(self):
+        """The id of the thread that holds the word."""
+        return self.holder.tid if self.holder != NULL else 0
+
+    def release(self):
+        """Set the word to 0 and wake those that watch it."""
+        cdef xl_holder* holder = self.holder
+        self.holder = NULL
+        if holder != NULL:
+            with nogil:
+                xl_let_go(holder)
+
+    def forget(self):
+        """In a forked child: the thread is the parent's, there is nothing to release."""
+        self.holder = NULL
+
+
+@cython.final
+@cython.no_gc
+cdef class Finalizer:
+    """A finalizer that releases a dropped object: it puts `item` into a deque, and wakes a sleeper.
+
+    The last reference may go anywhere, even inside a transaction or at an interrupt, so all
+    of it happens in C. A forked child's copy does nothing.
+    """
+
+    cdef object item
+    cdef object left_behind
+    cdef SharedWords words
+    cdef Py_ssize_t bell
+    cdef int generation
+
+    def __cinit__(self, object item, object left_behind not None, SharedWords words not None,
+                  Py_ssize_t bell):
+        self.item = item
+        self.left_behind = left_behind
+        self.words = words
+        self.bell = bell
+        self.generation = _generation
+
+    def __dealloc__(self):
+        if self.item is not None:
+            self.pull()
+
+    def pull(self):
+        """Leave the item behind now."""
+        item, self.item = self.item, None
+        if item is not None and self.generation == _generation:
+            self.left_behind.append(item)
+            xl_add(self.words.word(self.bell), 1)
+            xl_wake(self.words.word(self.bell), INT_MAX)
+
+    def let_go(self):
+        """Leave nothing behind."""
+        self.item = None
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void*, size_t, int, int, int, int64_t)
+    int munmap(void*, size_t)
+    int PROT_READ
+    int PROT_WRITE
+    int MAP_SHARED
+    int MAP_PRIVATE
+    int MAP_ANONYMOUS
+    int MAP_FIXED
+    void* MAP_FAILED
+
+
+@cython.final
+@cython.no_gc
+cdef class Mapping:
+    """`size` bytes of an open file, mapped for reading; also such as it does not have yet.
+
+    Python's own mmap keeps a file descriptor of its own, and takes only what the file has.
+    A reader must ask for the file's size first: an access beyond it kills the process.
+    """
+
+    cdef void* memory
+    cdef Py_ssize_t size
+
+    def __cinit__(self, int fd, Py_ssize_t size):
+        if size <= 0:
+            raise ValueError(f"size={size}: it takes a number of bytes from 1 on")
+        self.memory = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0)
+        if self.memory == MAP_FAILED:
+            self.memory = NULL
+            raise OSError(errno, _os.strerror(errno))
+        self.size = size
+
+    def __dealloc__(self):
+        if self.memory != NULL:
+            munmap(self.memory, self.size)
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.memory, self.size, 1, flags)
+
+    def view(self, Py_ssize_t start, Py_ssize_t stop):
+        """The bytes from `start` to `stop`; they keep the mapping."""
+        return memoryview(self)[start:stop]
+
+cdef extern from "<fcntl.h>" nogil:
+    int sync_file_range(int, int64_t, int64_t, unsigned int)
+    unsigned int SYNC_FILE_RANGE_WRITE
+
+
+def start_writing(int fd, int64_t position, int64_t size):
+    """Let the disk begin with these bytes; the flush that must follow has less to do then."""
+    with nogil:
+        sync_file_range(fd, position, size, SYNC_FILE_RANGE_WRITE)  # no more than a hint
+
+cdef extern from "<sys/vfs.h>" nogil:
+    cdef struct statfs_facts "statfs":
+        long f_type
+    int xl_statfs "statfs"(const char* path, statfs_facts* facts)
+
+
+def file_system_magic(bytes path not None):
+    """The number of the type of the file system of a path (statfs(2)); 0 if there is none."""
+    cdef statfs_facts facts
+    return facts.f_type if xl_statfs(path, &facts) == 0 else 0
+
+
+def make_private(size_t start, size_t size):
+    """From now on what this process stores there is its own, and what others store it does not
+    see; it begins with zeros."""
+    cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED
+    if mmap(<void*>start, size, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED:
+        raise OSError(errno, _os.strerror(errno))

@@ -1,0 +1,69 @@
+# The last offset and publish time of each topic that this process appends to.
+
+# What the next message of a topic follows, as of position `at`.
+cdef struct Tail:
+    uint64_t topic          # 0: free
+    uint64_t next_offset
+    int64_t publish_time
+    uint64_t at
+    uint64_t tails_generation
+
+
+# A hash table of them with open addressing.
+cdef struct Tails:
+    Tail* items
+    size_t used
+    size_t room             # a power of two
+
+
+cdef void _follow(Tail* tail, const Found* found) noexcept nogil:
+    """Take the entry into account, if it is the topic's."""
+    if found.topic == tail.topic and found.position >= tail.at:
+        tail.next_offset = found.base_offset + found.count
+        tail.publish_time = max(tail.publish_time, _published(found))
+
+
+cdef int64_t _published(const Found* found) noexcept nogil:
+    cdef Laid laid
+    if _is_sound(found.entry, found.size) and (
+            _read_footer(found.entry, found.size, &laid) == WHOLE):
+        return laid.publish_time
+    return 0
+
+
+cdef Tail* _find_tail(Tails* tails, uint64_t topic) noexcept nogil:
+    cdef size_t at
+    if tails.room == 0:
+        return NULL
+    at = <size_t>(topic * <uint64_t>0x9E3779B97F4A7C15) & (tails.room - 1)
+    while tails.items[at].topic != topic:
+        if tails.items[at].topic == 0:
+            return NULL
+        at = (at + 1) & (tails.room - 1)
+    return &tails.items[at]
+
+
+cdef Tail* _make_tail(Tails* tails, uint64_t topic) noexcept nogil:
+    cdef Tail* old = tails.items
+    cdef size_t old_room = tails.room
+    cdef Tail* found = _find_tail(tails, topic)
+    cdef size_t at, i
+    if found != NULL:
+        return found
+    if 2 * tails.used >= tails.room:
+        tails.items = <Tail*>calloc(max(64, 2 * old_room), sizeof(Tail))
+        if tails.items == NULL:
+            tails.items = old
+            return NULL
+        tails.room = max(64, 2 * old_room)
+        tails.used = 0
+        for i in range(old_room):
+            if old[i].topic:
+                _make_tail(tails, old[i].topic)[0] = old[i]
+        free(old)
+    at = <size_t>(topic * <uint64_t>0x9E3779B97F4A7C15) & (tails.room - 1)
+    while tails.items[at].topic:
+        at = (at + 1) & (tails.room - 1)
+    tails.used += 1
+    tails.items[at].topic = topic
+    return &tails.items[at]

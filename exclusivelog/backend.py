@@ -1,0 +1,693 @@
+"""What the faces (engine, topic, producer, reader, ...) ask of the place that keeps a log.
+
+A face imports this file and never a backend, so that a log can lie elsewhere than in
+`exclusivelog.local`. A backend imports it for the values that travel between the two.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from exclusivelog import _core
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    OwnershipLostError,
+    ProducerFencedError,
+    ProducerMovedError,
+    WaitTimeoutError,
+)
+from exclusivelog.futures import AnyFuture, Requests
+from exclusivelog.messages.encoding import Columns, Encoded, Raw
+from exclusivelog.types import Announcement, EngineInfo, Move, OwnerInfo, TransferInfo, WaiterInfo
+from exclusivelog.waits import check_seconds
+
+State = Literal["open", "fenced", "moved", "closed"]
+Who = TypeVar("Who", bound="TransactionProducer")
+
+# ---- names ------------------------------------------------------------------------------
+
+NAME_BYTES = 255
+
+
+def check_name(name: object, argument: str) -> str:
+    """The name, or an error that says what a name is."""
+    if not isinstance(name, str):
+        raise TypeError(f"{argument} takes a str, not {type(name).__name__}")
+    try:
+        size = len(name.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise ValueError(f"{argument}={name!r} cannot be written as UTF-8") from None
+    if not 1 <= size <= NAME_BYTES or not name.isprintable():
+        raise ValueError(
+            f"{argument}={name!r}: it takes 1 to {NAME_BYTES} bytes of UTF-8 without control "
+            "characters"
+        )
+    return name
+
+
+def is_internal(name: str) -> bool:
+    """Is this topic the library's own? It can be read, and is not listed."""
+    return name.startswith("__")
+
+
+# ---- requests ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RoleDefinition:
+    """What one request wants its role to bind: the ids of topics; of each group the topics that it
+    reads, {name: id}; and of each group the resources to claim, {name: generation}."""
+
+    topics: tuple[int, ...]
+    groups: dict[str, dict[str, int]]
+    claims: dict[str, dict[str, int | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRequest:
+    """What is asked for when a producer is opened; `Topic.producer` tells what each option means.
+
+    - `topic`: its id; `mode`: the value of an `AccessMode`; `name`: None for a new one.
+    - `settle`: in nanoseconds. `created`: when the backend was asked (ns of
+      the monotonic clock), as the backend sets it.
+    - `notify_on_contention`: it is told when another one waits for the topic.
+    - `bound_to`: the id of the claim that it ends with; 0: none.
+    - `lineage`: of the hand-over that it goes on with. The request is refused if another producer
+      has had the topic since (rule E2). None: it goes on with none.
+    - `role`: what a grant binds, where the topic is a role's own.
+    """
+
+    topic: int
+    mode: str
+    name: str | None = None
+    priority: int = 0
+    topic_epoch: int | None = None
+    timeout: float | None = None
+    settle: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+    announce: dict[str, str] | None = None
+    notify_on_contention: bool = False
+    bound_to: int = 0
+    lineage: int | None = None
+    role: RoleDefinition | None = None
+    created: int = 0
+
+
+# ---- a producer's session ----------------------------------------------------------------
+
+SENT_AT_ONCE = 64 << 10  # bytes; a larger message is queued, and checked first
+
+MOST = {
+    "max_batch_messages": 10_000_000,
+    "max_batch_bytes": 1 << 30,
+    "max_pending_bytes": 2**63 - 1,
+}
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a session sends; `Topic.producer` tells what each option means."""
+
+    linger: float = 0.0
+    max_batch_messages: int = 100_000
+    max_batch_bytes: int = 1 << 20
+    max_pending_bytes: int = 64 << 20
+    follow: bool = True
+
+    def __post_init__(self) -> None:
+        for name, most in MOST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= most:
+                raise ValueError(f"{name}={value!r}: it takes a whole number, 1 to {most}")
+        check_seconds(self.linger, "linger", "seconds from 0 on")
+
+
+class SessionPaused(ProducerMovedError):
+    """Internal: a hand-over or a transaction is in progress; wait, and retry. No caller ever sees
+    it."""
+
+
+class SessionListener(Protocol):
+    """A producer, which is told what becomes of its session."""
+
+    def lost(self, error: ExclusiveLogError) -> None:
+        """The session has ended for good."""
+
+    def ended(self) -> None:
+        """The session was closed: by another producer that sends by it, or with its engine."""
+
+    def wanted(self) -> None:
+        """Another producer waits for the topic."""
+
+    def moved_to(self, session: ProducerSession, error: ProducerMovedError) -> None:
+        """The topic was handed over within this process: go on with this session. `error`: what is
+        raised once there is no way to go on."""
+
+
+class Sending(Protocol):
+    """The way to append under a session.
+
+    `appender` is the compiled part, whose `send` is one call. Every append raises `SessionPaused`
+    while the session is paused, and the session's `moved` once its topic was handed over.
+    """
+
+    appender: _core.Appender
+
+    def send(self, message: Encoded, timeout: float | None) -> int:
+        """Append one message; its offset, once it is durable."""
+
+    def send_async(self, message: Encoded) -> _core.Receipt:
+        """Queue one message, and commit what waits where that is too much."""
+
+    def offer(self, message: Encoded) -> _core.Receipt:
+        """The same, but leave the commit to the background."""
+
+    def commit_if_full(self) -> None:
+        """Commit what waits, where `max_pending_bytes` do."""
+
+    def send_batch(self, columns: Columns, sequence: int | None, timeout: float | None) -> int:
+        """Append messages atomically; the first one's offset."""
+
+    def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
+        """Append messages atomically: (offset, position, generation), the last two for
+        `await_flush`; or the offset of what is flushed already."""
+
+    def await_flush(self, position: int, generation: int) -> None:
+        """Return once what `append` has appended is durable."""
+
+    def duplicate(self, appender: _core.Appender, sequence: int | None) -> ExclusiveLogError:
+        """The error for a sequence id that was used before."""
+
+    def drain(self) -> None:
+        """Commit what was accepted so far."""
+
+    def private_appender(self) -> _core.Appender:
+        """One for a transaction, which goes on where `appender` is."""
+
+
+class ProducerSession(Protocol):
+    """One producer's registration on a topic. `moved` is set once the topic was handed over to
+    another engine of this process; `follow` then gives the listeners a new session."""
+
+    moved: ProducerMovedError | None
+
+    @property
+    def lost(self) -> ExclusiveLogError | None:
+        """The error of a session that has ended for good; the listeners are told in a moment."""
+
+    @property
+    def sending(self) -> Sending:
+        """The way to append under it."""
+
+    @property
+    def session(self) -> Any:
+        """What the log keeps of it: id, topic, name, mode, priority, epoch, ..."""
+
+    @property
+    def engine(self) -> Any:
+        """The engine that granted it."""
+
+    @property
+    def closed(self) -> bool:
+        """Is it, or its engine, closed?"""
+
+    @property
+    def usable(self) -> bool:
+        """True unless it is known to be closed, fenced or moved."""
+
+    def status(self) -> State:
+        """What has become of it, as the log says; changes nothing."""
+
+    def verify(self) -> None:
+        """ProducerFencedError unless it may append still, as the log says."""
+
+    def flush(self, timeout: float | None) -> None:
+        """Wait until everything that was accepted has its outcome."""
+
+    def await_resumed(self, timeout: float | None) -> bool:
+        """Wait until it is not paused; False after `timeout` seconds."""
+
+    def follow(self, timeout: float | None) -> bool:
+        """Give the listeners the session that has the topic now, or end this one; False after
+        `timeout` seconds."""
+
+    def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
+        """What a caller is told whose append met this error."""
+
+    def pause_for_transaction(self) -> bool:
+        """Let appends wait; False if they wait for a hand-over already."""
+
+    def resume(self) -> None:
+        """Let appends go on."""
+
+    def has_announced(self, info: dict[str, str]) -> None:
+        """This announcement is committed."""
+
+    def subscribe(self, listener: SessionListener, owner: bool) -> None:
+        """Tell this producer what becomes of the session; the `owner` closes it."""
+
+    def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
+        """This producer is closed. The owner, and the last one, drain and release the session.
+        Returns what the last of the accepted messages failed with."""
+
+    def abandon(self) -> None:
+        """Nobody has this session, as after an interrupt: have its engine release it."""
+
+
+def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
+    """The error for a send whose outcome took longer than its timeout: sending again would append
+    the message twice."""
+    error = WaitTimeoutError(
+        f"topic {topic!r}: no outcome within timeout={timeout} s; what was sent is still on its "
+        "way. Send it again only with the same sequence_id"
+    )
+    error.retriable, error.maybe_written = False, True
+    return error
+
+
+# ---- topics ------------------------------------------------------------------------------
+
+
+class TopicStore(Protocol):
+    """One topic, as the log has it."""
+
+    def facts(self) -> _core.TopicRow:
+        """Its epoch, offsets and flags; TopicNotFoundError if it was deleted."""
+
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+
+    def owner(self) -> OwnerInfo | None:
+        """The session that owns it."""
+
+    def holders(self) -> list[OwnerInfo]:
+        """The sessions that may write."""
+
+    def waiters(self) -> list[WaiterInfo]:
+        """The sessions in its queue, best first."""
+
+    def transfers(self) -> list[TransferInfo]:
+        """The hand-overs that are under way."""
+
+    def kind(self) -> tuple[str, dict[str, str | None]]:
+        """What it holds ("messages", "map", "state"), and a map's serialisers."""
+
+    def announcement(self) -> Announcement | None:
+        """What an owner announced last."""
+
+    def compact(self) -> int:
+        """Rebuild the compacted view; the number of its messages."""
+
+    def trim(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
+        """Remove the messages before an offset, and before a time (ms since 1970), and all but
+        `max_bytes`; the new first offset."""
+
+    def retain(self, max_age: float | None, max_bytes: int | None) -> None:
+        """Remove old messages in the background from now on."""
+
+    def terminate(self) -> int:
+        """End all writing for good; the next offset."""
+
+
+# ---- transactions ------------------------------------------------------------------------
+
+Put = Callable[[_core.Appender], object]  # gives messages to an appender
+
+
+class TransactionProducer(Protocol):
+    """A producer that sends in a transaction, or that it requires."""
+
+    def here(self, numbered: bool) -> ProducerSession:
+        """The session that appends what this producer is given, in this process. `numbered`: with
+        sequence ids of its own name."""
+
+
+class Condition(Protocol):
+    """A claim that a transaction requires."""
+
+    def check_in(self, transaction: Any) -> None:
+        """OwnershipLostError unless it is held, within a transaction of the backend."""
+
+
+class CursorCommit(Protocol):
+    """A reader group's positions."""
+
+    def write(self, transaction: Any, positions: Any) -> None:
+        """Write them, if the group's claim is held, within a transaction of the backend."""
+
+
+@dataclass
+class TransactionParts(Generic[Who]):
+    """What one transaction commits. `written`: all of it is, and may be committed."""
+
+    puts: dict[Who, list[Put]] = field(default_factory=dict)
+    numbered: set[Who] = field(default_factory=set)  # those that were given sequence ids
+    announced: dict[Who, dict[str, str]] = field(default_factory=dict)
+    cursors: dict[Any, tuple[CursorCommit, Any]] = field(default_factory=dict)
+    claims: set[Condition] = field(default_factory=set)
+    written: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.puts or self.cursors or self.claims)
+
+
+# ---- the engine --------------------------------------------------------------------------
+
+
+class Backend(Protocol):
+    """What topics, producers and transactions need of the engine that they were opened with."""
+
+    @property
+    def path(self) -> str:
+        """Where the log is."""
+
+    @property
+    def ledger(self) -> Any:
+        """What keeps the log: one object for all that may be in one transaction."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_alone(self) -> None:
+        """EngineClosedError in a forked child."""
+
+    def check_free(self) -> None:
+        """LedgerError where this thread would wait for itself."""
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run application code in a thread of its own."""
+
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's facts as they are now."""
+
+    @property
+    def pending(self) -> Requests:
+        """Where requests wait."""
+
+    def check_writable(self) -> None:
+        """An error unless the engine can be used here, and to write."""
+
+    def topic_store(self, topic: int) -> TopicStore:
+        """The topic with this id."""
+
+    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
+        """Register a producer, or queue it until it is promoted or its timeout has passed."""
+
+    def open_session(
+        self, topic: str, session: Any, last_sequence: int, options: SessionOptions
+    ) -> ProducerSession:
+        """What a producer sends by, now that its session was granted."""
+
+    def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
+        """Commit all parts, or none; the offsets of each producer's messages."""
+
+
+# ---- reading -----------------------------------------------------------------------------
+
+
+class Place(Protocol):
+    """Where a log is kept: one object for all engines of this process that have it open."""
+
+    path: str
+
+
+class Cursor(Protocol):
+    """A position in one topic, for one thread at a time. Reading advances it.
+
+    Its four `take` methods return messages or entries, or None (an empty list) at the topic's end;
+    they never wait.
+    """
+
+    membership: Any  # the reader group's `GroupCursor`, which `check` asks too, or None
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message, if the topic has it."""
+
+    @property
+    def ledger(self) -> Place:
+        """Where it reads."""
+
+    def check(self) -> None:
+        """EngineClosedError or ReaderFencedError unless it can be used."""
+
+    def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
+        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
+
+    def move_to(self, position: int) -> None:
+        """Continue at this offset; drops what was read ahead."""
+
+    def take_ready(self) -> _core.Message | None:
+        """The next message if it has been read ahead already."""
+
+    def take_one(self) -> _core.Message | None:
+        """The next message."""
+
+    def take_many(self, most: int) -> list[_core.Message]:
+        """Up to so many next messages."""
+
+    def take_entry(self, most: int = ...) -> tuple[_core.Entry, int] | None:
+        """The next entry, and the index of the message at the position in it; None also if it has
+        more than `most` bytes."""
+
+    def scan(self, end: int) -> Iterator[_core.Message]:
+        """The messages before the offset `end`."""
+
+    def has_more(self) -> bool:
+        """Is there a message at or behind the position (rule G5)?"""
+
+    def end(self) -> int:
+        """The topic's end as it is now."""
+
+    def is_over(self) -> bool:
+        """Is this the end of a terminated topic?"""
+
+    def mark(self) -> int:
+        """A number that changes with every append to the topic, for `wait`."""
+
+    def wait(self, seen: int, seconds: float | None) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+
+    def await_mark(self, seen: int, seconds: float) -> None:
+        """As `wait`; any thread may call it while another one reads."""
+
+    def close(self) -> bool:
+        """End reading, and wake a thread that waits; False if that was done before, or its engine
+        is gone."""
+
+
+class GroupCursor(Protocol):
+    """The committed positions of a reader group on one or more topics, and the claim under which
+    one reader may change them (rule F6)."""
+
+    @property
+    def group(self) -> str:
+        """The group's name."""
+
+    @property
+    def generations(self) -> Mapping[str, int]:
+        """{topic: generation of the claim}."""
+
+    @property
+    def ledger(self) -> Place:
+        """Where the positions are kept."""
+
+    def check(self) -> None:
+        """ReaderFencedError if a later reader of the group has come."""
+
+    def position(self, topic: int) -> int | None:
+        """The committed position; None before the group's first commit."""
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """Commit {topic id: position}, if the claim is still held."""
+
+    def write(self, transaction: Any, positions: Mapping[int, int]) -> None:
+        """The same, within a transaction of the backend."""
+
+    def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
+        """Sleep until one of these cursors' `mark()` is no longer what was seen, or for so many
+        seconds, or less."""
+
+    def lose(self, error: OwnershipLostError) -> None:
+        """A later reader has come: wake a thread that waits for messages."""
+
+    def end(self) -> None:
+        """Release the claim."""
+
+
+class CursorStore(Protocol):
+    """Opens cursors."""
+
+    def open_cursor(
+        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        skip_trimmed: bool,
+    ) -> Cursor:  # fmt: skip
+        """A cursor, not yet at a position. `compacted`: read the topic's compacted view first.
+        `skip_trimmed`: continue with the first message that is left where the position was
+        trimmed, instead of OffsetTrimmedError."""
+
+    def join_group(
+        self, group: str, topics: Mapping[str, int], generation: int | None
+    ) -> GroupCursor:
+        """Become the group's reader of these topics, {name: id}; the one before is fenced."""
+
+
+# ---- claims ------------------------------------------------------------------------------
+
+
+class ClaimSession(Protocol):
+    """One claim on resources, as its engine holds it (rules F1-F5)."""
+
+    @property
+    def id(self) -> int:
+        """Its number, never given to another one on this ledger."""
+
+    @property
+    def group(self) -> str:
+        """The group's name; "" if it was left out."""
+
+    @property
+    def generations(self) -> Mapping[str, int]:
+        """{resource: generation}."""
+
+    @property
+    def ledger(self) -> Place:
+        """Where it is kept."""
+
+    def is_held(self) -> bool:
+        """Is it still valid?"""
+
+    def is_held_in(self, transaction: Any) -> bool:
+        """The same, within a transaction of the backend."""
+
+    def successor(self) -> EngineInfo | None:
+        """The engine that a lost claim was handed over to; None if it was revoked."""
+
+    def release(self) -> None:
+        """Release it, unless it is lost."""
+
+
+class Owned(Protocol):
+    """A claim as the application has it."""
+
+    def lose(self, error: OwnershipLostError) -> None:
+        """It was revoked."""
+
+    def end(self) -> None:
+        """The engine is closing: release it."""
+
+
+Held = TypeVar("Held", bound=Owned)
+
+
+class ClaimStore(Protocol):
+    """Holds claims, and tells them of their loss."""
+
+    closed: bool
+
+    def check_open(self) -> None:
+        """EngineClosedError unless it can be used here."""
+
+    def check_writable(self) -> None:
+        """An error unless it can be used here, and to write."""
+
+    def hold_claim(
+        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
+    ) -> Held:
+        """Claim all of the resources or none, and keep what `make` makes of it. Raises
+        OwnershipError for a generation that is refused."""
+
+    def claims_mark(self) -> int:
+        """A number that changes with every release of a claim, for `await_claims`."""
+
+    def await_claims(self, seen: int, seconds: float) -> None:
+        """Sleep until `claims_mark()` is no longer `seen`, or for so many seconds, or less."""
+
+    def drain_bound(self, claim: int) -> None:
+        """Commit what the producers that are bound to a claim have accepted."""
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run application code in another thread."""
+
+
+# ---- inspection --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Epoch:
+    """The messages of one epoch of a topic; times in ms since 1970."""
+
+    epoch: int
+    first_offset: int
+    first_time: int
+    last_offset: int = 0
+    last_time: int = 0
+    messages: int = 0
+    producers: list[str] = field(default_factory=list)
+
+
+class Inspection(Protocol):
+    """What a query planner asks about a topic, by its id."""
+
+    def row(self, topic: int) -> _core.TopicRow:
+        """The topic's row as it is now; TopicNotFoundError once it was deleted."""
+
+    def offset_at(self, topic: int, time_ms: int) -> int:
+        """The offset of the first message published at this time or later."""
+
+    def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> tuple[int, int]:
+        """(offset, bytes): where the whole entries from `start` on reach `most_bytes`, at most at
+        `end`; one entry at least."""
+
+    def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
+        """About how long a message is, from the entries near these offsets."""
+
+    def epochs(self, topic: int, first: int) -> list[Epoch]:
+        """The epochs of the messages from the offset `first` on."""
+
+    def producers(self, topic: int) -> list[tuple[str, int, bool]]:
+        """(name, last sequence id, is it live?) of each producer name."""
+
+    def batches(self, topic: int) -> list[tuple[str, int]]:
+        """(writer, number of its last batch); see `exclusivelog.once`."""
+
+
+# ---- moves -------------------------------------------------------------------------------
+
+
+class MoveCancelled(ExclusiveLogError):
+    """Internal: the call was cancelled. No caller ever sees it."""
+
+
+class Moves(Protocol):
+    """Moves of topics, or of one producer, to another engine, for one call."""
+
+    def begin(self) -> None:
+        """Begin to move the first topics, unless that has begun."""
+
+    def run(self) -> list[Move]:
+        """Move all of them; returns the outcome of each. MoveCancelled after `stop`."""
+
+    def stop(self) -> None:
+        """Make `run`, in another thread, raise MoveCancelled, unless it has ended."""
+
+    def give_up(self) -> None:
+        """Cancel the moves that have begun, if `run` will not be called."""
+
+    def moves(self) -> list[Move]:
+        """The present state of the moves that have begun."""
+
+
+class MoveHost(Protocol):
+    """The engine that moves something."""
+
+    path: str
+
+    def check_alone(self) -> None:
+        """EngineClosedError in a forked child."""
+
+    def check_free(self) -> None:
+        """LedgerError if this thread would wait for itself."""

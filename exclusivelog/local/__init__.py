@@ -1,0 +1,1 @@
+"""One machine: the log of a directory, which its processes share."""

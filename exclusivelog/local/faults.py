@@ -1,0 +1,154 @@
+"""The library's errors for those of LMDB and of the system, with the way out (rule H2)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import struct
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import lmdb
+
+from exclusivelog.errors import (
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    LedgerIOError,
+    LedgerVersionError,
+)
+
+NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
+HARDLY_ANY_ROOM = 1 << 18  # bytes; a truncated write leaves less
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
+OPEN_AGAIN = "close the engine and open it again"
+# Not of a file: a signal handler, or other code that Python ran meanwhile, has raised it.
+FOREIGN = (
+    TimeoutError, ConnectionError, ChildProcessError, ProcessLookupError, InterruptedError,
+)  # fmt: skip
+SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
+
+Found = TypeVar("Found")
+
+
+@contextlib.contextmanager
+def translated(
+    path: str, readonly: bool = False, fail: Callable[[LedgerIOError], None] | None = None,
+    way_out: str = OPEN_AGAIN,
+) -> Iterator[None]:  # fmt: skip
+    """Raise the library's errors for LMDB's and the system's. `fail` is called with a final one;
+    `way_out` is the advice where there is none more specific."""
+    try:
+        yield
+    except Exception as error:
+        raised = translation(path, error, readonly, way_out)
+        if raised is None:
+            raise
+        if fail is not None and isinstance(raised, LedgerIOError):
+            fail(raised)
+        try:
+            raise raised from error
+        finally:
+            del raised  # else error and frame refer to each other, and keep files open
+
+
+def translation(
+    path: str, error: BaseException, readonly: bool = False, way_out: str = OPEN_AGAIN
+) -> LedgerError | None:
+    """The library's error for one of LMDB's or the system's; None for any other."""
+    if isinstance(error, struct.error):
+        return LedgerCorruptedError(f"{path}: a row is damaged: {error}")
+    if isinstance(error, lmdb.Error):
+        return _translate(path, error, getattr(error, "code", 0), readonly, way_out)
+    if isinstance(error, OSError) and error.errno and not isinstance(error, FOREIGN):
+        return _translate(path, error, error.errno, readonly, way_out)
+    return None
+
+
+def retry_damaged(read: Callable[[], Found]) -> Found:
+    """The result of `read`, which is retried once on corruption (rule G9): a concurrent trim or
+    replacement can look like damage. Raises LedgerCorruptedError at the same damage twice.
+
+    >>> retry_damaged(lambda: "sound")
+    'sound'
+    """
+    before = ""
+    while True:
+        try:
+            return read()
+        except LedgerCorruptedError as error:
+            if str(error) == before:
+                raise
+            before = str(error)
+
+
+def _ran_out_of_room(path: str) -> bool:
+    """Is there no room? LMDB reports each truncated write as an I/O error, for whatever reason."""
+    try:
+        size = os.stat(os.path.join(path, "data.mdb")).st_size
+    except OSError:
+        return False
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    limited = limit != resource.RLIM_INFINITY and size + HARDLY_ANY_ROOM > limit
+    return limited or not _takes(path, HARDLY_ANY_ROOM)
+
+
+def _takes(path: str, size: int) -> bool:
+    """Can the disk allocate so many more bytes? Try with a temporary file: the free space that
+    statvfs reports ignores quotas and what the file system reserves."""
+    try:
+        fd = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        return error.errno not in NO_ROOM and os.statvfs(path).f_bavail > 0
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as error:
+        return error.errno not in NO_ROOM
+    finally:
+        os.close(fd)
+    return True
+
+
+def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: str) -> LedgerError:
+    if isinstance(error, lmdb.MapFullError):
+        return LedgerFullError(
+            f"{path}: the map is full; open the ledger with a larger map_size, or trim it"
+        )
+    if isinstance(error, lmdb.ReadersFullError):
+        return LedgerFullError(
+            f"{path}: max_readers transactions read at the same time; close some, or remove "
+            "lock.mdb while no engine is open and open again with more"
+        )
+    # LMDB's copy reports a truncated write as an invalid argument.
+    if code in NO_ROOM or (code in (errno.EIO, errno.EINVAL) and _ran_out_of_room(path)):
+        return LedgerFullError(f"{path}: no room left ({error}); nothing was written")
+    if isinstance(error, lmdb.Error) and code == errno.EAGAIN:
+        return LedgerError(
+            f"{path}: a process of another pid namespace (a container, say) reads it, and has the "
+            f"same id there as this one, {os.getpid()}; processes that share a ledger must share "
+            "their process ids"
+        )
+    if code in SHORT_OF:
+        return LedgerError(
+            f"{path}: the system is short of files or memory ({error}); nothing was written. "
+            "Try again, or raise the limit (ulimit -n, -v)"
+        )
+    if code in NO_SUCH_PLACE:
+        return LedgerError(f"{path} cannot be opened: {error}; a ledger lives in a directory")
+    if code in (errno.EACCES, errno.EROFS, errno.EPERM) or isinstance(error, lmdb.ReadonlyError):
+        return LedgerError(
+            f"{path} cannot be written ({error}); check its owner and mount"
+            + (
+                ". Readers, too, must be able to write lock.mdb, unless the mount is read-only"
+                if readonly
+                else ", or open it with readonly=True"
+            )
+        )
+    if isinstance(error, DAMAGED):
+        return LedgerCorruptedError(f"{path}/data.mdb is damaged: {error}; restore a backup")
+    if isinstance(error, lmdb.VersionMismatchError):
+        return LedgerVersionError(f"{path}/data.mdb has another LMDB file format: {error}")
+    return LedgerIOError(f"{path}: {error}; {way_out}")

@@ -1,0 +1,1 @@
+"""Appending to topics and reading them."""

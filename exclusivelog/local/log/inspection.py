@@ -1,0 +1,111 @@
+"""What a query planner asks about a topic: its row, where a time lies, how long its entries are,
+its epochs and producers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from exclusivelog import _core
+from exclusivelog.backend import Epoch
+from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.local.log.cursor import Host
+from exclusivelog.local.log.entries import offset_at_time
+from exclusivelog.local.storage.segments import REFERENCE, is_reference
+from exclusivelog.local.storage.tables import Tables
+
+
+class Inspection:
+    """Reads about the topics of one ledger; see `exclusivelog.backend.Inspection`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def row(self, topic: int) -> _core.TopicRow:
+        """The topic's row as it is now; TopicNotFoundError once it was deleted."""
+        return self._host.look(lambda tables: _latest(tables, topic))
+
+    def offset_at(self, topic: int, time_ms: int) -> int:
+        """The offset of the first message published at this time or later."""
+        return self._host.look(
+            lambda tables: offset_at_time(tables, _latest(tables, topic), time_ms)
+        )
+
+    def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> tuple[int, int]:
+        """(offset, bytes): where the whole entries from `start` on reach `most_bytes`, at most at
+        `end`; one entry at least."""
+
+        def find(tables: Tables) -> tuple[int, int]:
+            size = 0
+            for last, data in tables.entries.walk(topic, start):
+                size += _entry_bytes(data)
+                if size >= most_bytes or last + 1 >= end:
+                    return min(last + 1, end), size
+            return end, size
+
+        return self._host.look(find)
+
+    def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
+        """About how long a message is, from the entries near these offsets."""
+
+        def find(tables: Tables) -> float:
+            found = [_entry_behind(tables, topic, offset) for offset in samples]
+            count = sum(messages for messages, _ in found)
+            return sum(size for _, size in found) / count if count else 0.0
+
+        return self._host.look(find)
+
+    def epochs(self, topic: int, first: int) -> list[Epoch]:
+        """The epochs of the messages from the offset `first` on."""
+
+        def find(tables: Tables) -> list[Epoch]:
+            found: dict[int, Epoch] = {}
+            for _, data in tables.entries.walk(topic, first):
+                _add(found, _core.Entry(tables.entries.load(data)), first)
+            return list(found.values())
+
+        return self._host.look(find)
+
+    def producers(self, topic: int) -> list[tuple[str, int, bool]]:
+        """(name, last sequence id, is it live?) of each producer name."""
+        with self._host.ledger.read() as tables:
+            found = tables.producers.all(topic)
+        return [(name, last, bool(session)) for name, last, session in found]
+
+    def batches(self, topic: int) -> list[tuple[str, int]]:
+        """(writer, number of its last batch); see `exclusivelog.once`."""
+        with self._host.ledger.read() as tables:
+            return list(tables.once.batches(topic))
+
+
+def _latest(tables: Tables, topic: int) -> _core.TopicRow:
+    row = tables.topics.get(topic)
+    if row.flags & _core.DELETED:
+        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+    return tables.latest(topic)
+
+
+def _entry_bytes(data: bytes) -> int:
+    """The length of the entry that a row of the tables is, or refers to."""
+    return int(REFERENCE.unpack(data)[3]) if is_reference(data) else len(data)
+
+
+def _entry_behind(tables: Tables, topic: int, offset: int) -> tuple[int, int]:
+    """The messages and bytes of the entry behind the one that holds the offset. Where that one
+    begins is not known: counted from the offset on, its last message would be as long as all."""
+    found, begin = (0, 0), offset
+    for last, data in itertools.islice(tables.entries.walk(topic, offset), 2):
+        found, begin = (last + 1 - begin, _entry_bytes(data)), last + 1
+    return found
+
+
+def _add(found: dict[int, Epoch], entry: _core.Entry, start: int) -> None:
+    first = max(entry.base_offset, start)  # lower offsets were trimmed
+    epoch = found.get(entry.epoch)
+    if epoch is None:
+        begun = entry.message(first - entry.base_offset).publish_time
+        epoch = found[entry.epoch] = Epoch(entry.epoch, first, begun)
+    epoch.last_offset, epoch.last_time = entry.end - 1, entry.last_publish_time
+    epoch.messages += entry.end - first
+    if entry.producer_name not in epoch.producers:
+        epoch.producers.append(entry.producer_name)

@@ -1,0 +1,1 @@
+"""What keeps a ledger small and safe: retention, compaction, snapshots, backups."""

@@ -1,0 +1,209 @@
+"""Compaction: the last message of every key, at its own offset (rule G7).
+
+A compacted view is a run of entries under an id of its own, like a topic's. It lacks the messages
+that a later one of the same key has replaced, or a map's `clear` has removed. It reaches up to its
+*horizon*, where a compacted reader continues with the topic itself. A tombstone removes its key
+from the view; a message without a key is kept. A new view is made from the former one and the
+messages since: it costs what is new, and trimming the topic loses nothing of it.
+
+Appends and reads continue meanwhile: entries are added a bounded number at a time, one small
+transaction makes the view the topic's, and then the former one is deleted. The next open of the
+ledger deletes an unfinished view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exclusivelog import _core
+from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
+from exclusivelog.local.log.entries import check_place
+from exclusivelog.local.maintenance.retention import delete_pending, give_up_view
+from exclusivelog.local.records import View
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import PACKED_ENTRY, Tables
+from exclusivelog.messages.items import is_clear
+
+READ_BYTES = 4 << 20
+WRITTEN_AT_ONCE = 4 << 20  # bytes of one transaction: others wait for the ledger meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """What a compaction has done: messages in the view, of how many that it was made of."""
+
+    kept: int
+    read: int
+    horizon: int
+
+
+def compact(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted:
+    """Make the topic's compacted view anew, up to its end as it is now."""
+    ledger.checkpoint()
+    while True:
+        basis = _basis(ledger, topic)
+        try:
+            done = _compact_once(ledger, topic, slot, engine)
+        except LedgerCorruptedError:
+            if _basis(ledger, topic) == basis:
+                raise  # otherwise it was trimmed, or its view replaced, meanwhile
+        else:
+            if done is not None:
+                return done
+
+
+def _basis(ledger: Ledger, topic: int) -> tuple[int, View | None]:
+    """What a view is made of; TopicNotFoundError once the topic was deleted."""
+    with ledger.read() as tables:
+        row = tables.topics.get(topic)
+        if row.flags & _core.DELETED:
+            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        return row.first_offset, tables.views.view(topic)
+
+
+def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted | None:
+    """None if it was in vain: more was trimmed meanwhile than it has read."""
+    view = None
+    try:
+        with ledger.write_concurrent() as tables:
+            row = tables.topics.get(topic)
+            former = tables.views.view(topic)
+            view = View(tables.rows.next_id(b"topic"), row.next_offset)
+            tables.views.begin(view.id, slot, engine)
+        work = _Work(ledger, topic, row.first_offset, former, view)
+        last, read = _last_of_each_key(work)
+        kept = _write(work, last)
+        whole = _finish(work)
+    except BaseException:
+        give_up_view(ledger, topic, view)
+        raise
+    finally:
+        delete_pending(ledger)
+    return Compacted(kept, read, view.horizon) if whole else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    ledger: Ledger
+    topic: int
+    first_offset: int
+    former: View | None
+    view: View
+
+
+def _finish(work: _Work) -> bool:
+    """False if a trim has passed the view's horizon, while no view prevented that: messages that
+    replace some of the view's are gone."""
+    with work.ledger.write_concurrent() as tables:
+        tables.views.check_making(work.view)
+        if tables.views.view(work.topic) != work.former or _is_deleted(tables, work.topic):
+            tables.deletions.add(work.view.id)  # another process was faster
+            return True
+        if tables.topics.get(work.topic).first_offset > work.view.horizon:
+            tables.deletions.add(work.view.id)
+            return False
+        tables.views.put_view(work.topic, work.view)
+        if work.former is not None:
+            tables.deletions.add(work.former.id)
+        return True
+
+
+def _is_deleted(tables: Tables, topic: int) -> bool:
+    return bool(tables.topics.get(topic).flags & _core.DELETED)
+
+
+def _last_of_each_key(work: _Work) -> tuple[dict[bytes, int], int]:
+    """{key: the offset of its last message, unless that is a tombstone}, and how many messages
+    were read."""
+    last: dict[bytes, int] = {}
+    count = 0
+    for entry, indices in _entries(work):
+        for index in indices:
+            message = entry.message(index)
+            key = message.key
+            count += 1
+            if key is None:
+                if is_clear(message):
+                    last.clear()
+                continue
+            if message.raw_value is None:
+                last.pop(key, None)
+            else:
+                last[key] = message.offset
+    return last, count
+
+
+def _write(work: _Work, last: dict[bytes, int]) -> int:
+    count = size = 0
+    parts: list[bytes] = []
+    for entry, indices in _entries(work):
+        kept = [index for index in indices if _is_kept(entry, index, last)]
+        if kept:
+            parts.append(_core.keep(entry, kept, work.view.id)[1])
+            count += len(kept)
+            size += len(parts[-1])
+        if size >= WRITTEN_AT_ONCE:
+            _add(work, parts)
+            parts, size = [], 0
+    _add(work, parts)
+    return count
+
+
+def _is_kept(entry: _core.Entry, index: int, last: dict[bytes, int]) -> bool:
+    message = entry.message(index)
+    key = message.key
+    if key is None:
+        return message.raw_value is not None
+    return last.get(key) == message.offset
+
+
+def _add(work: _Work, parts: list[bytes]) -> None:
+    with work.ledger.write_concurrent() as tables:
+        tables.views.check_making(work.view)
+        for last, entry in _core.pack_kept(parts, PACKED_ENTRY):
+            tables.entries.put(work.view.id, last, entry)
+
+
+def _entries(work: _Work) -> Iterator[tuple[_core.Entry, range]]:
+    """(entry, indices of the messages that count) of the last view, and then of the topic, up
+    to the new horizon."""
+    position, end = work.first_offset, work.view.horizon
+    if work.former is not None:
+        for entry in _walk(work.ledger, work.former.id, 0, work.former.horizon):
+            yield entry, range(entry.count)
+        position = max(position, work.former.horizon)
+    for entry in _walk(work.ledger, work.topic, position, end):
+        # The last one may have been filled up meanwhile.
+        base = entry.base_offset
+        yield entry, range(max(0, position - base), min(entry.count, end - base))
+
+
+def _walk(ledger: Ledger, topic: int, position: int, end: int) -> Iterator[_core.Entry]:
+    # Each batch in a short transaction of its own: a long one would pin the ledger's pages.
+    while position < end:
+        with ledger.read() as tables:
+            found = _read(tables, topic, position, end)
+        if not found:
+            return
+        yield from found
+        position = found[-1].end
+
+
+def _read(tables: Tables, topic: int, position: int, end: int) -> list[_core.Entry]:
+    found, size = [], 0
+    for last, data in tables.entries.walk(topic, position):
+        if size >= READ_BYTES or position >= end:
+            break
+        try:
+            entry = _core.Entry(tables.entries.load(data))
+            check_place(entry, topic, last, None)
+        except ValueError as error:
+            raise LedgerCorruptedError(
+                f"the entry of topic id {topic} that ends at offset {last} is damaged: {error}; "
+                "nothing was compacted"
+            ) from None
+        found.append(entry)
+        size += entry.nbytes
+        position = entry.end
+    return found

@@ -1,0 +1,275 @@
+"""Trimming: removing old messages, by hand or by age and size (rule G8).
+
+A trim is one transaction that moves the topic's first offset, and others, each a bounded number of
+rows, that delete the entries before it. The next open of the ledger deletes what a crash has left.
+An entry that holds the first offset stays until all of its messages are old.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from exclusivelog import _core, threads
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    LedgerCorruptedError,
+    StateError,
+    TopicNotFoundError,
+)
+from exclusivelog.local.faults import retry_damaged
+from exclusivelog.local.log.entries import offset_at_time
+from exclusivelog.local.maintenance.ages import Ages
+from exclusivelog.local.records import View
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import Tables
+
+log = logging.getLogger("exclusivelog")
+
+DROPPED_AT_ONCE = 1000
+ROUND_SECONDS = 5.0
+
+
+Renew = Callable[[int], object]
+Limits = tuple[float | None, int | None]  # max_age in seconds, max_bytes
+
+
+def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
+    """Remove the messages before the offset `first`; returns the topic's new first offset.
+    `limits`: only if the topic's retention is still that.
+
+    If the topic's compacted view does not reach `first`, `renew(topic)` rebuilds it beforehand: it
+    would otherwise show values that the removed messages have replaced (rule G7). Messages of a
+    state are removed only if its snapshot covers them (rule I4). A map's snapshot is taken here.
+    Only the application can take another state's: StateError says so, or, with `limits`, the
+    messages that its last snapshot covers are removed.
+    """
+    # Messages sent from now on stay: a fast producer must not keep this loop running.
+    row = ledger.look(lambda tables: tables.latest(topic), unflushed=True)
+    first = min(first, row.next_offset)
+    while True:
+        with ledger.write_checkpointed() as tables:
+            row = tables.topics.get(topic)
+            first = min(first, row.next_offset)
+            if first <= row.first_offset or row.flags & _core.DELETED:
+                return row.first_offset
+            if limits is not None and tables.retention.get(topic) != limits:
+                return row.first_offset  # lifted since it was read: later messages stay
+            floor = _floor(tables, topic)
+            holds_map = tables.topics.kind(topic).get("holds") == "map"
+            if floor < first and not holds_map:
+                first = _up_to(row, first, floor, limits)
+                if first <= row.first_offset:
+                    return row.first_offset
+                floor = first
+            if floor >= first and _reaches(tables.views.view(topic), first):
+                row.first_offset = first
+                tables.topics.put(row)
+                tables.deletions.add_before(topic, first)
+                tables.topics.drop_marks(topic, first)
+                tables.announce.add(topic)
+                break
+        renew(topic)
+    delete_pending(ledger)
+    return first
+
+
+def _floor(tables: Tables, topic: int) -> float:
+    """The offset up to which the topic's messages are in its snapshot, or in a map's compacted
+    view; infinite where it holds no state."""
+    snapshot, kind = tables.views.snapshot(topic), tables.topics.kind(topic)
+    if snapshot is None and not kind:
+        return math.inf
+    view = tables.views.view(topic) if kind.get("holds") == "map" else None
+    return max(found.horizon if found else 0 for found in (snapshot, view))
+
+
+def _up_to(row: _core.TopicRow, first: int, floor: float, limits: Limits | None) -> int:
+    if limits is None:
+        raise StateError(
+            f"topic {row.name!r} holds a state, and its snapshot goes up to offset {int(floor)}: "
+            f"messages before offset {first} cannot be trimmed, and none were. Call snapshot() on "
+            "the state, then trim again"
+        )
+    return int(floor)
+
+
+def _reaches(view: View | None, first: int) -> bool:
+    return view is None or view.horizon >= first
+
+
+def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: int | None) -> int:
+    """The first offset that was published at `oldest` (ms since 1970) or later, and lies among the
+    newest entries that have `max_bytes` together. Messages in the journal always stay."""
+
+    def find() -> int:
+        with ledger.read() as tables:
+            row = tables.topics.get(topic)
+            deleted = row.flags & _core.DELETED
+            return row.first_offset if deleted else _first_of(tables, row, oldest, max_bytes)
+
+    return retry_damaged(find)
+
+
+def _first_of(
+    tables: Tables, row: _core.TopicRow, oldest: int | None, max_bytes: int | None
+) -> int:
+    first = row.first_offset
+    if oldest is not None:
+        first = max(first, _first_since(tables, row, oldest))
+    if max_bytes is not None:
+        first = max(first, _first_within(tables, row, max_bytes))
+    return first
+
+
+def _first_since(tables: Tables, row: _core.TopicRow, ms: int) -> int:
+    if row.last_publish_time < ms or row.first_offset == row.next_offset:
+        return row.next_offset
+    return offset_at_time(tables, row, ms)
+
+
+def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
+    size, first = 0, row.next_offset
+    for nbytes, begin in tables.entries.newest(row):
+        size += nbytes
+        if size > max_bytes:
+            break
+        first = begin
+    return first
+
+
+def delete_pending(ledger: Ledger) -> None:
+    """Delete the rows of deleted and trimmed topics, a bounded number in each transaction."""
+    _give_up_views(ledger)
+    with ledger.read() as tables:
+        discarded = tables.deletions.all()
+    for topic, before in discarded.items():
+        while True:
+            with ledger.write_concurrent() as tables:
+                if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
+                    tables.deletions.remove(topic, before)
+                    break
+
+
+def give_up_view(ledger: Ledger, topic: int, view: View | None) -> None:
+    """Delete a view or snapshot that could not be finished, unless it is the topic's already: an
+    interrupt may come after the commit."""
+    if view is not None:
+        with ledger.write_concurrent() as tables:
+            if view not in (tables.views.view(topic), tables.views.snapshot(topic)):
+                tables.deletions.add(view.id)
+
+
+def _give_up_views(ledger: Ledger) -> None:
+    # Those of processes that died while they compacted.
+    with ledger.read() as tables:
+        dead = [
+            view
+            for view, slot, engine in tables.views.unfinished()
+            if not ledger.lockfile.slots.exists(slot, engine)
+        ]
+    if dead:
+        with ledger.write_concurrent() as tables:
+            unfinished = {view for view, _, _ in tables.views.unfinished()}
+            for view in unfinished.intersection(dead):  # a topic has the others by now
+                tables.deletions.add(view)
+
+
+class RetentionWorker:
+    """Applies the retention of every topic every few seconds. Its thread starts once a topic has
+    a retention."""
+
+    def __init__(self, ledger: Ledger, renew: Renew) -> None:
+        self._ledger = ledger
+        self._renew = renew
+        self._ages: dict[int, Ages] = {}
+        self._ended = threading.Event()
+        self._checked = 0.0
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start_if_needed(self) -> None:
+        """Start if a topic has a retention; reads the ledger only every few seconds."""
+        now = time.monotonic()
+        if self._thread is None and now - self._checked >= ROUND_SECONDS:
+            self._checked = now
+            with self._ledger.read() as tables:
+                if tables.retention.all():
+                    self.start()
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        with self._starting:
+            if self._thread is None and not self._ended.is_set():
+                thread = threading.Thread(
+                    target=self._run, name="exclusivelog-retention", daemon=True
+                )
+                self._thread = threads.start(self._ledger.path, thread)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while not self._ended.wait(ROUND_SECONDS):
+            try:
+                self.go_round()
+            except ExclusiveLogError as error:
+                log.warning("retention: %s", error)
+            except Exception:
+                log.exception("retention failed")
+
+    def go_round(self) -> None:
+        """Trim every topic that has more than its retention allows."""
+        with self._ledger.read() as tables:
+            retentions = tables.retention.all()
+        self._ages = {
+            topic: self._ages.get(topic) or Ages(self._ledger, topic) for topic in retentions
+        }
+        for topic, limits in retentions.items():
+            if self._ended.is_set():
+                return
+            try:
+                trim_what_is_old(self._ledger, topic, limits, self._renew, self._ages[topic])
+            except (LedgerCorruptedError, TopicNotFoundError) as error:  # the others are trimmed
+                log.warning("retention: %s", error)
+
+
+def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
+    """Trim one topic by age and size, as long as these are its limits; its first offset then."""
+    max_age, max_bytes = limits
+    note_time(ledger, topic)
+    with ledger.read() as tables:
+        row = tables.topics.get(topic)
+    first = row.first_offset
+    if max_age is not None and not math.isinf(max_age):
+        first = ages.first_to_keep(
+            row, max_age, lambda oldest: first_to_retain(ledger, topic, oldest, None)
+        )
+    if max_bytes is not None:
+        first = max(first, first_to_retain(ledger, topic, None, max_bytes))
+    return trim(ledger, topic, first, renew, limits) if first > row.first_offset else first
+
+
+def note_time(ledger: Ledger, topic: int) -> None:
+    """Note a lower bound of the age of messages whose publish times are ahead of the clock; on an
+    idle topic, no append does so."""
+    with ledger.read() as tables:
+        if not tables.topics.lacks_mark(tables.topics.get(topic)):
+            return
+    with ledger.write_concurrent() as tables:
+        tables.topics.mark_time(tables.topics.get(topic))
+
+
+def set_retention(ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None) -> None:
+    """Store a topic's retention, for every process; None for both keeps everything."""
+    with ledger.write_concurrent() as tables:
+        row = tables.topics.get(topic)
+        if row.flags & _core.DELETED:
+            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        tables.retention.put(topic, max_age, max_bytes)

@@ -1,0 +1,1 @@
+"""Who may write: sessions and their queue, transfers, claims, roles, notifications."""

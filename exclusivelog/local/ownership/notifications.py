@@ -1,0 +1,334 @@
+"""What the ledger tells an engine: grants, losses, hand-overs.
+
+A notification is a row of the ledger, written in the transaction that it tells of, which wakes the
+engine's background thread. That reads it, settles the futures of waiting requests, retries
+promotions, and hands topics over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import heapq
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from exclusivelog import _core
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    OwnershipLostError,
+    ProducerFencedError,
+    ProducerRevokedError,
+    TopicTerminatedError,
+)
+from exclusivelog.local.ownership import pending
+from exclusivelog.local.ownership.changes import (
+    CLAIM_LOST,
+    CLAIM_MOVED,
+    FENCED,
+    GRANTED,
+    RELEASE,
+    RETRY_AT,
+    REVOKED,
+    TERMINATED,
+    WANTED,
+)
+from exclusivelog.local.ownership.moved_claims import Successors, moved_error
+from exclusivelog.local.ownership.pending import Deliveries, Pending
+from exclusivelog.local.records import Transfer, changed
+from exclusivelog.local.storage.tables import Tables
+from exclusivelog.types import OwnerInfo
+
+LONGEST_SLEEP_SECONDS = 5.0
+RETRY_SECONDS = 0.25  # after a round that failed
+PROMOTED_AT_ONCE = 1000
+
+
+class Sessions(pending.Sessions, Protocol):
+    """What notifications need of the sessions of their ledger."""
+
+    def owner(self, topic: int) -> OwnerInfo | None:
+        """The topic's owner, if it has one that lives."""
+
+    def promote_again(self, topics: Iterable[int]) -> None:
+        """Retry promotions that are due."""
+
+    def destinations_gone(self, topics: Iterable[int]) -> set[int]:
+        """Those of these topics that are on their way to an engine that is gone."""
+
+
+class Released(Protocol):
+    """What became of one session that was to be handed over: `to` has its topic, if it moved."""
+
+    @property
+    def session(self) -> int:
+        """Its id."""
+
+    @property
+    def to(self) -> Transfer | None:
+        """Where the topic is now."""
+
+
+class HandOver(Protocol):
+    """The steps of moves."""
+
+    def release(self, sessions: Iterable[tuple[int, int]]) -> Sequence[Released]:
+        """Release (session, topic) pairs that were drained, if they are still to be moved."""
+
+
+class Ledger(pending.Ledger, Protocol):
+    """Where notifications are."""
+
+    pause_lock: Any  # the lock of those that pause producers
+
+    def read(self) -> AbstractContextManager[Tables]:
+        """A snapshot."""
+
+
+class Committer(pending.Background, Protocol):
+    """What commits in the background."""
+
+    def drain_session(self, session: int) -> None:
+        """Commit what this session's producer has accepted."""
+
+
+class Host(pending.Host, Protocol):
+    """The engine that is notified."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its ledger."""
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions of its ledger."""
+
+    @property
+    def committer(self) -> Committer:
+        """Its background commits."""
+
+    @property
+    def hand_over(self) -> HandOver:
+        """The steps of moves."""
+
+
+class Retries:
+    """Promotions to be retried at a time: of topics that settle, or are reserved (rules D7, E3)."""
+
+    def __init__(self, engine: Callable[[], Host], lock: Any) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._due: list[tuple[int, int]] = []  # (ns of the monotonic clock, topic)
+
+    def add(self, topic: int, due: int) -> None:
+        """Retry then."""
+        heapq.heappush(self._due, (due, topic))
+
+    def next_times(self) -> list[float]:
+        """In how many seconds the first one is due."""
+        return [(self._due[0][0] - _core.now()) / 1e9] if self._due else []
+
+    def promote_due(self) -> None:
+        """Retry promotions that are due."""
+        now = _core.now()
+        if self._due and self._due[0][0] > now:
+            self._hurry_where_the_destination_is_dead()
+        while self._due and self._due[0][0] <= now:
+            # Forgotten only once it is done: the disk may be full at the moment.
+            topics = {topic for at, topic in self._due if at <= now}
+            some = sorted(topics)[:PROMOTED_AT_ONCE]
+            self._engine().sessions.promote_again(some)
+            with self._lock:  # other threads read notifications, too
+                self._due = [
+                    (at, topic) for at, topic in self._due if at > now or topic not in some
+                ]
+                heapq.heapify(self._due)
+
+    def _hurry_where_the_destination_is_dead(self) -> None:
+        topics = {topic for _, topic in list(self._due)}
+        dead = self._engine().sessions.destinations_gone(topics)
+        if dead:
+            with self._lock:
+                self._due = [(0 if topic in dead else at, topic) for at, topic in self._due]
+                heapq.heapify(self._due)
+
+
+class Releases:
+    """Sessions of this engine that are to release their topics to others (rule E2)."""
+
+    def __init__(self, engine: Callable[[], Host], lock: Any, requests: Pending) -> None:
+        self._engine = engine
+        self._lock = lock
+        self._pending = requests
+        self._asked: list[tuple[int, int]] = []  # (session, topic)
+
+    def __bool__(self) -> bool:
+        return bool(self._asked)
+
+    def add(self, session: int, topic: int) -> None:
+        """This session is to release its topic."""
+        self._asked.append((session, topic))
+
+    def hand_over(self) -> None:
+        """Drain and release what is to be moved: sends wait meanwhile."""
+        with self._lock:
+            asked: list[tuple[int, int]] = []
+            later: list[tuple[int, int]] = []
+            for session, topic in self._asked:
+                (later if self._makes_producer(session) else asked).append((session, topic))
+            self._asked = later
+        if asked:
+            try:
+                with self._engine().ledger.pause_lock:
+                    self._hand_over(asked)
+            except BaseException:  # the disk is full, say: the next round tries again
+                with self._lock:
+                    self._asked = asked + self._asked
+                raise
+
+    def _makes_producer(self, session: int) -> bool:
+        # Another thread has read the grant: only a producer that is there can be told where its
+        # topic goes.
+        future = self._pending.settling(session)
+        made = self._engine().registry.find_session(session) is not None
+        return future is not None and not made and not future.done()
+
+    def _hand_over(self, asked: list[tuple[int, int]]) -> None:
+        engine = self._engine()
+        producers = {session: engine.registry.find_session(session) for session, _ in asked}
+        bound = {p: engine.registry.bound_to_role(p) for p in producers.values() if p is not None}
+        every = [*bound, *(each for parts in bound.values() for each in parts)]
+        for each in every:
+            each.pause()
+        try:
+            for part in every[len(bound) :]:
+                part.drain()
+            for session, producer in producers.items():
+                if producer is not None:
+                    producer.drain()
+                else:  # it was dropped, and what it has accepted may linger still
+                    engine.committer.drain_session(session)
+            for released in engine.hand_over.release(asked):
+                producer = producers[released.session]
+                if producer is not None and released.to is not None:
+                    for each in (producer, *bound[producer]):
+                        each.hand_off(released.to)
+        finally:
+            for each in every:
+                each.resume()  # unless it has moved
+
+
+class Notifications:
+    """One engine's notifications: `pending` are the requests, `retries` the promotions and
+    `releases` the sessions that they are about."""
+
+    def __init__(self, engine: Host) -> None:
+        self.lock: Any = threading.RLock()
+        self.read_up_to = 0
+        self.successors = Successors()
+        self._owner = weakref.ref(engine)  # no cycle: what is dropped lets go of its files at once
+        self._deliveries = Deliveries()
+        find = functools.partial(_engine_of, self._owner)
+        self.pending = Pending(find, self.lock, self._deliveries)
+        self.retries = Retries(find, self.lock)
+        self.releases = Releases(find, self.lock, self.pending)
+        self._failed = False
+
+    @property
+    def _engine(self) -> Host:
+        return _engine_of(self._owner)
+
+    def sleep_timeout(self) -> float:
+        """How long the background thread may sleep, in seconds."""
+        longest = RETRY_SECONDS if self._deliveries or self.releases else LONGEST_SLEEP_SECONDS
+        times = [*self.pending.next_times(), *self.retries.next_times()]
+        return min([longest, *map(self._until, times)])
+
+    def _until(self, left: float) -> float:
+        # What is overdue has come due just now, or has failed: a full disk, say.
+        return max(left, 0.0) if left > 0 or not self._failed else RETRY_SECONDS
+
+    def note(self, failed: bool) -> None:
+        """How the background thread's last round went."""
+        self._failed = failed
+
+    def postpone(self, delivery: Callable[[], None]) -> None:
+        """Have the background thread tell the application, again and again until it can."""
+        self._deliveries.add(delivery)
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read what has come, and tell the application."""
+        with self.lock:
+            with self._engine.ledger.read() as tables:
+                found = tables.notifications.read(self._engine.id, self.read_up_to)
+            for number, (kind, session, *details) in found:
+                self._take(kind, session, details)
+                self.read_up_to = number
+        self._deliveries.deliver()
+
+    def _take(self, kind: str, session: int, details: list[Any]) -> None:
+        if kind == GRANTED:
+            self._granted(session, *details)
+        elif kind in (FENCED, REVOKED):
+            self._fenced(session, kind, *details)
+        elif kind == CLAIM_LOST:
+            self._lose_claim(session, OwnershipLostError(*details))
+        elif kind == RETRY_AT:
+            self.retries.add(*details)
+        elif kind == RELEASE:
+            self.releases.add(session, *details)
+        elif kind == CLAIM_MOVED:
+            successor = self.successors.note(session, *details)
+            self._lose_claim(session, moved_error("the claim", successor))
+        elif kind == TERMINATED:
+            self._terminated(session, *details)
+        elif kind == WANTED:
+            self._deliveries.add(functools.partial(self.pending.tell_wanted, session))
+
+    def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
+        future = self.pending.take(session_id)
+        if future is None or future.session is None:
+            return
+        session = changed(future.session, epoch=epoch, since=since)
+        self._deliveries.add(lambda: self.pending.hand_out(future, session, last_sequence))
+
+    def _fenced(self, session_id: int, kind: str, text: str) -> None:
+        self.pending.take(session_id)
+        error = ProducerRevokedError if kind == REVOKED else ProducerFencedError
+        self._deliveries.add(lambda: self._tell_fenced(session_id, error, text))
+
+    def _tell_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
+        # Only now: the grant may have been read at the same time.
+        future = self.pending.settling(session_id)
+        if future is not None and future.session is not None and future.granted is None:
+            holder = self._owner_if_known(future.session.topic)
+            self.pending.fail(future, session_id, error(text, holder=holder))
+        producer = self._engine.registry.find_session(session_id)
+        if producer is not None:
+            holder = self._owner_if_known(producer.session.topic)
+            producer.lose(error(text, holder=holder))
+
+    def _terminated(self, session_id: int, text: str) -> None:
+        future = self.pending.take(session_id)
+        if future is not None:
+            error = TopicTerminatedError(text)
+            self._deliveries.add(lambda: self.pending.fail(future, session_id, error))
+
+    def _lose_claim(self, claim: int, error: OwnershipLostError) -> None:
+        self._deliveries.add(functools.partial(self._engine.registry.lose_claim, claim, error))
+
+    def _owner_if_known(self, topic: int) -> OwnerInfo | None:
+        with contextlib.suppress(ExclusiveLogError):
+            return self._engine.sessions.owner(topic)
+        return None
+
+
+def _engine_of(engine: weakref.ref[Host]) -> Host:
+    found = engine()
+    assert found is not None, "notifications are used through their engine"
+    return found

@@ -1,0 +1,449 @@
+"""One engine's requests that have no outcome yet: in a topic's queue, or waiting for a hand-over.
+
+A queued request is a session in the ledger; a notification settles its future. One that waits for
+the end of a hand-over is in the memory of this process alone (see arrivals.py).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+from exclusivelog import _core
+from exclusivelog.errors import (
+    EngineClosedError,
+    ExclusiveLogError,
+    OwnershipLostError,
+    WaitTimeoutError,
+)
+from exclusivelog.futures import AnyFuture, give_granted
+from exclusivelog.local.ownership.arrivals import Arrival, Arrivals
+from exclusivelog.local.records import Registration, Session, StillReleasing, Transfer
+from exclusivelog.types import OwnerInfo
+
+# A thread that was told is given this long to begin: else it waits for the interpreter until the
+# background thread sleeps.
+HANDED_ON_SECONDS = 20e-6
+
+
+class Listener(Protocol):
+    """A session of this engine, which is told what becomes of it."""
+
+    session: Session
+    topic: str
+
+    @property
+    def appender(self) -> _core.Appender:
+        """What it appends by."""
+
+    def end_unless_within_reach(self) -> None:
+        """End it, where its topic was handed over and its producers cannot follow any more."""
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """The session has ended, for good."""
+
+    def tell_wanted(self) -> None:
+        """Another producer waits for the topic."""
+
+    def pause(self) -> None:
+        """Let sends wait; what was accepted is still sent."""
+
+    def drain(self) -> None:
+        """Commit what was accepted so far."""
+
+    def hand_off(self, to: Transfer) -> None:
+        """The topic was handed over."""
+
+    def resume(self) -> None:
+        """Let sends go on."""
+
+    def end(self, error: EngineClosedError) -> None:
+        """The engine is closing: accept nothing more."""
+
+
+class Registered(Protocol):
+    """What an engine has open."""
+
+    def find_session(self, number: int) -> Listener | None:
+        """The session with that id."""
+
+    def bound_to_role(self, seat: Listener) -> list[Listener]:
+        """The sessions that are bound to the role whose seat this is; none for any other."""
+
+    def lose_claim(self, number: int, error: OwnershipLostError) -> None:
+        """A claim was revoked."""
+
+
+class Worker(Protocol):
+    """The background worker of an engine."""
+
+    def wake(self) -> None:
+        """Start the next round now."""
+
+    def release_orphans(self) -> None:
+        """Release what was granted to a call that was interrupted."""
+
+
+class Callbacks(Protocol):
+    """Runs code of the application."""
+
+    def call_later(self, function: Callable[[], object]) -> None:
+        """Run it in a thread of its own."""
+
+
+class Sessions(Protocol):
+    """What waiting requests need of the sessions of their ledger."""
+
+    def cancel(self, session: Session) -> bool:
+        """Leave the queue. False if the session is not in it (any more)."""
+
+    def still_coming(self, topic: int, engine: str) -> Transfer | None:
+        """The hand-over of this topic to this engine whose source is still to release it."""
+
+    def holders(self, topic: int) -> list[OwnerInfo]:
+        """Who holds the topic."""
+
+
+class Background(Protocol):
+    """A background thread that is started with the first request that waits."""
+
+    def start(self) -> None:
+        """Start it, unless it runs."""
+
+
+class Ledger(Protocol):
+    """Where the requests are."""
+
+    @property
+    def checkpointer(self) -> Background:
+        """Its background checkpoints."""
+
+
+class Reader(Protocol):
+    """The engine's notifications."""
+
+    def read(self) -> None:
+        """Read what has come, and tell the application."""
+
+
+class Host(Protocol):
+    """The engine of the requests."""
+
+    id: str
+    forked: bool
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions of its ledger."""
+
+    @property
+    def notifications(self) -> Reader:
+        """What tells it of outcomes."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Its ledger."""
+
+    @property
+    def committer(self) -> Background:
+        """Its background commits."""
+
+    @property
+    def registry(self) -> Registered:
+        """What the engine has open."""
+
+    @property
+    def worker(self) -> Worker:
+        """Its background worker."""
+
+    @property
+    def callbacks(self) -> Callbacks:
+        """Runs code of the application."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+
+class Deliveries:
+    """What the application is to be told, in order. What cannot be told now, for want of memory or
+    threads, is told in one of the background thread's next rounds."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, delivery: Callable[[], None]) -> None:
+        """Tell this behind all others."""
+        self._waiting.append(delivery)
+
+    def deliver(self) -> None:
+        """Tell the application."""
+        delivered = False
+        while self._waiting:
+            try:
+                delivery = self._waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            try:
+                delivery()
+            except BaseException:
+                self._waiting.appendleft(delivery)
+                raise
+            delivered = True
+        if delivered:
+            time.sleep(HANDED_ON_SECONDS)
+
+
+class Pending:
+    """The requests. `lock` is held while one is registered, so that no notification about a session
+    is read before the session is known here."""
+
+    def __init__(self, engine: Callable[[], Host], lock: Any, deliveries: Deliveries) -> None:
+        self.lock = lock
+        self._engine = engine
+        self._deliveries = deliveries
+        self._queued: dict[int, AnyFuture] = {}
+        self._settling: dict[int, AnyFuture] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._arrivals = Arrivals()
+        self._wanted: set[int] = set()  # sessions that were wanted before they had a producer
+
+    # ---- what waits ----------------------------------------------------------------------
+
+    @property
+    def awaits(self) -> bool:
+        """Does a request of this engine wait in a queue, or for a hand-over?"""
+        return bool(self._queued) or bool(self._arrivals)
+
+    def needed(self) -> set[int]:
+        """The topics that are waited for."""
+        waiting = [future.in_the_way() for future in list(self._queued.values())]
+        return self._arrivals.topics().union(*waiting)
+
+    def waiting(self) -> list[Session]:
+        """The sessions that wait in a queue."""
+        return [f.session for f in list(self._queued.values()) if f.session is not None]
+
+    def known(self) -> set[int]:
+        """The sessions whose futures are not settled, in the order in which they move on."""
+        return set(self._queued) | set(self._settling)
+
+    def settling(self, session: int) -> AnyFuture | None:
+        """The future of a session whose outcome is known, and is still to be told."""
+        return self._settling.get(session)
+
+    def settles(self, session: Session) -> bool:
+        """Will another thread settle this session's future?"""
+        return session.id in self._queued or session.id in self._settling
+
+    def next_times(self) -> Iterator[float]:
+        """In how many seconds one of them has to be looked after."""
+        if self._deadlines:
+            yield self._deadlines[0][0] - time.monotonic()
+        yield from self._arrivals.next_times()
+
+    # ---- request -------------------------------------------------------------------------
+
+    def request(
+        self, future: AnyFuture, register: Callable[[], Registration], timeout: float | None
+    ) -> None:
+        """Register a producer, or queue it until it is promoted or `timeout` seconds have passed
+        (None: without an end)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        arrival = Arrival(future, register, timeout, deadline)
+        try:
+            with _core.Holding(self.lock):
+                self._engine().check_open()
+                registration = self._register(arrival)
+                if registration is not None and not registration.queued:
+                    self.hand_out(future, registration.session, registration.last_sequence)
+        except ExclusiveLogError as error:
+            future.set_exception(error)
+        except BaseException:
+            # An interrupt may come after the commit: the background thread looks for orphans.
+            if future.session is not None:
+                self._queued.pop(future.session.id, None)
+            self._engine().worker.release_orphans()
+            raise
+
+    def _register(self, arrival: Arrival) -> Registration | None:
+        """Its registration; None if it has to wait until the topic is released to this engine."""
+        future = arrival.future
+        try:
+            registration = arrival.register()
+        except StillReleasing as refused:
+            self._arrivals.add(arrival, refused)
+            self._engine().worker.wake()  # the background thread must watch the source's engine now
+            return None
+        future.session = registration.session
+        if registration.queued:
+            self.queue(future, arrival.deadline)
+        return registration
+
+    def queue(self, future: AnyFuture, deadline: float | None) -> None:
+        """A session was queued: settle its future later, or take it out at the deadline."""
+        assert future.session is not None
+        self._queued[future.session.id] = future
+        # Now, not when it is promoted: the topic would be idle for as long.
+        self._engine().ledger.checkpointer.start()
+        self._engine().committer.start()
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, future.session.id))
+        self._engine().worker.wake()  # the background thread must watch the other engines now
+
+    def withdraw(self, session: Session) -> bool:
+        """Take a waiting session out of the queue; False if it was granted or fenced first,
+        which its future knows when this returns."""
+        engine = self._engine()
+        if engine.sessions.cancel(session):
+            self._queued.pop(session.id, None)
+            return True
+        engine.notifications.read()
+        engine.worker.wake()  # some may be for the background thread
+        return False
+
+    def forget(self, future: AnyFuture) -> bool:
+        """Let a request no longer wait for a hand-over; False if it does not."""
+        if not self._arrivals or self._engine().forked:  # its lock may be the parent's
+            return False
+        with self.lock:
+            return self._arrivals.take_future(future)
+
+    # ---- settle --------------------------------------------------------------------------
+
+    def take(self, session_id: int) -> AnyFuture | None:
+        """The future of a queued session whose outcome is known now."""
+        # In one of the two at every moment: `cancel` must see that it will be settled.
+        future = self._queued.get(session_id)
+        if future is not None:
+            self._settling[session_id] = future
+            self._queued.pop(session_id, None)
+        return future
+
+    def hand_out(self, future: AnyFuture, session: Session, last_sequence: int) -> None:
+        """Make what a future gives, and settle it."""
+        if future.granted is None:  # else this is a second try
+            future.granted = future.make(session, last_sequence)
+        with self.lock:
+            wanted = session.id in self._wanted
+            self._wanted.discard(session.id)
+        self.settle(future, session.id, functools.partial(give_granted, future))
+        if wanted:
+            self.tell_wanted(session.id)
+
+    def tell_wanted(self, session_id: int) -> None:
+        """Tell a session's producer that another one waits for its topic."""
+        with self.lock:
+            producer = self._engine().registry.find_session(session_id)
+            if producer is None and session_id in self._settling:
+                self._wanted.add(session_id)  # another thread is making it, and will tell it
+        if producer is not None:
+            producer.tell_wanted()
+
+    def settle(self, future: AnyFuture, session_id: int, settle: Callable[[], object]) -> None:
+        """Settle a future by this call, unless it is cancelled."""
+
+        def unless_settled() -> None:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                settle()
+            self._settling.pop(session_id, None)
+
+        # A callback may block, so never run it on the background thread.
+        if future.has_callbacks:
+            self._engine().callbacks.call_later(unless_settled)
+        else:
+            unless_settled()
+
+    def fail(self, future: AnyFuture, session_id: int, error: ExclusiveLogError) -> None:
+        """Settle a future with an error."""
+        self.settle(future, session_id, functools.partial(future.set_exception, error))
+
+    # ---- arrivals ------------------------------------------------------------------------
+
+    def admit_arrivals(self) -> None:
+        """Request again what waited for a hand-over that has gone on, or has ended (rule E3)."""
+        for arrival in self._arrivals.overdue():
+            with self.lock:
+                if self._arrivals.take(arrival):
+                    self._refuse(arrival, arrival.timed_out())
+        engine = self._engine()
+        for arrival in self._arrivals.all():
+            coming = engine.sessions.still_coming(arrival.topic, engine.id)
+            if coming is not None:
+                arrival.until = coming.until
+            else:
+                self._request_again(arrival)
+        self._deliveries.deliver()
+
+    def _request_again(self, arrival: Arrival) -> None:
+        with self.lock:
+            if not self._arrivals.take(arrival):
+                return  # it was cancelled
+            future = arrival.future
+            try:
+                registration = self._register(arrival)
+            except ExclusiveLogError as error:
+                self._refuse(arrival, error)
+                return
+            except BaseException:
+                self._engine().worker.release_orphans()
+                raise
+            if registration is not None and not registration.queued:
+                session, sequence = registration.session, registration.last_sequence
+                self._settling[session.id] = future
+                self._deliveries.add(lambda: self.hand_out(future, session, sequence))
+
+    def _refuse(self, arrival: Arrival, error: ExclusiveLogError) -> None:
+        self._deliveries.add(functools.partial(self.fail, arrival.future, 0, error))
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def end_waits(self) -> None:
+        """Take requests whose `timeout` has passed out of their queues."""
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            # Taken out first: an earlier deadline may come in front of it meanwhile.
+            entry = heapq.heappop(self._deadlines)
+            try:
+                self._end_wait(self._queued.get(entry[1]))
+            except BaseException:  # the disk is full, say: the next round tries again
+                heapq.heappush(self._deadlines, entry)
+                raise
+        self._deliveries.deliver()
+
+    def _end_wait(self, future: AnyFuture | None) -> None:
+        session = None if future is None else future.session
+        if future is not None and session is not None and self._engine().sessions.cancel(session):
+            self.take(session.id)
+            self._deliveries.add(functools.partial(self._fail_late, future, session.id))
+
+    def _fail_late(self, future: AnyFuture, session_id: int) -> None:
+        """Settle a future whose `timeout` has passed; its error says who is in the way."""
+        owner = None
+        with contextlib.suppress(ExclusiveLogError):
+            sessions = self._engine().sessions
+            holders = (sessions.holders(topic) for topic in sorted(future.topics))
+            owner = next((first for there in holders for first in there), None)
+        by = "" if owner is None else (
+            f"; it is held by producer {owner.producer_name!r} of engine {owner.engine_name!r} "
+            f"(id {owner.engine_id}, pid {owner.pid}, epoch {owner.epoch})"
+        )  # fmt: skip
+        self.fail(future, session_id, WaitTimeoutError(f"{future.waited}{by}", holder=owner))
+
+    def fail_all(self, error: ExclusiveLogError, settling: bool = True) -> None:
+        """No promotion will come any more: fail all that waits, and unless `settling` is False,
+        what is about to be settled."""
+        queued, self._queued = self._queued, {}
+        for session_id, future in {**queued, **(self._settling if settling else {})}.items():
+            self.fail(future, session_id, error)
+        for arrival in self._arrivals.all():
+            if self._arrivals.take(arrival):
+                self.fail(arrival.future, 0, error)

@@ -1,0 +1,576 @@
+"""Granting and ending roles: what binds the parts of a role together, within one transaction.
+
+A role's seat is an owner's session on the role's own topic (see role_rows.py). The transaction that
+grants the seat takes all parts, and the one that ends the seat, or any part, ends all of them. So
+the seat alone decides who acts in the role.
+
+Grants and ends reach several topics, while their caller may be in the middle of changing one of
+them. So both are only noted at first, and `settle` carries them out at the end of the transaction,
+when no caller has a topic's row any more.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from exclusivelog import _core
+from exclusivelog.backend import RoleDefinition
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    OwnershipError,
+    ProducerFencedError,
+    TopicNotFoundError,
+    TopicTerminatedError,
+)
+from exclusivelog.local import records
+from exclusivelog.local.fencing import (
+    describe,
+    owner_info,
+    owner_of,
+    revoked,
+    waiter_info,
+)
+from exclusivelog.local.ownership import role_rows
+from exclusivelog.local.ownership.changes import (
+    CLAIM_LOST,
+    CLAIM_MOVED,
+    FENCED,
+    REVOKED,
+    TERMINATED,
+    WANTED,
+    Transactions,
+    record,
+    record_claim,
+)
+from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
+from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.ownership.succession import Succession
+from exclusivelog.local.records import (
+    FENCING,
+    Claimant,
+    Session,
+    Transfer,
+    is_role,
+    unpack_session,
+)
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import Tables
+from exclusivelog.types import OwnerInfo, RoleInfo
+
+ROLE = "role"  # the reason of events about a role's parts
+Place = tuple[tuple[int, int, int], int]  # in the order of rule D1
+Noted = tuple[str, str, int]  # kind and reason of an end, and the session that ended first
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """Why a role cannot be granted now: what is in the way, and who holds it. `error`: it never
+    can be, and the request ends."""
+
+    text: str
+    holder: OwnerInfo | None = None
+    error: ExclusiveLogError | None = None
+
+
+def _place(session: Session) -> Place:
+    return session.place, session.id
+
+
+class Obstacles:
+    """Whether a role may be granted."""
+
+    def __init__(self, sessions: Succession, claims: Claims) -> None:
+        self._sessions = sessions
+        self._claims = claims
+
+    def find(
+        self, tables: Tables, role: RoleRow, seat: Session, place: Place | None
+    ) -> Obstacle | None:
+        """What keeps this request from its role; `place`: in the queue, None if it is not yet."""
+        for topic in role.topics:
+            found = self._on_topic(tables, role, seat, topic, place)
+            if found is not None:
+                return found
+        for group, wanted, _ in role.wanted():
+            found = self._on_claims(tables, role, group, wanted)
+            if found is not None:
+                return found
+        return None
+
+    def _on_topic(
+        self, tables: Tables, role: RoleRow, seat: Session, topic: int, place: Place | None
+    ) -> Obstacle | None:
+        row = tables.topics.get(topic)
+        unusable = _unusable(row)
+        if unusable is not None:
+            return Obstacle(str(unusable), error=unusable)
+        holder = owner_of(tables, row)
+        if holder is None and (row.owner or row.shared):
+            holder = next(iter(tables.sessions.holders(topic)), None)
+        if holder is not None:
+            text = f"topic {row.name!r} is held by {describe(holder)}"
+            return Obstacle(text, owner_info(holder))
+        if row.owner or row.shared:
+            return Obstacle(f"topic {row.name!r} is held by a session whose row is missing")
+        transfer = self._sessions.transfers.current(tables, row)
+        if transfer is not None and transfer.target != seat.engine:
+            where = f"engine {transfer.name!r} (id {transfer.target})"
+            return Obstacle(f"topic {row.name!r} is reserved for {where}")
+        first = self._ahead(tables, row, transfer, place)
+        if first is not None:
+            text = f"topic {row.name!r} is awaited by {describe(first)}"
+            return Obstacle(text, owner_info(first))
+        return None
+
+    def _ahead(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, place: Place | None
+    ) -> Session | None:
+        """The first producer in the topic's queue that is before that place. Other roles
+        do not count: each is granted when all of it is free, so that none waits for another."""
+        for waiter in tables.sessions.waiters(row.id) if row.waiting else ():
+            if place is not None and _place(waiter) >= place:
+                return None
+            stale = waiter.claim is not None and waiter.claim != row.epoch
+            elsewhere = transfer is not None and waiter.engine != transfer.target
+            part = role_rows.role_of_session(tables, waiter) is not None
+            if not (stale or elsewhere or part) and self._sessions.alive(waiter):
+                return waiter
+        return None
+
+    def _on_claims(
+        self, tables: Tables, role: RoleRow, group: str, wanted: dict[str, int | None]
+    ) -> Obstacle | None:
+        try:
+            _, holders = self._claims.judge(tables, group, wanted)
+        except OwnershipError as error:
+            return Obstacle(str(error), error=error)
+        for holder in holders.values():
+            other = role_rows.role_of_claim(tables, holder.id)
+            if other is not None and other.claim != role.claim and self._sessions.alive(holder):
+                of = f"group {group!r}" if group else "no group"
+                return Obstacle(
+                    f"a resource of {of} is held by role {other.name!r} of engine "
+                    f"{holder.engine_name!r} (id {holder.engine}, pid {holder.pid})"
+                )
+        return None
+
+
+class RoleEnds:
+    """How a role ends: all that it binds is lost, or moves, with it."""
+
+    def __init__(self, sessions: Succession) -> None:
+        self._sessions = sessions
+
+    def end(self, tables: Tables, claim: int, end: Noted) -> None:
+        """End all of the role with this anchor."""
+        role = role_rows.find(tables, claim)
+        if role is None:
+            return
+        kind, reason, first = end
+        bound = tables.sessions.bound_to(claim)
+        anchor = tables.claims.claimant(claim)
+        claimants = [
+            c for number in role.claimants if (c := tables.claims.claimant(number)) is not None
+        ]
+        role_rows.drop(tables, role)  # what is dropped from now on notes no end
+        tables.claims.drop_claimant(claim)
+        transfer = self._transfer(tables, role)
+        for session in sorted(bound, key=lambda each: each.topic):
+            part = role.has(session.id)
+            self._sessions.leave(tables, session, kind, reason if session.id == role.seat else ROLE)
+            if part and session.id != role.seat and session.epoch and transfer is not None:
+                self._reserve(tables, session, transfer)
+            told = session.id == first or (kind == "release" and part and first == role.seat)
+            if not told:
+                self._tell(tables, role, session)
+            tables.to_promote.add(session.topic)
+        tables.to_promote.add(role.topic)
+        self._end_claims(tables, claimants, kind, transfer)
+        if (role.held and anchor is not None and kind != "release") or transfer is not None:
+            self._tell_claim(tables, anchor, transfer)
+        if role.claimants:  # other roles may have waited for one, also if it was revoked before
+            tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
+
+    def _transfer(self, tables: Tables, role: RoleRow) -> Transfer | None:
+        row = tables.topics.sound(role.topic, "its role is ended all the same")
+        return (
+            None if row is None or not role.held else self._sessions.transfers.current(tables, row)
+        )
+
+    def _reserve(self, tables: Tables, session: Session, transfer: Transfer) -> None:
+        """The topic is kept for the destination, as the role itself is (rule E3)."""
+        row = tables.topics.sound(session.topic, "it is not kept for its role's destination")
+        if row is None or row.owner:
+            return
+        kept = replace(transfer, topic=row.id, session=0, lineage=0, groups=())
+        tables.transfers.put(kept)
+        record(tables, row, "assigned", ROLE, source=session, target=kept)
+
+    def _tell(self, tables: Tables, role: RoleRow, session: Session) -> None:
+        if not self._sessions.exists(session):
+            return
+        row = tables.topics.sound(session.topic, "who waits for it is told less")
+        if session.id == role.seat and not role.held:
+            terminated = next(
+                filter(None, (_unusable(tables.topics.get(t)) for t in role.topics)), None
+            )
+            text = f"role {role.name!r}: this request was ended: " + (
+                str(terminated)
+                if terminated is not None
+                else "it lost its place on one of its topics"
+            )
+            kind = TERMINATED if isinstance(terminated, TopicTerminatedError) else FENCED
+            tables.notifications.post(session, kind, text)
+        elif row is not None and session.epoch:
+            tables.notifications.post(session, REVOKED, str(revoked(row, session)))
+
+    def _end_claims(
+        self, tables: Tables, claimants: list[Claimant], kind: str, transfer: Transfer | None
+    ) -> None:
+        for claimant in claimants:
+            if kind == "release":
+                record_claim(tables, claimant, "release", ROLE, source=claimant)
+            else:
+                why = (
+                    self._sessions.end_of(claimant) if not self._sessions.alive(claimant) else ROLE
+                )
+                record_claim(tables, claimant, "revoke", why, source=claimant)
+            if kind != "release" or transfer is not None:
+                self._tell_claim(tables, claimant, transfer)
+        if claimants:
+            self._sessions.end_claims(tables, claimants, kind)
+
+    def _tell_claim(self, tables: Tables, claimant: Claimant | None, to: Transfer | None) -> None:
+        if claimant is None or not self._sessions.exists(claimant):
+            return
+        if to is not None:
+            tables.notifications.post(
+                claimant, CLAIM_MOVED, to.target, to.name, to.pid, to.properties
+            )
+        else:
+            name = next(iter(claimant.generations), "")
+            what = f"role {name!r}" if claimant.group == ANCHORS else f"group {claimant.group!r}"
+            tables.notifications.post(
+                claimant, CLAIM_LOST, f"{what}: it was lost with all that its role binds"
+            )
+
+
+class RoleGrants:
+    """Every change of who holds or awaits a role of one ledger."""
+
+    def __init__(self, sessions: Succession, claims: Claims) -> None:
+        self._sessions = sessions
+        self._claims = claims
+        self._obstacles = Obstacles(sessions, claims)
+        self._ends = RoleEnds(sessions)
+
+    # ---- request -------------------------------------------------------------------------
+
+    def evict_dead(self, tables: Tables, definition: RoleDefinition, mode: str) -> None:
+        """Evict what dead engines have on the role's topics."""
+        for topic in sorted(definition.topics):
+            self._sessions.evict_dead(tables, tables.topics.get(topic), mode)
+
+    def register(
+        self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
+    ) -> None:
+        """Write the request down, and the anchor that its parts are bound to."""
+        role = RoleRow(
+            seat.bound_to, row.id, seat.id, row.name.removeprefix(records.PREFIX),
+            list(definition.topics), definition.groups, definition.claims,
+        )  # fmt: skip
+        role_rows.put(tables, role)
+        tables.claims.put_claimant(_claimant(seat, role.claim, ANCHORS, {}, reads=False))
+
+    def queue(self, tables: Tables, seat: Session) -> None:
+        """The seat waits: so does a part on each of the role's topics, at the same place."""
+        role = role_rows.find(tables, seat.bound_to)
+        assert role is not None
+        for topic in role.topics:
+            row = tables.topics.get(topic)
+            part = self._part(tables, role, seat, topic)
+            role.parts[topic] = part.id
+            tables.sessions.put_waiter(part)
+            row.waiting += 1
+            owner = owner_of(tables, row)
+            if owner is not None and owner.notify_on_contention:
+                tables.notifications.post(owner, WANTED)
+            tables.topics.put(row)
+        role_rows.put(tables, role)
+        tables.to_promote.update(role.topics)  # one may be reserved: it is looked at again then
+
+    def _part(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> Session:
+        number = role.parts.get(topic) or tables.rows.next_id(b"session")
+        return replace(
+            seat, id=number, topic=topic, name=role.name, claim=None, settle=0, lineage=0, epoch=0,
+            notify_on_contention=False, properties={ROLE: role.name}, announce=None,
+        )  # fmt: skip
+
+    # ---- grant ---------------------------------------------------------------------------
+
+    def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
+        """Is all of the role free, for a request that was not queued? If not, and unless it
+        `waits`, ProducerFencedError says what is in the way."""
+        role = role_rows.find(tables, seat.bound_to)
+        assert role is not None
+        obstacle = self._obstacles.find(tables, role, seat, None)
+        if obstacle is None:
+            return True
+        if obstacle.error is not None:
+            raise obstacle.error
+        if not waits:
+            raise ProducerFencedError(
+                f"role {role.name!r} is not free: {obstacle.text}; wait_for_exclusive waits for "
+                "it, exclusive_with_fencing takes it",
+                holder=obstacle.holder,
+            )
+        return False
+
+    def admitted(self, tables: Tables, seat: Session) -> None:
+        """The seat was granted: take all that the role binds. Raises where it is not free."""
+        role = role_rows.find(tables, seat.bound_to)
+        if role is None or role.seat != seat.id:
+            return  # a producer that is bound to a claim
+        for topic in role.topics:
+            self._take_topic(tables, role, seat, topic)
+        for group, wanted, reads in role.wanted():
+            claimant = self._claims.take_in(
+                tables, _claimant(seat, 0, group, {}, reads), group, wanted
+            )
+            role_rows.claim_part(tables, claimant.id, role)
+        role.held = True
+        role_rows.put(tables, role)
+        self._end_reservations(tables, role.topic, seat.engine, "not of the role any more")
+        role_rows.put_last(tables, role)
+        token = {role.name: seat.epoch}
+        tables.claims.put_claimant(_claimant(seat, role.claim, ANCHORS, token, reads=False))
+
+    def _take_topic(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> None:
+        row = tables.topics.get(topic)
+        unusable = _unusable(row)
+        if unusable is not None:
+            raise unusable
+        part = self._part(tables, role, seat, topic)
+        part = replace(part, epoch=row.epoch + 1, lineage=part.id, since=seat.since)
+        if topic in role.parts and tables.sessions.drop_waiter(part):
+            row.waiting -= 1
+        if seat.mode == FENCING:
+            self._sessions.evict_all(tables, row, part)
+        assert (row.owner, row.shared) == (0, 0), f"topic {row.name!r} was taken twice"
+        transfer = tables.transfers.get(topic)
+        if transfer is not None and transfer.target == seat.engine:
+            tables.transfers.drop(topic)
+        elif transfer is not None:
+            self._sessions.transfers.cancel(tables, row, transfer, "another owner came first")
+        tables.sessions.put_holder(part)
+        row.owner, row.epoch = part.id, part.epoch
+        row.flags &= ~_core.RECREATED
+        sequence, _ = tables.producers.get(topic, part.name)
+        tables.producers.put(topic, part.name, sequence, part.id)
+        record(tables, row, "grant", ROLE, target=part)
+        tables.topics.put(row)
+        tables.announce.add(topic)
+        role.parts[topic] = part.id
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
+        """A session that is bound to something holds or waits no longer: if it is a role's, all of
+        the role ends in this transaction."""
+        role = role_rows.role_of_session(tables, session)
+        if role is not None:
+            self._note_end(tables, role, (kind, reason, session.id))
+
+    def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
+        """The same for a claim."""
+        role = role_rows.role_of_claim(tables, claimant.id) or role_rows.find(tables, claimant.id)
+        if role is not None:
+            self._note_end(tables, role, (kind, "claim", 0))
+
+    def _note_end(self, tables: Tables, role: RoleRow, end: Noted) -> None:
+        tables.role_ends.setdefault(role.claim, end)
+        tables.settle = self.settle
+
+    def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
+        """Is this topic's next owner chosen at the end of the transaction? It is where roles are
+        concerned."""
+        if not is_role(row.name) and not role_rows.requests_on(tables, row.id):
+            return False
+        tables.to_promote.add(row.id)
+        tables.settle = self.settle
+        return True
+
+    def settle(self, tables: Tables) -> None:
+        """Before the commit: end what has ended, then grant what is free."""
+        while tables.role_ends or tables.to_promote:
+            while tables.role_ends:
+                claim = next(iter(tables.role_ends))
+                self._ends.end(tables, claim, tables.role_ends.pop(claim))
+            topics, tables.to_promote = tables.to_promote, set()
+            self._promote(tables, topics)
+
+    # ---- hand-over -----------------------------------------------------------------------
+
+    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The hand-over of a role has got more time: so have its topics that are reserved."""
+        for other, kept in self._reserved(tables, row.id, transfer.target):
+            tables.transfers.put(replace(kept, until=max(kept.until, transfer.until)))
+            tables.to_promote.add(other.id)  # retried at the old deadline before
+            tables.settle = self.settle
+
+    def cancelled(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
+    ) -> None:
+        """The hand-over of a role has ended without its destination: so has the reservation of its
+        topics."""
+        self._end_reservations(tables, row.id, transfer.target, reason)
+
+    def _end_reservations(self, tables: Tables, topic: int, target: str, reason: str) -> None:
+        for row, kept in self._reserved(tables, topic, target):
+            self._sessions.transfers.cancel(tables, row, kept, reason)
+            tables.to_promote.add(row.id)
+            tables.settle = self.settle
+
+    def _reserved(
+        self, tables: Tables, topic: int, target: str
+    ) -> Iterator[tuple[_core.TopicRow, Transfer]]:
+        """The topics of a role's last holder that are reserved for an engine."""
+        bound = role_rows.last(tables, topic)
+        for number in () if bound is None else bound.topics:
+            kept = tables.transfers.get(number)
+            row = tables.topics.sound(number, "its reservation stays until its deadline")
+            if row is not None and kept is not None and kept.target == target and not kept.session:
+                yield row, kept
+
+    # ---- promote -------------------------------------------------------------------------
+
+    def _promote(self, tables: Tables, topics: Iterable[int]) -> None:
+        """Let those have these topics who wait for them. Roles first: one that is not granted
+        leaves its topics to the producers in their queues (rule D4)."""
+        plain: set[int] = set()
+        roles: set[int] = set()
+        for topic in topics:
+            row = tables.topics.sound(topic, "no waiter is promoted there")
+            if row is None:
+                continue
+            (roles if is_role(row.name) else plain).add(topic)
+            requests = role_rows.requests_on(tables, topic)
+            roles.update(r.topic for each in requests if (r := role_rows.find(tables, each)))
+        for topic in self._by_their_best(tables, roles):
+            self._promote_one(tables, topic, self._grantable)
+        for topic in sorted(plain):
+            self._promote_one(tables, topic, self._plain)
+
+    def _by_their_best(self, tables: Tables, roles: Iterable[int]) -> list[int]:
+        best = {role: next(tables.sessions.waiters(role), None) for role in roles}
+        waiting = sorted((_place(b), role) for role, b in best.items() if b is not None)
+        return [role for _, role in waiting] + [role for role, b in best.items() if b is None]
+
+    def _promote_one(
+        self, tables: Tables, topic: int,
+        choose: Callable[[Tables, _core.TopicRow], Iterator[tuple[bytes, bytes]]],
+    ) -> None:  # fmt: skip
+        row = tables.topics.sound(topic, "no waiter is promoted there")
+        if row is not None:
+            self._sessions.promote_now(tables, row, choose)
+            tables.topics.put(row)
+
+    def _grantable(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
+        """Of the queue of a role's own topic: the dead, and those that can have all of it now."""
+        for key, data, seat in _queue(tables, row):
+            if not self._sessions.alive(seat):
+                yield key, data
+                continue
+            role = role_rows.find(tables, seat.bound_to)
+            found = (
+                self._obstacles.find(tables, role, seat, _place(seat)) if role is not None else None
+            )
+            if role is not None and found is None:
+                yield key, data
+            elif role is not None and found is not None and found.error is not None:
+                self._refuse(tables, role, seat, found.error)
+
+    def _refuse(
+        self, tables: Tables, role: RoleRow, seat: Session, error: ExclusiveLogError
+    ) -> None:
+        self._note_end(tables, role, ("evict", ROLE, seat.id))
+        tables.notifications.post(
+            seat, FENCED, f"role {role.name!r} cannot be granted any more: {error}"
+        )
+
+    def _plain(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
+        """Of a bound topic's queue: all but the parts of roles, which are granted with their
+        seats. Where the topic is reserved, they may be told when to retry."""
+        transfer = tables.transfers.get(row.id)
+        for key, data, waiter in _queue(tables, row):
+            part = role_rows.role_of_session(tables, waiter) is not None
+            elsewhere = transfer is not None and transfer.target != waiter.engine
+            if not part or elsewhere or not self._sessions.alive(waiter):
+                yield key, data
+
+
+def _queue(tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes, Session]]:
+    for key, data in tables.rows.under("queue", row.id):
+        yield row_key(row.id, key), data, unpack_session(data)
+
+
+def row_key(topic: int, key: bytes) -> bytes:
+    """The whole key of a row of a topic."""
+    return topic.to_bytes(8, "big") + key
+
+
+def _claimant(
+    seat: Session, number: int, group: str, generations: dict[str, int], reads: bool
+) -> Claimant:
+    return Claimant(
+        number, seat.engine, seat.slot, seat.pid, seat.engine_name, group, generations,
+        time.time_ns() // 1_000_000, dict(seat.engine_properties), reads,
+    )  # fmt: skip
+
+
+def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
+    if row.flags & _core.DELETED:
+        return TopicNotFoundError(f"topic {row.name!r} was deleted")
+    if row.flags & _core.TERMINATED:
+        return TopicTerminatedError(
+            f"topic {row.name!r} was terminated at offset {row.next_offset}"
+        )
+    return None
+
+
+# ---- all of them -------------------------------------------------------------------------
+
+
+def list_roles(ledger: Transactions) -> list[RoleInfo]:
+    """All roles, by name."""
+    with ledger.read() as tables:
+        alive = ledger.lockfile.slots.alive
+        return [_info(tables, alive, *each) for each in role_rows.role_topics(tables)]
+
+
+def _info(tables: Tables, alive: Callable[[int, str], bool], name: str, topic: int) -> RoleInfo:
+    row = tables.topics.get(topic)
+    owner = owner_of(tables, row)
+    holder = owner if owner is not None and alive(owner.slot, owner.engine) else None
+    bound = role_rows.last(tables, topic) or RoleDefinition((), {}, {})
+    waiters = [waiter_info(w) for w in tables.sessions.waiters(topic) if alive(w.slot, w.engine)]
+    return RoleInfo(
+        name, row.epoch, None if holder is None else owner_info(holder),
+        tuple(sorted(tables.topics.get(each).name for each in bound.topics)),
+        {group: tuple(topics) for group, topics in bound.groups.items()},
+        {group: tuple(resources) for group, resources in bound.claims.items()},
+        tuple(waiters),
+    )  # fmt: skip
+
+
+def with_roles(ledger: Ledger, now: Callable[[], int] = _core.now) -> Sessions:
+    """The sessions of a ledger, and the roles among them. `now`: the monotonic clock, in ns."""
+    sessions = Sessions(ledger, now)
+    # Weakly: a cycle would keep a closed engine's files open until the next garbage collection.
+    succession = weakref.proxy(sessions.succession)
+    sessions.succession.transfers.roles = RoleGrants(succession, Claims(ledger, succession))
+    return sessions

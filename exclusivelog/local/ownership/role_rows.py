@@ -1,0 +1,189 @@
+"""What the ledger keeps of roles (see roles.py): rows of the table `meta`.
+
+```text
+b"role", claim session             msgpack of RoleRow: one request for a role, waiting or granted
+b"role in", topic, claim session   empty: that request has a part on this topic
+b"role of", claim session          the claim session of the role that this claim is a part of (u64)
+b"role last", topic of the role    msgpack: the topics, groups and claims of the last holder
+```
+
+A role's own topic has the name `__role__/<name>`. A request is an ordinary exclusive session there,
+its *seat*, which is granted, fenced and handed over as every owner is. A claim session without
+resources, its *anchor*, binds the parts to it: the sessions on the role's topics, admitted with the
+seat or waiting beside it, and all producers that are opened with `claim=role.claim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.backend import RoleDefinition
+from exclusivelog.local.records import PREFIX, Claimant, Session
+from exclusivelog.local.storage.rows import PAIR, U64, u64
+from exclusivelog.local.storage.tables import Tables
+
+ANCHORS = "__role__"  # the group of the claim sessions that bind the parts
+REQUEST, PART, PART_OF, LAST = b"role", b"role in", b"role of", b"role last"
+
+Wanted = dict[str, dict[str, int | None]]  # {group: {resource: generation}}
+
+
+@dataclass(slots=True)
+class RoleRow:
+    """One request for a role: `topic` is the role's own, `parts` has the session on each bound
+    topic, `claimants` the claim sessions of its groups and claims once it is granted."""
+
+    claim: int
+    topic: int
+    seat: int
+    name: str
+    topics: list[int]
+    groups: dict[str, dict[str, int]]
+    claims: Wanted
+    parts: dict[int, int] = field(default_factory=dict)
+    claimants: list[int] = field(default_factory=list)
+    held: bool = False
+
+    def wanted(self) -> Iterator[tuple[str, dict[str, int | None], bool]]:
+        """(group, {resource: generation}, is it a reader's) of all that it claims."""
+        for group, topics in self.groups.items():
+            yield group, dict.fromkeys(topics), True
+        for group, resources in self.claims.items():
+            yield group, resources, False
+
+    def has(self, session: int) -> bool:
+        """Is this session the seat, or one of the parts on topics?"""
+        return session == self.seat or session in self.parts.values()
+
+
+FIELDS = [each.name for each in fields(RoleRow)]
+
+
+def find(tables: Tables, claim: int) -> RoleRow | None:
+    """The request whose anchor this claim session is; None for any other claim."""
+    return tables.rows.find("meta", REQUEST + U64.pack(claim), _unpack) if claim else None
+
+
+def put(tables: Tables, role: RoleRow) -> None:
+    """Write what `find` reads, and what `requests_on` does."""
+    row = msgpack.packb([getattr(role, name) for name in FIELDS])
+    tables.rows.put("meta", REQUEST + U64.pack(role.claim), row)
+    for topic in role.topics:
+        tables.rows.put("meta", PART + PAIR.pack(topic, role.claim), b"")
+
+
+def drop(tables: Tables, role: RoleRow) -> None:
+    """The request has ended, and its parts with it."""
+    tables.rows.delete("meta", REQUEST + U64.pack(role.claim))
+    for topic in role.topics:
+        tables.rows.delete("meta", PART + PAIR.pack(topic, role.claim))
+    for claimant in role.claimants:
+        tables.rows.delete("meta", PART_OF + U64.pack(claimant))
+
+
+def requests_on(tables: Tables, topic: int) -> list[int]:
+    """The anchors of the requests that have a part on this topic."""
+    prefix = PART + U64.pack(topic)
+    cursor, found = tables.rows.cursor("meta"), []
+    if cursor.set_range(prefix):
+        for key, _ in cursor:
+            if not key.startswith(prefix):
+                break
+            found.append(u64(key[len(prefix) :]))
+    return found
+
+
+def claim_part(tables: Tables, claimant: int, role: RoleRow) -> None:
+    """This claim session is a part of the role from now on."""
+    tables.rows.put("meta", PART_OF + U64.pack(claimant), U64.pack(role.claim))
+    role.claimants.append(claimant)
+
+
+def role_of_claim(tables: Tables, claimant: int) -> RoleRow | None:
+    """The role that this claim session is a part of; None for any other claim."""
+    anchor = tables.rows.find("meta", PART_OF + U64.pack(claimant), u64)
+    return None if anchor is None else find(tables, anchor)
+
+
+def role_of_session(tables: Tables, session: Session | None) -> RoleRow | None:
+    """The role whose seat, or part, this session is."""
+    role = None if session is None else find(tables, session.bound_to)
+    return role if role is not None and session is not None and role.has(session.id) else None
+
+
+def put_last(tables: Tables, role: RoleRow) -> None:
+    """Remember what the role binds, for listings, when no process has it any more."""
+    row = msgpack.packb([role.topics, role.groups, role.claims])
+    tables.rows.put("meta", LAST + U64.pack(role.topic), row)
+
+
+def last(tables: Tables, topic: int) -> RoleDefinition | None:
+    """What the role with this own topic bound when it was granted last; None before."""
+    return tables.rows.find("meta", LAST + U64.pack(topic), _unpack_last)
+
+
+def role_topics(tables: Tables) -> list[tuple[str, int]]:
+    """(name of the role, id of its own topic) of all roles, sorted."""
+    cursor, prefix = tables.rows.cursor("names"), PREFIX.encode()
+    found = []
+    if cursor.set_range(prefix):
+        for key, data in cursor:
+            if not key.startswith(prefix):
+                break
+            topic = tables.rows.decode("names", u64, data)
+            row = tables.topics.sound(topic, "its role is not listed")
+            if row is not None and not row.flags & _core.DELETED:
+                found.append((key[len(prefix) :].decode(), topic))
+    return found
+
+
+# ---- what is a part of a role ------------------------------------------------------------
+
+
+def owned_by(tables: Tables, owner: Session | None) -> int | None:
+    """The own topic of the role that this owner of a topic is a part of; None for any other."""
+    role = role_of_session(tables, owner)
+    return None if role is None or owner is None or role.seat == owner.id else role.topic
+
+
+def binds(tables: Tables, session: Session) -> bool:
+    """Is this session a part, but not the seat, of a role that is held or awaited?"""
+    role = role_of_session(tables, session)
+    return role is not None and role.seat != session.id
+
+
+def is_anchor(tables: Tables, claimant: Claimant) -> bool:
+    """Does this claim session bind a role? An application never made it."""
+    return claimant.group == ANCHORS and find(tables, claimant.id) is not None
+
+
+def parts(tables: Tables, seat: Session) -> tuple[RoleRow, list[Session], list[Claimant]]:
+    """What a granted role consists of now: nothing, if it was lost meanwhile."""
+    role = find(tables, seat.bound_to)
+    if role is None:
+        return RoleRow(seat.bound_to, seat.topic, seat.id, "", [], {}, {}), [], []
+    held = [tables.sessions.holder(topic, number) for topic, number in role.parts.items()]
+    claims = [tables.claims.claimant(number) for number in role.claimants]
+    return role, [s for s in held if s is not None], [c for c in claims if c is not None]
+
+
+def rivals(tables: Tables, definition: RoleDefinition) -> set[int]:
+    """The own topics of the roles that have what this request wants to claim."""
+    wanted = [(group, topic) for group, read in definition.groups.items() for topic in read]
+    wanted += [(group, name) for group, names in definition.claims.items() for name in names]
+    holders = [tables.claims.claim(*each)[1] for each in wanted]
+    found = [role_of_claim(tables, holder) for holder in holders if holder]
+    return {role.topic for role in found if role is not None}
+
+
+def _unpack(data: bytes) -> RoleRow:
+    return RoleRow(*msgpack.unpackb(data, strict_map_key=False))
+
+
+def _unpack_last(data: bytes) -> RoleDefinition:
+    topics, groups, claims = msgpack.unpackb(data)
+    return RoleDefinition(tuple(topics), groups, claims)

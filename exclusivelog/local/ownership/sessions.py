@@ -1,0 +1,514 @@
+"""Requests for topics, and every other change of who holds or awaits one: `Requests` decides within
+a transaction, with `admission.py`; `Sessions` has the transactions, one for each call (rule A2).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+
+from exclusivelog import _core
+from exclusivelog.backend import ProducerRequest, RoleDefinition
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    InvalidEpochError,
+    OwnershipLostError,
+    ProducerBusyError,
+    ProducerFencedError,
+    TopicNotFoundError,
+    TopicTerminatedError,
+)
+from exclusivelog.local import records
+from exclusivelog.local.fencing import (
+    describe,
+    owner_info,
+    owner_of,
+    told,
+    waiter_info,
+)
+from exclusivelog.local.ownership import admission, seats
+from exclusivelog.local.ownership.admission import Verdict
+from exclusivelog.local.ownership.changes import (
+    HANDED_OVER,
+    TERMINATED,
+    WANTED,
+    Transactions,
+    record,
+)
+from exclusivelog.local.ownership.succession import Succession
+from exclusivelog.local.records import Registration, Session, StillReleasing, Transfer, is_role
+from exclusivelog.local.storage.tables import Tables
+from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
+
+EVICTED_AT_FIRST = 50
+EVICTED_AT_ONCE = 1000  # sessions in one transaction: others wait for the ledger meanwhile
+
+
+_ADMITTED = (Verdict.ADMIT, Verdict.GRANT, Verdict.TAKE_OVER, Verdict.QUEUE)
+
+
+class Requests:
+    """What becomes of requests for topics, within a transaction (rules A1-A6, B5, B6)."""
+
+    def __init__(self, succession: Succession) -> None:
+        self._succession = succession
+        self._transfers = succession.transfers
+
+    def register(
+        self, tables: Tables, row: _core.TopicRow, session: Session, *, role: RoleDefinition | None,
+        follows: int | None = None,
+    ) -> Registration:  # fmt: skip
+        """Admit or queue a new session, which has no id yet, or raise why not. Without a name it
+        gets one of its own. `follows`, `role`: as for `Sessions.request`."""
+        if follows is not None:
+            self._check_unbroken(tables, row, session.engine, follows)
+        if role is not None:
+            session = replace(session, bound_to=tables.rows.next_id(b"claim"))
+        session = replace(session, id=tables.rows.next_id(b"session"))
+        if not session.name:
+            name = tables.producers.unused_name(row.id, f"{session.engine_name}-{session.id}")
+            session = replace(session, name=name)
+        if role is not None:
+            self._succession.roles.register(tables, row, session, role)
+        return self.decide(tables, row, session, follows)
+
+    def decide(
+        self, tables: Tables, row: _core.TopicRow, session: Session, follows: int | None
+    ) -> Registration:
+        """Carry out what `admission.admit` decides about a session."""
+        owner = owner_of(tables, row)
+        transfer = self._transfers.current(tables, row)
+        seat = None
+        if not session.exclusive and row.shared:
+            seat = seats.find(tables, row, session.engine, session.name, follows)
+        verdict, epoch = self._judge(tables, row, session, owner, transfer, seat)
+        if verdict not in _ADMITTED:
+            refusal = _refusal(tables, row, session, verdict, owner, transfer)
+            coming = None if follows is not None else self._coming(tables, row, session, verdict)
+            if coming is not None:
+                raise StillReleasing(refusal, coming.until)
+            raise refusal
+        sequence, namesake = tables.producers.get(row.id, session.name)
+        if namesake and verdict is not Verdict.TAKE_OVER and (seat is None or namesake != seat.id):
+            self._check_name(tables, row, session, namesake)
+        if verdict is Verdict.QUEUE:
+            self._queue(tables, row, session, sequence, owner)
+        else:
+            session = replace(session, epoch=epoch)
+            if verdict is Verdict.TAKE_OVER:
+                self._succession.evict_all(tables, row, session)
+            if seat is not None:
+                session = replace(session, id=seat.id)
+                self._admit_to_seat(tables, row, session, seat)
+            else:
+                reason = _why(session, verdict, transfer)
+                self._transfers.end(tables, row, transfer, session, reason)
+                self._succession.admit(tables, row, session, reason, transfer)
+            tables.producers.put(row.id, session.name, sequence, session.id)
+            if row.waiting and session.notify_on_contention:
+                tables.notifications.post(session, WANTED)  # it came past the queue (rule E3)
+        tables.topics.put(row)
+        return Registration(session, verdict is Verdict.QUEUE, sequence)
+
+    def _judge(
+        self, tables: Tables, row: _core.TopicRow, session: Session, owner: Session | None,
+        transfer: Transfer | None, seat: Session | None,
+    ) -> tuple[Verdict, int]:  # fmt: skip
+        """The verdict, and the topic's epoch once it is carried out."""
+        waiting = row.waiting > 0 and seat is None
+        if owner is None and not row.shared:
+            waiting = admission.held_back(
+                session, now=self._succession.now(), freed=self._succession.freed(row),
+                waiting=waiting, transfer=transfer, known=tables.sessions.known(row.id),
+            )  # fmt: skip
+        decision = admission.admit(
+            epoch=row.epoch, owner=owner, shared=row.shared > 0, waiting=waiting,
+            request=admission.Request(session.mode, session.claim),
+            in_transit=transfer is not None, recreated=bool(row.flags & _core.RECREATED),
+        )  # fmt: skip
+        granted = decision.verdict is Verdict.GRANT and session.mode != records.FENCING
+        if granted and is_role(row.name):
+            waits = session.mode == records.WAIT
+            if not self._succession.roles.check_free(tables, session, waits):
+                return Verdict.QUEUE, row.epoch
+        return decision.verdict, decision.epoch
+
+    def _queue(
+        self, tables: Tables, row: _core.TopicRow, session: Session, sequence: int,
+        owner: Session | None,
+    ) -> None:  # fmt: skip
+        tables.sessions.put_waiter(session)
+        row.waiting += 1
+        tables.producers.put(row.id, session.name, sequence, session.id)
+        if owner is not None and owner.notify_on_contention:
+            tables.notifications.post(owner, WANTED)
+        if owner is not None and tables.sessions.known(row.id) is not None:
+            tables.sessions.learn(row.id, session.priority)
+        if is_role(row.name):
+            self._succession.roles.queue(tables, session)
+        self._succession.promote(tables, row)  # it may be the best of those who let it settle
+
+    def _admit_to_seat(
+        self, tables: Tables, row: _core.TopicRow, session: Session, seat: Session
+    ) -> None:
+        transfer = seats.take(tables, row, seat, session)
+        record(tables, row, "admit", HANDED_OVER, source=None, target=session)
+        reason = _why(session, Verdict.ADMIT, transfer)
+        self._succession.admit(tables, row, session, reason, transfer)
+
+    def visit(self, tables: Tables, session: Session) -> tuple[_core.TopicRow, Session]:
+        """Let a session have its topic for this transaction alone: the same decisions as for one
+        that stays, no registration. Returns the topic's row, for the caller to write back, and the
+        session with its epoch. Only a new epoch is recorded in `__events__`."""
+        row = usable(tables, session.topic)
+        self._succession.evict_dead(tables, row, session.mode)
+        owner = owner_of(tables, row)
+        transfer = self._transfers.current(tables, row)
+        decision = admission.admit(
+            epoch=row.epoch, owner=owner, shared=row.shared > 0,
+            waiting=row.waiting > 0 or transfer is not None,
+            request=admission.Request(session.mode, session.claim),
+            recreated=bool(row.flags & _core.RECREATED),
+        )  # fmt: skip
+        verdict = decision.verdict
+        if verdict not in _ADMITTED or verdict is Verdict.QUEUE:
+            raise _refusal(tables, row, session, verdict, owner, transfer)
+        session = replace(session, epoch=decision.epoch)
+        _, namesake = tables.producers.get(row.id, session.name)
+        if verdict is Verdict.TAKE_OVER:
+            self._succession.evict_all(tables, row, session)
+            self._transfers.end(tables, row, transfer, session, "fencing")
+        elif namesake:
+            self._check_name(tables, row, session, namesake)
+        if session.epoch > row.epoch:
+            row.epoch = session.epoch
+            row.flags &= ~_core.RECREATED
+            record(tables, row, "grant", _why(session, verdict, None), target=session)
+        return row, session
+
+    def _coming(
+        self, tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict
+    ) -> Transfer | None:
+        """The hand-over to the session's engine that its request has to wait for, if any."""
+        transfer = self._transfers.releasing_to(tables, row, session.engine)
+        if transfer is None:
+            return None
+        if not row.owner:  # it is a seat: it is taken past those who wait
+            return transfer if verdict is Verdict.BUSY else None
+        expected = any(
+            waiter.engine == session.engine and self._succession.alive(waiter)
+            for waiter in tables.sessions.waiters(row.id)
+        )
+        waits = admission.awaits_release(
+            session, verdict=verdict, waiting=row.waiting > 0, expected=expected,
+            target=transfer.target,
+        )  # fmt: skip
+        return transfer if waits else None
+
+    def _check_unbroken(
+        self, tables: Tables, row: _core.TopicRow, engine: str, lineage: int
+    ) -> None:
+        if seats.find(tables, row, engine, "", lineage) is not None:
+            return
+        transfer = self._transfers.current(tables, row)
+        if transfer is None or transfer.target != engine or transfer.lineage != lineage:
+            raise ProducerFencedError(
+                f"topic {row.name!r} had another owner meanwhile; open a new producer"
+            )
+
+    def _check_name(
+        self, tables: Tables, row: _core.TopicRow, session: Session, namesake: int
+    ) -> None:
+        holder = tables.sessions.holder(row.id, namesake)
+        if holder is None:  # it waits
+            holder = next((w for w in tables.sessions.waiters(row.id) if w.id == namesake), None)
+        if holder is None:
+            return
+        if not self._succession.alive(holder):
+            self._succession.remove_dead(tables, row, holder)
+            return
+        raise ProducerBusyError(
+            f"topic {row.name!r}: the producer name {session.name!r} is in use by "
+            f"{describe(holder)}; choose another name, or wait until it is closed",
+            holder=owner_info(holder),
+        )
+
+
+class Sessions:
+    """Every change of who holds or awaits a topic of one ledger, each call in a transaction of its
+    own. `succession` and `requests` have the steps, for callers that have a transaction."""
+
+    def __init__(self, ledger: Transactions, now: Callable[[], int] = _core.now) -> None:
+        self.succession = Succession(ledger.lockfile.slots, now)
+        self.requests = Requests(self.succession)
+        self._ledger = ledger
+        self._living = ledger.lockfile.slots
+
+    # ---- open ----------------------------------------------------------------------------
+
+    def request(self, request: ProducerRequest, engine: EngineInfo, slot: int) -> Registration:
+        """Register a producer of this engine, or queue it; everything or nothing (rules A1-A6, B5,
+        B6)."""
+        topic, role, bound_to = request.topic, request.role, request.bound_to
+        with self._ledger.write_checkpointed() as tables:  # with the last sequence id of every name
+            if role is not None:
+                self.succession.roles.evict_dead(tables, role, request.mode)
+            row = usable(tables, topic)
+            self.succession.evict_dead(tables, row, request.mode, request.name)
+            # Only now: a claim may move with the topic that an evicted session was to hand over.
+            if not bound_to or tables.claims.claimant(bound_to) is not None:
+                session = Session(
+                    id=0, topic=topic, engine=engine.id, slot=slot, pid=engine.pid,
+                    engine_name=engine.name, name=request.name or "", mode=request.mode,
+                    priority=request.priority, created=request.created,
+                    tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
+                    claim=request.topic_epoch, properties=request.properties,
+                    settle=request.settle, engine_properties=dict(engine.properties),
+                    bound_to=bound_to, notify_on_contention=request.notify_on_contention,
+                    announce=request.announce,
+                )  # fmt: skip
+                return self.requests.register(
+                    tables, row, session, role=role, follows=request.lineage
+                )
+        # Outside: the evictions are kept.
+        raise OwnershipLostError(
+            f"topic {row.name!r}: claim= was revoked, released or handed over, and no producer can "
+            "be bound to it. Make a new one with engine.own"
+        )
+
+    # ---- terminate -----------------------------------------------------------------------
+
+    def terminate(self, topic: int) -> int:
+        """Admit no session to the topic any more, and notify those who wait (rule G8); its end."""
+        with self._ledger.write_checkpointed() as tables:
+            row = tables.topics.get(topic)
+            if row.flags & _core.DELETED:
+                raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+            row.flags |= _core.TERMINATED
+            for _, seat in tables.transfers.seats(row.id):
+                tables.ring.add(seat.slot)
+            if (transfer := tables.transfers.get(row.id)) is not None:
+                tables.ring.add(transfer.slot)  # requests may wait for it there
+            for session in list(tables.sessions.waiters(row.id)):
+                self.succession.drop_waiter(tables, row, session)
+                tables.notifications.post(session, TERMINATED, str(_terminated(row)))
+            tables.topics.put(row)
+            tables.announce.add(row.id)
+            return row.next_offset
+
+    # ---- leave ---------------------------------------------------------------------------
+
+    def release(self, sessions: Iterable[Session], read: tuple[str, int] | None = None) -> None:
+        """Give sessions back and promote who waits, all in one transaction (rules B7, C1).
+
+        One that is no longer registered, because it was evicted, is passed over: its
+        successor is not disturbed. `read` is (engine, number) of notifications that can go.
+        """
+        with self._ledger.write_exclusive() as tables:
+            if read is not None:
+                tables.notifications.drop(*read)
+            for session in sessions:
+                self.succession.leave(tables, session, "release", "closed")
+
+    def cancel(self, session: Session) -> bool:
+        """Leave the queue. False if the session is not in it (any more): it was granted or
+        fenced, and a notification says which (rule D5)."""
+        with self._ledger.write_exclusive() as tables:
+            if not tables.sessions.waiting(session):
+                return False
+            row = tables.topics.get(session.topic)
+            self.succession.drop_waiter(tables, row, session)
+            self.succession.promote(tables, row)  # others may have let it have its time to settle
+            tables.topics.put(row)
+            return True
+
+    def promote_again(self, topics: Iterable[int]) -> None:
+        """Retry promotions that are due (rule D7)."""
+        with self._ledger.write_exclusive() as tables:
+            self.succession.promote_all(tables, topics, due=True)
+
+    # ---- evict ---------------------------------------------------------------------------
+
+    def find_dead(self, needed: Callable[[], Set[int]] | None = None) -> list[str]:
+        """Engines that have sessions here and do not live. `needed`, the topics that are waited
+        for: of the unresponsive engines only those that have one of them (rule C3). It is called
+        only where there is one: a hundred thousand may wait."""
+
+        def is_in_the_way(tables: Tables, slot: int, engine: str) -> bool:
+            gone = not self._living.exists(slot, engine)
+            return (
+                gone or needed is None or not needed().isdisjoint(tables.sessions.topics_of(engine))
+            )
+
+        with self._ledger.read() as tables:
+            return [
+                engine
+                for engine, slot in tables.sessions.engines()
+                if not self._living.alive(slot, engine) and is_in_the_way(tables, slot, engine)
+            ]
+
+    def drop_notifications_of_the_gone(self) -> None:
+        """Delete the notifications of engines that are gone: none of them comes back to read."""
+        with self._ledger.read() as tables:
+            readers = list(tables.notifications.engines())
+        gone = set(readers) - {engine.id for engine in self._living.present()}
+        if gone:
+            with self._ledger.write_concurrent() as tables:
+                for engine in gone:
+                    tables.notifications.drop(engine, 2**64 - 1)
+
+    def evict(self, engine: str) -> Iterator[None]:
+        """Remove a dead engine's sessions and promote who waits for them (rule C2).
+
+        The topics it held go first, those with the best waiters before the others. A
+        transaction takes a bounded number, so that no process waits long for the writer lock, and
+        the first one few, so that the first waiters need not wait for the last. Yields after each.
+        """
+        with self._ledger.read() as tables:
+            order = _by_urgency(tables, tables.sessions.of_engine(engine))
+        size = EVICTED_AT_FIRST
+        while order and self._evict_some(engine, order[:size]):
+            order = order[size:]
+            size = EVICTED_AT_ONCE
+            yield
+
+    def _evict_some(self, engine: str, sessions: Sequence[Session]) -> bool:
+        with self._ledger.write_exclusive() as tables:
+            if self._living.alive(sessions[0].slot, engine):
+                return False  # it was only unresponsive, and has gone on meanwhile (rule C3)
+            if not self._living.exists(sessions[0].slot, engine):
+                tables.notifications.drop(engine, 2**64 - 1)
+            for session in sessions:
+                end = self.succession.end_of(session)
+                row = self.succession.leave(tables, session, "evict", end)
+                if row is not None:
+                    self.succession.tell_fenced(tables, row, session, owner_of(tables, row))
+            return True
+
+    # ---- inspect -------------------------------------------------------------------------
+
+    def still_coming(self, topic: int, engine: str) -> Transfer | None:
+        """The hand-over of this topic to this engine whose source is still to release it."""
+        with self._ledger.read() as tables:
+            row = tables.topics.sound(topic, "who waits for it is told")
+            if row is None:
+                return None
+            return self.succession.transfers.releasing_to(tables, row, engine)
+
+    def locate(self, topic: int, lineage: int) -> tuple[str, int] | None:
+        """(engine, session) of where a topic is, session 0 where it is still reserved, as long as
+        this lineage of hand-overs goes on: it has had no other owner in between."""
+        with self._ledger.read() as tables:
+            row = tables.topics.get(topic)
+            seat = seats.held(tables, topic, lineage) if row.shared else None
+            if seat is not None:
+                return seat.engine, 0 if seats.reserved(tables, seat) else seat.id
+            owner = owner_of(tables, row)
+            if owner is not None:
+                return (owner.engine, owner.id) if owner.lineage == lineage else None
+            transfer = tables.transfers.get(topic)
+            due = transfer is None or self.succession.now() >= transfer.until
+            if transfer is not None and transfer.lineage == lineage and not due:
+                return transfer.target, 0
+            return None
+
+    def destinations_gone(self, topics: Iterable[int]) -> set[int]:
+        """Those of these topics that are on their way to an engine that is gone."""
+        with self._ledger.read() as tables:
+            found = [tables.transfers.get(topic) for topic in topics]
+        has_destination = self.succession.transfers.has_destination
+        return {each.topic for each in found if each is not None and not has_destination(each)}
+
+    def holders(self, topic: int) -> list[OwnerInfo]:
+        """Who holds the topic: its owner, or its shared producers. The living only, and no seat
+        that is reserved for a producer still to come."""
+        with self._ledger.read() as tables:
+            there = [s for s in tables.sessions.holders(topic) if self.succession.alive(s)]
+            return [owner_info(s) for s in there if not seats.reserved(tables, s)]
+
+    def owner(self, topic: int) -> OwnerInfo | None:
+        """The topic's owner, if it has one that lives."""
+        with self._ledger.read() as tables:
+            owner = owner_of(tables, tables.topics.get(topic))
+            lives = owner is not None and self.succession.alive(owner)
+            return owner_info(owner) if owner is not None and lives else None
+
+    def waiters(self, topic: int) -> list[WaiterInfo]:
+        """The living in the topic's queue, best first."""
+        with self._ledger.read() as tables:
+            waiters = tables.sessions.waiters(topic)
+            return [waiter_info(s) for s in waiters if self.succession.alive(s)]
+
+
+# ---- refusals ----------------------------------------------------------------------------
+
+
+def usable(tables: Tables, topic: int) -> _core.TopicRow:
+    """The row of a topic that was neither deleted nor terminated; raises if it was."""
+    row = tables.topics.get(topic)
+    if row.flags & _core.DELETED:
+        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+    if row.flags & _core.TERMINATED:
+        raise _terminated(row)
+    return row
+
+
+def _terminated(row: _core.TopicRow) -> TopicTerminatedError:
+    return TopicTerminatedError(f"topic {row.name!r} was terminated at offset {row.next_offset}")
+
+
+def _why(session: Session, verdict: Verdict, transfer: Transfer | None) -> str:
+    if verdict is Verdict.TAKE_OVER:
+        return "fencing"
+    if transfer is not None and transfer.target == session.engine:
+        return HANDED_OVER
+    return "reconnect" if session.claim == session.epoch else "request"
+
+
+def _refusal(
+    tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict, owner: Session | None,
+    transfer: Transfer | None,
+) -> ExclusiveLogError:  # fmt: skip
+    if verdict is Verdict.INVALID:
+        return InvalidEpochError(
+            f"{told(row.name)}: topic_epoch={session.claim} was never granted; the topic is at "
+            f"epoch {row.epoch}. It takes the epoch that this producer had, or None"
+        )
+    holder = (
+        owner
+        or next(iter(tables.sessions.holders(row.id)), None)
+        or next(tables.sessions.waiters(row.id), None)
+    )
+    by = f"; it is held by {describe(holder)}" if holder is not None else ""
+    if transfer is not None:
+        by += f"; it is on its way to engine {transfer.name!r} (id {transfer.target})"
+    info = None if holder is None else owner_info(holder)
+    if verdict is Verdict.STALE:
+        return ProducerFencedError(
+            f"topic {row.name!r} is at epoch {row.epoch}, topic_epoch={session.claim} is over: it "
+            f"has had a later owner{by}. Open a producer without topic_epoch",
+            holder=info,
+        )
+    if verdict is Verdict.BUSY:
+        way_out = "wait until it is free, or ask for another access mode"
+        return ProducerBusyError(
+            f"topic {row.name!r} takes no shared producer now{by}; {way_out}", holder=info
+        )
+    holds = "holder" if is_role(row.name) else "producer"
+    return ProducerFencedError(
+        f"{told(row.name)} is not free for an exclusive {holds}{by}; wait_for_exclusive "
+        "waits for it, exclusive_with_fencing takes it",
+        holder=info,
+    )
+
+
+def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:
+    """Those first that hold topics with good waiters; those last that have no waiter."""
+
+    def urgency(session: Session) -> tuple[bool, tuple[int, ...]]:
+        best = next(tables.sessions.waiters(session.topic), None) if session.epoch else None
+        return best is None, () if best is None else best.place
+
+    return sorted(sessions, key=urgency)

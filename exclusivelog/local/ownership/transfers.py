@@ -1,0 +1,373 @@
+"""Handing topics over to an engine that is named in advance (PIP-307, rules E1-E4).
+
+A move is a row in the table `transfers`, and every step one transaction for up to 250 topics:
+
+```text
+Owned(a, e)      nothing under way
+Releasing        the row names the destination, and the session that is to release the topic:
+                 its engine is notified, lets sends wait, and commits what it has accepted
+Assigned(b)      the session is released, and the row keeps everybody but b away
+Owned(b, e+1)    b's best waiter, or its next producer, has the topic; the row is gone
+```
+
+The claims of the groups that the call names move in the transaction that assigns the topic; one
+shared producer moves as seats.py says. The last two are one transaction where b has a waiter.
+The row ends by itself: at its deadline, with the death of its destination, or when another
+session becomes owner first. So whichever process dies at whichever step, the topic has its old
+owner, its new one, or is promoted as usual.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from exclusivelog import _core
+from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
+from exclusivelog.local.fencing import (
+    describe,
+    fenced,
+    owner_info,
+    owner_of,
+)
+from exclusivelog.local.ownership import role_rows, seats
+from exclusivelog.local.ownership.changes import MOVES, RELEASE, record
+from exclusivelog.local.ownership.succession import Succession
+from exclusivelog.local.records import Session, Transfer, is_role
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import Tables
+from exclusivelog.types import EngineInfo, Move, TransferInfo
+
+POLL_SECONDS = 0.25  # a death sends no wake-up
+STAYS = "it stays where it is"
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """What became of one session that was to be handed over: `to` has its topic, or it keeps it
+    (None)."""
+
+    session: int
+    to: Transfer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a call of unload wants: to which engine (in which slot of the lock file) and until when
+    (ns of the monotonic clock); whose claims move along; and the name of the only producer that is
+    to move, if not the topic's ownership. `session`: that producer's, where it moves itself."""
+
+    to: EngineInfo
+    slot: int
+    until: int
+    groups: tuple[str, ...] = ()
+    producer: str | None = None
+    session: Session | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A move that has begun. `lineage` is the lineage of the seat that moves, 0: the topic does."""
+
+    move: Move
+    lineage: int = 0
+
+
+class HandOver:
+    """The steps of moves, each one transaction."""
+
+    def __init__(self, ledger: Ledger, succession: Succession) -> None:
+        self._ledger = ledger
+        self._succession = succession
+        self._transfers = succession.transfers
+
+    # ---- Releasing -----------------------------------------------------------------------
+
+    def begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
+        """Begin to move these topics, all or none; as things stand then."""
+        with self._ledger.write_exclusive() as tables:
+            topics = [_existing(tables, name).id for name in names]
+            begun: dict[tuple[int, int], Begun] = {}  # the topics of one role are one move
+            for topic in topics:
+                # Its row only now: the claims that move with one topic may have changed another.
+                one = self._begin_one(tables, tables.topics.get(topic), wish)
+                begun.setdefault((one.move.topic_id, one.lineage), one)
+            return list(begun.values())
+
+    def _begin_one(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Begun:
+        self._succession.evict_dead(tables, row, "exclusive")
+        if wish.session is not None and not tables.sessions.holds(row.id, wish.session.id):
+            raise fenced(tables, row, wish.session)  # its name may be a successor's (rule B3)
+        role = role_rows.owned_by(tables, owner_of(tables, row))
+        if role is not None:  # it moves as a whole
+            return Begun(self._begin_topic(tables, tables.topics.get(role), wish))
+        if wish.producer is None:
+            return Begun(self._begin_topic(tables, row, wish))
+        _, number = tables.producers.get(row.id, wish.producer)
+        holder = tables.sessions.holder(row.id, number) if number else None
+        if holder is None:
+            none = f"no producer {wish.producer!r} holds it"
+            return Begun(_move(row, None, wish.to, "failed", none, wish.producer))
+        if holder.exclusive:
+            return Begun(replace(self._begin_topic(tables, row, wish), producer=wish.producer))
+        return Begun(self._begin_seat(tables, row, holder, wish), holder.lineage)
+
+    def _begin_seat(self, tables: Tables, row: _core.TopicRow, holder: Session, wish: Wish) -> Move:
+        to, seat = wish.to, tables.transfers.seat(row.id, holder.id)
+        if holder.engine != to.id and seat is not None and seat.target != to.id:
+            other = f"it is on its way to engine {seat.name!r} (id {seat.target})"
+            return _move(row, holder, to, "failed", other, holder.name)
+        if holder.engine != to.id and seat is not None and not seat.session:
+            other = f"it is reserved for engine {seat.name!r} (id {seat.target})"
+            return _move(row, holder, to, "failed", other, holder.name)
+        if holder.engine != to.id:
+            wanted = _transfer(row, wish, holder)
+            if seat is not None:
+                wanted = _prolonged(seat, wish)
+            else:
+                record(tables, row, "releasing", "producer", source=holder, target=wanted)
+            tables.transfers.put_seat(holder.id, wanted)
+            tables.notifications.post(holder, RELEASE, row.id)
+            tables.topics.put(row)
+        else:
+            self._move_claims(tables, row, wish, holder)
+        return self._inspect_seat(tables, row, to, holder.lineage, holder)
+
+    def _move_claims(
+        self, tables: Tables, row: _core.TopicRow, wish: Wish, holder: Session | None
+    ) -> None:
+        """The topic is at the destination already: its groups' claims follow."""
+        if wish.groups:
+            self._succession.move_claims(tables, row, _transfer(row, wish, holder))
+
+    def _begin_topic(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Move:
+        to = wish.to
+        under_way = self._transfers.current(tables, row)
+        owner = owner_of(tables, row)
+        if owner is not None and owner.engine == to.id:
+            self._move_claims(tables, row, wish, owner)
+            return _move(row, owner, to, "owned")
+        if under_way is not None and under_way.target != to.id:
+            other = f"it is on its way to engine {under_way.name!r} (id {under_way.target})"
+            return _move(row, owner, to, "failed", other)
+        if row.shared:
+            return _move(
+                row,
+                owner,
+                to,
+                "failed",
+                "shared producers have it, it has no owner; producer= moves one of them",
+            )
+        if under_way is not None:  # it was asked for before: it only gets more time
+            prolonged = _prolonged(under_way, wish)
+            tables.transfers.put(prolonged)
+            if is_role(row.name):
+                self._succession.roles.prolong(tables, row, prolonged)
+            if owner is not None:
+                tables.notifications.post(owner, RELEASE, row.id)
+            else:
+                self._move_claims(tables, row, wish, None)
+                self._succession.promote(tables, row)  # one of them may have been told to retry
+                tables.topics.put(row)
+            return self._inspect(tables, row, to)
+        transfer = _transfer(row, wish, owner)
+        if owner is None:
+            self._succession.assign(tables, row, transfer)
+            self._succession.promote(tables, row)
+        else:
+            tables.transfers.put(transfer)
+            record(tables, row, "releasing", "unload", source=owner, target=transfer)
+            tables.notifications.post(owner, RELEASE, row.id)
+        tables.topics.put(row)
+        return self._inspect(tables, row, to)
+
+    # ---- Assigned, Owned -----------------------------------------------------------------
+
+    def release(self, sessions: Iterable[tuple[int, int]]) -> list[Released]:
+        """(session, topic) pairs of an engine that has drained them: give up those that are
+        still to be moved."""
+        with self._ledger.write_exclusive() as tables:
+            return [
+                Released(session, self._release_one(tables, topic, session))
+                for session, topic in sessions
+            ]
+
+    def _release_one(self, tables: Tables, topic: int, session_id: int) -> Transfer | None:
+        row = tables.topics.sound(topic, STAYS)
+        if row is None:
+            return None  # the others are released all the same
+        holder = tables.sessions.holder(topic, session_id)
+        transfer = self._transfers.current(tables, row)
+        if transfer is None or holder is None or transfer.session != session_id:
+            return None if holder is None else self._release_seat(tables, row, holder)
+        self._succession.drop_holder(tables, row, holder, "release", "hand-over", transfer)
+        self._succession.assign(tables, row, transfer, holder)
+        self._succession.promote(tables, row)
+        tables.topics.put(row)
+        return transfer
+
+    def _release_seat(
+        self, tables: Tables, row: _core.TopicRow, holder: Session
+    ) -> Transfer | None:
+        seat = tables.transfers.seat(row.id, holder.id)
+        if seat is None or not seat.session:
+            return None
+        if not self._transfers.can_succeed(seat):
+            seats.end_overdue(self._succession, tables, row)
+            tables.topics.put(row)
+            tables.announce.add(MOVES)
+            return None
+        self._succession.drop_holder(tables, row, holder, "release", "hand-over", seat)
+        self._succession.promote(tables, row)
+        tables.topics.put(row)
+        return seat
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def cancel(self, topics: Iterable[int], reason: str, until: int | None = None) -> list[str]:
+        """End moves (only those with this deadline, unless None): who owns the topic keeps it,
+        and what is free is promoted as usual. The names of the topics that were on their way."""
+        cancelled = []
+        with self._ledger.write_exclusive() as tables:
+            for topic in topics:
+                row = tables.topics.sound(topic, STAYS)
+                if row is None:
+                    continue
+                transfer = self._transfers.current(tables, row)
+                if transfer is not None and until in (None, transfer.until):
+                    self._transfers.cancel(tables, row, transfer, reason)
+                    cancelled.append(row.name)
+                elif seats.cancel(self._succession, tables, row, reason, until):
+                    cancelled.append(row.name)
+                self._succession.promote(tables, row)
+                tables.topics.put(row)
+            tables.announce.add(MOVES)
+        return cancelled
+
+    # ---- inspect -------------------------------------------------------------------------
+
+    def inspect(self, begun: Iterable[Begun]) -> list[Move]:
+        """How these moves stand."""
+        with self._ledger.read() as tables:
+            return [self._inspect_again(tables, each) for each in begun]
+
+    def _inspect_again(self, tables: Tables, begun: Begun) -> Move:
+        move = begun.move
+        row = tables.topics.get(move.topic_id)
+        if begun.lineage:
+            return self._inspect_seat(tables, row, move.target, begun.lineage, None, move.producer)
+        return replace(self._inspect(tables, row, move.target), producer=move.producer)
+
+    def _inspect_seat(
+        self, tables: Tables, row: _core.TopicRow, to: EngineInfo, lineage: int,
+        holder: Session | None, name: str | None = None,
+    ) -> Move:  # fmt: skip
+        holder = holder or seats.held(tables, row.id, lineage)
+        if holder is None:
+            return _move(row, None, to, "failed", "its producer is gone", name)
+        name = name or holder.name
+        if holder.engine == to.id:
+            state = "assigned" if seats.reserved(tables, holder) else "owned"
+            return _move(row, holder, to, state, producer=name)
+        seat = tables.transfers.seat(row.id, holder.id)
+        if seat is not None and seat.target == to.id and self._succession.now() < seat.until:
+            return _move(row, holder, to, "releasing", producer=name)
+        return _move(row, holder, to, "failed", f"it is held by {describe(holder)}", name)
+
+    def _inspect(self, tables: Tables, row: _core.TopicRow, to: EngineInfo) -> Move:
+        there = next((h for h in tables.sessions.holders(row.id) if h.engine == to.id), None)
+        if there is not None:  # the owner, or shared producers
+            return _move(row, there, to, "owned")
+        owner = owner_of(tables, row)
+        transfer = tables.transfers.get(row.id)
+        if (
+            transfer is not None
+            and transfer.target == to.id
+            and self._succession.now() < transfer.until
+        ):
+            return _move(row, owner, to, "releasing" if owner is not None else "assigned")
+        has = "no producer holds it" if owner is None else f"it is held by {describe(owner)}"
+        return _move(row, owner, to, "failed", has)
+
+    def transfers(self, topic: int) -> list[TransferInfo]:
+        """The hand-overs of a topic, and of its shared producers, that can still succeed."""
+        with self._ledger.read() as tables:
+            row = tables.topics.get(topic)
+            return [
+                _transfer_info(row, holder, transfer, moves_alone)
+                for holder, transfer, moves_alone in self._under_way(tables, row)
+                if self._transfers.can_succeed(transfer)
+            ]
+
+    def _under_way(
+        self, tables: Tables, row: _core.TopicRow
+    ) -> Iterator[tuple[Session | None, Transfer, bool]]:
+        transfer = tables.transfers.get(row.id)
+        if transfer is not None and row.owner in (0, transfer.session) and not row.shared:
+            yield owner_of(tables, row), transfer, False
+        for holder, seat in seats.under_way(tables, row.id):
+            yield holder, seat, True
+
+    def changes(self) -> int:
+        """Grows with every step of any move."""
+        lockfile = self._ledger.lockfile
+        return lockfile.atomics.load(lockfile.counters.place(MOVES))
+
+    def wait_for_a_change(self, seen: int, seconds: float) -> None:
+        """Sleep until a move has gone on, or an engine may have died."""
+        lockfile = self._ledger.lockfile
+        left = min(seconds, POLL_SECONDS)
+        lockfile.counters.wait(lockfile.counters.place(MOVES), seen, left, spin=False)
+
+
+def _existing(tables: Tables, name: str) -> _core.TopicRow:
+    row = tables.topics.find(name)
+    if row is None:
+        raise TopicNotFoundError(f"there is no topic {name!r} to move")
+    return row
+
+
+def _move(
+    row: _core.TopicRow, owner: Session | None, to: EngineInfo, state: str, reason: str = "",
+    producer: str | None = None,
+) -> Move:  # fmt: skip
+    source = None if owner is None else owner_info(owner)
+    return Move(row.name, row.id, row.epoch, source, to, state, reason, producer)
+
+
+def _transfer(row: _core.TopicRow, wish: Wish, holder: Session | None) -> Transfer:
+    return Transfer(
+        row.id, wish.to.id, wish.slot, wish.until, 0 if holder is None else holder.id,
+        wish.to.name, wish.to.pid, dict(wish.to.properties),
+        0 if holder is None else holder.lineage, wish.groups,
+    )  # fmt: skip
+
+
+def _prolonged(under_way: Transfer, wish: Wish) -> Transfer:
+    """The hand-over, asked for once more: it only gets more time, and groups."""
+    groups = tuple(dict.fromkeys((*under_way.groups, *wish.groups)))
+    return replace(under_way, until=max(wish.until, under_way.until), groups=groups)
+
+
+def _transfer_info(
+    row: _core.TopicRow, holder: Session | None, transfer: Transfer, alone: bool
+) -> TransferInfo:
+    releasing = bool(transfer.session) and holder is not None
+    return TransferInfo(
+        topic=row.name, state="releasing" if releasing else "assigned",
+        source=owner_info(holder) if releasing and holder is not None else None,
+        target=EngineInfo(transfer.target, transfer.name, transfer.pid, transfer.properties, 0.0),
+        until=time.time_ns() // 1_000_000 + (transfer.until - _core.now()) // 1_000_000,
+        producer=holder.name if alone and holder is not None else None, groups=transfer.groups,
+    )  # fmt: skip
+
+
+def moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
+    """What the producer `name` of a topic ends with that was handed over."""
+    error = ProducerMovedError(
+        f"topic {topic!r}: it was handed over by producer {name!r} to engine {to.name!r} (id "
+        f"{to.target}, pid {to.pid}); send there"
+    )
+    error.successor = EngineInfo(to.target, to.name, to.pid, to.properties, 0.0)
+    return error

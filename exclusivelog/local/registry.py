@@ -1,0 +1,97 @@
+"""The sessions, claims and readers of one open engine, to be told what happens to them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Protocol
+
+from exclusivelog.backend import Owned
+from exclusivelog.errors import OwnershipLostError
+from exclusivelog.local.ownership.pending import Listener
+from exclusivelog.local.records import is_role
+
+
+class Follower(Protocol):
+    """A reader of a topic, which sleeps until there are messages."""
+
+    @property
+    def topic_id(self) -> int:
+        """Its topic."""
+
+
+class Registry:
+    """What one engine has open. Sessions and readers are dropped from it with their last other
+    reference; claims stay until they are released or revoked."""
+
+    def __init__(self) -> None:
+        self._sessions = weakref.WeakValueDictionary[int, Listener]()
+        self._handed_over: weakref.WeakSet[Listener] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._claims: dict[int, Owned] = {}
+
+    # ---- sessions --------------------------------------------------------------------------
+
+    def register(self, session: Listener) -> None:
+        """Notifications about this session go to it."""
+        self._sessions[session.session.id] = session
+
+    def unregister(self, session: Listener) -> None:
+        """The session is closed."""
+        self._sessions.pop(session.session.id, None)
+        self._handed_over.discard(session)
+
+    def note_hand_over(self, session: Listener) -> None:
+        """This session's topic is with another engine of this process now."""
+        self._handed_over.add(session)
+
+    def handed_over(self) -> list[Listener]:
+        """The sessions that were handed over, and that no producer has followed yet."""
+        return list(self._handed_over)
+
+    def find_session(self, number: int) -> Listener | None:
+        """The session with that id."""
+        return self._sessions.get(number)
+
+    def sessions(self) -> list[Listener]:
+        """All sessions that are open."""
+        return list(self._sessions.values())
+
+    def bound_to(self, claim: int) -> list[Listener]:
+        """The sessions that end with this claim."""
+        return [each for each in self.sessions() if each.session.bound_to == claim]
+
+    def bound_to_role(self, seat: Listener) -> list[Listener]:
+        """The sessions that are bound to the role whose seat this is; none for any other."""
+        if not is_role(seat.topic):
+            return []
+        return [each for each in self.bound_to(seat.session.bound_to) if each is not seat]
+
+    # ---- claims ----------------------------------------------------------------------------
+
+    def keep_claim(self, number: int, claim: Owned) -> None:
+        """Notifications about this claim go to it, and closing the engine releases it."""
+        self._claims[number] = claim
+
+    def forget_claim(self, number: int) -> None:
+        """The claim is released."""
+        self._claims.pop(number, None)
+
+    def lose_claim(self, number: int, error: OwnershipLostError) -> None:
+        """The claim was revoked."""
+        claim = self._claims.pop(number, None)
+        if claim is not None:
+            claim.lose(error)
+
+    def claims(self) -> list[Owned]:
+        """All claims that are held."""
+        return list(self._claims.values())
+
+    # ---- readers ---------------------------------------------------------------------------
+
+    def register_reader(self, reader: Follower) -> None:
+        """Closing the engine wakes this reader."""
+        self._readers.add(reader)
+
+    def readers(self) -> list[Follower]:
+        """All readers that are open."""
+        return list(self._readers)

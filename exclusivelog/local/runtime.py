@@ -1,0 +1,399 @@
+"""One open engine without the calls of its public interface: its parts, and their life cycle."""
+
+from __future__ import annotations
+
+import abc
+import atexit
+import functools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from exclusivelog import _core, threads
+from exclusivelog.backend import (
+    ClaimSession,
+    Held,
+    ProducerRequest,
+    SessionOptions,
+    TransactionParts,
+    Who,
+)
+from exclusivelog.errors import (
+    EngineClosedError,
+    ExclusiveLogError,
+    LedgerError,
+    called_reentrantly,
+)
+from exclusivelog.futures import AnyFuture
+from exclusivelog.local.log.cursor import LogCursor
+from exclusivelog.local.log.group_commit import Committer
+from exclusivelog.local.log.inspection import Inspection
+from exclusivelog.local.maintenance.compaction import compact
+from exclusivelog.local.maintenance.retention import RetentionWorker, delete_pending
+from exclusivelog.local.maintenance.snapshots import write_snapshot
+from exclusivelog.local.ownership import held_claims
+from exclusivelog.local.ownership.changes import MOVES
+from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.notifications import Notifications
+from exclusivelog.local.ownership.role_grants import with_roles
+from exclusivelog.local.ownership.transfers import HandOver
+from exclusivelog.local.records import Session
+from exclusivelog.local.registry import Registry
+from exclusivelog.local.session import LocalSession
+from exclusivelog.local.shm.slots import Slot
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.topics import LocalTopic
+from exclusivelog.local.transaction_commit import commit
+from exclusivelog.local.unloading import Unloading, begin_move
+from exclusivelog.local.worker import BackgroundWorker, Callbacks, Heartbeat
+from exclusivelog.messages.items import Item
+from exclusivelog.types import EngineInfo
+
+log = logging.getLogger("exclusivelog")
+
+LONGEST_BEAT_SECONDS = 5.0
+RELEASED_AT_ONCE = 1000
+
+Found = TypeVar("Found")
+
+_engines: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
+    """The method, for a part of an engine: what is dropped lets go of its files at once."""
+    reference = weakref.WeakMethod(method)
+
+    def call(topic: int) -> int:
+        found = reference()
+        if found is None:
+            raise EngineClosedError("the engine is gone")
+        return found(topic)
+
+    return call
+
+
+class Runtime(abc.ABC):
+    """One open engine, without the calls of its public interface."""
+
+    def __init__(
+        self, ledger: Ledger, name: str, properties: Mapping[str, str], keepalive: float | None,
+        readonly: bool, unflushed: bool = False, kill_stalled: bool = False,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.path = ledger.path
+        self.ledger = ledger
+        self.sessions = with_roles(ledger)
+        self.registry = Registry()
+        self.hand_over = HandOver(ledger, self.sessions.succession)
+        self.notifications = Notifications(self)
+        self.pending = self.notifications.pending
+        self.retention_worker = RetentionWorker(ledger, _weakly(self.renew))
+        self.worker = BackgroundWorker(self)
+        self.callbacks = Callbacks(ledger, name, self.worker)
+        self.committer = Committer(ledger, self.callbacks.run_due)
+        self.closed = False
+        self.forked = False
+        self._locks = threading.Lock
+        self.unflushed = unflushed  # acknowledged before it is flushed (rule H1)
+        self._readonly = readonly
+        self._keepalive = keepalive
+        self._closing = threading.RLock()
+        self._closed_for_good = False
+        self._slot: Slot | None = None
+        self._heartbeat: Heartbeat | None = None
+        self.id = "0" * 16
+        self.info = EngineInfo("0" * 16, name, os.getpid(), dict(properties), 0.0)
+        self._kill_stalled = kill_stalled
+        try:
+            if not readonly:
+                self._join(properties)
+            _engines.add(self)
+        except BaseException:
+            self._leave_at_once()
+            raise
+
+    def _join(self, properties: Mapping[str, str]) -> None:
+        with self.ledger.lockfile.opening(), threads.needed(self.path):
+            self._slot = self.ledger.lockfile.slots.join(self.name, properties, self._keepalive)
+        self.id = self._slot.engine
+        self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
+        self._heartbeat = Heartbeat(
+            self.name, self.ledger, self._slot, self._keepalive, self.worker.wake
+        )
+        self._clear_up()
+        self.worker.start(self, self._slot)
+
+    def _clear_up(self) -> None:
+        """Finish what processes left that died while they deleted a topic, or before they read
+        their notifications."""
+        try:
+            delete_pending(self.ledger)
+            self.sessions.drop_notifications_of_the_gone()
+        except ExclusiveLogError as error:
+            log.warning("engine %s: %s", self.name, error)
+
+    def _leave_at_once(self) -> None:
+        self.closed = True
+        self.retention_worker.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        if self._slot is not None:
+            self.worker.wake()
+            self._slot.leave()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
+        self.worker.stop()
+
+    def check_alone(self) -> None:
+        """EngineClosedError in a forked child (rule C5)."""
+        if self.forked:
+            raise EngineClosedError(
+                f"engine {self.name!r} on {self.path} was inherited through fork(); open one of "
+                "your own in the child"
+            )
+
+    def check_open(self) -> None:
+        """EngineClosedError unless this engine can be used here (rule C5)."""
+        self.check_alone()
+        if self.closed:
+            raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+        if threading.Lock is not self._locks:  # since it was opened
+            threads.refuse_patched(self.path)
+
+    @property
+    def busy_here(self) -> bool:
+        """Does this thread hold an engine lock? A signal handler or a finalizer that runs in this
+        thread then must not wait for that lock."""
+        return (
+            bool(self.notifications.lock._is_owned() or self.ledger.pause_lock._is_owned())
+            or self.committer.busy_here
+        )
+
+    def check_free(self) -> None:
+        """LedgerError where this thread would wait for itself."""
+        if self.busy_here:
+            raise called_reentrantly(self.path)
+
+    def look(self, find: Callable[[Tables], Found]) -> Found:
+        """What `find` finds in all that this engine's readers may see (rule G6)."""
+        return self.ledger.look(find, self.unflushed)
+
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's row as it is now."""
+        return self.look(lambda tables: tables.latest(topic))
+
+    @property
+    def ownership_version(self) -> int:
+        """Changes with whatever may change who owns a topic."""
+        journal = self.ledger.journal
+        return 0 if journal is None else journal.version
+
+    def make_visible(self) -> None:
+        """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+        if not self.unflushed:
+            self.ledger.flush()
+
+    @property
+    def slot(self) -> int:
+        """Its place in the lock file; LedgerError where it is read-only, and has none."""
+        self.check_writable()
+        assert self._slot is not None
+        return self._slot.index
+
+    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
+        """Register a producer, or queue it until it is promoted or its timeout has passed."""
+        self.check_open()
+        slot = self._slot
+        if slot is None:
+            raise LedgerError(f"{self.path} is open with readonly=True; it takes no producers")
+        self.ledger.checkpointer.start()  # before anything is registered: they may not start
+        self.committer.start()
+        request = replace(request, created=_core.now())
+        register = functools.partial(self.sessions.request, request, self.info, slot.index)
+        self.pending.request(future, register, request.timeout)
+
+    def open_session(
+        self, topic: str, session: Session, last_sequence: int, options: SessionOptions,
+        keeper: object = None,
+    ) -> LocalSession:  # fmt: skip
+        """What a producer sends by, now that its session was granted. `keeper`: what gives the
+        session back instead of the producer."""
+        return LocalSession(self, topic, session, last_sequence, options, keeper)
+
+    def topic_store(self, topic: int) -> LocalTopic:
+        """The topic with this id."""
+        return LocalTopic(self, topic)
+
+    def engine_here(self, engine: str) -> Runtime | None:
+        """The engine of that id, if it is in this process and open."""
+        return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
+
+    def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
+        """Commit all parts of a transaction, or none; the offsets of each producer's messages."""
+        return commit(self.ledger, parts)
+
+    @property
+    def inspection(self) -> Inspection:
+        """Facts about its topics, for those who plan queries."""
+        return Inspection(self)
+
+    def open_cursor(
+        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        skip_trimmed: bool,
+    ) -> LogCursor:  # fmt: skip
+        """A cursor on a topic; closing the engine wakes a thread that waits with it."""
+        cursor = LogCursor(self, topic, name, loads, compacted, skip_trimmed)
+        self.registry.register_reader(cursor)
+        return cursor
+
+    def join_group(
+        self, group: str, topics: Mapping[str, int], generation: int | None
+    ) -> held_claims.LocalGroupCursor:
+        """Become the group's reader of these topics, {name: id}; the one before is fenced."""
+        return held_claims.join_group(self, group, topics, generation)
+
+    def hold_claim(
+        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
+    ) -> Held:
+        """Claim all of the resources or none, and keep what `make` makes of it."""
+        return held_claims.hold_claim(self, group, resources, make)
+
+    def claims_mark(self) -> int:
+        """A number that changes with every release of a claim, for `await_claims`."""
+        return Claims(self.ledger, self.sessions.succession).changes()
+
+    def await_claims(self, seen: int, seconds: float) -> None:
+        """Sleep until `claims_mark()` is no longer `seen`, or for so many seconds, or less."""
+        Claims(self.ledger, self.sessions.succession).wait_for_a_change(seen, seconds)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run application code in a thread of its own."""
+        self.callbacks.call_soon(function)
+
+    def begin_move(
+        self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
+    ) -> Unloading:
+        """Begin what `Producer.move` does."""
+        return begin_move(self, topic, session, to, timeout, groups)
+
+    def drain_bound(self, claim: int) -> None:
+        """Commit what the producers that are bound to a claim have accepted."""
+        for session in self.registry.bound_to(claim):
+            session.drain()
+
+    def compact(self, topic: int) -> int:
+        """What `Topic.compact` does."""
+        self.check_writable()
+        assert self._slot is not None
+        return compact(self.ledger, topic, self._slot.index, self.id).kept
+
+    def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
+        """Keep what a topic's messages before an offset add up to (rule I4)."""
+        self.check_writable()
+        assert self._slot is not None
+        write_snapshot(self.ledger, topic, self._slot.index, self.id, offset, items)
+
+    def check_writable(self) -> None:
+        """An error unless this engine can be used here, and to write."""
+        self.check_open()
+        if self._slot is None:
+            raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
+
+    def close(self) -> None:
+        """Commit pending sends, release topics and claims, and end the threads. Closing twice does
+        nothing; after an interrupt, the second call finishes what the first one began.
+
+        If a signal handler or a finalizer calls this during a transaction of the same thread,
+        another thread closes the engine as soon as that transaction is over."""
+        if self.forked or self._closed_for_good:
+            return
+        if self.busy_here:
+            closing = threading.Thread(target=self.close, name="exclusivelog-close")
+            threads.start(self.path, closing)
+            return
+        with self._closing:
+            if self._closed_for_good:
+                return
+            try:
+                with self.notifications.lock:  # a request that is being registered ends before
+                    self.closed = True
+                self._finish_work()
+            except ExclusiveLogError as error:
+                log.warning("engine %s: closing: %s", self.name, error)
+            finally:
+                self._end()
+
+    def _finish_work(self) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        self.worker.stop()
+        self.retention_worker.stop()
+        sessions = self.registry.sessions()
+        waiting = self.pending.waiting()
+        error = EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+        for each in sessions:
+            each.end(error)  # what is queued is still sent, and nothing more
+        with self.ledger.pause_lock:
+            pass  # a transaction that is being committed comes to its end
+        self.committer.drain()
+        self.worker.release_all(waiting)  # first: what is released must not be granted to them
+        self.worker.release_all([each.session for each in sessions])
+        self.worker.release_given_up()
+        for claim in self.registry.claims():
+            claim.end()
+
+    def _end(self) -> None:
+        # The slot first: whatever else fails, no engine waits for one that is gone. Every
+        # step may be taken twice, should an interrupt strike between them.
+        self.closed = True
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+        if self._slot is not None and not self._closed_for_good:
+            self.worker.wake()
+            self._slot.leave()
+        error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
+        for each in self.registry.sessions():
+            self.committer.fail(each.appender, error)
+        self.pending.fail_all(error)
+        self.committer.stop()
+        if self._heartbeat is not None:
+            self._heartbeat.join()
+        for reader in self.registry.readers():
+            self.ledger.lockfile.counters.announce(reader.topic_id)
+        self.ledger.lockfile.counters.announce(MOVES)
+        if not self._closed_for_good:
+            self._closed_for_good = True
+            if self._kill_stalled and self.ledger.watch is not None:
+                self.ledger.watch.killers -= 1
+            self.ledger.close()
+
+    @abc.abstractmethod
+    def renew(self, topic: int) -> int:
+        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
+        topic's end as it is now. Returns that."""
+
+    def _forget(self) -> None:
+        """In a forked child: everything is the parent's (rule C5)."""
+        self.forked = self.closed = self._closed_for_good = True
+        if self._slot is not None:
+            self._slot.forget()
+
+
+def _close_all() -> None:
+    for engine in list(_engines):
+        engine.close()
+
+
+def _forget_all() -> None:
+    for engine in list(_engines):
+        engine._forget()
+    _engines.clear()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)

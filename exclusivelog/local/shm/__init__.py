@@ -1,0 +1,1 @@
+"""What the processes of one ledger share in memory: liveness, wake-ups, stalled threads."""

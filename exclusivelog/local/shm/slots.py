@@ -1,0 +1,335 @@
+"""Slots of the lock file: one for each open engine, with its liveness, heartbeat and description.
+
+```text
+69632    512 x 1024  slots, one per open engine:
+           0   4     liveness: 0 free, else the holder's thread id; the kernel sets
+                     OWNER_DIED when that thread dies
+           4   4     process id, for messages
+           8   8     the kernel's list node for the liveness value
+          16   8     engine id, 0 while the slot is being taken or released
+          24   8     last heartbeat, ns of the machine's monotonic clock
+          32   8     keepalive, ns; 0 = never evicted for silence
+          40   4     wake-up counter: incremented for each notification
+          44   4     length of the description
+          48   8     the pid namespace's inode: process ids of another one mean nothing here
+          56   4     the holder's thread waits on it: a wake-up call that reaches it proves that
+                     the caller shares this memory with the holder
+          64 960     description: msgpack [engine name, properties, version of the library]
+```
+
+The places of liveness, pid, engine id and description are the same in all versions: versions.py
+reads them.
+
+Liveness is a value in the kernel's robust list, not a file lock: when a process dies, the kernel
+walks the list before it frees the process's memory, so that a take-over does not wait for that
+(0.3 ms for 1 GiB, where an OFD lock took 25 ms: `python -m bench.liveness`), and a forked child
+inherits nothing. A process that dumps core is dead only once the dump is written. Slots do not
+decide who may write: the epoch in the ledger does (rule B2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import random
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.errors import LedgerError, LedgerFullError
+from exclusivelog.types import EngineInfo
+from exclusivelog.version import __version__
+
+ARRIVALS, OPENED = 40, 48  # in the file's header
+SLOTS, SLOT_COUNT, SLOT_SIZE = 69632, 512, 1024
+ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, WAKE_UPS, INFO_SIZE, NAMESPACE, PRESENCE, INFO = (
+    0, 4, 8, 16, 24, 32, 40, 44, 48, 56, 64,
+)  # fmt: skip
+
+# Poll this often although the kernel wakes the waiting thread: a death wakes only one waiting
+# process, and that one may be stopped.
+LOOK_UP_SECONDS = 0.25
+# All engines together poll this often for what wakes no thread, such as a stalled engine.
+LOOKS_PER_SECOND = 100
+MOST_WATCHED = _core.MOST_WAITED_FOR - 2  # beside the wake-up counter and the arrivals
+POLL_SECONDS = 0.02  # where a thread cannot wait for all that may wake it
+
+
+def is_stopped(thread: int) -> bool:
+    """Is this thread stopped, by a signal or a debugger?"""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+class Slots:
+    """All slots of one lock file. `path` is the file's."""
+
+    def __init__(self, path: str, memory: mmap.mmap, atomics: _core.SharedWords) -> None:
+        self.path = path
+        self.memory = memory
+        self.atomics = atomics
+
+    def join(self, name: str, properties: Mapping[str, str], keepalive: float | None) -> Slot:
+        """Take a slot for a new engine; `keepalive` in seconds. Call it while the lock file is
+        locked for opening.
+
+        Raises ValueError if the description is too long, LedgerFullError if no slot is free.
+        """
+        info = msgpack.packb([name, dict(properties), __version__])
+        if len(info) > SLOT_SIZE - INFO:
+            raise ValueError(
+                f"name and properties of an engine take {SLOT_SIZE - INFO} bytes at most, "
+                f"these take {len(info)}"
+            )
+        if not any(self.exists(index, engine) for index, engine in self._taken()):
+            self.atomics.store64(OPENED, _core.now())
+        for index in range(SLOT_COUNT):
+            at = SLOTS + index * SLOT_SIZE
+            if self._is_free(at):
+                with contextlib.suppress(BlockingIOError):
+                    return Slot(self, index, info, keepalive)
+        raise LedgerFullError(
+            f"{self.path}: all {SLOT_COUNT} engines that a ledger takes at once are open"
+        )
+
+    @property
+    def opened(self) -> int:
+        """When the first engine opened the ledger since which at least one has always had it open:
+        ns of the machine's monotonic clock."""
+        return self.atomics.load64(OPENED)
+
+    def _taken(self) -> Iterator[tuple[int, str]]:
+        for index, engine in self.atomics.taken(SLOTS + ENGINE, SLOT_SIZE, SLOT_COUNT):
+            yield index, f"{engine:016x}"
+
+    def _is_free(self, at: int) -> bool:
+        liveness = self.atomics.load(at + ALIVE)
+        if liveness & _core.HELD_BY:
+            return False
+        if liveness:
+            # Clear the id first: a reader that still sees the id then sees a dead holder.
+            self.atomics.store64(at + ENGINE, 0)
+            self.atomics.store(at + ALIVE, 0)
+        return True
+
+    # ---- which engines live --------------------------------------------------------------
+
+    def alive(self, slot: int, engine: str) -> bool:
+        """Does this engine live, with a heartbeat within its keepalive (rules C2, C3)?"""
+        if not self.exists(slot, engine):
+            return False
+        at = SLOTS + slot * SLOT_SIZE
+        if self.atomics.load(at + PID) == os.getpid():
+            return True  # this process runs: its heartbeat is due
+        keepalive = self.atomics.load64(at + KEEPALIVE)
+        return keepalive == 0 or _core.now() - self.atomics.load64(at + HEARTBEAT) <= keepalive
+
+    def exists(self, slot: int, engine: str) -> bool:
+        """Does this engine's process live? It may be stalled, and still read its notifications."""
+        at = SLOTS + slot * SLOT_SIZE
+        wanted = int(engine, 16)
+        if self.atomics.load64(at + ENGINE) != wanted:
+            return False
+        liveness = self.atomics.load(at + ALIVE)
+        held = liveness & _core.HELD_BY and not liveness & _core.OWNER_DIED
+        return bool(held) and self.atomics.load64(at + ENGINE) == wanted
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that live now."""
+        found = [
+            (index, self._info(index, engine))
+            for index, engine in self._taken()
+            if self.alive(index, engine)
+        ]
+        # Check again: the facts are theirs only if they still have the slot.
+        return [info for index, info in found if self.exists(index, info.id)]
+
+    def present(self) -> list[EngineInfo]:
+        """The engines whose processes live, including stalled ones."""
+        return [
+            self._info(index, engine)
+            for index, engine in self._taken()
+            if self.exists(index, engine)
+        ]
+
+    def find(self, engine: str) -> tuple[int, EngineInfo] | None:
+        """(slot, facts) of an engine that lives."""
+        for index, other in self._taken():
+            if other == engine and self.alive(index, engine):
+                return index, self._info(index, engine)
+        return None
+
+    def in_process(self, pid: int) -> Iterator[tuple[int, EngineInfo]]:
+        """(slot, facts) of the engines of a process of this pid namespace, including stalled
+        ones."""
+        namespace = _pid_namespace()
+        for index, engine in self._taken():
+            at = SLOTS + index * SLOT_SIZE
+            process = self.atomics.load(at + PID), self.atomics.load64(at + NAMESPACE)
+            if process == (pid, namespace) and self.exists(index, engine):
+                yield index, self._info(index, engine)
+
+    def _description(self, index: int) -> tuple[str, dict[str, str]]:
+        at = SLOTS + index * SLOT_SIZE
+        length = self.atomics.load(at + INFO_SIZE)
+        try:
+            name, properties, _ = msgpack.unpackb(self.memory[at + INFO : at + INFO + length])
+        except (ValueError, TypeError):  # an engine takes the slot right now, and fills it in
+            return "", {}
+        return name, properties
+
+    def _info(self, index: int, engine: str) -> EngineInfo:
+        at = SLOTS + index * SLOT_SIZE
+        name, properties = self._description(index)
+        age = max(0, _core.now() - self.atomics.load64(at + HEARTBEAT)) / 1e9
+        return EngineInfo(engine, name, self.atomics.load(at + PID), properties, age)
+
+    def notify(self, slot: int) -> None:
+        """Wake an engine: a notification was written for it."""
+        at = SLOTS + slot * SLOT_SIZE + WAKE_UPS
+        self.atomics.add(at, 1)
+        self.atomics.wake(at)
+
+    # ---- which engines must not be there -------------------------------------------------
+
+    def refuse_other_namespaces(self) -> None:
+        """LedgerError while an engine of another pid namespace is open: locks and LMDB's table of
+        readers use thread and process ids, and two containers would mistake each other's."""
+        ours = _pid_namespace()
+        for index, engine in self._taken():
+            theirs = self.atomics.load64(SLOTS + index * SLOT_SIZE + NAMESPACE)
+            if theirs != ours and self.exists(index, engine):
+                raise LedgerError(
+                    f"{self.path} is in use by {self._info(index, engine).name!r}, an engine of "
+                    "another pid namespace (a container, say); processes that share a ledger "
+                    "must share their process ids"
+                )
+
+    def refuse_engines_that_answer(self) -> None:
+        """LedgerError while an engine of this memory runs although no lock shows it: it has the
+        same memory by way of another file system (an overlay and its upper directory)."""
+        for index, engine in self._taken():
+            if not self.exists(index, engine):
+                continue
+            at = SLOTS + index * SLOT_SIZE
+            thread = self.atomics.load(at + ALIVE) & _core.HELD_BY
+            if self.atomics.wake(at + PRESENCE) or is_stopped(thread):
+                raise LedgerError(
+                    f"{self.path} is in use by engine {self._info(index, engine).name!r} (pid "
+                    f"{self.atomics.load(at + PID)}) through another path (an overlay and its "
+                    "upper directory, say), which shares no locks; open the ledger by one path "
+                    "only. If this is a copy, remove its owners.lock"
+                )
+
+
+class Slot:
+    """One engine's slot, held until `leave` or the death of the process."""
+
+    def __init__(self, slots: Slots, index: int, info: bytes, keepalive: float | None) -> None:
+        self._at = SLOTS + index * SLOT_SIZE
+        self._atomics = atomics = slots.atomics
+        self.wake_ups = self._at + WAKE_UPS  # where the counter is
+        self.index = index
+        self.engine = f"{secrets.randbits(63) | 1:016x}"
+        self._hold = _core.Hold(atomics, self._at + ALIVE, self._at + NODE, self._at + PRESENCE)
+        atomics.store(self._at + PID, os.getpid())
+        atomics.store64(self._at + NAMESPACE, _pid_namespace())
+        atomics.store64(self._at + KEEPALIVE, 0 if keepalive is None else int(keepalive * 1e9))
+        atomics.store(self._at + INFO_SIZE, len(info))
+        slots.memory[self._at + INFO : self._at + INFO + len(info)] = info
+        self.beat()
+        atomics.store64(self._at + ENGINE, int(self.engine, 16))
+        atomics.add(ARRIVALS, 1)
+        atomics.wake(ARRIVALS)
+
+    def beat(self) -> None:
+        """Store a heartbeat: this process runs, and is not merely alive (rule C3)."""
+        self._atomics.store64(self._at + HEARTBEAT, _core.now())
+
+    def wake_up_count(self) -> int:
+        """Changes with each notification."""
+        return self._atomics.load(self.wake_ups)
+
+    def await_wake_up(self, seen: int, timeout: float) -> None:
+        """Wait for a notification, `timeout` seconds at most."""
+        self._atomics.wait(self.wake_ups, seen, int(timeout * 1e9))
+
+    def arrivals(self) -> int:
+        """Changes when an engine joins the ledger."""
+        return self._atomics.load(ARRIVALS)
+
+    def living(self) -> frozenset[int]:
+        """The slots of the other engines that live now, for `await_wake_up_or_death`."""
+        return frozenset(i for i, liveness in self._others() if not liveness & _core.OWNER_DIED)
+
+    def _others(self) -> list[tuple[int, int]]:
+        """(slot, liveness) of the taken slots except this one."""
+        found = self._atomics.taken(SLOTS + ALIVE, SLOT_SIZE, SLOT_COUNT)
+        return [
+            (index, liveness)
+            for index, pair in found
+            if (liveness := pair & 0xFFFF_FFFF) and index != self.index
+        ]
+
+    def await_wake_up_or_death(
+        self, seen: int, arrivals: int, living: frozenset[int], timeout: float
+    ) -> None:
+        """Wait for a notification, an engine's death or an arrival; return at once if one came
+        since the first three arguments were read. `timeout` is in seconds; the wait is shorter
+        where all engines together then poll `LOOKS_PER_SECOND` times a second."""
+        longest = max(LOOK_UP_SECONDS, len(living) / LOOKS_PER_SECOND)
+        end = time.monotonic() + min(timeout, longest)
+        while not self._is_called(seen, arrivals, living) and time.monotonic() < end:
+            self._wait(seen, arrivals, end - time.monotonic())
+
+    def _is_called(self, seen: int, arrivals: int, living: frozenset[int]) -> bool:
+        return (
+            self.wake_up_count() != seen
+            or self.arrivals() != arrivals
+            or any(liveness & _core.OWNER_DIED and i in living for i, liveness in self._others())
+        )
+
+    def _wait(self, seen: int, arrivals: int, timeout: float) -> None:
+        atomics = self._atomics
+        offsets, expected = [self.wake_ups, ARRIVALS], [seen, arrivals]
+        others = [index for index, liveness in self._others() if not liveness & _core.OWNER_DIED]
+        timeout = min(timeout, LOOK_UP_SECONDS * max(1.0, len(others) / MOST_WATCHED))
+        if len(others) > MOST_WATCHED:
+            # The kernel takes no more. Random samples: some engine waits for each of them.
+            others = random.sample(others, MOST_WATCHED)
+        for index in others:
+            at = SLOTS + index * SLOT_SIZE
+            # The kernel wakes waiting threads only where this bit is set. An engine that died
+            # or left just now gets it too, so its liveness is checked again.
+            liveness = atomics.mark(at, _core.SLEEPERS)
+            if liveness == _core.SLEEPERS:
+                atomics.swap(at, liveness, 0)
+                return
+            if liveness & _core.OWNER_DIED:
+                return
+            offsets.append(at)
+            expected.append(liveness)
+        ns = int(max(timeout, 0.0) * 1e9)
+        if not atomics.wait_any(offsets, expected, ns):
+            atomics.wait(self.wake_ups, seen, min(ns, int(POLL_SECONDS * 1e9)))
+
+    def leave(self) -> None:
+        """Release the slot. A second call does nothing: another engine may have it by then."""
+        if self._hold.tid == 0:
+            return
+        self._atomics.store64(self._at + ENGINE, 0)
+        self._hold.release()
+
+    def forget(self) -> None:
+        """In a forked child: the slot is the parent's."""
+        self._hold.forget()

@@ -1,0 +1,1 @@
+"""What is on disk: the LMDB tables, the journal, segments, checkpoints, recovery."""

@@ -1,0 +1,445 @@
+"""LMDB's environment: how it is created, checked, opened, shared by threads, and left by a forked
+child (rule H2)."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import resource
+import secrets
+import shutil
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import lmdb
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.errors import (
+    EngineClosedError,
+    LedgerCorruptedError,
+    LedgerError,
+    LedgerFullError,
+    LedgerVersionError,
+)
+from exclusivelog.local.faults import translated
+from exclusivelog.local.files import DATA, LOCK, Directory, fill_holes, is_locked, lock_open_file
+from exclusivelog.local.storage.location import refuse_unfinished_backup
+from exclusivelog.local.storage.rows import NAMES
+from exclusivelog.local.versions import FORMAT, refuse_format
+from exclusivelog.version import __version__
+
+LMDB_MAGIC = 0xBEEFC0DE
+RAISING_BYTES = 64 << 20  # of map: more than a new format number and new tables need
+LMDB_ENGINE = 0  # the 0.9 file format, independent of the default of the installed py-lmdb
+FORK_WAIT_SECONDS = 5.0
+CHILD_WAIT_SECONDS = 0.5
+RESIZING_SECONDS = 600.0  # for the end of a read that began before the map was made larger
+HEADER = b"format"  # its key in the table `meta`
+Header = dict[str, Any]
+CREATING = ".creating-"
+# Offsets in LMDB's meta pages, the first two of the file: the page size, the number of the last
+# page in use, and the number of the transaction.
+META_PAGE_SIZE, META_LAST_PAGE, META_TXN, META_BYTES = 40, 136, 144, 152
+
+
+# ---- created, and checked before it is opened --------------------------------------------
+
+
+def create_environment(directory: Directory, mode: int) -> None:
+    """Create a whole data.mdb or none: LMDB's own creation, if interrupted, leaves a file that
+    cannot be used."""
+    for leftover in directory.names():
+        if leftover.startswith(CREATING):
+            shutil.rmtree(leftover, dir_fd=directory.fd)
+    name = f"{CREATING}{secrets.token_hex(8)}"
+    os.mkdir(name, mode, dir_fd=directory.fd)
+    temporary = Directory(os.path.join(directory.path, name), directory)
+    try:
+        # After that mkdir: a backup that begins now finds that the directory is not empty.
+        refuse_unfinished_backup(directory)
+        env = lmdb.open(
+            temporary.by_descriptor, map_size=1 << 22, max_dbs=len(NAMES), mode=mode & 0o666,
+            lock=False, lib_version=LMDB_ENGINE,
+        )  # fmt: skip
+        with env, env.begin(write=True) as txn:
+            for table in NAMES:
+                database = env.open_db(table.encode(), txn=txn)
+                if table == "meta":
+                    header = {
+                        "version": FORMAT, "uuid": secrets.token_hex(16), "library": __version__,
+                    }  # fmt: skip
+                    txn.put(HEADER, msgpack.packb(header), db=database)
+        temporary.sync()
+        os.rename(DATA, DATA, src_dir_fd=temporary.fd, dst_dir_fd=directory.fd)
+        directory.sync()
+    finally:
+        temporary.close()
+        shutil.rmtree(name, ignore_errors=True, dir_fd=directory.fd)
+
+
+def check_format(directory: Directory, readonly: bool, beside_others: bool) -> bool:
+    """Have these tables ever had a journal? LedgerVersionError for an LMDB file that is not a
+    ledger's, or of a format that this version does not open. It takes no lock of LMDB's: call it
+    while no process writes, and before another file is created beside it."""
+    with lmdb.open(
+        directory.by_descriptor, max_dbs=len(NAMES), readonly=True, lock=False, create=False,
+        map_size=1 << 20, lib_version=LMDB_ENGINE,
+    ) as env:  # fmt: skip
+        with env.begin() as txn:
+            meta, header = _read_header(env, txn, directory.path)
+            refuse_format(directory, header, readonly, beside_others)
+            used = txn.get(b"journal", db=meta) is not None
+        open_tables(env, directory, readonly=True, beside_others=False)
+        return used
+
+
+def check_header(directory: Directory) -> None:
+    """Raise for a file that LMDB would accept, and that would crash the process."""
+    data = os.path.join(directory.path, DATA)
+    fd = directory.open(DATA, os.O_RDONLY)
+    try:
+        metas = [os.pread(fd, META_BYTES, 0)]
+        _check_kind(data, metas[0])
+        page_size = struct.unpack_from("<I", metas[0].ljust(META_BYTES), META_PAGE_SIZE)[0]
+        metas.append(os.pread(fd, META_BYTES, page_size))
+        size = os.fstat(fd).st_size  # after them: a writer may extend the file
+    finally:
+        os.close(fd)
+    whole = [meta for meta in metas if len(meta) == META_BYTES]
+    newest = max(whole, key=lambda meta: struct.unpack_from("<Q", meta, META_TXN), default=None)
+    last_page = 1 if newest is None else struct.unpack_from("<Q", newest, META_LAST_PAGE)[0]
+    wanted = (last_page + 1) * page_size
+    if size < wanted:
+        # Reading the mapping of a page beyond the file's end is a SIGBUS.
+        raise LedgerCorruptedError(f"{data} is cut off: it has {size} bytes of {wanted}")
+
+
+def _check_kind(data: str, head: bytes) -> None:
+    if len(head) < 24:
+        raise LedgerCorruptedError(f"{data} is cut off after {len(head)} bytes")
+    magic, version = struct.unpack_from("<II", head, 16)
+    if magic != LMDB_MAGIC:
+        raise LedgerVersionError(f"{data} is not a ledger's file; choose another directory")
+    if version != 1:
+        raise LedgerVersionError(
+            f"{data} has LMDB file format {version}; this version of exclusivelog reads format 1"
+        )
+
+
+# ---- opened ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A read transaction: its process and thread, and the last write transaction that it sees."""
+
+    pid: int
+    thread: int  # as pthread_self() gives it, and Python as a thread's `ident`
+    transaction: int
+
+
+def parse_readers(text: str) -> list[Reading]:
+    """The open read transactions in LMDB's listing of its table of readers.
+
+    >>> parse_readers("    pid     thread     txnid\\n   4711 7f36c8 -\\n   4712 7f36c9 12\\n")
+    [Reading(pid=4712, thread=8337097, transaction=12)]
+    """
+    found = []
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) == 3 and fields[0].isdigit() and fields[2].isdigit():
+            found.append(Reading(int(fields[0]), int(fields[1], 16), int(fields[2])))
+    return found
+
+
+class Environment:
+    """LMDB's environment in this directory, shared by all threads. A process opens it only once."""
+
+    def __init__(
+        self, directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool
+    ) -> None:
+        self.path = directory.path
+        self.gate = _core.Gate()
+        self._resizing = threading.Lock()
+        self._quiet = False
+        # The descriptor that keeps LMDB's lock file as it is; -1 if LMDB uses none, on a
+        # read-only file system.
+        self._lock = _keep_lock_file(directory, mode, max_readers, readonly)
+        # LMDB stores into its lock file while it opens it.
+        self._guards = [
+            _core.FileGuard(facts.st_ino)
+            for name in (DATA, LOCK)
+            if (facts := directory.facts(name))
+        ]
+        open_it = functools.partial(_open, directory, mode, map_size, max_readers, readonly)
+        try:
+            self.lmdb = open_it()
+            if self._lock >= 0:
+                lock_open_file(self._lock, "read")
+            elif not readonly or directory.facts(LOCK) is not None:
+                self._lock = _keep(directory)
+            self.lmdb.reader_check()
+            if any(reading.pid == os.getpid() for reading in parse_readers(self.lmdb.readers())):
+                # A dead process had our id, and died inside a read: LMDB takes its snapshot for
+                # one of ours. Closing frees all places of this process id, once it has one.
+                with self.lmdb.begin():
+                    pass
+                self.lmdb.close()
+                self.lmdb = open_it()
+            if self.lost:
+                self.lmdb.close()
+                raise LedgerFullError(
+                    f"{self.path}: the disk did not take what LMDB stored in its lock file; make "
+                    "room, then open it again"
+                )
+        except BaseException:
+            self._close_lock()
+            raise
+        # C functions, as `_core.Section` needs them.
+        self.begin_read = functools.partial(self.lmdb.begin)
+        self.begin_write = functools.partial(self.lmdb.begin, write=True)
+
+    def close(self) -> None:
+        """Close the environment and LMDB's lock file."""
+        self.lmdb.close()
+        self._close_lock()
+
+    def _close_lock(self) -> None:
+        lock, self._lock = self._lock, -1
+        if lock >= 0:
+            os.close(lock)
+
+    @property
+    def lost(self) -> bool:
+        """Could a page of LMDB's files not be read or written (see _native/guard.pxi)?"""
+        return any(guard.lost for guard in self._guards)
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[lmdb.Environment]:
+        """LMDB's environment, which stays open while the block runs."""
+        if not self.gate.enter():
+            raise EngineClosedError(f"the ledger {self.path} was closed meanwhile")
+        try:
+            yield self.lmdb
+        finally:
+            self.gate.leave()
+
+    def adopt_map_size(self) -> None:
+        """Make the map as large as another process has made it. LMDB moves the map, so this waits
+        until this process has no transaction."""
+        with self._resizing:
+            end = time.monotonic() + RESIZING_SECONDS
+            while not self._adopted_map_size():
+                # Let the transactions in: a long read must not fail, and it may itself have to
+                # enter a second time.
+                if time.monotonic() > end:
+                    raise LedgerError(
+                        f"{self.path}: another process has made the map larger, and one read of "
+                        f"this process has been under way for {RESIZING_SECONDS:.0f} s; open it "
+                        "with the same map_size in every process"
+                    )
+
+    def _adopted_map_size(self) -> bool:
+        try:
+            if not self.gate.close(FORK_WAIT_SECONDS):
+                return False
+            self.lmdb.set_mapsize(0)
+            return True
+        finally:
+            self.gate.open()
+
+    # ---- fork ----------------------------------------------------------------------------
+
+    def before_fork(self, inside: bool) -> None:
+        """Wait until no transaction runs, so that the child can close its copy. `inside`: a signal
+        handler that forks has interrupted a transaction of this thread; do not wait for it."""
+        self._quiet = self.gate.close(0.0 if inside else FORK_WAIT_SECONDS)
+        if inside and self.gate.inside == 1:
+            self._quiet = True  # it is the only one, and this thread is not in LMDB itself
+
+    def after_fork_in_parent(self) -> None:
+        """Let transactions run again."""
+        self.gate.open()
+
+    def after_fork_in_child(self) -> bool:
+        """Close the inherited copy without a change to the parent's: LMDB may be open once in a
+        process, and the child may open it itself. False if that was not possible."""
+        if not self._detach_readers():
+            return False
+        if self._quiet:
+            self.lmdb.close()
+        else:  # another thread of the parent may have been in LMDB, whose lock then stays taken
+            closing = threading.Thread(target=self.lmdb.close, daemon=True)
+            closing.start()
+            closing.join(CHILD_WAIT_SECONDS)
+        self._close_lock()
+        return True
+
+    def _detach_readers(self) -> bool:
+        # A transaction that is over keeps its place in LMDB's table of readers until its object
+        # is freed, and closing frees the places of all of them. They are the parent's: let the
+        # child do so in a private copy of the table.
+        try:
+            facts = os.fstat(self._lock)
+            with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+                lines = [line.split(maxsplit=5) for line in maps]
+        except OSError:
+            return False
+        for span, _, _, _, number, *name in lines:
+            if int(number) == facts.st_ino and name and "/lock.mdb" in name[0]:
+                start, end = (int(text, 16) for text in span.split("-"))
+                _core.make_private(start, end - start)
+                return True
+        return False
+
+
+def _open(
+    directory: Directory, mode: int, map_size: int, max_readers: int, readonly: bool
+) -> lmdb.Environment:
+    try:
+        return lmdb.open(
+            directory.by_descriptor, map_size=map_size, max_dbs=len(NAMES),
+            max_readers=max_readers, readonly=readonly, create=False, mode=mode & 0o666,
+            lib_version=LMDB_ENGINE,
+        )  # fmt: skip
+    except (lmdb.Error, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        raise _no_address_space(directory.path, map_size) from error
+
+
+def _keep_lock_file(directory: Directory, mode: int, max_readers: int, readonly: bool) -> int:
+    """LMDB initialises lock.mdb when it gets a POSIX lock on it, and a process loses that lock when
+    it reads and closes the file (a copy of the directory, say). An open-file lock is not lost, and
+    keeps LMDB from initialising the file while a process has the ledger open."""
+    if directory.facts(LOCK) is None:
+        if readonly:
+            return -1  # LMDB creates it, or works without
+        # LMDB would create a sparse one, and crash with SIGBUS on a full disk.
+        fd = directory.make(LOCK, os.O_RDWR, mode & 0o666)
+        try:
+            os.posix_fallocate(fd, 0, 64 * (max_readers + 2))
+        except OSError:
+            directory.remove(LOCK)
+            os.close(fd)
+            raise
+        return fd
+    fd = _keep(directory, locked=False)
+    if fd >= 0 and not is_locked(fd):
+        with contextlib.suppress(OSError):  # a copy may have holes; not on a read-only mount
+            fill_holes(fd)
+        return fd  # no process has it open: LMDB may initialise it
+    if fd >= 0:
+        lock_open_file(fd, "read")
+    return fd
+
+
+def _keep(directory: Directory, locked: bool = True) -> int:
+    for flags in (os.O_RDWR, os.O_RDONLY):
+        with contextlib.suppress(OSError):
+            fd = directory.open(LOCK, flags)
+            if locked:
+                lock_open_file(fd, "read")
+            return fd
+    return -1
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return getattr(error, "code", 0) == errno.ENOMEM or isinstance(error, MemoryError)
+
+
+def _no_address_space(path: str, map_size: int) -> LedgerError:
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit = "has no limit" if soft == resource.RLIM_INFINITY else f"is {soft}"
+    return LedgerError(
+        f"{path}: map_size={map_size} bytes of address space cannot be had (RLIMIT_AS {limit}). "
+        "Open it with a smaller map_size, or raise the limit (ulimit -v)"
+    )
+
+
+def open_tables(
+    env: lmdb.Environment, directory: Directory, readonly: bool, beside_others: bool
+) -> tuple[dict[str, Any], Header]:
+    """The tables by name, and the ledger's header: its format and uuid. A table that an earlier
+    format does not have is None. `beside_others`: other engines have the ledger open to write."""
+    path = directory.path
+    with translated(path, readonly):
+        with env.begin() as txn:
+            _refuse_older_data(env, txn.id(), path)
+            _, header = _read_header(env, txn, path)
+        refuse_format(directory, header, readonly, beside_others)
+        databases = _open_databases(env, readonly)
+        if header["version"] == FORMAT and None in databases.values():
+            raise LedgerCorruptedError(
+                f"{path}/data.mdb lacks tables that format {FORMAT} has; restore a backup"
+            )
+    return databases, header
+
+
+def _read_header(
+    env: lmdb.Environment, txn: lmdb.Transaction[bytes], path: str
+) -> tuple[Any, Header]:
+    try:
+        meta = env.open_db(b"meta", txn=txn, create=False)
+        header = msgpack.unpackb(txn.get(HEADER, db=meta))
+        return meta, {**header, "version": header["version"], "uuid": str(header["uuid"])}
+    except (lmdb.NotFoundError, lmdb.IncompatibleError, TypeError, ValueError, KeyError):
+        raise LedgerVersionError(
+            f"{path}/data.mdb is an LMDB file, but not a ledger's; choose another directory"
+        ) from None
+
+
+def _refuse_older_data(env: lmdb.Environment, newest: int, path: str) -> None:
+    """LMDB's lock file names the newest transaction, and read-only engines keep it. If data.mdb has
+    none as new, it was replaced by an older file while they had the ledger open."""
+    if newest > env.info()["last_txnid"]:
+        raise LedgerError(
+            f"{path}/data.mdb was replaced by an older one (a backup that was put back, say) while "
+            "an engine with readonly=True has the ledger open; close that engine, then open it"
+        )
+
+
+def _open_databases(env: lmdb.Environment, readonly: bool) -> dict[str, Any]:
+    # py-lmdb drops handles that were opened in a read transaction. Without a transaction it waits
+    # for LMDB's writer lock with the GIL held, unless the environment is read-only.
+    if readonly:
+        return {name: _open_database(env, name) for name in NAMES}
+    with env.begin(write=True) as txn:
+        return {name: _open_database(env, name, txn=txn) for name in NAMES}
+
+
+def _open_database(env: lmdb.Environment, name: str, **options: Any) -> Any:
+    with contextlib.suppress(lmdb.NotFoundError):
+        return env.open_db(name.encode(), create=False, **options)
+    return None
+
+
+# ---- raised ------------------------------------------------------------------------------
+
+
+def raise_format(directory: Directory) -> None:
+    """Raise an earlier format to this version's, in one durable transaction. It takes no lock of
+    LMDB's: the caller keeps every other process from opening the ledger.
+
+    Rows of the earlier formats are read as they are; a new format adds tables."""
+    facts = directory.facts(DATA)
+    size = 0 if facts is None else facts.st_size
+    with (
+        lmdb.open(
+            directory.by_descriptor, map_size=size + RAISING_BYTES, max_dbs=len(NAMES),
+            lock=False, create=False, lib_version=LMDB_ENGINE,
+        ) as env,
+        env.begin(write=True) as txn,
+    ):  # fmt: skip
+        for name in NAMES:
+            env.open_db(name.encode(), txn=txn)
+        meta, header = _read_header(env, txn, directory.path)
+        header.update(version=FORMAT, library=__version__)
+        txn.put(HEADER, msgpack.packb(header), db=meta)

@@ -1,0 +1,140 @@
+"""Fails a ledger for good when its files are lost (rules C7, H2): from then on nothing is
+acknowledged, and every call raises the same error. Opening the ledger again starts from what the
+files then have."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import lmdb
+
+from exclusivelog import _core
+from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError, LedgerIOError
+from exclusivelog.local.faults import translation
+from exclusivelog.local.files import Directory
+
+log = logging.getLogger("exclusivelog")
+
+PLACE_SECONDS = 1.0  # between two comparisons of the files with those that were opened
+
+
+class Integrity:
+    """Whether an open ledger may still be used.
+
+    - `files`: the names of the files that must stay as they are.
+    - `page_lost`: could a page of a mapped file not be read or written?
+    - `check_readable`: raises where the reads of this process are not protected from writers.
+    """
+
+    def __init__(
+        self, directory: Directory, files: tuple[str, ...], journal: _core.Journal | None,
+        readonly: bool, page_lost: Callable[[], bool], check_readable: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._path = directory.path
+        self._directory = directory
+        self._files = {  # {name: (inode, size)}
+            name: (facts.st_ino, facts.st_size)
+            for name in files
+            if (facts := directory.facts(name))
+        }
+        self._journal = journal
+        self._readonly = readonly
+        self._page_lost = page_lost
+        self._check_readable = check_readable
+        self._due = 0.0
+        self._failure: LedgerError | None = None
+        self.closed = False  # errors after that are of the closing, and fail nothing
+
+    @property
+    def failed(self) -> bool:
+        """Has this ledger failed for good? Then no wait on it will end well."""
+        return self._failure is not None
+
+    def raise_failure(self) -> None:
+        """Raise the error with which this ledger has failed, if it has; without a check."""
+        if self._failure is not None:
+            raise self._failure
+
+    def check(self) -> None:
+        """Raise the error with which this ledger has failed, here or in another process."""
+        if self._failure is None:
+            self._check_files()
+        failed = 0 if self._journal is None else self._journal.failed
+        if self._failure is None and failed:
+            # Fail only this process: another one may have opened the ledger again by now.
+            self._failure = LedgerIOError(
+                f"{self._path}: a write or flush failed ({os.strerror(failed)}), and nothing may "
+                "pretend to be durable; close every engine on it and open it again"
+            )
+            log.error("%s", self._failure)
+        self.raise_failure()
+
+    def check_pages(self) -> None:
+        """The same, only if a page of a mapped file was lost: the last read may have used it."""
+        if self._is_page_lost():
+            self.check()
+
+    def _is_page_lost(self) -> bool:
+        return (self._journal is not None and self._journal.lost) or self._page_lost()
+
+    def _check_files(self) -> None:
+        if self._is_page_lost():
+            self.fail(LedgerIOError(
+                f"{self._path}: the disk did not read or take a page of a mapped file (it is full "
+                "or was shut down, or a file was cut off); close every engine and open it again"
+            ))  # fmt: skip
+        elif time.monotonic() > self._due or (self._journal and self._journal.left):
+            self.check_place()
+            self._check_readable()
+
+    def check_place(self) -> None:
+        """LedgerError, for good, once the directory or a file in it is not the one that was opened
+        (rule C7): nothing more is acknowledged here. Other processes check for themselves."""
+        self._due = time.monotonic() + PLACE_SECONDS
+        if self._failure is None and not self.closed:
+            why = self._directory.lost() or self._replaced()
+            if why and not self.closed:  # else another thread closes it right now
+                self._failure = LedgerError(
+                    f"{self._path} is no longer the ledger that this engine has open: {why}; close "
+                    "the engine and open the ledger again"
+                )
+                if self._journal is not None and not self._readonly:
+                    self._journal.leave(errno.ESTALE)
+                log.error("%s", self._failure)
+        self.raise_failure()
+
+    def _replaced(self) -> str:
+        for name, (number, size) in self._files.items():
+            try:
+                facts = self._directory.facts(name)
+            except OSError:  # privileges were dropped, or another thread closes the ledger
+                continue  # it cannot be checked; the call that needs the file says why
+            if facts is None or facts.st_ino != number:
+                return f"its {name} was {'removed' if facts is None else 'replaced'}"
+            if facts.st_size < size:
+                return f"its {name} was cut off"
+            self._files[name] = number, facts.st_size  # these files never shrink
+        return ""
+
+    def fail(self, error: LedgerIOError) -> None:
+        """Refuse every call from now on, in all processes: after a failed flush no message may
+        count as durable."""
+        if self._failure is None and not self.closed:
+            self._failure = error
+            if self._journal is not None and not self._readonly:
+                self._journal.fail(errno.EIO)
+            log.error("%s", error)
+
+    def translated(self, error: BaseException) -> ExclusiveLogError | None:
+        """The library's error for one of LMDB's or the system's, which fails this ledger if it is
+        final; None for any other."""
+        if self.closed and isinstance(error, lmdb.Error):
+            return EngineClosedError(f"the ledger {self._path} was closed meanwhile")
+        raised = translation(self._path, error, self._readonly)
+        if isinstance(raised, LedgerIOError):
+            self.fail(raised)
+        return raised

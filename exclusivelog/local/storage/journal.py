@@ -1,0 +1,112 @@
+"""The journal's file: created, opened, checked, and cut in a copy.
+
+```text
+0        8     magic, b"XLJFILE" and the version
+8        8     capacity in bytes, little-endian
+4096     ...   the ring of frames (see _native/journal_file.h)
+```
+
+A durable append costs one flush of a file whose blocks are allocated; a transaction on the
+tables costs two, and rewrites pages. So small appends go into this file first, and a checkpoint
+moves many of them into the tables at once. One row of the tables has the generation and position
+up to which the frames were applied. The transaction that applies them writes it, so that every
+frame counts exactly once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import struct
+
+from exclusivelog import _core
+from exclusivelog.errors import LedgerVersionError
+from exclusivelog.local.files import JOURNAL, Directory
+
+MAGIC = b"XLJFILE\x01"
+CAPACITY = 8 << 20
+HEADER = _core.JOURNAL_HEADER_BYTES
+# A frame's header, as _native/journal_file.h documents it.
+FRAME = struct.Struct("<4sIQQQQQII")
+STEP, PADDING, SIZE = 16, 1 << 31, (1 << 30) - 1
+
+
+def open_file(directory: Directory, mode: int, readonly: bool) -> tuple[int, int]:
+    """(descriptor, capacity in bytes) of a ledger's journal, created if there is none. Call it
+    while the lock file is locked for opening."""
+    if directory.facts(JOURNAL) is None and not readonly:
+        _create(directory, mode)
+    fd = directory.open(JOURNAL, os.O_RDONLY if readonly else os.O_RDWR)
+    try:
+        return fd, _check(os.path.join(directory.path, JOURNAL), fd)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def inode(directory: Directory) -> int:
+    """The inode of the journal's file; 0 if there is none."""
+    facts = directory.facts(JOURNAL)
+    return 0 if facts is None else facts.st_ino
+
+
+def _create(directory: Directory, mode: int) -> None:
+    # Create the whole file under another name, then rename it. Write its blocks, instead of only
+    # reserving them, so that no later flush has to write the file's metadata.
+    for name in directory.names():
+        if name.startswith(JOURNAL + "."):
+            directory.remove(name)
+    temporary = f"{JOURNAL}.{os.getpid()}.{secrets.token_hex(4)}"
+    fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
+    try:
+        os.posix_fallocate(fd, 0, HEADER + CAPACITY)  # a full disk must fail here
+        zeros = bytes(1 << 20)
+        for at in range(0, HEADER + CAPACITY, len(zeros)):
+            os.pwrite(fd, zeros[: HEADER + CAPACITY - at], at)
+        os.pwrite(fd, MAGIC + CAPACITY.to_bytes(8, "little"), 0)
+        os.fsync(fd)
+        directory.rename(temporary, JOURNAL)
+        directory.sync()
+    except BaseException:
+        with contextlib.suppress(OSError):
+            directory.remove(temporary)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _check(path: str, fd: int) -> int:
+    header = os.pread(fd, 16, 0)
+    size = os.fstat(fd).st_size
+    capacity = int.from_bytes(header[8:], "little")
+    if not header.startswith(MAGIC) or size != HEADER + capacity or capacity % 4096:
+        raise LedgerVersionError(
+            f"{path} is not a journal of this version ({size} bytes); acknowledged messages may "
+            "be in it: open it with the version that made it, or restore a backup"
+        )
+    return capacity
+
+
+# ---- copy --------------------------------------------------------------------------------
+
+
+def cut_off(fd: int, position: int, generation: int, capacity: int, version: int) -> None:
+    """End a copied journal before the first frame after `position` that was written under a later
+    `version`: it may depend on a topic, an owner or a large batch that the copied tables lack."""
+    stop = position + capacity
+    while position < stop:
+        place = position % capacity
+        if capacity - place >= FRAME.size:
+            header = os.pread(fd, FRAME.size, HEADER + place)
+            _, size, at, of, _, _, written, _, _ = FRAME.unpack(header)
+            if at != position or of != generation:
+                return  # a recovery ends here, too
+            if written > version:
+                os.pwrite(fd, bytes(FRAME.size), HEADER + place)
+                return
+            if not size & PADDING:
+                length = FRAME.size + (size & SIZE)
+                position += -(-length // STEP) * STEP
+                continue
+        position += capacity - place

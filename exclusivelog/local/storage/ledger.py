@@ -1,0 +1,483 @@
+"""The ledger: its transactions, and what all engines of this process share of it.
+
+A ledger is a directory:
+
+```text
+data.mdb      the LMDB environment: every table (see tables.py)
+lock.mdb      LMDB's own lock file
+journal       the newest messages, until a checkpoint moves them into the tables (see journal.py)
+segments/     large entries, to which the tables refer (see segments.py)
+owners.lock   which engines live, and whom to wake (see lockfile.py)
+```
+
+Every write transaction begins and commits within one call of one thread, and is synced before it
+counts (rules A2, H1). `_core.Section` takes and releases the locks of a transaction; the classes
+`Transaction` and `FlushingTransaction` say what it does before and after.
+
+Every file is opened relative to a descriptor of the directory (files.py). opening.py opens them,
+integrity.py fails the ledger when they are lost, checkpointer.py makes checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import lmdb
+
+from exclusivelog import _core
+from exclusivelog.errors import LedgerError
+from exclusivelog.events import EVENTS
+from exclusivelog.local.faults import translated
+from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
+from exclusivelog.local.storage.checkpointer import Checkpointer
+from exclusivelog.local.storage.integrity import Integrity
+from exclusivelog.local.storage.journal import inode
+from exclusivelog.local.storage.location import identity, make_directory, refuse_file_system
+from exclusivelog.local.storage.opening import OpenFiles, Options
+from exclusivelog.local.storage.pinned import PinnedPages
+from exclusivelog.local.storage.recovery import recover
+from exclusivelog.local.storage.tables import Tables
+
+DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
+DEFAULT_MAX_READERS = 1022
+CLOSE_WAIT_SECONDS = 5.0
+# A change of ownership stops all appends while it applies the journal. A backlog of more bytes
+# than this is applied before, while appends go on.
+APPLIED_AT_ONCE = 256 << 10
+MOST_ATTEMPTS = 100
+
+EVENT_WRITER = b"exclusivelog"
+MOST_IN_ONE_ENTRY = 1 << 20
+
+Found = TypeVar("Found")
+
+if TYPE_CHECKING:
+    _Section = _core.Section[Tables]
+else:
+    _Section = _core.Section
+
+# LMDB allows one environment on a file in a process: engines on one directory share a ledger.
+_open_ledgers: dict[tuple[int, int], Ledger] = {}
+_opening = threading.RLock()
+
+
+class Ledger:
+    """One directory's tables, shared by all engines of this process. Use `Ledger.open`.
+
+    `pause_lock` serialises the operations that pause producers (a transaction while it commits, a
+    hand-over), in all engines of this process: two of them would wait for each other's producers.
+    """
+
+    def __init__(self, path: str, options: Options) -> None:
+        self.path = path
+        self.readonly = options.readonly
+        self.users = 0
+        self._writing: Any = threading.RLock()  # re-entrant: it can tell whether this thread has it
+        self.pause_lock: Any = threading.RLock()
+        with translated(path, options.readonly), standard_descriptors_taken():
+            self._files = files = OpenFiles(path, options, recover_journal)
+            try:
+                self.directory, self.segments = files.directory, files.segments
+                self.lockfile, self.journal, self.watch = files.lockfile, files.journal, files.watch
+                self.format, self.uuid = files.format, files.uuid
+                self._environment = files.environment
+                self.pinned = PinnedPages(path, self.lockfile.slots, self.watch)
+                self.integrity = integrity = Integrity(
+                    self.directory, (DATA, JOURNAL), self.journal, self.readonly,
+                    page_lost=files.page_lost, check_readable=files.check_readable,
+                )  # fmt: skip
+                # No cycle of references: the files stay mapped as long as their last user lives.
+                ledger = weakref.proxy(self)
+                self.checkpointer = Checkpointer(
+                    path, None if self.readonly else self.journal, lambda: ledger.checkpoint(),
+                    lambda: integrity.failed,
+                )  # fmt: skip
+                if not self.readonly:
+                    self._clear_up()
+            except BaseException:
+                files.close()
+                raise
+
+    # ---- open and close ------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, path: str, options: Options, power: bool = False) -> Ledger:
+        """This directory's ledger: opened now, or the one that this process has open. `power`:
+        acknowledged messages must survive a power loss."""
+        path = os.path.abspath(path)
+        with _opening, translated(path, options.readonly):
+            refuse_file_system(path, power and not options.readonly)
+            if options.create:
+                make_directory(path, options.mode)
+            if not os.path.isdir(path):
+                raise LedgerError(f"{path} is not a directory; a ledger is a directory of its own")
+            # An open ledger keeps its directory open, so no other directory has its identity.
+            ledger = _open_ledgers.get(identity(path))
+            if ledger is None:
+                ledger = cls(path, options)
+                _open_ledgers[ledger.directory.identity] = ledger
+            elif ledger.readonly and not options.readonly:
+                raise LedgerError(
+                    f"{path} is open with readonly=True in this process; close that engine first"
+                )
+            elif options.kill_stalled and ledger.watch is not None:
+                ledger.watch.killers += 1
+            ledger.users += 1
+            return ledger
+
+    @staticmethod
+    def is_open_here(path: str) -> bool:
+        """Does an engine of this process have the ledger at this path open?"""
+        with _opening:
+            return identity(path) in _open_ledgers
+
+    def close(self) -> None:
+        """Count one user less; the last one closes the files."""
+        with _opening:
+            self.users -= 1
+            if self.users == 0:
+                for identity, ledger in list(_open_ledgers.items()):
+                    if ledger is self:
+                        del _open_ledgers[identity]
+                self.checkpointer.stop()
+                with self._writing:
+                    gate = self._environment.gate
+                    gate.close(CLOSE_WAIT_SECONDS)
+                    self.integrity.closed = True  # a transaction still inside can only read
+                    gate.end()
+                    self._files.close()
+
+    def _clear_up(self) -> None:
+        """Remove the segments that a dead process has left, and apply what it has appended."""
+        with self.write_exclusive() as tables:
+            ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
+            self.segments.sweep(ends)
+        if self.journal is not None and self.journal.backlog:
+            self.checkpointer.start()
+
+    # ---- transactions --------------------------------------------------------------------
+
+    def write_exclusive(self) -> Transaction:
+        """An exclusive write transaction: no process appends beside it (rule B2).
+
+        It is durable when the block is left, and rolled back when the block raises; others are
+        woken once it is durable. Run no user code in it, and wait for nothing.
+
+        The tables may lack messages that the journal has. It suits changes of ownership, which
+        must be possible even if there is no room to apply the journal.
+        """
+        return self._transaction(exclusive=True, applied=False)
+
+    def write_concurrent(self) -> Transaction:
+        """A concurrent write transaction: as `write_exclusive`, but appends go on beside it. It
+        suits changes that do not concern ownership. What readers have seen is durable before it."""
+        return self._transaction(exclusive=False, applied=False)
+
+    def write_checkpointed(self) -> Transaction:
+        """A checkpointed write transaction: as `write_exclusive`, with the whole journal applied to
+        the tables."""
+        if self.journal is not None and self.journal.backlog > APPLIED_AT_ONCE:
+            self.checkpoint()
+        return self._transaction(exclusive=True)
+
+    def _transaction(self, *, exclusive: bool, applied: bool = True) -> Transaction:
+        if self.readonly:
+            raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
+        if self.busy_here:
+            raise LedgerError(
+                f"{self.path}: called re-entrantly, from a signal handler or a finalizer that "
+                "interrupted a transaction of the same thread; call it from another thread"
+            )
+        self.integrity.check_place()
+        kind = Transaction if applied else FlushingTransaction
+        environment = self._environment
+        return kind(
+            self, self._writing, environment.gate, environment.begin_write, self.journal, exclusive
+        )
+
+    @property
+    def busy_here(self) -> bool:
+        """Is this thread inside a write transaction?"""
+        return bool(self._writing._is_owned())
+
+    def checkpoint(self) -> None:
+        """Move what the journal has into the tables. Appends go on meanwhile."""
+        if self.journal is not None and self.journal.backlog:
+            with self._transaction(exclusive=False):
+                pass
+
+    def flush(self) -> None:
+        """Make durable what the journal has, from all processes."""
+        journal = self.journal
+        if journal is not None and journal.synced < journal.tail:
+            journal.flush_all()
+            self.check()
+
+    def settle(self) -> None:
+        """Find out whether a transaction committed whose process died while it did."""
+        with self.write_exclusive():
+            pass  # it begins after every commit
+
+    def read(self) -> Transaction:
+        """A read transaction on the tables alone, of one consistent moment. Keep it short: LMDB
+        reuses no page that it may read."""
+        return Transaction(self, None, self._environment.gate, self._environment.begin_read)
+
+    def look(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
+        """What `find` returns for a snapshot of tables and journal. `unflushed`: with messages that
+        a power loss could still take away (rule G6). `find` may be called more than once.
+
+        Raises LedgerError if the journal was overwritten during every attempt.
+        """
+        for _ in range(MOST_ATTEMPTS):
+            # Before the tables: the journal then has all that they lack.
+            visible = self._visible(unflushed)
+            try:
+                with self.read() as tables:
+                    tables.journal.see(visible)
+                    found = find(tables)
+                self.integrity.check_pages()
+                return found
+            except _core.JournalOverwritten:
+                continue
+        raise LedgerError(
+            f"{self.path}: the journal was overwritten during each of {MOST_ATTEMPTS} reads; retry"
+        )
+
+    def _visible(self, unflushed: bool) -> int | None:
+        if self.journal is None:
+            return 0
+        if not self.journal.ready:
+            return None
+        return self.journal.tail if unflushed else self.journal.synced
+
+    # ---- for a transaction ---------------------------------------------------------------
+
+    def tables(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """The tables in a transaction, unless this ledger has failed."""
+        self.check()
+        return _tables(self._files, txn)
+
+    def check(self) -> None:
+        """Raise the error with which this ledger has failed, here or in another process."""
+        self.integrity.check()
+
+    def recover(self, error: BaseException) -> None:
+        """Make a second attempt to begin a transaction possible; raise if it is not."""
+        if isinstance(error, lmdb.MapResizedError):
+            self._environment.adopt_map_size()
+        elif isinstance(error, lmdb.ReadersFullError):
+            self._environment.lmdb.reader_check()  # frees the places of dead processes
+        else:
+            raised = self.translated(error)
+            if raised is not None:
+                raise raised from error
+            raise error
+
+    def translated(self, error: BaseException) -> Exception | None:
+        """The library's error for one of LMDB's or the system's; None for any other."""
+        return self.integrity.translated(error)
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def environment(self) -> Iterator[lmdb.Environment]:
+        """LMDB's environment, which stays open while the block runs."""
+        self.integrity.raise_failure()
+        with self._environment.use() as env:
+            yield env
+
+    def find_pinned(self) -> None:
+        """Log the reads that make the tables grow. Call it about once a second."""
+        if self.pinned.due:
+            with self.environment() as env:
+                self.pinned.check(env)
+
+    def oldest_reader(self) -> dict[str, object] | None:
+        """The read with the oldest snapshot; None if every read has the newest one."""
+        with self.environment() as env:
+            return self.pinned.oldest(env)
+
+    def stats(self) -> dict[str, int]:
+        """Sizes in bytes and counts, as LMDB gives them."""
+        with self.environment() as env, translated(self.path, fail=self.integrity.fail):
+            info = env.info()
+            page = env.stat()["psize"]
+            with env.begin() as txn:
+                large = self.tables(txn).large.total_bytes()
+            return {
+                "map_size": info["map_size"],
+                "used_bytes": (info["last_pgno"] + 1) * page,
+                "journal_bytes": 0 if self.journal is None else self.journal.backlog,
+                "large_bytes": large,
+                "transactions": info["last_txnid"],
+                "max_readers": info["max_readers"],
+                "readers": info["num_readers"],
+            }
+
+    # ---- fork ----------------------------------------------------------------------------
+
+    def after_fork_in_child(self) -> None:
+        """Close the inherited files without a change to the parent's."""
+        self.integrity.closed = True  # an error in the child does not fail the parent's ledger
+        self._files.after_fork_in_child()
+
+
+class Transaction(_Section):
+    """A transaction that applies the journal's frames to the tables, where it may write."""
+
+    __slots__ = ()
+
+    def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """The tables that the block is given."""
+        tables: Tables = self.ledger.tables(txn)
+        self._apply_journal(tables)
+        return tables
+
+    def caught_up(self, tables: Tables) -> None:
+        """No process appends from now on: apply what was appended meanwhile."""
+        self._apply_journal(tables)
+
+    def _apply_journal(self, tables: Tables) -> None:
+        try:
+            if self.journal is not None:
+                version = self.journal.version  # before the tail: later frames have no lower one
+                tables.apply(self.journal.tail, version)
+        except BaseException:
+            tables.large.undo()
+            raise
+
+    def recover(self, error: BaseException) -> None:
+        """The transaction could not begin: make a second attempt possible, or raise."""
+        self.ledger.recover(error)
+
+    def finish(self, tables: Tables) -> None:
+        """What must be done before the commit."""
+        if tables.settle is not None:
+            tables.settle(tables)
+        write_events(tables)
+        tables.journal.record_generation()
+        if self.held and self.journal is not None and tables.rows.changed:
+            version = self.journal.version + 1  # the one after the commit
+            tables.journal.mark(self.journal.tail, version)
+        tables.large.sync()
+        self.ledger.check()  # what was read may have come from a page that was lost
+
+    def undo(self, tables: Tables) -> None:
+        """What must be done where there is no commit."""
+        tables.large.undo()
+
+    def failed(self, error: BaseException) -> None:
+        """The block, or the commit, has failed."""
+        raised = self.ledger.translated(error)
+        if raised is not None:
+            raise raised from error
+
+    def waken(self, tables: Tables) -> list[tuple[Callable[[int], None], tuple[int]]]:
+        """The calls that wake others, now that the transaction is durable."""
+        lockfile, segments = self.ledger.lockfile, self.ledger.segments
+        engines = [(lockfile.slots.notify, (slot,)) for slot in tables.ring]  # new owners first
+        readers = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
+        empty = [(segments.remove, (segment,)) for segment in tables.large.emptied]
+        return engines + readers + empty
+
+
+class FlushingTransaction(Transaction):
+    """A transaction that flushes the journal, and does not apply it: a new owner must see what the
+    former owners have written, even if they died before their own flush."""
+
+    __slots__ = ()
+
+    def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
+        """The tables that the block is given."""
+        tables: Tables = self.ledger.tables(txn)
+        self.ledger.flush()  # most of it while other processes go on appending
+        return tables
+
+    def caught_up(self, tables: Tables) -> None:
+        """No process appends from now on: flush what was appended meanwhile."""
+        self.ledger.flush()
+
+
+def write_events(tables: Tables) -> None:
+    """Append the recorded events to `__events__`, in the transaction that they describe (rule E5).
+    They go into the tables: the journal never has messages of this topic."""
+    if not tables.events:
+        return
+    row = tables.topics.find(EVENTS) or tables.topics.create(EVENTS)
+    appender = _core.Appender(
+        EVENT_WRITER, row.next_offset - 1, len(tables.events), MOST_IN_ONE_ENTRY
+    )
+    batch = appender.make_batch(
+        _core.strings([event.dumps() for event in tables.events]),
+        _core.strings([event.topic.encode() or None for event in tables.events]), None, None,
+    )  # fmt: skip
+    appender.add_batch(batch)
+    published = max(row.last_publish_time, time.time_ns() // 1_000_000)
+    for last, entry in batch.stamp(row.id, row.next_offset, row.epoch, 0, published):
+        tables.entries.put(row.id, last, entry)
+        row.next_offset = last + 1
+    row.last_publish_time = published
+    tables.topics.put(row)
+    tables.announce.add(row.id)
+    tables.events = []
+
+
+# ---- recovery, and forks -----------------------------------------------------------------
+
+
+def _tables(files: OpenFiles, txn: lmdb.Transaction[bytes]) -> Tables:
+    return Tables(txn, files.databases, files.path, files.segments, files.journal)
+
+
+def recover_journal(files: OpenFiles, journal: _core.Journal, alone: bool) -> None:
+    """Recover the journal if no live process knows its contents, or a flush of it has failed."""
+
+    def begin_life() -> None:
+        files.lockfile.begin_life()
+        journal.start(inode(files.directory))
+
+    if alone or journal.failed:
+        with files.environment.lmdb.begin(write=True) as txn:
+            tables = _tables(files, txn)
+            recover(
+                files.path, txn, tables.journal, tables.large, tables.apply, journal,
+                begin_life if alone else None,
+            )  # fmt: skip
+
+
+def _before_fork() -> None:
+    _opening.acquire()
+    for ledger in _open_ledgers.values():
+        ledger._environment.before_fork(ledger.busy_here)
+
+
+def _after_fork_in_parent() -> None:
+    for ledger in _open_ledgers.values():
+        ledger._environment.after_fork_in_parent()
+    _opening.release()
+
+
+_inherited: list[Ledger] = []
+
+
+def _after_fork_in_child() -> None:
+    global _opening
+    _opening = threading.RLock()
+    for ledger in _open_ledgers.values():
+        ledger.after_fork_in_child()
+        _inherited.append(ledger)  # its destructor must not run either
+    _open_ledgers.clear()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork_in_parent,
+    after_in_child=_after_fork_in_child,
+)

@@ -1,0 +1,269 @@
+"""Opening a ledger: its files are checked, created and opened, by one process at a time.
+
+The kernel's locks say which process is alone on the ledger, and recovers it (presence.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from exclusivelog import _core
+from exclusivelog.errors import LedgerCorruptedError, LedgerError
+from exclusivelog.local.files import DATA, JOURNAL, Directory, fill_holes
+from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, LockFile
+from exclusivelog.local.shm.presence import Presence, writers_live
+from exclusivelog.local.shm.stalls import StallWatch
+from exclusivelog.local.storage.environment import (
+    Environment,
+    check_format,
+    check_header,
+    create_environment,
+    open_tables,
+)
+from exclusivelog.local.storage.journal import inode, open_file
+from exclusivelog.local.storage.location import (
+    copy_up,
+    is_mounted_read_only,
+    refuse_incomplete,
+    refuse_remains,
+    refuse_strangers,
+)
+from exclusivelog.local.storage.segments import Segments
+from exclusivelog.local.versions import LOCK_VERSION, in_use, lock_version, refuse_other_lock_file
+
+JOURNAL_GIVEN_UP = "journal-given-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a ledger is opened, as `exclusivelog.open` documents it."""
+
+    create: bool
+    mode: int
+    map_size: int
+    max_readers: int
+    readonly: bool
+    kill_stalled: bool = False
+
+
+class OpenFiles:
+    """The open files of one ledger: `directory`, `lockfile`, `environment` with its `databases`,
+    `journal` (None for a reader of a ledger that no engine has written) and `segments`.
+
+    `recover(files, journal, alone)` is called while no other process can open the ledger, in each
+    process that opens it to write. `alone`: no other process has it open.
+    """
+
+    def __init__(
+        self, path: str, options: Options,
+        recover: Callable[[OpenFiles, _core.Journal, bool], None],
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.options = options
+        self.readonly = options.readonly
+        self.journal: _core.Journal | None = None
+        self.watch: StallWatch | None = None
+        self._presence: Presence | None = None
+        self._beside_writers = False  # for a reader
+        # A descriptor of the journal, for a reader that cannot keep writers from reusing its pages.
+        self._unprotected = -1
+        with contextlib.ExitStack() as undo:
+            self._open(undo, recover)
+            undo.pop_all()
+
+    def _open(
+        self, undo: contextlib.ExitStack,
+        recover: Callable[[OpenFiles, _core.Journal, bool], None],
+    ) -> None:  # fmt: skip
+        if not os.access(self.path, os.R_OK | os.X_OK):
+            raise LedgerError(f"{self.path} may not be read by this user; check its owner and mode")
+        self.directory = directory = Directory(self.path)
+        undo.callback(directory.close)
+        self._check_directory()
+        self.segments = Segments(directory, self.options.map_size)
+        undo.callback(self.segments.close)
+        mode = self.options.mode & 0o666
+        self.lockfile = LockFile(directory, mode=mode, readonly=self.readonly)
+        undo.callback(self.lockfile.close)
+        # A reader of a ledger in use need not wait for a process that waits to open it.
+        at_once = self.readonly and self.lockfile.in_use
+        with contextlib.nullcontext() if at_once else self.lockfile.opening():
+            if not self.readonly:
+                self.lockfile.check_in_place()
+            if directory.facts(DATA) is None:
+                create_environment(directory, self.options.mode)
+            if self.readonly:
+                copy_up(directory, (DATA, JOURNAL))
+            check_header(directory)
+            presence = self._open_journal(undo)
+            self.environment = Environment(
+                directory, self.options.mode, self.options.map_size, self.options.max_readers,
+                self.readonly,
+            )  # fmt: skip
+            undo.callback(self.environment.close)
+            with self._writer_lock(presence):
+                beside_others = self._beside_writers if presence is None else not presence.alone
+                self.databases, header = open_tables(
+                    self.environment.lmdb, directory, self.readonly, beside_others
+                )
+                self.format, self.uuid = header["version"], header["uuid"]
+                if presence is not None and self.journal is not None:
+                    recover(self, self.journal, presence.alone)
+                    presence.admit_others()
+
+    # ---- checked before they are opened --------------------------------------------------
+
+    def _check_directory(self) -> None:
+        directory = self.directory
+        refuse_incomplete(directory)
+        if not self.options.create and directory.facts(DATA) is None:
+            raise LedgerError(
+                f"{self.path} holds no ledger, and "
+                f"{'readonly=True' if self.readonly else 'create=False'}"
+            )
+        refuse_strangers(directory)
+        refuse_remains(directory)
+        if directory.facts(DATA) is not None and not inode(directory):
+            self._check_tables_alone()
+        else:
+            self._check_other_version()
+
+    def _check_tables_alone(self) -> None:
+        """There is no journal: no engine has opened the tables yet, or it was removed."""
+        check_header(self.directory)
+        used = check_format(self.directory, self.readonly, in_use(self.directory))
+        given_up = self.directory.facts(JOURNAL_GIVEN_UP) is not None
+        if used and not given_up and not inode(self.directory):
+            raise LedgerCorruptedError(
+                f"{self.path}/journal was removed; what was acknowledged last may have been in it. "
+                f"Put it back, restore a backup, or make an empty file {JOURNAL_GIVEN_UP!r} there "
+                "to go on without it"
+            )
+        if given_up and not self.readonly:
+            self.directory.remove(JOURNAL_GIVEN_UP)
+
+    def _check_other_version(self) -> None:
+        """Another version's lock file is replaced only if this version opens the ledger."""
+        if lock_version(self.directory) not in (None, LOCK_VERSION):
+            refuse_other_lock_file(self.directory, self.readonly)
+            if self.directory.facts(DATA) is not None:
+                check_header(self.directory)
+                check_format(self.directory, self.readonly, beside_others=False)
+
+    # ---- the journal, and the processes that have it open --------------------------------
+
+    def _open_journal(self, undo: contextlib.ExitStack) -> Presence | None:
+        """Open the journal, and find out whether the shared memory about it is valid. The locks of
+        this process; None for a reader."""
+        if self.readonly and not inode(self.directory):
+            return None  # no engine has opened this ledger to write
+        fd, capacity = open_file(self.directory, self.options.mode & 0o666, self.readonly)
+        try:
+            self.journal = journal = _core.Journal(
+                self.lockfile.atomics, JOURNAL_OFFSET, fd, capacity, self.readonly
+            )
+            undo.callback(journal.close)
+            killers = int(self.options.kill_stalled)
+            self.watch = StallWatch(self.path, self.lockfile.slots, journal, killers)
+            journal.on_stall = self.watch.stalled
+            undo.callback(self._stop_watching)
+            if self.readonly:
+                self._check_writers(journal, fd, undo)
+                return None
+            self._presence = presence = Presence(self.directory)
+            undo.callback(presence.close)
+            presence.enter()
+            if presence.alone:
+                fill_holes(fd)
+            else:
+                self._check_same_files(journal)
+                self.lockfile.slots.refuse_other_namespaces()
+        finally:
+            os.close(fd)
+        return presence
+
+    def _stop_watching(self) -> None:
+        if self.journal is not None:
+            self.journal.on_stall = None  # it refers to the watch, and so to the lock file
+
+    def _check_writers(self, journal: _core.Journal, fd: int, undo: contextlib.ExitStack) -> None:
+        self._beside_writers = writers_live(fd)
+        if self._beside_writers and self.lockfile.in_use:
+            self.lockfile.slots.refuse_other_namespaces()
+        else:
+            journal.disbelieve()
+        if is_mounted_read_only(fd):
+            self._unprotected = self.directory.open(JOURNAL, os.O_RDONLY)
+            undo.callback(os.close, self._unprotected)
+            self.check_readable()
+
+    def check_readable(self) -> None:
+        """LedgerError for a reader on a read-only mount while writers are open by another mount: it
+        has no place in LMDB's table of readers, so they would reuse the pages that it reads."""
+        if self._unprotected >= 0 and writers_live(self._unprotected):
+            raise LedgerError(
+                f"{self.path} is mounted read-only here, and an engine writes to it by another "
+                "mount: it cannot know what is read here. Mount it read-write and open it with "
+                "readonly=True, or read a backup"
+            )
+
+    def _check_same_files(self, journal: _core.Journal) -> None:
+        """LedgerError where other engines live, and have other files open than this process."""
+        self.lockfile.check_same_life()
+        if journal.inode != inode(self.directory):
+            engines = self.lockfile.slots.present()
+            user = f"engine {engines[0].name!r} (pid {engines[0].pid}) uses" if engines else "used"
+            raise LedgerError(
+                f"{self.path}/journal was replaced while {user} it; close every engine on the "
+                "ledger, then open it"
+            )
+
+    @contextlib.contextmanager
+    def _writer_lock(self, presence: Presence | None) -> Iterator[None]:
+        """Hold the writer lock. A reader, or a process that is alone, needs none."""
+        journal = self.journal
+        if journal is None or presence is None or presence.alone:
+            yield
+            return
+        journal.take_writer_lock()
+        try:
+            yield
+        finally:
+            journal.give_writer_lock()
+
+    # ---- closed --------------------------------------------------------------------------
+
+    def page_lost(self) -> bool:
+        """Could a page of LMDB's files not be read or written?"""
+        return self.environment.lost
+
+    def close(self) -> None:
+        """Close all files."""
+        self._stop_watching()
+        if self.journal is not None:
+            self.journal.close()
+        if self.directory.is_open:  # else their descriptors' numbers may be other files' by now
+            self.environment.close()
+            self.segments.close()
+            self._close_rest()
+
+    def _close_rest(self) -> None:
+        fd, self._unprotected = self._unprotected, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._presence is not None:
+            self._presence.close()
+        self.lockfile.close()
+        self.directory.close()
+
+    def after_fork_in_child(self) -> None:
+        """Close the inherited files without a change to the parent's."""
+        if self.environment.after_fork_in_child():
+            self.segments.forget()
+            self._close_rest()
+        if self.journal is not None:
+            self.journal.abandon()
+        if self._presence is not None:
+            self._presence.close()

@@ -1,0 +1,285 @@
+"""Segments: files for large entries, to which the ledger's tables refer.
+
+```text
+segments/<id, 16 hex digits>    entries, each at a multiple of 64 bytes
+```
+
+LMDB would copy a large entry into fresh pages, and each reader would copy it out again. In a
+segment it is written once and never changed: readers map the file and need no copy, even after
+it was removed. A segment grows only at its end, within a write transaction, and is flushed before
+that commits. What a transaction wrote that did not commit is cut off or overwritten.
+
+A row of the table `entries` that stands for a large entry names its segment and position. A row of
+the table `segments` has the segment's committed end and the number of its live entries: with the
+last of these the segment is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+
+from exclusivelog import _core
+from exclusivelog.errors import LedgerError
+from exclusivelog.local.files import Directory, why_shared
+
+log = logging.getLogger("exclusivelog")
+
+SEGMENT_BYTES = 256 << 20  # a segment this long takes no more
+LARGE_ENTRY = 128 << 10  # bytes: an entry of this size or more goes into a segment
+MADE_FIRST = 0o600  # a new file's mode, until it gets that of data.mdb
+ALIGNMENT = 64  # as Arrow recommends
+# Keep this much of the newest entries in the page cache for readers that follow, and drop the
+# rest: a large load must not evict everything else, nor make a hypervisor provide more memory,
+# which costs several times as much as the disk.
+KEPT_IN_MEMORY = 64 << 20
+MAPPED_BEYOND = 64 << 20  # address space, not memory
+MOST_MAPPED = 64  # segments whose files a process keeps open and mapped
+
+NAME = re.compile("[0-9a-f]{16}")
+REFERENCE = struct.Struct(">8sQQQ")
+REFERENCE_MAGIC = b"XLREF\0\0\1"
+
+
+def is_reference(row: bytes) -> bool:
+    """Does this row of the table `entries` stand for an entry in a segment?"""
+    return len(row) == REFERENCE.size and row.startswith(REFERENCE_MAGIC)
+
+
+def space(length: int) -> int:
+    """The bytes that an entry takes in a segment.
+
+    >>> space(1), space(64)
+    (64, 64)
+    """
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def has_room(end: int, limit: int) -> bool:
+    """Does a segment of `end` bytes take more entries, where all segments together may take `limit`
+    bytes? Segments are short if the limit is low: space is freed only by whole segments."""
+    return end < min(SEGMENT_BYTES, limit // 8)
+
+
+class Segments:
+    """The segment files of one ledger, as this process has them open."""
+
+    def __init__(self, ledger: Directory, limit: int) -> None:
+        self.path = os.path.join(ledger.path, "segments")
+        self.limit = limit  # bytes that all segments together may take
+        self._ledger = ledger
+        self._place: Directory | None = None
+        self._mapping = threading.RLock()  # re-entrant: a finalizer may read
+        self._mapped: dict[int, tuple[int, _core.Mapping]] = {}  # (file descriptor, mapping)
+        self._growing = threading.Lock()
+        self._newest: tuple[int, int] | None = None  # (segment, file descriptor)
+        self._dropped = 0  # bytes of the newest segment that were dropped from the page cache
+
+    def _file(self, segment: int) -> str:
+        return os.path.join(self.path, _name(segment))
+
+    def _directory(self) -> Directory | None:
+        """The directory of the segments; None if there is none."""
+        if self._place is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._place = Directory(self.path, self._ledger)
+        return self._place
+
+    def _facts(self, segment: int) -> os.stat_result | None:
+        place = self._directory()
+        return None if place is None else place.facts(_name(segment))
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def load(self, row: bytes) -> bytes | memoryview:
+        """The entry of a row: the row itself, or the mapped bytes that it refers to.
+
+        Raises ValueError if the segment does not have them.
+        """
+        if not is_reference(row):
+            return row
+        _, segment, position, length = REFERENCE.unpack(row)
+        stop = position + length
+        with self._mapping:
+            fd, mapped = self._mapped.get(segment) or self._map(segment, stop)
+            if len(mapped) < stop or os.fstat(fd).st_size < stop:
+                fd, mapped = self._map(segment, stop)  # an overlay has replaced it
+            size = os.fstat(fd).st_size
+        # Reading a mapping beyond the file's end would be a SIGBUS.
+        if stop > min(size, len(mapped)):
+            raise ValueError(f"{self._file(segment)} has {size} bytes, {stop} are needed")
+        return mapped.view(position, stop)
+
+    def _map(self, segment: int, stop: int) -> tuple[int, _core.Mapping]:
+        try:
+            fd = self.open(segment)
+        except FileNotFoundError:
+            raise ValueError(f"{self._file(segment)} is missing") from None
+        try:
+            # Map once what the segment may grow to; more only for an entry that is larger.
+            room = max(SEGMENT_BYTES + MAPPED_BEYOND, min(stop, os.fstat(fd).st_size))
+            mapped = _core.Mapping(fd, room)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._forget(segment)
+        self._forget_removed()
+        while len(self._mapped) >= MOST_MAPPED:
+            self._forget(next(iter(self._mapped)))
+        self._mapped[segment] = fd, mapped
+        return fd, mapped
+
+    def _forget(self, segment: int) -> None:
+        if segment in self._mapped:
+            os.close(self._mapped.pop(segment)[0])
+
+    def _forget_removed(self) -> None:
+        for segment in list(self._mapped):
+            if not os.fstat(self._mapped[segment][0]).st_nlink:
+                self._forget(segment)
+
+    # ---- write, within a write transaction -----------------------------------------------
+
+    def append(self, segment: int, end: int, entry: bytes) -> int:
+        """Write an entry after `end`; its position. It is durable only after `sync`."""
+        position, written, view = space(end), 0, memoryview(entry)
+        with self._growing:
+            fd = self._open_newest(segment)
+            while written < len(view):
+                written += os.pwrite(fd, view[written:], position + written)
+            _core.start_writing(fd, position, written)  # while the next one is encoded
+        return position
+
+    def sync(self, segment: int) -> None:
+        """Make all appended entries durable."""
+        with self._growing:
+            fd = self._open_newest(segment)
+            os.fdatasync(fd)
+            old = os.fstat(fd).st_size - KEPT_IN_MEMORY
+            if old > self._dropped:
+                os.posix_fadvise(fd, self._dropped, old - self._dropped, os.POSIX_FADV_DONTNEED)
+                self._dropped = old
+
+    def cut(self, segment: int, end: int) -> None:
+        """Drop what was appended after `end`, to free the space of a failed transaction."""
+        with self._growing:
+            fd = self._open_newest(segment)
+            if os.fstat(fd).st_size > end:
+                os.ftruncate(fd, end)
+
+    def _open_newest(self, segment: int) -> int:
+        if self._newest is not None:
+            known, fd = self._newest
+            # An id that was rolled back may be used again, after another process has removed the
+            # file that is open here.
+            if known == segment and os.fstat(fd).st_nlink:
+                return fd
+            self._close_newest()
+        if self._directory() is None:
+            self._place = self._ledger.make_directory("segments")
+        place = self._place
+        assert place is not None
+        fd = place.make(_name(segment), os.O_RDWR, MADE_FIRST)
+        try:
+            if why := why_shared(fd):
+                raise LedgerError(why)
+            place.sync()
+            self._ledger.sync()  # an earlier attempt may have failed here
+        except BaseException:
+            os.close(fd)
+            raise
+        self._newest, self._dropped = (segment, fd), 0
+        return fd
+
+    def _close_newest(self) -> None:
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            os.close(newest[1])
+
+    # ---- remove --------------------------------------------------------------------------
+
+    def remove(self, segment: int) -> None:
+        """Remove a segment to which no row refers. Its readers keep their mappings."""
+        try:
+            place = self._directory()
+            if place is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    place.remove(_name(segment))
+        except OSError as error:  # the next process to open the ledger tries again
+            log.warning("%s cannot be removed: %s", self._file(segment), error)
+        self.forget_removed()
+
+    def sweep(self, known: Mapping[int, int]) -> None:
+        """Remove segments that no transaction committed, or that a dead process was to remove.
+        `known` is {segment: committed end}. Call it within a write transaction."""
+        for name in self._names():
+            segment = int(name, 16)
+            if segment not in known:
+                self.remove(segment)
+        if known:
+            newest = max(known)
+            if self._facts(newest) is not None:
+                self.cut(newest, known[newest])
+
+    def _names(self) -> list[str]:
+        place = self._directory()
+        return [] if place is None else [name for name in place.names() if NAME.fullmatch(name)]
+
+    def forget_removed(self) -> None:
+        """Close segments that were removed, here or by another process: that frees their space."""
+        with self._mapping:
+            self._forget_removed()
+        if self._growing.acquire(blocking=False):
+            try:
+                if self._newest is not None and not os.fstat(self._newest[1]).st_nlink:
+                    self._close_newest()
+            finally:
+                self._growing.release()
+
+    # ---- copy ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[dict[int, int]]:
+        """All segments as open files, {segment: file descriptor}: those removed while the block
+        runs can still be copied."""
+        files: dict[int, int] = {}
+        try:
+            for name in self._names():
+                with contextlib.suppress(FileNotFoundError):
+                    files[int(name, 16)] = self.open(int(name, 16))
+            yield files
+        finally:
+            for fd in files.values():
+                os.close(fd)
+
+    def open(self, segment: int) -> int:
+        """A file descriptor of a segment; FileNotFoundError if it is not there."""
+        place = self._directory()
+        if place is None:
+            raise FileNotFoundError(f"{self.path} is missing")
+        return place.open(_name(segment), os.O_RDONLY)
+
+    def close(self) -> None:
+        """Close all files. What readers use stays mapped."""
+        with self._growing:
+            self._close_newest()
+        with self._mapping:
+            for segment in list(self._mapped):
+                self._forget(segment)
+            place, self._place = self._place, None
+            if place is not None:
+                place.close()
+
+    def forget(self) -> None:
+        """In a forked child: close the files. Threads of the parent may have held the locks."""
+        self._growing, self._mapping = threading.Lock(), threading.RLock()
+        self.close()
+
+
+def _name(segment: int) -> str:
+    return f"{segment:016x}"

@@ -1,0 +1,228 @@
+"""Coordinating moves for `engine.unload` and `producer.move`: begins them, awaits them, and cancels
+those that fail.
+
+ownership/transfers.py has the steps of a move, which does not depend on its coordinator: without
+one it succeeds all the same, or ends at its deadline.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from exclusivelog import _core
+from exclusivelog.backend import MoveCancelled
+from exclusivelog.errors import LedgerError, TopicNotFoundError
+from exclusivelog.local.ownership.changes import MOVES
+from exclusivelog.local.ownership.transfers import Begun, HandOver, Wish
+from exclusivelog.local.records import Session, is_role
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.types import Move
+from exclusivelog.validation import check_groups
+from exclusivelog.waits import check_seconds
+
+MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
+LONGEST_SECONDS = 10**8  # of a move: about three years
+
+
+class Evicting(Protocol):
+    """A background worker."""
+
+    def evict_the_dead(self, among: Iterable[str]) -> None:
+        """Evict the sessions of those of these engines that are dead."""
+
+
+class Host(Protocol):
+    """The engine that coordinates."""
+
+    path: str
+    ledger: Ledger
+    hand_over: HandOver
+
+    @property
+    def worker(self) -> Evicting:
+        """Its background worker."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_writable(self) -> None:
+        """An error unless the engine can be used here, and to write."""
+
+
+class Chunk:
+    """Topics that begin to move in one transaction, and the present state of their moves."""
+
+    def __init__(self, engine: Host, names: list[str], wish: Wish) -> None:
+        self._engine = engine
+        self._wish = wish
+        self._begun = engine.hand_over.begin(names, wish)
+        self.moves = [begun.move for begun in self._begun]
+
+    def wait(self, end: float, stopped: threading.Event) -> list[Move]:
+        """The outcome of each move, once all have one, or at the time `end`."""
+        try:
+            self._await(end, stopped)
+        except BaseException:
+            self.give_up("cancelled")
+            raise
+        late = self.give_up("deadline" if self._has_destination() else "the destination is gone")
+        ended = {move.topic_id: move for move in self._engine.hand_over.inspect(late)}
+        return [
+            _told(begun.move, ended.get(move.topic_id, move))
+            for begun, move in zip(self._begun, self.moves, strict=True)
+        ]
+
+    def _await(self, end: float, stopped: threading.Event) -> None:
+        # A topic that was reserved counts as moved, even if that lapses before the others end.
+        hand_over, done = self._engine.hand_over, dict[int, Move]()
+        while True:
+            seen = hand_over.changes()
+            moves = hand_over.inspect(self._begun)
+            done.update({move.topic_id: move for move in moves if move.ok})
+            self.moves = [done.get(move.topic_id, move) for move in moves]
+            releasing = [move for move in self.moves if move.state == "releasing"]
+            left = end - time.monotonic()
+            if not releasing or left <= 0 or not self._has_destination():
+                return
+            if stopped.is_set():
+                raise MoveCancelled("the call was cancelled")
+            self._engine.check_open()
+            self._engine.worker.evict_the_dead({m.source.engine_id for m in releasing if m.source})
+            hand_over.wait_for_a_change(seen, left)
+
+    def _has_destination(self) -> bool:
+        return self._engine.ledger.lockfile.slots.alive(self._wish.slot, self._wish.to.id)
+
+    def give_up(self, reason: str) -> list[Begun]:
+        """Cancel the moves of topics that are not released yet, and return those moves."""
+        late = [
+            begun
+            for begun, move in zip(self._begun, self.moves, strict=True)
+            if begun.move.state == "releasing" and not move.ok
+        ]
+        if late:
+            ids = [begun.move.topic_id for begun in late]
+            self._engine.hand_over.cancel(ids, reason, self._wish.until)
+        return late
+
+
+def _told(first: Move, last: Move) -> Move:
+    """The move to return: if it succeeded, with its source; if it was refused, with the reason."""
+    if last.ok:
+        return replace(last, source=first.source)
+    return first if first.state == "failed" else last
+
+
+class Unloading:
+    """One call of `Engine.unload`: its topics are moved chunk by chunk."""
+
+    def __init__(
+        self, engine: Host, names: Callable[[], list[str]], to: str, timeout: float,
+        groups: Iterable[str], producer: str | None, session: Session | None = None,
+    ) -> None:  # fmt: skip
+        engine.check_writable()
+        check_seconds(timeout, "timeout", "seconds from 0 on")
+        if producer is not None and not isinstance(producer, str):
+            raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")
+        self._groups = check_groups(groups)
+        destination = engine.ledger.lockfile.slots.find(to)
+        if destination is None:
+            raise LedgerError(
+                f"to={to!r} is no live engine on {engine.path}; {_who_is_there(engine)}"
+            )
+        self._slot, self._to = destination
+        self._engine = engine
+        self._producer, self._session = producer, session
+        self._names = names()
+        self._end = time.monotonic() + timeout
+        self._stopped = threading.Event()
+        self._chunks: list[Chunk] = []
+        self._ended: list[Move] = []
+
+    def begin(self) -> None:
+        """Begin to move the first chunk, unless that has begun."""
+        if self._names and not self._chunks:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        names, self._names = self._names[:MOVED_AT_ONCE], self._names[MOVED_AT_ONCE:]
+        left = min(max(0.0, self._end - time.monotonic()), LONGEST_SECONDS)
+        until = _core.now() + int(left * 1e9)
+        wish = Wish(self._to, self._slot, until, self._groups, self._producer, self._session)
+        self._chunks.append(Chunk(self._engine, names, wish))
+
+    def run(self) -> list[Move]:
+        """Move all topics; returns the outcome of each."""
+        while self._chunks or self._names:
+            if not self._chunks:
+                if self._stopped.is_set():
+                    raise MoveCancelled("the call was cancelled")
+                self._begin_next()
+            self._ended += self._chunks[-1].wait(self._end, self._stopped)
+            self._chunks.clear()
+        return self._ended
+
+    def stop(self) -> None:
+        """Make `run`, in another thread, raise Cancelled, unless it has ended."""
+        self._stopped.set()
+        self._engine.ledger.lockfile.counters.announce(MOVES)
+
+    def give_up(self) -> None:
+        """Cancel the moves that have begun, if `run` will not be called."""
+        for chunk in self._chunks:
+            chunk.give_up("cancelled")
+
+    def moves(self) -> list[Move]:
+        """The present state of the moves that have begun."""
+        return self._ended + [move for chunk in list(self._chunks) for move in chunk.moves]
+
+
+def unloading(
+    engine: Host, there: Callable[[], list[str]], topics: str | Iterable[str], to: str,
+    timeout: float, groups: Iterable[str], producer: str | None,
+) -> Unloading:  # fmt: skip
+    """What `Engine.unload` and `unload_async` begin; `there` lists the names of all topics."""
+    return Unloading(
+        engine, lambda: choose(engine.path, there, topics), to, timeout, groups, producer
+    )
+
+
+def begin_move(
+    engine: Host, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
+) -> Unloading:
+    """Begin what `Producer.move` does. ProducerFencedError if the session is gone: another producer
+    may have its name."""
+    unloading = Unloading(engine, lambda: [topic], to, timeout, groups, session.name, session)
+    unloading.begin()
+    return unloading
+
+
+def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str]) -> list[str]:
+    """The topics that `topics` (a name, a list of names, or a prefix) stands for; `there` returns
+    the names of all topics."""
+    if not isinstance(topics, str):
+        names = list(topics)
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"topics takes a str or an iterable of them, not {name!r}")
+            if name.startswith("__") and not is_role(name):
+                raise ValueError(f"topics: {name!r} is internal to the library, and has no owner")
+        return list(dict.fromkeys(names))
+    known = there()
+    if topics in known or is_role(topics):
+        return [topics]
+    found = [name for name in known if name.startswith(topics.removesuffix("*"))]
+    if not found:
+        raise TopicNotFoundError(f"{path} has no topic {topics!r}, and none that begins so")
+    return found
+
+
+def _who_is_there(engine: Host) -> str:
+    there = ", ".join(
+        f"{other.name!r} (id {other.id})" for other in engine.ledger.lockfile.slots.engines()
+    )
+    return f"there is {there}" if there else "there is none"

@@ -1,0 +1,295 @@
+"""The threads of one open engine: background worker, heartbeat, and callbacks."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from exclusivelog import _core, threads
+from exclusivelog.errors import ExclusiveLogError, LedgerError
+from exclusivelog.local.maintenance.retention import RetentionWorker
+from exclusivelog.local.ownership import role_rows, seats
+from exclusivelog.local.ownership.notifications import Notifications
+from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.records import Claimant, Session
+from exclusivelog.local.registry import Registry
+from exclusivelog.local.shm.slots import Slot
+from exclusivelog.local.storage.ledger import Ledger
+
+log = logging.getLogger("exclusivelog")
+
+LONGEST_BEAT_SECONDS = 5.0
+RELEASED_AT_ONCE = 1000
+
+
+class Host(Protocol):
+    """The engine of a worker."""
+
+    name: str
+    ledger: Ledger
+    sessions: Sessions
+    notifications: Notifications
+    registry: Registry
+    retention_worker: RetentionWorker
+    closed: bool
+
+
+class BackgroundWorker:
+    """Reads notifications, hands topics over, promotes, evicts, and releases what was dropped.
+
+    It refers to parts of its engine only; its thread keeps the engine open until it is closed.
+    """
+
+    def __init__(self, engine: Host) -> None:
+        self.thread: threading.Thread | None = None
+        self._name, self._engine_id = engine.name, ""
+        self._ledger, self._sessions = engine.ledger, engine.sessions
+        self._notifications, self._pending = engine.notifications, engine.notifications.pending
+        self._registry, self._retention_worker = engine.registry, engine.retention_worker
+        self._slot: Slot | None = None
+        self._dropped: deque[Session] = deque()  # by producers, and not released yet
+        self._given_up: deque[Callable[[], object]] = deque()  # releases of claims
+        self._orphans_wanted = False
+
+    def start(self, engine: Host, slot: Slot) -> None:
+        """Start the thread of this engine, which has this slot."""
+        self._slot, self._engine_id = slot, slot.engine
+        run = functools.partial(self._run, engine, slot)
+        self.thread = start_thread(self._ledger.path, run, f"exclusivelog-{self._name}", self._name)
+
+    def stop(self) -> None:
+        """Wait for the end of the thread, now that its engine is closed."""
+        self.wake()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join(timeout=60)  # it has the lock file's mapping
+
+    def wake(self) -> None:
+        """Start the next round now."""
+        if self._slot is not None:
+            self._ledger.lockfile.slots.notify(self._slot.index)
+
+    def retry(self, function: Callable[[], None]) -> None:
+        """Run this in every round until it succeeds."""
+        self._notifications.postpone(function)
+        self.wake()
+
+    # ---- rounds ----------------------------------------------------------------------------
+
+    def _run(self, engine: Host, slot: Slot) -> None:
+        while not engine.closed:
+            # What changes after these are read ends the sleep below at once.
+            seen, arrivals = slot.wake_up_count(), slot.arrivals()
+            living = slot.living() if self._pending.awaits else frozenset()
+            try:
+                self._do_round()
+            except ExclusiveLogError as error:
+                if engine.closed:
+                    return
+                if error.maybe_written or self._ledger.integrity.failed:
+                    self._pending.fail_all(error, settling=False)
+                if not self._ledger.integrity.failed:  # that was said when it happened
+                    log.warning("engine %s: %s", self._name, error)
+            except Exception:  # the worker must not die: waiters depend on it
+                log.exception("engine %s: a round of its background worker failed", self._name)
+            if engine.closed:
+                return
+            if self._pending.awaits:
+                slot.await_wake_up_or_death(
+                    seen, arrivals, living, self._notifications.sleep_timeout()
+                )
+            else:
+                slot.await_wake_up(seen, self._notifications.sleep_timeout())
+
+    def _do_round(self) -> None:
+        failure: ExclusiveLogError | None = None
+        self._notifications.note(True)  # unless it comes to its end
+        for step in (
+            self._release_dropped, self.release_given_up, self._release_orphans,
+            self._end_what_cannot_follow, self._notifications.read,
+            self._notifications.releases.hand_over, self._pending.end_waits,
+            self._ledger.segments.forget_removed, self._evict_where_awaited,
+            self._pending.admit_arrivals, self._notifications.retries.promote_due,
+            self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,
+            self._ledger.find_pinned,
+        ):  # fmt: skip
+            try:
+                step()
+            except ExclusiveLogError as error:  # a full disk, say; the other steps may succeed
+                failure = failure or error
+        self._notifications.note(failure is not None)
+        if failure is not None:
+            raise failure
+
+    def _end_what_cannot_follow(self) -> None:
+        for session in self._registry.handed_over():
+            session.end_unless_within_reach()
+
+    # ---- release ---------------------------------------------------------------------------
+
+    def finalizer(self, session: Session) -> _core.Finalizer:
+        """What has the session released once its producers are dropped: the collector may run
+        anywhere, even inside a transaction, so the release is left to this thread."""
+        assert self._slot is not None
+        return _core.Finalizer(
+            session, self._dropped, self._ledger.lockfile.atomics, self._slot.wake_ups
+        )
+
+    def release(self, session: Session) -> None:
+        """Release one session now."""
+        self._sessions.release([session], read=(self._engine_id, self._notifications.read_up_to))
+
+    def release_all(self, sessions: list[Session]) -> None:
+        """Release these sessions, and what was dropped: the engine is closing."""
+        sessions = [*sessions, *self._dropped]
+        for start in range(0, len(sessions), RELEASED_AT_ONCE):
+            chunk = sessions[start : start + RELEASED_AT_ONCE]
+            self._sessions.release(chunk, read=(self._engine_id, 2**64 - 1))
+
+    def release_orphans(self) -> None:
+        """Have the thread release what was granted to a call that was interrupted before it could
+        return."""
+        self._orphans_wanted = True
+        self.wake()
+
+    def give_up_claims(
+        self, claimants: Iterable[Claimant], release: Callable[[Claimant], object]
+    ) -> None:
+        """Have the thread release what an interrupted call has claimed."""
+        for claimant in claimants:
+            self._registry.forget_claim(claimant.id)
+            self._given_up.append(functools.partial(release, claimant))
+        self.wake()
+
+    def release_given_up(self) -> None:
+        """Release the claims that were given up."""
+        while self._given_up:
+            self._given_up[0]()
+            self._given_up.popleft()
+
+    def _release_dropped(self) -> None:
+        while self._dropped:
+            try:
+                self.release(self._dropped[0])
+            except ExclusiveLogError:  # a full disk, say: try again later, behind the others
+                self._dropped.rotate(-1)
+                raise
+            self._dropped.popleft()
+
+    def _release_orphans(self) -> None:
+        if not self._orphans_wanted:
+            return
+        with self._notifications.lock:
+            self._orphans_wanted = False
+            try:
+                known = self._pending.known() | {s.session.id for s in self._registry.sessions()}
+                with self._ledger.read() as tables:
+                    sessions = tables.sessions.of_engine(self._engine_id)
+                    reserved = {
+                        s.id for s in sessions
+                        if seats.reserved(tables, s) or role_rows.binds(tables, s)
+                    }  # fmt: skip
+                for session in sessions:
+                    if session.id not in known and session.id not in reserved:
+                        self.release(session)
+            except BaseException:
+                self._orphans_wanted = True
+                raise
+
+    # ---- eviction --------------------------------------------------------------------------
+
+    def _evict_where_awaited(self) -> None:
+        if self._pending.awaits:
+            self._evict(self._sessions.find_dead(self._pending.needed))
+
+    def evict_the_dead(self, among: Iterable[str]) -> None:
+        """Evict the sessions of those of these engines that are dead (rules C2, C3)."""
+        self._evict([engine for engine in self._sessions.find_dead() if engine in among])
+
+    def _evict(self, engines: Iterable[str]) -> None:
+        for engine in engines:
+            log.info("engine %s is gone; evicting its sessions", engine)
+            for _ in self._sessions.evict(engine):
+                self._notifications.read()
+
+
+class Heartbeat:
+    """A thread of its own: the background worker may have to wait for a ledger that another process
+    has stopped, and its engine is not unresponsive for that (rule C3)."""
+
+    def __init__(
+        self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None,
+        wake: Callable[[], object],
+    ) -> None:  # fmt: skip
+        self._ended = threading.Event()
+        run = functools.partial(self._run, ledger, slot, keepalive, wake)
+        self._thread = start_thread(ledger.path, run, f"exclusivelog-heart-{name}", name)
+
+    def _run(
+        self, ledger: Ledger, slot: Slot, keepalive: float | None, wake: Callable[[], object]
+    ) -> None:
+        beat = LONGEST_BEAT_SECONDS if keepalive is None else keepalive / 4
+        while not self._ended.wait(min(LONGEST_BEAT_SECONDS, beat)):
+            slot.beat()
+            try:
+                ledger.integrity.check_place()
+            except LedgerError:  # every call raises it from now on, and the worker fails waiters
+                wake()
+                return  # what the engine owns there, others may have
+
+    def stop(self) -> None:
+        """End the thread soon."""
+        self._ended.set()
+
+    def join(self) -> None:
+        """Wait for its end: it has the lock file's mapping."""
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=60)
+
+
+class Callbacks:
+    """Runs code of the application where it can block no thread of the library."""
+
+    def __init__(self, ledger: Ledger, name: str, worker: BackgroundWorker) -> None:
+        self._ledger, self._name, self._worker = ledger, name, worker
+
+    def run_due(self) -> None:
+        """Run the callbacks of receipts that have their outcome: here, unless this is the
+        background worker, or a thread that has paused senders, which a callback may wait for."""
+        worker = threading.current_thread() is self._worker.thread
+        if worker or self._ledger.pause_lock._is_owned():
+            self.call_soon(_core.run_callbacks)
+        else:
+            _core.run_callbacks()
+
+    def call_later(self, function: Callable[[], object]) -> None:
+        """Run a function in a thread of its own; LedgerError if there can be none."""
+
+        def run() -> None:
+            try:
+                function()
+            except Exception:
+                log.exception("a callback of engine %s failed", self._name)
+
+        thread = threading.Thread(target=run, name="exclusivelog-callback", daemon=True)
+        threads.start(self._ledger.path, thread)
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """The same; where no thread can be started now, the background worker tries again."""
+        try:
+            self.call_later(function)
+        except (LedgerError, MemoryError):
+            self._worker.retry(lambda: self.call_later(function))
+
+
+def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> threading.Thread:
+    """Start a thread that goes on whatever it meets, for an engine on this ledger."""
+
+    def failed(error: BaseException) -> None:
+        log.error("engine %s: thread %s: an error; it goes on", engine, name, exc_info=error)
+
+    keep = functools.partial(_core.keep_running, run, failed)
+    return threads.start(path, threading.Thread(target=keep, name=name, daemon=True))

@@ -1,0 +1,1 @@
+"""Encoding and decoding of messages: Python values, Arrow, items of shared states."""

@@ -1,0 +1,215 @@
+"""Check what a producer is given to send, and encode it for the log."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.messages.arrow import arrow_column
+
+MAX_SEQUENCE_ID = 2**63 - 1
+MAX_MESSAGE_BYTES = 1 << 30
+MAX_TIME = (2**63 - 1) // 1000  # ms; in microseconds, as in Arrow, this still fits 64 bits
+Serializer = Callable[[Any], bytes]
+Raw = tuple[bytes | None, bytes | None, bytes | None]  # key, value, properties
+# value, key, properties, event time, sequence id
+Encoded = tuple[bytes | None, bytes | None, bytes | None, int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Messages in columns, made by `_core.strings` and `arrow.arrow_column`. A column is None if no
+    message has a value in it. `properties` are msgpack, `event_times` are ms since 1970."""
+
+    values: _core.Strings
+    keys: _core.Strings | None = None
+    properties: _core.Strings | None = None
+    event_times: list[int | None] | None = None
+
+    def batch(self, appender: _core.Appender) -> _core.Batch:
+        """Return a batch for the appender that sends it: it contains the producer's name."""
+        return appender.make_batch(self.values, self.keys, self.properties, self.event_times)
+
+
+def encode_message(
+    value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any,
+    dumps: Serializer | None,
+) -> Encoded:  # fmt: skip
+    """Encode one message; TypeError or ValueError for an invalid field."""
+    if dumps is not None and value is not None:
+        value = dumps(value)
+    if type(value) is not bytes and value is not None:
+        value = _to_bytes(value)
+    if value is not None and len(value) > MAX_MESSAGE_BYTES:
+        raise _too_large("value", len(value))
+    return (
+        value,
+        None if key is None else _encode_key(key),
+        None if properties is None else _encode_properties(properties),
+        None if event_time is None else _encode_time(event_time),
+        None if sequence_id is None else encode_sequence(sequence_id),
+    )
+
+
+def encode_columns(
+    values: Any, keys: Any, properties: Any, event_times: Any, dumps: Serializer | None
+) -> Columns:
+    """Encode messages that are given in columns, each an iterable or an Arrow array, or all in one
+    RecordBatch; TypeError or ValueError for an invalid column."""
+    values, keys, event_times = _unpack_record_batch(values, keys, event_times)
+    column = arrow_column(values, "values") or _encode_values(values, dumps)
+    if column.largest > MAX_MESSAGE_BYTES:
+        raise _too_large("values", column.largest)
+    key_column = packed = times = None
+    if keys is not None:
+        key_column = arrow_column(keys, "keys") or _core.strings(
+            _encode_each(_encode_key, keys, "keys")
+        )
+        _check_length("keys", key_column.count, column.count)
+    if properties is not None:
+        packed = _encode_each(_encode_properties, properties, "properties")
+        _check_length("properties", len(packed), column.count)
+    if event_times is not None:
+        times = _encode_each(_encode_time, event_times, "event_times")
+        _check_length("event_times", len(times), column.count)
+    return Columns(column, key_column, None if packed is None else _core.strings(packed), times)
+
+
+def _encode_values(values: Any, dumps: Serializer | None) -> _core.Strings:
+    if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(values, Iterable):
+        raise TypeError(f"values takes an iterable of messages, not {type(values).__name__}")
+    if dumps is not None:
+        values = (None if value is None else dumps(value) for value in values)
+    items = list(values)  # a copy: other threads may change the original meanwhile
+    try:
+        return _core.strings(items)
+    except TypeError:  # not all are bytes; some may be bytes-like
+        return _core.strings([None if item is None else _to_bytes(item) for item in items])
+
+
+def _unpack_record_batch(values: Any, keys: Any, event_times: Any) -> tuple[Any, Any, Any]:
+    schema = getattr(values, "schema", None)
+    if schema is None or not hasattr(values, "column"):
+        return values, keys, event_times
+    names = schema.names
+    if "value" not in names:
+        raise ValueError(f"values: a RecordBatch takes a column 'value'; this one has {names}")
+    if keys is None and "key" in names:
+        keys = values.column(names.index("key"))
+    if event_times is None and "event_time" in names:
+        event_times = values.column(names.index("event_time")).to_pylist()
+    return values.column(names.index("value")), keys, event_times
+
+
+def _encode_each(encode: Callable[[Any], Any], items: Any, name: str) -> list[Any]:
+    if not isinstance(items, Iterable) or isinstance(items, (bytes, str)):
+        raise TypeError(f"{name} takes an iterable, not {type(items).__name__}")
+    return [encode(item) for item in items]
+
+
+def _check_length(name: str, length: int, count: int) -> None:
+    if length != count:
+        raise ValueError(f"{name} has {length} items, values has {count}")
+
+
+def _too_large(argument: str, size: int) -> ValueError:
+    return ValueError(f"{argument} has {size} bytes; a message takes {MAX_MESSAGE_BYTES}")
+
+
+def _to_bytes(value: Any) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise TypeError(
+        f"value takes bytes or None, not {type(value).__name__}; or give the producer a serializer"
+    )
+
+
+def _encode_key(key: Any) -> bytes | None:
+    if key is None:
+        return None
+    if isinstance(key, str):
+        try:
+            key = key.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"key={key!r} cannot be written as UTF-8") from error
+    elif isinstance(key, (bytearray, memoryview)):
+        key = bytes(key)
+    elif not isinstance(key, bytes):
+        raise TypeError(f"key takes bytes, str or None, not {type(key).__name__}")
+    if len(key) > MAX_MESSAGE_BYTES:
+        raise _too_large("key", len(key))
+    return bytes(key)
+
+
+def _encode_properties(properties: Any) -> bytes | None:
+    packed = None if properties is None else encode_properties(properties)
+    if packed is not None and len(packed) > MAX_MESSAGE_BYTES:
+        raise _too_large("properties", len(packed))
+    return packed if properties else None
+
+
+def encode_properties(properties: Any, argument: str = "properties") -> bytes:
+    """Return properties as msgpack; TypeError unless they map str to str."""
+    if not isinstance(properties, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, str) for name, value in properties.items()
+    ):
+        raise TypeError(f"{argument} takes a mapping of str to str")
+    try:
+        packed: bytes = msgpack.packb(dict(properties))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{argument}={properties!r} cannot be written as UTF-8") from error
+    return packed
+
+
+def _encode_time(time: Any) -> int | None:
+    if time is None:
+        return None
+    if isinstance(time, dt.datetime):
+        return to_ms(time)
+    if not isinstance(time, int) or isinstance(time, bool):
+        raise TypeError(f"event_time takes a datetime or ms since 1970 as an int, not {time!r}")
+    if not -MAX_TIME <= time <= MAX_TIME:
+        raise ValueError(f"event_time={time}: it takes ms within {MAX_TIME} of 1970")
+    return time
+
+
+def to_ms(time: dt.datetime) -> int:
+    """Return ms since 1970; a naive datetime is UTC.
+
+    >>> to_ms(dt.datetime(1970, 1, 1, 0, 0, 1))
+    1000
+    """
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=dt.UTC)
+    return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
+
+
+def encode_sequence(sequence: Any) -> int:
+    """Return the sequence id; TypeError or ValueError if it is invalid."""
+    if not isinstance(sequence, int) or isinstance(sequence, bool):
+        raise TypeError(f"sequence_id takes an int, not {type(sequence).__name__}")
+    if not 0 <= sequence <= MAX_SEQUENCE_ID:
+        raise ValueError(f"sequence_id={sequence}: it takes 0 to 2**63 - 1")
+    return sequence
+
+
+MOST_ANNOUNCED_BYTES = 16 << 10  # it is in the row of a waiter that comes with one, too
+
+
+def check_info(info: Any, argument: str = "info") -> dict[str, str]:
+    """What a producer announces, or an error that says what it takes.
+
+    >>> check_info({"address": "tcp://127.0.0.1:7001"})
+    {'address': 'tcp://127.0.0.1:7001'}
+    """
+    size = len(encode_properties(info, argument))
+    if size > MOST_ANNOUNCED_BYTES:
+        raise ValueError(
+            f"{argument} has {size} bytes as msgpack; it takes {MOST_ANNOUNCED_BYTES} at most"
+        )
+    return dict(info)

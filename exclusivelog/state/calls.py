@@ -1,0 +1,171 @@
+"""Background calls of a state: run in the order of their submission, acknowledged in batches.
+
+One thread runs the calls. A call that has appended something does not wait for its flush: the
+next one begins meanwhile, and a second thread flushes once for all that is appended by then.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from exclusivelog import _core
+
+R = TypeVar("R")
+Future = concurrent.futures.Future
+NAME = "exclusivelog-state"
+
+
+class CallFuture(Future[R]):
+    """The future of a background call, whose caller may give it up."""
+
+    given_up = False  # it need not wait for the topic
+
+
+@dataclass(slots=True)
+class _Done:
+    """A call that has returned, and what must be durable before it is acknowledged."""
+
+    future: Future[Any]
+    result: Any
+    error: BaseException | None
+    pending: Any
+
+
+class Calls:
+    """The background calls of one shared state.
+
+    `flush(pending)` returns once what a call has appended is durable, or raises.
+    """
+
+    def __init__(self, flush: Callable[[Any], None]) -> None:
+        self._flush = flush
+        self._lock = threading.RLock()  # a signal handler may submit inside of `submit`
+        self._jobs: deque[tuple[CallFuture[Any], Callable[[], Any]]] = deque()
+        self._done: deque[_Done] = deque()
+        self._working = self._flushing = False
+        self._threads: list[concurrent.futures.ThreadPoolExecutor] = []
+        self._here = threading.local()
+
+    def submit(self, call: Callable[[], R]) -> CallFuture[R]:
+        """Run `call()` after all calls that were submitted before."""
+        future: CallFuture[R] = CallFuture()
+        with _core.Holding(self._lock):
+            if not self._threads:
+                self._threads = [_one_thread(), _one_thread()]
+            self._jobs.append((future, call))
+            if not self._working:
+                self._working = True
+                self._threads[0].submit(self._work)
+        return future
+
+    @property
+    def current(self) -> CallFuture[Any] | None:
+        """The background call that this thread runs; None in any other thread."""
+        return getattr(self._here, "call", None)
+
+    def defer(self, pending: Any) -> bool:
+        """Acknowledge the call that this thread runs only once `pending` is durable; False in
+        a thread that runs none."""
+        if self.current is None:
+            return False
+        self._here.pending = pending
+        return True
+
+    @property
+    def idle(self) -> bool:
+        """Could a call run in another thread without overtaking one that was submitted?"""
+        return bool(self._threads) and not self._working
+
+    def acknowledge(self, future: Any, result: Any, pending: Any) -> None:
+        """Have `future.set_result(result)` called in the background, once `pending` is durable;
+        `future.set_exception(error)` if it cannot be."""
+        try:
+            self._finish(_Done(future, result, None, pending))
+        except RuntimeError:  # closed by another thread in between
+            self._acknowledge()
+
+    def close(self) -> None:
+        """Run all calls that were submitted, then end the threads."""
+        for thread in self._threads:
+            thread.shutdown(wait=True)
+
+    # ---- in the background ---------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with _core.Holding(self._lock):
+                if not self._jobs:
+                    self._working = False
+                    return
+                future, call = self._jobs.popleft()
+            if future.set_running_or_notify_cancel():
+                self._finish(self._run(future, call))
+            del future, call
+
+    def _run(self, future: CallFuture[Any], call: Callable[[], Any]) -> _Done:
+        self._here.call, self._here.pending = future, None
+        done = _Done(future, None, None, None)
+        try:
+            done.result = call()
+        except BaseException as error:  # its caller gets it
+            done.error = error
+        finally:
+            self._here.call = None
+        done.pending, self._here.pending = self._here.pending, None
+        return done
+
+    def _finish(self, done: _Done) -> None:
+        with _core.Holding(self._lock):
+            waits = done.pending is not None or bool(self._done)
+            if waits:
+                self._done.append(done)
+            if waits and not self._flushing:
+                self._flushing = True
+                self._threads[1].submit(self._acknowledge)
+        if not waits:
+            _set_outcome(done, None)
+
+    def _acknowledge(self) -> None:
+        while True:
+            with _core.Holding(self._lock):
+                some = list(self._done)
+                if not some:
+                    self._flushing = False
+                    return
+            self._acknowledge_some(some)
+            for _ in some:
+                self._done.popleft()
+
+    def _acknowledge_some(self, some: list[_Done]) -> None:
+        # What was appended last is flushed last. Where that fails, each call has its own outcome.
+        last = next((done for done in reversed(some) if done.pending is not None), None)
+        all_durable = last is None or self._failure(last) is None
+        for done in some:
+            failed = None if all_durable or done.pending is None else self._failure(done)
+            _set_outcome(done, failed)
+
+    def _failure(self, done: _Done) -> BaseException | None:
+        try:
+            self._flush(done.pending)
+        except BaseException as error:
+            return error
+        return None
+
+
+def _set_outcome(done: _Done, failed: BaseException | None) -> None:
+    error = failed or done.error
+    if error is not None:
+        done.future.set_exception(error)
+    else:
+        done.future.set_result(done.result)
+
+
+def _one_thread() -> concurrent.futures.ThreadPoolExecutor:
+    threads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=NAME)
+    threads.submit(int)  # starts the thread: if that fails, no call is accepted
+    return threads

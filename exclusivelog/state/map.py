@@ -1,0 +1,518 @@
+"""A map that several processes share, and what is behind it (rule I2)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import (
+    Callable,
+    ItemsView,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    ValuesView,
+)
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar, overload
+
+from exclusivelog import _core, serde
+from exclusivelog.messages.items import Item
+from exclusivelog.producer import Appended
+from exclusivelog.state.backend import Kind
+from exclusivelog.state.past import At, apply_to, map_at
+from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
+from exclusivelog.state.watch import MapWatch
+from exclusivelog.topic import Topic
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+NOTHING: Any = object()
+NOT_NOW = _core.NOT_NOW
+
+
+@dataclass(frozen=True, slots=True)
+class Change(Generic[V]):
+    """The outcome of a conditional write of a map: true if the write was made.
+
+    - `previous`: the key's value just before; None if it had none. If the write was not made,
+      this value is the reason.
+    - `value`: the key's value now.
+
+    >>> bool(Change(True, None, 1)), bool(Change(False, 2, 2))
+    (True, False)
+    """
+
+    made: bool
+    previous: V | None
+    value: V | None
+
+    def __bool__(self) -> bool:
+        return self.made
+
+
+class MapContent(_core.MapBase):
+    """A map in memory, as bytes, and what a message does to it."""
+
+    restores_views = True
+
+    def __init__(self) -> None:
+        self.entries: dict[bytes, bytes] = {}
+
+    def reset(self) -> None:
+        """Remove all keys."""
+        self.entries = {}
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply one message."""
+        apply_to(self.entries, key, value)
+
+    def to_items(self) -> list[Item]:
+        """Return the keys with their values."""
+        return list(self.entries.items())
+
+    def restore(self, items: list[Item]) -> None:
+        """Replace the map by that of a snapshot."""
+        if any(key is None or value is None for key, value in items):
+            raise ValueError("it is no snapshot of a map")
+        self.entries = {k: v for k, v in items if k is not None and v is not None}
+
+    def change(self, name: bytes, data: bytes | None) -> list[Item]:
+        """Return the message that sets a key's value, or removes it; none if it has none."""
+        return [(name, data)] if data is not None or name in self.entries else []
+
+    def set_if(
+        self, name: bytes, data: bytes | None, expected: Any
+    ) -> tuple[list[Item], tuple[bool, bytes | None]]:
+        """The same if the value is `expected`: (messages, (was it, value before))."""
+        old = self.entries.get(name)
+        made = expected is _core.ANY or old == expected
+        return self.change(name, data) if made else [], (made, old)
+
+
+class MapCodec(Generic[K, V]):
+    """A map's keys and values to and from bytes."""
+
+    def __init__(self, key: Any, value: Any) -> None:
+        self.dump_key = _checked(serde.dumps_of(key, "key"), "key")
+        self.load_key: Callable[[bytes], K] = serde.loads_of(key, "key")
+        self.dump = _checked(serde.dumps_of(value, "value"), "value")
+        self.load: Callable[[bytes], V] = serde.loads_of(value, "value")
+        self.kind: Kind = {
+            "holds": "map", "key": serde.name_of(key), "value": serde.name_of(value),
+        }  # fmt: skip
+        # An application's own serialisers may block: never run them in an event loop's thread.
+        self.never_blocks = None not in self.kind.values()
+
+    def unpack(self, data: bytes | None) -> V | None:
+        """The value; None for none."""
+        return None if data is None else self.load(data)
+
+    def pack(self, value: V | None) -> bytes | None:
+        """The value as bytes; None for none."""
+        return None if value is None else self.dump(value)
+
+    def load_all(self, entries: Mapping[bytes, bytes]) -> dict[K, V]:
+        """A whole map."""
+        return {self.load_key(name): self.load(data) for name, data in entries.items()}
+
+
+class SharedMap(Shared, MutableMapping[K, V]):
+    """A map that several processes share (rule I2): a MutableMapping whose writes are atomic, and
+    linearisable with one another and with reads that ask for the `latest`.
+
+    - `key`, `value`: serialisers: a `Serde`, or the name of one ("bytes", "str", "json",
+      "msgpack", "exact"); default: str for keys, msgpack for values. Equal keys must have equal
+      bytes.
+    - `snapshot_every`, `timeout`: as for `SharedState`.
+
+    None always means "no value": a key that is set to None is removed. `put`, `delete` and `pop`
+    return the value before. `put_if_absent`, `replace` and `update(key, fn)` return a `Change`,
+    which is true if the write was made, and has the value before as `previous`.
+
+    Every message of the topic sets one key, removes one key, or removes all keys; so the topic's
+    compacted view is the map, too. Each method that may wait has a second form that ends in
+    `_async` and returns a future.
+
+    Raises StateError if the topic holds something else, TypeError or ValueError for a wrong
+    argument.
+
+    >>> with xl.SharedMap(topic) as settings:
+    ...     settings.put("retries", 3)
+    ...     bool(settings.replace("retries", 3, 5)), settings.replace("retries", 3, 7).previous
+    ...     settings.update("retries", lambda old: old + 1).value
+    ...     settings.get("retries"), settings.get_or_default("timeout", 10), len(settings)
+    (True, 5)
+    6
+    (6, 10, 1)
+    """
+
+    def __init__(
+        self, topic: Topic, key: Any = serde.str, value: Any = serde.msgpack, *,
+        snapshot_every: int | None = SNAPSHOT_EVERY, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        self._codec: MapCodec[K, V] = MapCodec(key, value)
+        self._dump_key, self._load = self._codec.dump_key, self._codec.load  # `get` is called most
+        self._content: MapContent = MapContent()
+        super().__init__(topic, self._codec.kind, self._content, snapshot_every, timeout)
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def get(self, key: K, default: D | None = None, *, latest: bool = False) -> V | D | None:  # type: ignore[override]
+        """Return the key's value, or `default`, as `dict.get`. With `latest` (keyword only), it
+        sees every write that has returned by now, in any process."""
+        data = self._get_at_once(self._dump_key(key), latest)
+        if data is NOT_NOW:
+            data = self._find(key, latest)
+        return default if data is None else self._load(data)
+
+    def _find(self, key: K, latest: bool = False) -> bytes | None:
+        name = self._dump_key(key)
+        data = self._get_at_once(name, latest)
+        if data is NOT_NOW:
+            data = self._read(lambda: self._content.entries.get(name), latest)
+        found: bytes | None = data
+        return found
+
+    def get_or_default(self, key: K, default: D, latest: bool = False) -> V | D:
+        """Return the key's value, or `default`; `latest` as for `get`."""
+        value = self._find(key, latest)
+        return default if value is None else self._codec.load(value)
+
+    def scan(
+        self, fn: Callable[[K, V], object] | None = None, *,
+        filter: Callable[[K], object] | None = None, latest: bool = False,
+    ) -> list[tuple[K, V]]:  # fmt: skip
+        """Return the (key, value) pairs of one moment; call `fn(key, value)` with each.
+
+        - `filter`: only the keys for which `filter(key)` is true; no other value is decoded.
+        - `latest`: as for `get`.
+        """
+        pairs = self._read(lambda: list(self._content.entries.items()), latest)
+        found = [(self._codec.load_key(name), data) for name, data in pairs]
+        load = self._codec.load
+        decoded = [(key, load(data)) for key, data in found if filter is None or filter(key)]
+        if fn is not None:
+            self._flush_what_was_read()
+            for key, value in decoded:
+                fn(key, value)
+        return decoded
+
+    def list_keys(self, latest: bool = False) -> list[K]:
+        """Return all keys, in the order in which they were first put; `latest` as for `get`."""
+        keys = self._read(lambda: list(self._content.entries), latest)
+        return [self._codec.load_key(key) for key in keys]
+
+    def __getitem__(self, key: K) -> V:
+        value = self._find(key)
+        if value is None:
+            raise KeyError(key)
+        found: V = self._codec.load(value)
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(key) is not None  # type: ignore[arg-type]
+
+    def __len__(self) -> int:
+        return self._read(lambda: len(self._content.entries), False)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.list_keys())
+
+    def items(self) -> ItemsView[K, V]:
+        """Return a view of the (key, value) pairs; each iteration is over those of one moment."""
+        return _Items(self)
+
+    def values(self) -> ValuesView[V]:
+        """Return a view of the values; each iteration is over those of one moment."""
+        return _Values(self)
+
+    # ---- write ---------------------------------------------------------------------------
+
+    def put(self, key: K, value: V | None) -> V | None:
+        """Set the key's value; None removes the key. Returns the value before, or None."""
+        data = None if value is None else self._codec.dump(value)
+        old = self._set(self._dump_key(key), data, _core.ANY)[1]
+        return None if old is None else self._load(old)
+
+    def _set(self, name: bytes, data: bytes | None, expected: Any) -> tuple[bool, bytes | None]:
+        """Set the value if it is `expected` (None: no value): (was it, the value before)."""
+        found = self._set_at_once(name, data, expected, True)
+        if found is NOT_NOW:  # it has to wait, or raises
+            return self._append(functools.partial(self._content.set_if, name, data, expected))
+        made: bool
+        old: bytes | None
+        made, old, seen = found
+        if seen is not None and not seen.flushed:
+            self._settle(seen)
+        return made, old
+
+    def _set_if(self, key: K, value: V | None, expected: bytes | None) -> Change[V]:
+        made, old = self._set(self._codec.dump_key(key), self._codec.pack(value), expected)
+        previous = self._codec.unpack(old)
+        return Change(made, previous, value if made else previous)
+
+    def __setitem__(self, key: K, value: V | None) -> None:
+        self._set(self._codec.dump_key(key), self._codec.pack(value), _core.ANY)
+
+    def put_if_absent(self, key: K, value: V | None) -> Change[V]:
+        """Set the key's value if it has none. The `Change` is true if it had none; otherwise its
+        `previous` is the value that the key has."""
+        return self._set_if(key, value, None)
+
+    def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
+        """Set the key's value if it is `expected` (both are compared as bytes). The `Change` is
+        true if it was; otherwise its `previous` is the value that the key has, and nothing is
+        appended (rule I3). None is "no value"."""
+        return self._set_if(key, value, self._codec.pack(expected))
+
+    @overload  # type: ignore[override]
+    def update(
+        self, key: K, fn: Callable[..., V | None], /, *, with_key: bool = False
+    ) -> Change[V]: ...
+    @overload
+    def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...
+    def update(self, key: Any, fn: Any = None, /, *, with_key: bool = False) -> Change[V] | None:
+        """Set one key's value by a function, or several keys' values, atomically.
+
+        - `update(key, fn)`: to `fn(value)`, or with `with_key` to `fn(key, value)`; None is "no
+          value". Returns a `Change`. `fn` may be called more than once.
+        - `update(values)`: to those of a mapping or of (key, value) pairs, as `dict.update`.
+        """
+        if fn is None:
+            self.put_all(dict(key))
+            return None
+        if not callable(fn):
+            raise TypeError(f"fn takes a function of the value, not {fn!r}")
+        name = self._codec.dump_key(key)
+
+        def compute() -> tuple[list[Item], Change[V]]:
+            old = self._content.entries.get(name)
+            given = self._codec.unpack(old)  # an object of its own: `fn` may change it
+            new = self._codec.pack(fn(key, given) if with_key else fn(given))
+            items = self._content.change(name, new)
+            return items, Change(bool(items), self._codec.unpack(old), self._codec.unpack(new))
+
+        return self._append(compute)
+
+    def update_multiple(
+        self, filter: Callable[[K], object] | None, fn: Callable[[K, V], V | None]
+    ) -> dict[K, V | None]:
+        """Set the values of all keys for which `filter(key)` is true (None: of all keys) to
+        `fn(key, value)`, in one atomic append.
+
+        Returns {key: new value} of the keys that changed; None for those that were removed. Other
+        keys' values are not decoded. Both functions may be called more than once."""
+
+        def compute() -> tuple[list[Item], dict[K, V | None]]:
+            items: list[Item] = []
+            changed: dict[K, V | None] = {}
+            for name, data in self._content.entries.items():
+                key = self._codec.load_key(name)
+                if filter is None or filter(key):
+                    value = fn(key, self._codec.load(data))
+                    new = self._codec.pack(value)
+                    if new != data:
+                        changed[key] = value
+                        items.append((name, new))
+            return items, changed
+
+        return self._append(compute)
+
+    def put_all(self, values: Mapping[K, V]) -> None:
+        """Set several keys' values, all of them or none; None removes a key."""
+        given = [(self._codec.dump_key(k), self._codec.pack(v)) for k, v in values.items()]
+
+        change = self._content.change
+        self._append(lambda: ([item for name, data in given for item in change(name, data)], None))
+
+    def setdefault(self, key: K, default: V | None = None) -> V | None:  # type: ignore[override]
+        """Return the key's value; if it has none, set it to `default` and return that."""
+        return self.put_if_absent(key, default).value
+
+    def delete(self, key: K) -> V | None:
+        """Remove a key. Returns the value before, or None."""
+        return self.put(key, None)
+
+    def __delitem__(self, key: K) -> None:
+        self.pop(key)
+
+    def pop(self, key: K, default: Any = NOTHING) -> Any:
+        """Remove a key and return its value; if it has none, return `default` or raise KeyError."""
+        name = self._codec.dump_key(key)
+
+        def compute() -> tuple[list[Item], bytes | None]:
+            old = self._content.entries.get(name)
+            return [] if old is None else [(name, None)], old
+
+        old = self._append(compute)
+        if old is None and default is NOTHING:
+            raise KeyError(key)
+        return default if old is None else self._codec.load(old)
+
+    def popitem(self) -> tuple[K, V]:
+        """Remove the key that was put last; return (key, value). KeyError if the map is empty."""
+
+        def compute() -> tuple[list[Item], tuple[bytes, bytes]]:
+            name = next(reversed(self._content.entries), None)
+            if name is None:
+                raise KeyError(f"the map in topic {self.topic.name!r} is empty")
+            return [(name, None)], (name, self._content.entries[name])
+
+        name, data = self._append(compute)
+        return self._codec.load_key(name), self._codec.load(data)
+
+    def clear(self) -> None:
+        """Remove all keys, by one message of the topic."""
+        self._append(lambda: ([(None, None)] if self._content.entries else [], None))
+
+    # ---- changes, and the past -----------------------------------------------------------
+
+    def watch(
+        self, key: K | None = None, *, prefix: Any = None, start: int | None = None
+    ) -> MapWatch[K, V]:
+        """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, in
+        order (rule I6); see `MapWatch`.
+
+        - `start`: the offset of the first message to watch; None: what is written from now on.
+
+        Raises OffsetTrimmedError if the map as of `start` cannot be restored any more.
+
+        >>> with xl.SharedMap(topic) as jobs, jobs.watch(prefix="job/") as watch:
+        ...     _ = jobs.put("job/1", "new"), jobs.put("other", 1), jobs.put("job/1", "done")
+        ...     for change in watch.follow(timeout=0):
+        ...         change.offset, change.key, change.previous, change.value
+        (0, 'job/1', None, 'new')
+        (2, 'job/1', 'new', 'done')
+        """
+        if key is not None and prefix is not None:
+            raise TypeError("watch takes a key or a prefix, not both")
+        wanted = None if key is None else self._codec.dump_key(key)
+
+        def matches(name: bytes) -> bool:
+            if prefix is not None:
+                key: Any = self._codec.load_key(name)
+                return bool(key.startswith(prefix))
+            return wanted is None or name == wanted
+
+        if start is None:
+            start, items = self._read(
+                lambda: (self._replica.position, self._content.entries.copy()), latest=True
+            )
+        else:
+            self._check()
+            start, items = map_at(self.topic, start)
+        return MapWatch(self.topic, start, items, matches, self._codec.load_key, self._codec.load)
+
+    def at(self, when: At) -> dict[K, V]:
+        """Return the map as it was before the message at an offset, or at a time (a datetime;
+        naive: UTC).
+
+        Raises OffsetTrimmedError if neither the log nor the snapshot reaches back so far.
+
+        >>> with xl.SharedMap(topic) as settings:
+        ...     _ = settings.put("a", 1), settings.put("a", 2)
+        ...     settings.at(0), settings.at(1), settings.at(2)
+        ({}, {'a': 1}, {'a': 2})
+        """
+        self._check()
+        return self._codec.load_all(map_at(self.topic, when)[1])
+
+    def diff(self, a: At, b: At) -> dict[K, tuple[V | None, V | None]]:
+        """Return {key: (value at `a`, value at `b`)} of the keys whose values differ; None is no
+        value. `a` and `b` are offsets or datetimes, as for `at`.
+
+        >>> with xl.SharedMap(topic) as settings:
+        ...     _ = settings.put("a", 1), settings.put("b", 2), settings.delete("a")
+        ...     settings.diff(1, 3)
+        {'a': (1, None), 'b': (None, 2)}
+        """
+        self._check()
+        unpack = self._codec.unpack
+        old, new = map_at(self.topic, a)[1], map_at(self.topic, b)[1]
+        return {
+            self._codec.load_key(name): (unpack(old.get(name)), unpack(new.get(name)))
+            for name in {**old, **new}
+            if old.get(name) != new.get(name)
+        }
+
+    # ---- futures -------------------------------------------------------------------------
+
+    get_async = in_background(get)
+    get_or_default_async = in_background(get_or_default)
+    scan_async = in_background(scan)
+    list_keys_async = in_background(list_keys)
+    put_async = in_background(put)
+    put_all_async = in_background(put_all)
+    put_if_absent_async = in_background(put_if_absent)
+    replace_async = in_background(replace)
+    update_async = in_background(update)
+    update_multiple_async = in_background(update_multiple)
+    setdefault_async = in_background(setdefault)
+    delete_async = in_background(delete)
+    pop_async = in_background(pop)
+    popitem_async = in_background(popitem)
+    clear_async = in_background(clear)
+    at_async = in_background(at)
+    diff_async = in_background(diff)
+
+
+def put_at_once(
+    shared: SharedMap[Any, Any], key: Any, value: Any
+) -> tuple[Any, Appended | None] | None:
+    """`put`, unless it would have to wait; then None, and nothing has been done. For asyncio,
+    whose loop must not wait.
+
+    Returns the value before, and what must be durable before the caller is told; None for nothing.
+    """
+    codec = shared._codec
+    if not (codec.never_blocks and shared._calls.idle):
+        return None
+    data = None if value is None else codec.dump(value)
+    found = shared._set_at_once(codec.dump_key(key), data, _core.ANY, False)
+    if found is NOT_NOW:
+        return None
+    _, old, seen = found
+    return None if old is None else codec.load(old), seen
+
+
+class _Items(ItemsView[K, V]):
+    """Pairs of a shared map; each iteration is over those of one moment."""
+
+    _mapping: SharedMap[K, V]
+
+    def __iter__(self) -> Iterator[tuple[K, V]]:
+        return iter(self._mapping.scan())
+
+
+class _Values(ValuesView[V]):
+    """Values of a shared map; each iteration is over those of one moment."""
+
+    _mapping: SharedMap[Any, V]
+
+    def __iter__(self) -> Iterator[V]:
+        return iter([value for _, value in self._mapping.scan()])
+
+    def __contains__(self, value: object) -> bool:
+        return any(value == item for item in self)
+
+
+def _checked(dumps: Callable[[Any], bytes], argument: str) -> Callable[[Any], bytes]:
+    """Return `dumps` with errors that name the argument: what is not bytes must not get into the
+    log, where no process could apply it."""
+
+    def dump(item: Any) -> bytes:
+        try:
+            data = dumps(item)
+        except (AttributeError, TypeError, UnicodeError) as error:
+            raise TypeError(
+                f"{argument}={item!r}: its serialiser does not take it: {error}"
+            ) from error
+        if type(data) is not bytes:
+            raise TypeError(
+                f"{argument}={item!r}: its serialiser gives {type(data).__name__}, not bytes"
+            )
+        return data
+
+    return dump

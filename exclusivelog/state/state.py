@@ -1,0 +1,221 @@
+"""State that several processes share: its write-ahead log is a topic (rules I1-I7).
+
+Each process has the state in its own memory, and brings it up to date from the topic. A process
+that writes is the topic's exclusive owner meanwhile, and remains it until another one asks.
+
+What is guaranteed, and by which rule:
+
+1. A write's operations are computed from the state as all earlier writes left it, appended
+   atomically, and applied: no other process writes in between, because the writer owns the topic
+   (B2, G3, I1). So writes are linearisable, in the order of the topic's offsets.
+2. A read with `latest=True` sees every write that had returned before it began, in any process
+   (G5, G6). Without it, a read sees all writes of this process, and others' as of some moment
+   that never goes back.
+3. A write that has returned is as durable as the engine's `durability` says (H1). One that
+   raised has appended nothing, unless the error says `maybe_written` (B9, I3).
+4. An owner that was paused, killed or forked cannot write any more (B2, C2, C3): its write is
+   retried once this process owns the topic again.
+5. User functions cannot change the state, and may be called more than once. What they return is
+   encoded before anything is appended, and applied as it is decoded, in every process alike (I3).
+6. With snapshots, the cost of opening depends on the size of the state, not on its history (I4).
+   A snapshot that would not restore the state as it is is not stored.
+7. Writes of many threads and tasks share flushes (I5).
+
+It follows Pulsar's shared-state manager and map (apache/pulsar#13490).
+"""
+
+from __future__ import annotations
+
+import copy as _copy
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
+
+from exclusivelog import serde
+from exclusivelog.messages.items import Item
+from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
+from exclusivelog.state.snapshots import SnapshotRefused
+from exclusivelog.state.views import Scope, difference, thaw
+from exclusivelog.topic import Topic
+
+S = TypeVar("S")
+Op = TypeVar("Op")
+R = TypeVar("R")
+
+Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
+
+OWN, EXACT = b"own", b"exact"  # the codec of a snapshot; None: that of the operations
+
+
+class StateContent(Generic[S, Op]):
+    """A state in memory, and what a message does to it."""
+
+    restores_views = False
+
+    def __init__(
+        self, topic: Topic, initial: Callable[[], S], apply: Callable[[S, Op], S | None],
+        decode: Callable[[bytes], Any], codecs: dict[bytes | None, Codec],
+    ) -> None:  # fmt: skip
+        self.state: S
+        self._topic, self._initial, self._apply = topic, initial, apply
+        self._decode, self._codecs = decode, codecs
+
+    def reset(self) -> None:
+        """Return to the state before the first message."""
+        self.state = self._initial()
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply one operation."""
+        if key is not None:
+            raise ValueError("it is no message of a state: it has a key")
+        changed = self._apply(self.state, self._decode(value or b""))
+        if changed is not None:
+            self.state = changed
+
+    def to_items(self) -> list[Item]:
+        """The state as bytes that restore it, types included; else SnapshotRefused."""
+        refused = []
+        for mark, (encode, decode) in self._codecs.items():
+            try:
+                data = encode(self.state)
+                found = None if type(data) is bytes else "encode_state gives no bytes"
+                found = found or difference(self.state, decode(data))
+            except Exception as error:
+                found = repr(error)
+            if found is None:
+                return [(mark, data)]
+            refused.append(found)
+            if mark is OWN:
+                break
+        raise SnapshotRefused(
+            f"topic {self._topic.name!r}: no snapshot was kept, because the state does not come "
+            f"back from it: {refused[0]}. Give encode_state and decode_state that give it back"
+        )
+
+    def restore(self, items: list[Item]) -> None:
+        """Replace the state by that of a snapshot."""
+        [(mark, data)] = items
+        codec = self._codecs.get(mark)
+        if codec is None:
+            raise ValueError(f"it was written with another codec ({(mark or b'').decode()})")
+        self.state = codec[1](data or b"")
+
+
+class SharedState(Shared, Generic[S, Op]):
+    """Any state, changed by operations that are messages of a topic (rule I1).
+
+    - `initial`: a function that returns the first state (default: `dict`).
+    - `apply`: `apply(state, op)` changes the state in place, or returns the new one. It must be
+      deterministic, as every process calls it: no clock, no random numbers, no I/O.
+    - `encode`, `decode`: an operation to and from bytes (default: msgpack). What is applied is
+      what `decode` returns, also in the process that wrote it.
+    - `encode_state`, `decode_state`: the state to and from bytes, for snapshots. Default:
+      `serde.exact`, which knows Python's containers, numbers and dates; for a state that it does
+      not take, `encode` and `decode`.
+    - `snapshot_every`: after so many operations a snapshot is taken in the background (default:
+      100 000); None: only by `snapshot()`.
+    - `copy`: copies the objects that functions are given and that are neither immutable nor a
+      dict, list, set or tuple (default: `copy.deepcopy`); None: all such objects are immutable.
+    - `timeout`: seconds that a write waits to become the topic's owner, then WaitTimeoutError
+      (default: None, no limit).
+
+    Functions read the state through read-only views of its dicts, lists and sets: nothing is
+    copied. A view is valid until the function returns; views in its result become plain copies.
+
+    Raises StateError if the topic holds something else, TypeError or ValueError for a wrong
+    argument.
+
+    >>> def add(state, op):
+    ...     state[op["name"]] = state.get(op["name"], 0) + op["amount"]
+    >>> with xl.SharedState(topic, initial=dict, apply=add) as accounts:
+    ...     accounts.write(lambda state: [{"name": "a", "amount": 5}, {"name": "b", "amount": 1}])
+    ...     accounts.write(lambda state: [{"name": "a", "amount": -state["a"]}], lambda s: s["a"])
+    ...     accounts.read(lambda state: state["b"], latest=True)
+    0
+    1
+    """
+
+    def __init__(
+        self, topic: Topic, initial: Callable[[], S] = dict,  # type: ignore[assignment]
+        apply: Callable[[S, Op], S | None] | None = None, *,
+        encode: Callable[[Any], bytes] = serde.msgpack.dumps,
+        decode: Callable[[bytes], Any] = serde.msgpack.loads,
+        encode_state: Callable[[S], bytes] | None = None,
+        decode_state: Callable[[bytes], S] | None = None,
+        snapshot_every: int | None = SNAPSHOT_EVERY,
+        copy: Callable[[Any], Any] | None = _copy.deepcopy, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        if not callable(initial):
+            raise TypeError("initial takes a function that returns the first state")
+        if not callable(apply):
+            raise TypeError("apply takes a function of (state, op)")
+        functions: dict[str, Any] = {
+            "encode": encode, "decode": decode, "copy": copy or id,
+            "encode_state": encode_state or id, "decode_state": decode_state or id,
+        }  # fmt: skip
+        for name, function in functions.items():
+            if not callable(function):
+                raise TypeError(f"{name} takes a function, not {function!r}")
+        self._encode, self._copy = encode, copy
+        codecs = _codecs_of(encode, decode, encode_state, decode_state)
+        self._content: StateContent[S, Op] = StateContent(topic, initial, apply, decode, codecs)
+        super().__init__(topic, {"holds": "state"}, self._content, snapshot_every, timeout)
+
+    # ---- read and write ------------------------------------------------------------------
+
+    def read(self, fn: Callable[[S], R], latest: bool = False) -> R:
+        """Return `fn(state)`, whose argument is read-only; see the class. With `latest`, the state
+        has every write that has returned by now, in any process."""
+        return self._read(lambda: self._call(fn), latest)
+
+    def _call(self, fn: Callable[[S], R]) -> R:
+        self._inside = threading.get_ident()
+        try:
+            with Scope(self._copy) as scope:
+                result: R = thaw(fn(scope.view(self._content.state)))
+                return result
+        finally:
+            self._inside = 0
+
+    def write(
+        self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
+    ) -> R | None:
+        """Append the operations that `ops_fn(state)` returns for the newest state, all of them or
+        none, and apply them; return `read_fn(state)`, or None without it.
+
+        If there are no operations, nothing is appended. `ops_fn` may be called more than once.
+        `read_fn` is called before the operations are durable; its result is returned once they
+        are (rules I3, I5). Raises StateError if an operation cannot be applied."""
+
+        def compute() -> tuple[list[Item], R | None]:
+            with Scope(self._copy) as scope:
+                ops = [thaw(op) for op in ops_fn(scope.view(self._content.state))]
+            return [(None, self._encoded(op)) for op in ops], None
+
+        if read_fn is None:
+            return self._append(compute)
+        return self._append(compute, lambda: self._call(read_fn))
+
+    def _encoded(self, op: Op) -> bytes:
+        data = self._encode(op)
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise TypeError(f"encode gives {type(data).__name__} for {op!r}; it must give bytes")
+        return bytes(data)
+
+    read_async = in_background(read)
+    write_async = in_background(write)
+
+
+def _codecs_of(
+    encode: Callable[[Any], bytes], decode: Callable[[bytes], Any],
+    encode_state: Callable[[Any], bytes] | None, decode_state: Callable[[bytes], Any] | None,
+) -> dict[bytes | None, Codec]:  # fmt: skip
+    """{mark: codec} of snapshots; new ones are written with the first."""
+    if (encode_state is None) != (decode_state is None):
+        raise TypeError("encode_state and decode_state belong together: give both, or neither")
+    codecs: dict[bytes | None, Codec] = {}
+    if encode_state is not None and decode_state is not None:
+        codecs[OWN] = encode_state, decode_state
+    codecs[EXACT] = serde.exact.dumps, serde.exact.loads
+    codecs[None] = encode, decode
+    return codecs

@@ -1,0 +1,227 @@
+"""Read-only views of a state, for the functions that read it (rule I3).
+
+Nothing is copied: a view reads the state itself, one level at a time. It has no method that
+changes anything, and it is valid until the function returns, because the state changes afterwards.
+Views in what the function returns are replaced by plain copies, which may be kept.
+
+>>> with Scope() as scope:
+...     seen = scope.view({"a": [1, 2]})
+...     seen["a"][0], thaw(seen)
+(1, {'a': [1, 2]})
+>>> seen["a"]
+Traceback (most recent call last):
+    ...
+RuntimeError: this view of the state is over: it is valid only inside the function that was given \
+it; return what you need, or `copy()` it there
+"""
+
+from __future__ import annotations
+
+import copy as _copy
+import datetime as dt
+import decimal
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from types import TracebackType
+from typing import Any, Self
+
+# Exactly these types, not their subclasses: their objects are immutable.
+PLAIN = frozenset({
+    bool, bytes, complex, decimal.Decimal, dt.date, dt.datetime, dt.time, dt.timedelta, float, int,
+    range, str, type(None), uuid.UUID,
+})  # fmt: skip
+
+
+class Scope:
+    """Views are valid inside its `with`. `copy` copies objects without a view (None: nothing)."""
+
+    __slots__ = ("copy", "over")
+
+    def __init__(self, copy: Callable[[Any], Any] | None = _copy.deepcopy) -> None:
+        self.copy = copy
+        self.over = False
+
+    def view(self, value: Any) -> Any:
+        """The value if it is immutable, a view of a dict, list or set, else a copy."""
+        kind = type(value)
+        if kind in PLAIN:
+            return value
+        make = VIEWS.get(kind)
+        if make is not None:
+            return make(value, self)
+        return value if self.copy is None else self.copy(value)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.over = True
+
+
+class _View:
+    __slots__ = ("_of", "_scope")
+
+    def __init__(self, of: Any, scope: Scope) -> None:
+        self._of, self._scope = of, scope
+
+    def _valid(self) -> Any:
+        if self._scope.over:
+            raise RuntimeError(
+                "this view of the state is over: it is valid only inside the function that was "
+                "given it; return what you need, or `copy()` it there"
+            )
+        return self._of
+
+    def copy(self) -> Any:
+        """Return a plain deep copy."""
+        return _copy.deepcopy(self._valid())
+
+    def __len__(self) -> int:
+        return len(self._valid())
+
+    def __contains__(self, item: object) -> bool:
+        return thaw(item) in self._valid()
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self._valid() == thaw(other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return "<a view that is no longer valid>" if self._scope.over else repr(self._of)
+
+    def __copy__(self) -> Any:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self.copy()
+
+    def __reduce__(self) -> Any:
+        return _itself, (self.copy(),)
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+class DictView(_View, Mapping[Any, Any]):
+    """A dict that can only be read."""
+
+    __slots__ = ()
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._scope.view(self._valid()[key])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._valid())
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | thaw(other)
+
+
+class ListView(_View, Sequence[Any]):
+    """A list that can only be read."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._valid()[index]
+        if isinstance(index, slice):
+            return [self._scope.view(item) for item in found]
+        return self._scope.view(found)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._scope.view, self._valid())
+
+    def __add__(self, other: Any) -> Any:
+        return self.copy() + thaw(other)
+
+
+class SetView(_View, Set[Any]):
+    """A set that can only be read."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._valid())
+
+    @classmethod
+    def _from_iterable(cls, items: Iterable[Any]) -> Any:
+        return set(items)
+
+
+def _tuple(value: tuple[Any, ...], scope: Scope) -> tuple[Any, ...]:
+    return tuple(map(scope.view, value))
+
+
+VIEWS: dict[type, Callable[[Any, Scope], Any]] = {
+    dict: DictView, list: ListView, set: SetView, tuple: _tuple,
+}  # fmt: skip
+
+
+def thaw(value: Any) -> Any:
+    """Return the value with every view in it replaced by a plain copy."""
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if isinstance(value, _View):
+        return value.copy()
+    if kind is dict:
+        changed = {key: thaw(item) for key, item in value.items()}
+        return changed if any(changed[key] is not value[key] for key in value) else value
+    if kind in (list, tuple):
+        items = [thaw(item) for item in value]
+        same = all(new is old for new, old in zip(items, value, strict=True))
+        return value if same else kind(items)
+    return value
+
+
+# ---- comparison --------------------------------------------------------------------------
+
+
+def difference(a: Any, b: Any, path: str = "state") -> str | None:
+    """Describe where `b` differs from `a`, types included; None if it does not."""
+    if type(a) is not type(b):
+        return f"{path} is {_described(a)}, and comes back as {_described(b)}"
+    if isinstance(a, dict):
+        return _dict_difference(a, b, path)
+    if isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            return f"{path} has {len(a)} items, and comes back with {len(b)}"
+        pairs = enumerate(zip(a, b, strict=True))
+        return _first(difference(x, y, f"{path}[{i}]") for i, (x, y) in pairs)
+    if isinstance(a, (set, frozenset)):
+        return _dict_difference(dict.fromkeys(a), dict.fromkeys(b), path)
+    if a == b or (a != a and b != b):  # the latter: both are NaN
+        return None
+    return f"{path} is {_described(a)}, and comes back as {_described(b)}, which is not equal"
+
+
+def _dict_difference(a: dict[Any, Any], b: dict[Any, Any], path: str) -> str | None:
+    keys = {key: key for key in b}
+    for key, item in a.items():
+        if key not in keys:
+            return f"{path}: the key {_described(key)} does not come back"
+        found = difference(key, keys[key], f"{path}: a key") or difference(
+            item, b[key], f"{path}[{key!r}]"
+        )
+        if found:
+            return found
+    more = next((key for key in b if key not in a), None)
+    if len(b) <= len(a):
+        return None
+    return f"{path}: the key {_described(more)} comes back, and was not there"
+
+
+def _first(found: Iterable[str | None]) -> str | None:
+    return next((text for text in found if text is not None), None)
+
+
+def _described(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

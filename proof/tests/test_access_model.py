@@ -1,0 +1,38 @@
+"""Every interleaving of a small world (rules A to E): `proof.model` walks it and judges it."""
+
+from __future__ import annotations
+
+import pytest
+
+from proof.model import find_out, walk
+from proof.rules import CONTROLS, MOVING_CONTROLS, Rules
+from proof.world import MOVING_WORLDS, SMALL_MOVING_WORLDS, SMALL_WORLDS, WORLDS, World
+
+pytestmark = pytest.mark.once
+
+
+# What `proof.model` judges in each state.
+@pytest.mark.rule(
+    "A1", "A2", "A3", "B1", "B2", "B3", "B5", "B6", "B7", "B8", "B10", "D1", "D4", "D5", "D7",
+    "E3", "E4",
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "world", [*WORLDS.values(), *MOVING_WORLDS.values()], ids=[*WORLDS, *MOVING_WORLDS]
+)
+def test_every_interleaving_keeps_the_rules(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states, steps = walk(world, Rules())
+    with capsys.disabled():
+        print(f"\n{world}: {states:,} distinct states, {steps:,} steps, 0 violations ", end="")
+    assert states > 1000
+
+
+@pytest.mark.parametrize("rules", CONTROLS.values(), ids=CONTROLS)
+def test_a_broken_rule_is_found_out(rules: Rules) -> None:
+    assert find_out(rules, SMALL_WORLDS), "the walk has not noticed"
+
+
+@pytest.mark.parametrize("rules", MOVING_CONTROLS.values(), ids=MOVING_CONTROLS)
+def test_a_broken_rule_of_hand_overs_is_found_out(rules: Rules) -> None:
+    assert find_out(rules, SMALL_MOVING_WORLDS), "the walk has not noticed"

@@ -1,0 +1,372 @@
+"""Real processes for tests: each has an engine of its own and runs functions on request.
+
+A worker runs functions of this or of a test module; the first argument is the worker's
+`State`, which keeps what should outlive the call (a producer, a reader).
+
+>>> worker.call(open_producer, "exclusive")         # in the worker's process
+1
+>>> worker.signal(signal.SIGKILL)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.local.shm.lockfile import NAME
+from exclusivelog.local.shm.slots import HEARTBEAT, KEEPALIVE, SLOT_SIZE, SLOTS
+from exclusivelog.local.storage.rows import NAMES
+
+PATIENCE = 30.0  # seconds; nothing in a test may wait longer
+SHARED, EXCLUSIVE = "shared", "exclusive"
+WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
+MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)
+
+spawn = multiprocessing.get_context("spawn")
+# Forked off a server that has imported what was named to `preload`: 15 ms each, not 300.
+forks = multiprocessing.get_context("forkserver")
+_preloaded = ["testing.processes"]
+
+
+def preload(module: str) -> None:
+    """Let processes of `forks` find this module imported, from the first of them on."""
+    _preloaded.append(module)
+    forks.set_forkserver_preload(_preloaded)
+
+
+@dataclass
+class State:
+    """What a worker's functions share."""
+
+    engine: xl.Engine
+    topic: xl.Topic
+    producer: xl.Producer | None = None
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+class Failed(Exception):
+    """The worker raised; `.kind` is the exception's class name, the text its message."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind}: {text}")
+        self.kind = kind
+
+
+class Worker:
+    """One process with one engine on `path`. `options` go to `xl.open`."""
+
+    _context: Any = spawn
+    _patience: dict[int, bytes] | None = None  # its own keepalives, while it has others
+    _ended = False
+
+    def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
+        self.path = path
+        self._pipe, theirs = self._context.Pipe()
+        self.process = self._context.Process(
+            target=_serve, args=(theirs, path, name, topic, options)
+        )
+        self.process.start()
+        theirs.close()
+        self.pid = self.process.pid
+        try:
+            self.id: str = self.answer()  # its engine's
+        except BaseException:
+            self.end()
+            raise
+
+    def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        """Begin `function(state, ...)` in the worker; `answer` has its result."""
+        self._pipe.send((function, args, kwargs))
+
+    def answer(self, timeout: float = PATIENCE) -> Any:
+        """The result of what was started; raises Failed, or TimeoutError, or EOFError if the
+        worker died."""
+        if not self._pipe.poll(timeout):
+            raise TimeoutError(f"the worker did not answer within {timeout} s")
+        kind, value = self._pipe.recv()
+        if kind is not None:
+            raise Failed(kind, value)
+        return value
+
+    def answered(self, timeout: float = 0.0) -> bool:
+        """Has what was started ended?"""
+        return bool(self._pipe.poll(timeout))
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`start` and `answer`."""
+        self.start(function, *args, **kwargs)
+        return self.answer()
+
+    def signal(self, number: int) -> None:
+        """Send a signal: SIGKILL, SIGSTOP, SIGCONT, SIGINT."""
+        assert self.pid is not None
+        if number == signal.SIGCONT and self._patience is not None:
+            self._set_keepalives(self._patience)
+            self._patience = None
+        os.kill(self.pid, number)
+
+    def set_keepalive(self, seconds: float) -> None:
+        """Make it count as unresponsive after so many seconds, until SIGCONT."""
+        with xl.open(self.path, readonly=True) as watcher, self._words() as words:
+            slots = [SLOTS + slot * SLOT_SIZE for slot, _ in
+                     watcher.ledger.lockfile.slots.in_process(self.pid)]  # fmt: skip
+            self._patience = {at: os.pread(words, 8, at + KEEPALIVE) for at in slots}
+            for at in slots:
+                os.pwrite(words, struct.pack("=Q", _core.now()), at + HEARTBEAT)
+        self._set_keepalives(dict.fromkeys(slots, struct.pack("=Q", int(seconds * 1e9))))
+
+    def _set_keepalives(self, keepalives: dict[int, bytes]) -> None:
+        with self._words() as words:
+            for at, value in keepalives.items():
+                os.pwrite(words, value, at + KEEPALIVE)
+
+    @contextlib.contextmanager
+    def _words(self) -> Iterator[int]:
+        file = os.open(Path(self.path) / NAME, os.O_RDWR)
+        try:
+            yield file
+        finally:
+            os.close(file)
+
+    def threads(self) -> set[int]:
+        """The ids of its threads."""
+        assert self.pid is not None
+        return threads_of(self.pid)
+
+    def await_stop(self) -> None:
+        """Wait until SIGSTOP has taken effect: a thread inside a flush stops only after it."""
+        assert self.pid is not None
+        await_stop(self.pid)
+
+    def stopped(self) -> bool:
+        """Is it stopped by SIGSTOP?"""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.signal(signal.SIGKILL)
+        self.process.join(PATIENCE)
+
+    def end(self) -> None:
+        """Let the worker close its engine and exit; kill it if it does not. Once is enough."""
+        if self._ended:
+            return
+        self._ended = True
+        if self.process.is_alive() and self.stopped():
+            self.kill()
+        with contextlib.suppress(OSError):
+            self._pipe.send(None)
+        self.process.join(0.1 if self.process.exitcode is not None else 10)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join(PATIENCE)
+        self._pipe.close()
+        self.process.close()
+
+
+W = TypeVar("W", bound=Worker)
+
+
+def _serve(pipe: Any, path: str, name: str, topic: str, options: dict[str, Any]) -> None:
+    with xl.open(path, name=name, **options) as engine:
+        state = State(engine, engine.topic(topic))
+        pipe.send((None, engine.id))
+        while True:
+            try:
+                message = pipe.recv()
+            except (EOFError, KeyboardInterrupt):
+                return
+            if message is None:
+                return
+            function, args, kwargs = message
+            try:
+                result = function(state, *args, **kwargs)
+            except BaseException as error:
+                pipe.send((type(error).__name__, str(error)))
+            else:
+                pipe.send((None, result))
+
+
+def until(condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """Wait until `condition()` is true, and return what it gave."""
+    deadline = time.monotonic() + timeout
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{condition} did not come true within {timeout} s")
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def workers(kind: type[W] = Worker) -> Iterator[Callable[..., W]]:
+    """A factory of workers that are all ended, and reaped, afterwards."""
+    made: list[W] = []
+
+    def make(path: str, name: str = "worker", **options: Any) -> W:
+        worker = kind(path, name, **options)
+        made.append(worker)
+        return worker
+
+    try:
+        yield make
+    finally:
+        for worker in made:
+            worker.end()
+
+
+# ---- what workers run most ----------------------------------------------------------
+
+
+def open_producer(state: State, mode: str, **options: Any) -> int:
+    """Open a producer and keep it; its epoch."""
+    state.producer = state.topic.producer(mode, **options)
+    return state.producer.topic_epoch
+
+
+def send(state: State, value: bytes, **options: Any) -> int:
+    """Send with the kept producer; the offset."""
+    assert state.producer is not None
+    return state.producer.send(value, **options)
+
+
+def close_producer(state: State) -> None:
+    """Close the kept producer."""
+    assert state.producer is not None
+    state.producer.close()
+
+
+def producer_state(state: State) -> str:
+    """The kept producer's state."""
+    assert state.producer is not None
+    return state.producer.state
+
+
+# ---- what several test files need --------------------------------------------------------
+
+
+def within(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """`function()` in a thread of its own: its result, or its error. If it does not
+    return, the test fails instead of stopping."""
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="within", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        raise AssertionError(f"{function} neither returned nor raised within {timeout} s")
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+def forked(function: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """What `function()` gives in a child made by fork(); Failed if it raises there."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            try:
+                theirs.send((None, within(function, timeout / 2)))
+            except BaseException as error:
+                theirs.send((type(error).__name__, str(error)))
+        finally:
+            os._exit(0)
+    try:
+        theirs.close()
+        if not ours.poll(timeout):
+            raise AssertionError(f"{function} did not end in the forked child")
+        kind, value = ours.recv()
+    finally:
+        ours.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if kind is not None:
+        raise Failed(kind, value)
+    return value
+
+
+def threads_since(before: set[threading.Thread]) -> list[str]:
+    """The names of the threads of this process that have begun since, and still run. Those of an
+    engine that commits in the background are left out: they begin when there is something to
+    commit, and end with the engine."""
+    new = (thread for thread in threading.enumerate() if thread not in before)
+    passing = ("exclusivelog-commit", "exclusivelog-checkpoint", "within")
+    return [thread.name for thread in new if thread.name not in passing]
+
+
+def rows(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:
+    """All that the ledger's tables hold, but for the counters of ids already given."""
+    with engine.ledger.read() as tables:
+        return {table: list(tables.rows.cursor(table)) for table in NAMES if table != "meta"}
+
+
+def values(topic: xl.Topic) -> list[bytes]:
+    """What the topic's messages say, in order."""
+    return [message.value for message in topic.reader()]
+
+
+def hang(worker: Worker, keepalive: float | None = None) -> None:
+    """Stop a worker at any moment but one inside the ledger's critical section, where it would
+    block all writers; test_stalls.py tests that.
+
+    With `keepalive` it counts as unresponsive so many seconds later, and not before: a worker that
+    was opened with so little does so too while the machine is merely slow.
+    """
+
+    assert worker.pid is not None
+    stop_outside(worker.path, worker.pid)
+    if keepalive is not None:
+        worker.set_keepalive(keepalive)
+
+
+def stop_outside(path: str, pid: int) -> None:
+    """Stop any process at any moment but one inside the critical section of the ledger there."""
+
+    def stopped() -> bool:
+        os.kill(pid, signal.SIGSTOP)
+        await_stop(pid)
+        assert watcher.ledger.journal is not None
+        if not threads_of(pid) & set(watcher.ledger.journal.inside):
+            return True
+        os.kill(pid, signal.SIGCONT)
+        return False
+
+    with xl.open(path, readonly=True) as watcher:
+        until(stopped)
+
+
+def threads_of(pid: int) -> set[int]:
+    """The ids of a process's threads."""
+    return {int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()}
+
+
+def await_stop(pid: int) -> None:
+    """Wait until all threads of a process have stopped."""
+
+    def states() -> Iterator[str]:
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                yield (thread / "stat").read_text().rpartition(")")[2].split()[0]
+
+    until(lambda: set(states()) == {"T"})

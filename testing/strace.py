@@ -1,0 +1,145 @@
+"""Kill or stop a process at a chosen system call, with strace."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from testing.children import child, die_with_parent, line, tell
+
+
+@dataclass(frozen=True)
+class Point:
+    """The moment of a death: at the n-th call of a kind that a thread makes."""
+
+    call: str
+    when: int
+    behind: bool  # it has been made, and nothing since
+
+    def __str__(self) -> str:
+        return f"{self.call}-{self.when}-{'behind' if self.behind else 'before'}"
+
+    @property
+    def injection(self) -> str:
+        # SIGKILL lets the call not begin; SIGSTOP strikes when it returns.
+        number = "SIGSTOP" if self.behind else "SIGKILL"
+        return f"inject={self.call}:signal={number}:when={self.when}"
+
+
+@contextlib.contextmanager
+def traced(pid: int, *options: str) -> Iterator[None]:
+    """The process and its threads under strace, while the block runs."""
+    strace = subprocess.Popen(
+        ["strace", "-f", "-p", str(pid), *options], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert strace.stderr is not None
+        assert "attached" in strace.stderr.readline()
+        yield
+    finally:
+        strace.terminate()
+        strace.communicate(timeout=20)
+
+
+def points(trace: Path) -> list[Point]:
+    """Every moment at which a thread of the victim could die."""
+    most: collections.Counter[str] = collections.Counter()
+    for (_, call), count in collections.Counter(
+        re.findall(r"^(\d+) +(\w+)\(", trace.read_text(), re.M)
+    ).items():
+        most[call] = max(most[call], count)
+    return [
+        Point(call, when + 1, behind)
+        for call, count in most.items() if call not in ("exit", "exit_group")
+        for when in range(count) for behind in (False, True)
+    ]  # fmt: skip
+
+
+# ---- processes that die there ------------------------------------------------------------
+
+SERVES = "import sys; from testing.strace import serve; serve(*sys.argv[1:])"
+
+
+@dataclass
+class Breeder:
+    """Starts one process after the other; each costs milliseconds, not the start of Python."""
+
+    process: subprocess.Popen[str]
+
+    def start(self, *job: Any) -> int:
+        """The process id of one that is ready, and waits."""
+        tell(self.process, json.dumps(job, default=str))
+        return int(line(self.process))
+
+    def end(self) -> tuple[int, str]:
+        """Let it go on to its end: its exit status, and what it said, or its error."""
+        tell(self.process)
+        status, said = json.loads(line(self.process))
+        assert status in (0, 1, -signal.SIGKILL), f"{status}: {said}"
+        return status, said
+
+    def run(self, *job: Any, strace: tuple[str, ...] = ()) -> tuple[int, str]:
+        """`start` and `end`, under strace if there are options for that."""
+        pid = self.start(*job)
+        with traced(pid, *strace) if strace else contextlib.nullcontext():
+            return self.end()
+
+
+@contextlib.contextmanager
+def breeder(work: str, *arguments: Any) -> Iterator[Breeder]:
+    """For each job a process that calls `module:function` with `arguments`, the job, and two
+    functions: `begin()`, which waits for `Breeder.end`, and `say(text)`."""
+    with child(SERVES, work, json.dumps(arguments, default=str)) as process:
+        yield Breeder(process)
+
+
+def serve(work: str, arguments: str) -> None:
+    """Fork a process for each line of input. One that stops is killed where it stands."""
+    module, _, name = work.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    for job in sys.stdin:
+        (go, start), (said, says) = os.pipe(), os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(said)
+            _live(function, [*json.loads(arguments), *json.loads(job)], go, says)
+        os.close(says)
+        os.close(go)
+        os.read(said, 1)
+        print(pid, flush=True)
+        sys.stdin.readline()
+        with contextlib.suppress(BrokenPipeError):  # killed while it waits for this
+            os.write(start, b"!")
+        _, status = os.waitpid(pid, os.WUNTRACED)
+        if os.WIFSTOPPED(status):
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+        answer = [os.waitstatus_to_exitcode(status), os.read(said, 2000).decode()]
+        print(json.dumps(answer), flush=True)
+        os.close(start)
+        os.close(said)
+
+
+def _live(function: Any, arguments: list[Any], go: int, says: int) -> None:
+    def begin() -> None:
+        os.write(says, b"!")
+        os.read(go, 1)
+
+    die_with_parent()
+    try:
+        function(*arguments, begin, lambda text: os.write(says, text.encode()))
+        os._exit(0)
+    except BaseException as error:
+        os.write(says, f"{type(error).__name__}: {error}".encode())
+    os._exit(1)

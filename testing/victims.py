@@ -1,0 +1,160 @@
+"""Processes that are killed while they work, by the hundred, and what they leave.
+
+They are forked from one process that has imported everything and opened nothing, so that each
+costs some ten milliseconds. A victim says what it has done through a pipe:
+
+>>> with victim(work, path) as process:         # work(says, path)
+...     process.told()
+...     process.kill()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import exclusivelog as xl
+from exclusivelog.local.storage import ledger
+from exclusivelog.local.storage.rows import U64
+from exclusivelog.local.storage.segments import NAME
+from testing.processes import PATIENCE, forks
+
+
+class Victim:
+    """One process that runs `function(says, ...)`."""
+
+    def __init__(self, function: Callable[..., None], *args: Any) -> None:
+        self._pipe, theirs = forks.Pipe(duplex=False)
+        self.process = forks.Process(target=_begin, args=(function, theirs, *args), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def told(self, timeout: float = PATIENCE) -> Any:
+        """What it says next; EOFError if it has died."""
+        if not self._pipe.poll(timeout):
+            raise TimeoutError(f"the victim said nothing within {timeout} s")
+        return self._pipe.recv()
+
+    def all_told(self) -> list[Any]:
+        """All that it said before it died; waits for its death."""
+        found = []
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while True:
+                found.append(self.told())
+        self.process.join(PATIENCE)
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        self.process.kill()
+        self.process.join(PATIENCE)
+
+    def end(self) -> None:
+        """Kill it if it lives, and reap it."""
+        self.kill()
+        self._pipe.close()
+        self.process.close()
+
+
+def _begin(function: Callable[..., None], *args: Any) -> None:
+    # If the test itself is killed, nothing else ends a process that writes until it is killed.
+    signal.alarm(int(4 * PATIENCE))
+    function(*args)
+
+
+@contextlib.contextmanager
+def victim(function: Callable[..., None], *args: Any) -> Iterator[Victim]:
+    """A process that is reaped, whatever happens."""
+    process = Victim(function, *args)
+    try:
+        yield process
+    finally:
+        process.end()
+
+
+def say(says: Connection, what: Any) -> None:
+    """Tell the test; what it no longer wants to know is lost."""
+    with contextlib.suppress(BrokenPipeError):
+        says.send(what)
+
+
+def die_at_commit(number: int, *, behind: bool) -> None:
+    """Let this process be killed at the `number`-th commit of LMDB that its main thread makes
+    from now on, or has made for it: all is written, and nothing committed; or (`behind`) it is,
+    and no process has been notified."""
+    left = itertools.count(1)
+    step = "waken" if behind else "finish"
+    original = getattr(ledger.Transaction, step)
+
+    def strike(self: Any, tables: Any) -> Any:
+        main = threading.current_thread().name in ("MainThread", "exclusivelog-transaction")
+        last = main and next(left) == number
+        if last and behind:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = original(self, tables)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(ledger.Transaction, step, strike)
+
+
+# ---- what is left ------------------------------------------------------------------------
+
+OF_TOPICS = ("entries", "producers", "cursors", "retention", "snapshots", "views", "trash")
+
+
+def strays(engine: xl.Engine) -> dict[str, list[bytes]]:
+    """Rows of topics, views and snapshots that are no more."""
+    with engine.ledger.read() as tables:
+        alive = {
+            topic for name, topic in tables.topics.all() if tables.topics.find(name) is not None
+        }
+        kept = {found.id for topic in alive for found in (tables.views.view(topic),
+                tables.views.snapshot(topic)) if found is not None}  # fmt: skip
+        rows = {
+            table: [
+                key for key, _ in tables.rows.cursor(table)
+                if U64.unpack(key[:8])[0] not in (alive | kept if table == "entries" else alive)
+            ]
+            for table in OF_TOPICS
+        }  # fmt: skip
+    return {table: keys for table, keys in rows.items() if keys}
+
+
+def trimmed_entries(engine: xl.Engine) -> int:
+    """Entries of living topics that lie before their first offset."""
+    with engine.ledger.read() as tables:
+        rows = [tables.topics.get(topic) for _, topic in tables.topics.all()]
+        return sum(
+            last < row.first_offset for row in rows for last, _ in tables.entries.walk(row.id, 0)
+        )
+
+
+def wasted_bytes(engine: xl.Engine) -> int:
+    """Bytes of segment files that no entry of the tables lies in."""
+    with engine.ledger.read() as tables:
+        known = {segment: end for segment, (end, _) in tables.large.segments().items()}
+    folder = os.path.join(engine.path, "segments")
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    sizes = {
+        int(name, 16): os.stat(os.path.join(folder, name)).st_size
+        for name in names if NAME.fullmatch(name)
+    }  # fmt: skip
+    return sum(max(0, size - known.get(segment, 0)) for segment, size in sizes.items())
+
+
+def garbage(engine: xl.Engine) -> dict[str, Any]:
+    """All that nothing refers to any more, by kind; {} is what a ledger should have."""
+    found = {
+        "strays": strays(engine),
+        "trimmed": trimmed_entries(engine),
+        "bytes": wasted_bytes(engine),
+    }
+    return {kind: what for kind, what in found.items() if what}

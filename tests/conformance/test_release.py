@@ -1,0 +1,59 @@
+"""A topic is given back, on the public interface alone (rule C1)."""
+
+from __future__ import annotations
+
+import pytest
+
+import exclusivelog as xl
+from testing.processes import (
+    EXCLUSIVE,
+    WAIT,
+    values,
+)
+
+
+@pytest.mark.parametrize("linger", [0.0, 60.0])
+def test_c1_closing_a_producer_sends_what_waits_and_then_gives_the_topic_back(
+    engine: xl.Engine, topic: xl.Topic, linger: float
+) -> None:
+    with xl.open(engine.path) as other:
+        waiter = other.topic("orders").producer_async(WAIT)
+        owner = waiter.result(timeout=10)
+        successor = topic.producer_async(WAIT)
+        fast = other.topic("elsewhere").producer(linger=linger)
+        fast.send_async(b"not this one's")
+        receipts = [owner.send_async(b"%d" % i) for i in range(500)]
+        owner.close()
+        assert [receipt.result(timeout=0) for receipt in receipts] == list(range(500))
+        assert successor.result(timeout=10).send(b"next") == 500
+    assert [message.epoch for message in topic.reader()] == [1] * 500 + [2]
+
+
+def test_c1_closing_an_engine_gives_back_all_of_its_topics(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    names = [f"t{i}" for i in range(5)]
+    other = xl.open(engine.path)
+    mine = [other.topic(name).producer(EXCLUSIVE, linger=60) for name in names]
+    receipts = [producer.send_async(b"last words") for producer in mine]
+    owner = topic.producer(EXCLUSIVE)
+    queued = other.topic("orders").producer_async(WAIT)
+    waiters = [engine.topic(name).producer_async(WAIT) for name in names]
+    other.close()
+    assert [receipt.result(timeout=0) for receipt in receipts] == [0] * 5
+    assert [waiter.result(timeout=10).topic_epoch for waiter in waiters] == [2] * 5
+    with pytest.raises(xl.EngineClosedError):
+        queued.result(timeout=10)
+    assert (owner.state, topic.waiters) == ("open", [])
+
+
+def test_c1_an_exception_in_the_block_gives_the_topic_back(topic: xl.Topic) -> None:
+    def stumble(producer: xl.Producer) -> None:
+        with producer:
+            producer.send_async(b"before")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        stumble(topic.producer(EXCLUSIVE))
+    assert topic.owner is None
+    assert values(topic) == [b"before"]

@@ -1,0 +1,74 @@
+"""Shared state, on the public interface alone (rule I1)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from testing.processes import PATIENCE
+from testing.states import (
+    Later,
+    open_counts,
+)
+
+pytestmark = pytest.mark.needs("shared_state")
+
+
+@pytest.mark.parametrize("future", [False, True], ids=["plain", "future"])
+def test_i1_operations_come_from_the_state_and_lead_to_the_next(
+    topic: xl.Topic, future: bool
+) -> None:
+    with open_counts(topic) as state:
+        counts: Any = Later(state) if future else state
+        assert counts.read(dict) == {}
+        assert counts.write(lambda now: [["a", 5], ["b", 1]]) is None
+        assert counts.write(lambda now: [["a", -now["a"]]], lambda now: now["a"]) == 0
+        assert counts.read(lambda now: now["b"], True) == 1
+        assert counts.read(dict, latest=True) == {"a": 0, "b": 1}
+    assert [message.value for message in topic.reader(deserializer="msgpack")] == [
+        ["a", 5], ["b", 1], ["a", -5],
+    ]  # fmt: skip
+
+
+def test_i1_nobody_sees_half_of_a_write(topic: xl.Topic, other: xl.Topic) -> None:
+    """One moves amounts between two names all the time, another one adds them up."""
+    ended = threading.Event()
+    with open_counts(topic) as counts, open_counts(other) as observer:
+        counts.write(lambda state: [["a", 1000]])
+
+        def move() -> None:
+            while not ended.is_set():
+                counts.write(lambda state: [["a", -1], ["b", 1]])
+
+        with ThreadPoolExecutor(1) as pool:
+            moving = pool.submit(move)
+            for latest in (True, False) * 100:
+                assert observer.read(lambda state: sum(state.values()), latest) == 1000
+            ended.set()
+            moving.result(PATIENCE)
+
+
+def test_i1_states_of_any_kind(topic: xl.Topic, engine: xl.Engine) -> None:
+    """Changed in place, or replaced; with serialisers of one's own; immutable, with no copies."""
+    stack = xl.SharedState(topic, initial=list, apply=lambda state, op: state.append(op))
+    with stack:
+        assert stack.write(lambda state: [len(state)] * 2, list) == [0, 0]
+    days = engine.topic("days")
+    first = dt.date(2026, 1, 1)
+    options: dict[str, Any] = {
+        "initial": lambda: first, "apply": lambda day, op: day + (op - first), "copy": None,
+        "encode": lambda day: day.isoformat().encode(),
+        "decode": lambda data: dt.date.fromisoformat(data.decode()),
+    }  # fmt: skip
+    with xl.SharedState(days, **options) as calendar:
+        calendar.write(lambda day: [dt.date(2026, 1, 11)])
+        calendar.snapshot()
+        calendar.write(lambda day: [dt.date(2026, 1, 3)])
+        assert calendar.read(lambda day: day) == dt.date(2026, 1, 13)
+    with xl.SharedState(days, **options) as calendar:
+        assert calendar.read(lambda day: day) == dt.date(2026, 1, 13)

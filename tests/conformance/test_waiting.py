@@ -1,0 +1,78 @@
+"""Priorities of waiters, on the public interface alone (rules D2 and D3)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+import exclusivelog as xl
+from testing.processes import (
+    EXCLUSIVE,
+    FENCING,
+    SHARED,
+    WAIT,
+    State,
+    Worker,
+)
+
+FENCED = xl.ProducerFencedError
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+def names(topic: xl.Topic) -> list[str]:
+    return [waiter.producer_name for waiter in topic.waiters]
+
+
+def queue(state: State, name: str, priority: int) -> None:
+    """Queue up, in a worker."""
+    state.kept[name] = state.topic.producer_async(WAIT, name=name, priority=priority)
+
+
+def write_and_leave(state: State, name: str) -> int:
+    """Take one's turn; the epoch."""
+    with state.kept[name].result(20) as producer:
+        producer.send(name.encode())
+        return int(producer.topic_epoch)
+
+
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, FENCING, WAIT])
+def test_d2_priority_is_read_only_and_other_modes_ignore_it(topic: xl.Topic, mode: str) -> None:
+    with topic.producer(mode, priority=7) as producer:
+        assert producer.priority == 7
+        for attribute in ("priority", "topic_epoch", "access_mode", "name", "last_sequence_id"):
+            with pytest.raises(AttributeError):
+                setattr(producer, attribute, 9)
+            with pytest.raises(AttributeError):
+                delattr(producer, attribute)
+        assert producer.priority == 7
+        if mode != SHARED:
+            with pytest.raises(FENCED):
+                topic.producer(EXCLUSIVE, priority=HIGHEST)
+        assert producer.state == "open"
+
+
+def test_d2_default_priority_is_0(topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE) as owner:
+        topic.producer_async(WAIT, name="default")
+        topic.producer_async(WAIT, name="above", priority=1)
+        topic.producer_async(WAIT, name="below", priority=-1)
+        assert owner.priority == 0
+        assert names(topic) == ["above", "default", "below"]
+
+
+def test_d3_a_better_waiter_never_retires_the_owner(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker()
+    for mode in (EXCLUSIVE, WAIT, FENCING):
+        owner = topic.producer(mode, priority=LOWEST)
+        process.call(queue, mode, HIGHEST)
+        time.sleep(0.1)
+        assert owner.state == "open"
+        owner.send(b"still here")
+        assert topic.owner is not None
+        assert topic.owner.session == owner.session.id
+        owner.close()
+        process.call(write_and_leave, mode)

@@ -1,0 +1,434 @@
+/* Runs the C of the compiled core alone. tests/core/test_native.py builds it under AddressSanitizer and
+   UndefinedBehaviorSanitizer, under ThreadSanitizer, and without any. Usage: native_test NAME */
+#include "_native/futex.h"
+#include "_native/liveness.h"
+#include "_native/journal_lock.h"
+#include "_native/journal_file.h"
+#include "_native/fault_guard.h"
+#include "_native/prefetch.h"
+#include "_native/crc32c.h"
+#include "_native/fraction.h"
+#include "_native/sections.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <sys/wait.h>
+
+#define THREADS 4
+#define SECOND 1000000000LL
+
+#define CHECK(condition)                                                              \
+    do {                                                                              \
+        if (!(condition)) {                                                           \
+            fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #condition, errno); \
+            _exit(1);                                                                 \
+        }                                                                             \
+    } while (0)
+
+static void *shared_memory(size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
+static void in_threads(void *(*run)(void *), void *arg) {
+    pthread_t threads[THREADS];
+    for (int i = 0; i < THREADS; i++) CHECK(pthread_create(&threads[i], NULL, run, arg) == 0);
+    for (int i = 0; i < THREADS; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+}
+
+static pid_t in_a_child(void (*run)(void *), void *arg) {
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        run(arg);
+        _exit(0);
+    }
+    return pid;
+}
+
+static void await_death(pid_t pid, int by) {
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid);
+    if (by) CHECK(WIFSIGNALED(status) && WTERMSIG(status) == by);
+    else CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static void sleep_ms(int ms) {
+    struct timespec t = {ms / 1000, ms % 1000 * 1000000L};
+    nanosleep(&t, NULL);
+}
+
+/* ---- futex.h ------------------------------------------------------------------------- */
+
+typedef struct { uint32_t turn, sum, top; uint64_t wide; } game;
+
+static void *take_turns(void *arg) {
+    game *g = arg;
+    uint32_t me = xl_add(&g->top, 1) - 1;
+    for (int round = 0; round < 2000; round++) {
+        uint32_t now;
+        while ((now = xl_load(&g->turn)) % THREADS != me) xl_wait(&g->turn, now, SECOND);
+        g->sum += 1; /* a plain store: only the turn orders it */
+        xl_add(&g->turn, 1);
+        xl_wake(&g->turn, INT_MAX);
+    }
+    return NULL;
+}
+
+static void test_futex(void) {
+    game *g = shared_memory(sizeof *g);
+    in_threads(take_turns, g);
+    CHECK(g->sum == THREADS * 2000);
+    CHECK(xl_wait(&g->turn, g->turn + 1, SECOND) == EAGAIN);
+    CHECK(xl_wait(&g->turn, g->turn, 1000000) == ETIMEDOUT);
+    CHECK(xl_watch(&g->turn, g->turn + 1, SECOND) == 1);
+    CHECK(xl_watch(&g->turn, g->turn, 1000000) == 0);
+    CHECK(xl_swap(&g->sum, 1, 2) == 0 && xl_swap(&g->sum, THREADS * 2000, 2) == 1);
+    CHECK(xl_or(&g->sum, 5) == 7);
+    xl_store64(&g->wide, UINT64_MAX);
+    CHECK(xl_load64(&g->wide) == UINT64_MAX);
+    xl_waiter both[2] = {
+        {xl_load(&g->turn), (uintptr_t)&g->turn, 2 /* FUTEX_32 */, 0},
+        {xl_load(&g->sum) + 1, (uintptr_t)&g->sum, 2, 0},
+    };
+    int waited = xl_wait_any(both, 2, SECOND);
+    CHECK(waited == EAGAIN || waited == ENOSYS);
+    waited = xl_wait_any(both, 1, 1000000);
+    CHECK(waited == ETIMEDOUT || waited == ENOSYS);
+}
+
+/* ---- liveness.h ---------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t word, presence, ready;
+    struct robust_list node;
+} place;
+
+static void hold_and_pause(void *arg) {
+    place *p = arg;
+    CHECK(xl_take_hold(&p->word, &p->node, &p->presence) != NULL);
+    xl_store(&p->ready, 1);
+    for (;;) pause();
+}
+
+static void test_liveness(void) {
+    place *p = shared_memory(sizeof *p);
+    xl_holder *first = xl_take_hold(&p->word, &p->node, &p->presence);
+    CHECK(first != NULL && (xl_load(&p->word) & FUTEX_TID_MASK) == (uint32_t)first->tid);
+    errno = 0;
+    CHECK(xl_take_hold(&p->word, &p->node, &p->presence) == NULL && errno == EBUSY);
+    xl_let_go(first);
+    CHECK(xl_load(&p->word) == 0);
+
+    pid_t pid = in_a_child(hold_and_pause, p);
+    while (!xl_load(&p->ready)) sleep_ms(1);
+    uint32_t held = xl_load(&p->word);
+    CHECK(held != 0 && !(held & FUTEX_OWNER_DIED));
+    CHECK(kill(pid, SIGKILL) == 0);
+    await_death(pid, SIGKILL);
+    CHECK(xl_load(&p->word) & FUTEX_OWNER_DIED);
+}
+
+/* ---- journal_lock.h ------------------------------------------------------------------ */
+
+typedef struct { xj_header words; uint64_t count; uint32_t ready; } journal;
+
+static void *append_some(void *arg) {
+    journal *j = arg;
+    for (int i = 0; i < 5000; i++) {
+        if (i % 3) CHECK(xj_lock(&j->words) == 0);
+        else
+            for (int got = EBUSY; got; got = xj_try_lock(&j->words)) CHECK(got == EBUSY);
+        j->count += 1; /* a plain store: only the mutex orders it */
+        j->words.tail = j->count;
+        xj_unlock(&j->words);
+        xj_raise(&j->words.synced, (uint64_t)i);
+    }
+    return NULL;
+}
+
+static void *take_the_other_locks(void *arg) {
+    journal *j = arg;
+    for (int i = 0; i < 2000; i++) {
+        while (xj_take_writer_lock(&j->words, i % 2)) {}
+        j->count += 1;
+        xj_leave_writer_lock(&j->words);
+    }
+    return NULL;
+}
+
+static void die_with_the_mutex(void *arg) {
+    journal *j = arg;
+    CHECK(xj_lock(&j->words) == 0);
+    raise(SIGKILL);
+}
+
+static void die_in_a_transaction(void *arg) {
+    journal *j = arg;
+    CHECK(xj_take_writer_lock(&j->words, 1) == 0);
+    die_with_the_mutex(arg);
+}
+
+static void die_flushing(void *arg) {
+    journal *j = arg;
+    CHECK(xj_try_flush_lock(&j->words) == 0);
+    raise(SIGKILL);
+}
+
+static void hold_the_mutex(void *arg) {
+    journal *j = arg;
+    CHECK(xj_lock(&j->words) == 0);
+    xl_store(&j->ready, 1);
+    for (;;) pause();
+}
+
+static void test_journal_lock(void) {
+    journal *j = shared_memory(sizeof *j);
+    xj_header *w = &j->words;
+    CHECK(xj_start(w) == 0);
+    in_threads(append_some, j);
+    CHECK(j->count == THREADS * 5000 && w->tail == j->count && w->synced == 4999);
+    in_threads(take_the_other_locks, j);
+    CHECK(j->count == THREADS * 7000);
+    CHECK(xj_appending(w) == 0 && xj_writing(w) == 0);
+    CHECK(xj_lock(w) == 0 && xj_appending(w) == (uint32_t)syscall(SYS_gettid));
+    CHECK(xj_lock(w) == EDEADLK); /* by the same thread: said, not waited for */
+    xj_unlock(w);
+}
+
+static void test_journal_deaths(void) {
+    journal *j = shared_memory(sizeof *j);
+    xj_header *w = &j->words;
+    CHECK(xj_start(w) == 0);
+    await_death(in_a_child(die_with_the_mutex, j), SIGKILL);
+    CHECK(w->version == 0 && xj_lock(w) == 0);
+    CHECK(w->version == 1 && w->unsettled == 0);
+    xj_unlock(w);
+
+    await_death(in_a_child(die_in_a_transaction, j), SIGKILL);
+    CHECK(xj_try_lock(w) == 0);
+    CHECK(w->version == 2 && w->unsettled == 1);
+    xj_unlock(w);
+    CHECK(xj_take_writer_lock(w, 0) == 0);
+    xj_leave_writer_lock(w);
+
+    await_death(in_a_child(die_flushing, j), SIGKILL);
+    CHECK(xj_try_flush_lock(w) == 0);
+    xj_flush_unlock(w);
+
+    pid_t pid = in_a_child(hold_the_mutex, j);
+    while (!xl_load(&j->ready)) sleep_ms(1);
+    CHECK(xj_appending(w) == (uint32_t)pid);
+    CHECK(xj_lock(w) == ETIMEDOUT); /* after half a second, so that a caller can say so */
+    CHECK(kill(pid, SIGKILL) == 0);
+    await_death(pid, SIGKILL);
+    CHECK(xj_lock(w) == 0 && w->version == 3);
+    xj_unlock(w);
+}
+
+/* ---- journal_file.h ------------------------------------------------------------------ */
+
+static void test_journal_file(void) {
+    char path[] = "/tmp/native-XXXXXX", data[3000], back[3000];
+    int fd = mkstemp(path);
+    xj_frame frame = {.magic = 0x014A4C58, .size = sizeof data, .position = 4096, .count = 7}, seen;
+    xj_file file, other;
+    CHECK(fd >= 0 && sizeof frame == 56);
+    for (size_t i = 0; i < sizeof data; i++) data[i] = (char)(i * 31);
+    CHECK(xj_write(fd, 4096, &frame, sizeof frame, data, sizeof data) == 0);
+    CHECK(pread(fd, back, sizeof frame, 4096) == sizeof frame);
+    xj_copy_header(&seen, back);
+    CHECK(memcmp(&seen, &frame, sizeof frame) == 0);
+    CHECK(pread(fd, back, sizeof data, 4096 + sizeof frame) == sizeof data);
+    CHECK(memcmp(back, data, sizeof data) == 0);
+    xl_fetch(back, sizeof back);
+
+    CHECK(xj_identify(fd, &file) == 0 && xj_is(fd, &file));
+    int zeros = open("/dev/zero", O_RDONLY), full = open("/dev/full", O_WRONLY);
+    CHECK(zeros >= 0 && full >= 0);
+    CHECK(xj_identify(zeros, &other) == 0 && !xj_is(zeros, &file) && xj_is(zeros, &other));
+    CHECK(xj_write(zeros, 0, &frame, sizeof frame, data, sizeof data) == EBADF);
+    CHECK(xj_write(full, 0, &frame, sizeof frame, data, sizeof data) == ENOSPC);
+    CHECK(close(zeros) == 0 && close(full) == 0);
+    CHECK(xj_identify(zeros, &other) == EBADF && !xj_is(zeros, &file));
+    CHECK(xj_wall_ms() > 1700000000000);
+    CHECK(unlink(path) == 0 && close(fd) == 0);
+}
+
+/* ---- fault_guard.h ------------------------------------------------------------------- */
+
+#define PAGES 200
+#define STORES 500
+
+typedef struct { uint32_t *words; size_t page; uint32_t arrived; } stores;
+
+static void *store_on(void *arg) {
+    stores *s = arg;
+    for (uint32_t at = 0; at < PAGES; at++) {
+        uint32_t *words = s->words + at * s->page / 4;
+        xl_add(&s->arrived, 1);
+        while (xl_load(&s->arrived) < THREADS * (at + 1)) sched_yield(); /* all fault at once */
+        for (int i = 0; i < STORES; i++) xl_add(&words[i], 1);
+    }
+    return NULL;
+}
+
+static void die_beside_the_region(void *arg) {
+    *(volatile char *)arg = 1;
+}
+
+static uint32_t *mapped(int fd, size_t size) {
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(memory != MAP_FAILED);
+    return memory;
+}
+
+static void test_fault_guard(void) {
+    char path[] = "/tmp/native-XXXXXX";
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    struct stat facts;
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && ftruncate(fd, (off_t)(PAGES * page)) == 0 && fstat(fd, &facts) == 0);
+    uint32_t *by_address = mapped(fd, PAGES * page), *by_inode = mapped(fd, 2 * page);
+    int first = xg_guard(by_address, PAGES * page, 0), second = xg_guard((void *)2, 0, facts.st_ino);
+    CHECK(first >= 0 && second >= 0 && first != second);
+    CHECK(ftruncate(fd, 0) == 0); /* from here on a store has nowhere to go */
+    CHECK(xg_lost(first) == 0 && xg_lost(second) == 0);
+    stores all = {by_address, page, 0};
+    in_threads(store_on, &all);
+    CHECK(xg_lost(first) == 1);
+    for (size_t i = 0; i < PAGES * page / 4; i++)
+        CHECK(by_address[i] == (i % (page / 4) < STORES ? THREADS : 0));
+    xg_let_go(first); /* the same file, by its inode now */
+    by_inode[page / 4] = 3;
+    CHECK(xg_lost(second) == 1 && by_inode[page / 4] == 3);
+    xg_let_go(second);
+
+    uint32_t *unguarded = mapped(fd, page);
+    await_death(in_a_child(die_beside_the_region, unguarded), SIGBUS);
+    int guards[XG_REGIONS + 1];
+    for (int i = 0; i <= XG_REGIONS; i++) guards[i] = xg_guard(unguarded, page, 0);
+    CHECK(guards[XG_REGIONS - 1] >= 0 && guards[XG_REGIONS] == -1);
+    for (int i = 0; i < XG_REGIONS; i++) xg_let_go(guards[i]);
+    CHECK(unlink(path) == 0 && close(fd) == 0);
+}
+
+/* ---- crc32c.h ------------------------------------------------------------------------ */
+
+#define MOST_SUMMED (7 * XC_LONG)
+
+/* Bit by bit, as the polynomial says. */
+static uint32_t fold_slowly(uint32_t c, const unsigned char *p, size_t size) {
+    for (; size; p++, size--) {
+        c ^= *p;
+        for (int bit = 0; bit < 8; bit++) c = c >> 1 ^ (c & 1 ? XC_POLYNOMIAL : 0);
+    }
+    return c;
+}
+
+static void test_crc32c(void) {
+    int kind = xl_crc_start();
+    CHECK(xl_crc32c("123456789", 9) == 0xE3069283u);
+    CHECK(xl_crc32c("", 0) == 0 && xl_crc_fold(77, "", 0) == 77);
+    unsigned char *data = malloc(MOST_SUMMED + 8);
+    CHECK(data != NULL);
+    uint32_t dice = 1;
+    for (size_t i = 0; i < MOST_SUMMED + 8; i++) {
+        dice = dice * 1664525 + 1013904223;
+        data[i] = dice >> 24;
+    }
+    for (size_t size = 0; size <= MOST_SUMMED; size += size < 600 ? 1 : 97) {
+        const unsigned char *p = data + size % 8;
+        uint32_t expected = fold_slowly(UINT32_MAX, p, size);
+        xc_kind = kind;
+        CHECK(xl_crc_fold(UINT32_MAX, p, size) == expected);
+        CHECK(xl_crc_fold(xl_crc_fold(UINT32_MAX, p, size / 3), p + size / 3, size - size / 3)
+              == expected);
+        xc_kind = XC_TABLES;
+        CHECK(xl_crc_fold(UINT32_MAX, p, size) == expected);
+    }
+    free(data);
+}
+
+/* ---- fraction.h ---------------------------------------------------------------------- */
+
+static void test_fraction(void) {
+    CHECK(xl_fraction(900, 1, 3) == 300 && xl_fraction(900, 0, 3) == 0);
+    CHECK(xl_fraction(10, 2, 3) == 6);
+    CHECK(xl_fraction(UINT64_MAX, UINT64_MAX, UINT64_MAX) == UINT64_MAX);
+    CHECK(xl_fraction(UINT64_MAX, 1, 2) == UINT64_MAX / 2);
+}
+
+/* ---- sections.h ---------------------------------------------------------------------- */
+
+enum { MESSAGES = 9 };
+
+static void write_offsets(uint32_t *offsets, size_t bytes) {
+    if (offsets == NULL) return;
+    for (size_t i = 0; i <= MESSAGES; i++) offsets[i] = (uint32_t)(bytes * i / MESSAGES);
+}
+
+/* Reader and writer agree where each section lies. What is cut off, or added, is found. */
+static void check_sections(uint16_t flags) {
+    const xe_sizes sizes = {70, 13, 30, 5, 0};
+    const size_t size = xe_entry_size(flags, MESSAGES, &sizes);
+    char *data = calloc(1, size + 8);
+    xe_space space;
+    CHECK(data != NULL && size % 8 == 0);
+    xe_place(data, flags, MESSAGES, &sizes, &space);
+    write_offsets(space.value_offsets, sizes.values);
+    write_offsets(space.key_offsets, sizes.keys);
+    write_offsets(space.property_offsets, sizes.properties);
+    for (uint32_t i = 0; space.gaps != NULL && i < MESSAGES; i++) space.gaps[i] = 2 * i;
+
+    xe_laid laid = {.start = data, .size = size, .count = MESSAGES, .flags = flags};
+    laid.name_length = (uint16_t)sizes.name;
+    CHECK(xe_find(&laid) == XE_WHOLE);
+#define SAME(section, type, flag, kind, bytes) CHECK(laid.section == space.section);
+    XE_SECTIONS(SAME)
+    laid.size = size + 8;
+    CHECK(xe_find(&laid) == XE_LEFT_OVER);
+    laid.size = size - 8;
+    CHECK(xe_find(&laid) == XE_TOO_LONG);
+    laid.size = size;
+    space.value_offsets[3] = space.value_offsets[4] + 1;
+    CHECK(xe_find(&laid) == XE_NOT_RISING);
+    laid.count = 0;
+    CHECK(xe_find(&laid) == XE_NO_MESSAGES);
+    laid.count = UINT32_MAX;
+    CHECK(xe_find(&laid) == XE_TOO_LONG);
+    laid.flags |= XE_KNOWN_FLAGS + 1;
+    CHECK(xe_find(&laid) == XE_UNKNOWN_SECTIONS);
+    free(data);
+}
+
+static void test_sections(void) {
+    for (uint16_t flags = 0; flags <= XE_KNOWN_FLAGS; flags++) check_sections(flags);
+}
+
+/* -------------------------------------------------------------------------------------- */
+
+static const struct { const char *name; void (*run)(void); } TESTS[] = {
+    {"futex", test_futex},
+    {"liveness", test_liveness},
+    {"journal_lock", test_journal_lock},
+    {"journal_deaths", test_journal_deaths},
+    {"journal_file", test_journal_file},
+    {"fault_guard", test_fault_guard},
+    {"crc32c", test_crc32c},
+    {"fraction", test_fraction},
+    {"sections", test_sections},
+};
+
+int main(int count, char **names) {
+    for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++) {
+        if (count == 1) puts(TESTS[i].name);
+        else if (strcmp(names[1], TESTS[i].name) == 0) {
+            alarm(120);
+            TESTS[i].run();
+            return 0;
+        }
+    }
+    return count == 1 ? 0 : 2;
+}

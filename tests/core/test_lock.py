@@ -1,0 +1,150 @@
+"""The lock of a shared state: one thread at a time, reentrant, and no wait that cannot be ended.
+
+A thread that waits may be the main thread, in which signal handlers run, and may fork in one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from exclusivelog._core import Holding, Lock
+from exclusivelog.errors import EngineClosedError
+from testing.processes import PATIENCE
+
+
+@pytest.fixture
+def leave() -> threading.Event:
+    """Set: the holder of `taken` leaves it."""
+    return threading.Event()
+
+
+@pytest.fixture
+def taken(leave: threading.Event) -> Iterator[Lock]:
+    """A lock that another thread holds."""
+    lock, ready = Lock(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            ready.set()
+            leave.wait(PATIENCE)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert ready.wait(PATIENCE)
+    yield lock
+    leave.set()
+    thread.join(PATIENCE)
+
+
+def test_one_thread_at_a_time_is_inside() -> None:
+    lock, found = Lock(), [0]
+
+    def count() -> None:
+        for number in range(300):
+            with lock:
+                seen = found[0]
+                if number % 30 == 0:
+                    time.sleep(0)  # another thread runs
+                found[0] = seen + 1
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert found == [8 * 300]
+    assert not lock.held_here()
+
+
+def test_it_is_free_when_it_was_left_as_often_as_it_was_taken() -> None:
+    lock = Lock()
+    with lock:
+        assert lock.acquire()
+        assert lock.held_here()
+        lock.release()
+        assert lock.held_here()
+    assert not lock.held_here()
+
+
+def test_it_is_left_by_its_holder_alone(taken: Lock) -> None:
+    with pytest.raises(RuntimeError, match="does not hold"):
+        taken.release()
+    with pytest.raises(RuntimeError, match="does not hold"):
+        Lock().release()
+
+
+def test_a_wait_has_a_limit(taken: Lock) -> None:
+    assert not taken.acquire(False)
+    begin = time.monotonic()
+    assert not taken.acquire(timeout=0.05)
+    assert time.monotonic() - begin >= 0.05
+
+
+def test_all_who_wait_get_it_in_turn(taken: Lock, leave: threading.Event) -> None:
+    got: list[bool] = []
+
+    def take() -> None:
+        with taken:
+            got.append(taken.held_here())
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    assert got == []
+    leave.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert got == [True] * 4
+
+
+class Struck(Exception):
+    """What the handler raises."""
+
+
+def test_a_handler_that_raises_ends_a_wait(taken: Lock) -> None:
+    def strike(*_: Any) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        for wait in (taken.acquire, Holding(taken).__enter__):
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Struck):
+                wait()
+            assert not taken.held_here()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_c5_a_child_that_is_forked_during_a_wait_does_not_wait_on(taken: Lock) -> None:
+    """The thread that holds the lock is its parent's."""
+    children: list[int] = []
+
+    def fork(*_: Any) -> None:
+        children.append(os.fork())
+        if children[0]:
+            raise Struck
+
+    before = signal.signal(signal.SIGALRM, fork)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    code = 1
+    try:
+        taken.acquire()
+    except EngineClosedError:
+        code = 42
+    except Struck:
+        pass
+    finally:
+        if children == [0]:
+            os._exit(code)
+        signal.signal(signal.SIGALRM, before)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 42

@@ -1,0 +1,36 @@
+"""The examples, run as a user would, and what they print."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from testing.processes import PATIENCE
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+BUSY = "waited half a second for the writer lock"  # a warning, true beside load
+
+
+def run(script: str, *options: object) -> tuple[int, str, str]:
+    """(status, output, errors) of an example, but for the warning of a busy machine."""
+    command = [sys.executable, str(EXAMPLES / script), *map(str, options)]
+    done = subprocess.run(command, capture_output=True, timeout=2 * PATIENCE, text=True)
+    return done.returncode, done.stdout, unwarned(done.stderr)
+
+
+def unwarned(errors: str | bytes) -> str:
+    """What a program has written to its standard error, but for the warning of a busy machine."""
+    text = errors.decode() if isinstance(errors, bytes) else errors
+    return "".join(line for line in text.splitlines(keepends=True) if BUSY not in line)
+
+
+def findings(output: str) -> list[str]:
+    """The first word of each line of the verdict."""
+    return re.findall(r"^(ok|FAILED) ", output, re.MULTILINE)
+
+
+def failed(output: str) -> list[str]:
+    """What the verdict says of each line that fails."""
+    return re.findall(r"^FAILED (.*)", output, re.MULTILINE)

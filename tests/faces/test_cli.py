@@ -1,0 +1,458 @@
+"""The `exclusivelog` command, run as people run it: a process, its output, its exit status.
+
+Whoever looks disturbs nobody and sees what other processes do. Whatever goes wrong is one
+line on stderr and status 1, never a traceback; being interrupted, or having one's output cut
+off by `| head`, is no fault and says nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import __version__
+from exclusivelog.local.storage.rows import PAIR
+from exclusivelog.local.versions import FORMAT
+from testing.processes import PATIENCE, open_producer, until
+
+pytest.importorskip("typer")
+
+pytestmark = pytest.mark.once
+COMMAND = [sys.executable, "-m", "exclusivelog.cli"]
+
+
+def run(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [*COMMAND, *arguments], input=stdin, capture_output=True, timeout=PATIENCE
+    )
+
+
+def lines(*arguments: str, stdin: bytes = b"") -> list[list[str]]:
+    """The output of a command that succeeds and has nothing to say on stderr."""
+    done = run(*arguments, stdin=stdin)
+    assert (done.returncode, done.stderr) == (0, b"")
+    return [line.split("\t") for line in done.stdout.decode().splitlines()]
+
+
+def refusal(*arguments: str) -> str:
+    """The one line that a command which fails has to say."""
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("exclusivelog: ")
+    return line.removeprefix("exclusivelog: ")
+
+
+@contextlib.contextmanager
+def start(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """The command at work; killed at the end, should it not have ended by itself."""
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def fill(topic: xl.Topic, values: Sequence[bytes]) -> None:
+    with topic.producer(name="filler") as producer:
+        producer.send_many(values)
+
+
+# ---- looking -----------------------------------------------------------------------------
+
+
+def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) -> None:
+    fill(engine.topic("orders"), [b"a", b"b"])
+    engine.topic("empty")
+    holder, standby = worker(name="boss"), worker(name="deputy")
+    holder.call(open_producer, "exclusive", name="p1", priority=4)
+    standby.start(open_producer, "wait_for_exclusive", name="p2", priority=7)
+    until(lambda: engine.topic("orders").waiters)
+
+    assert lines("topics", path) == [
+        ["topic", "messages", "epoch", "owner", "waiters", "kind"],
+        ["empty", "0", "0", "-", "0", "messages"],
+        ["orders", "2", "1", f"p1 (pid {holder.pid})", "1", "messages"],
+    ]
+    header, *rows = lines("owners", path)
+    wanted = ["topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid"]
+    assert header == [*wanted, "since"]
+    ids = {e.name: e.id for e in engine.engines()}
+    assert [row[:-1] for row in rows] == [
+        ["orders", "holds", "p1", "exclusive", "4", "1", "boss", ids["boss"], str(holder.pid)],
+        ["orders", "waits", "p2", "wait_for_exclusive", "7", "-", "deputy", ids["deputy"],
+         str(standby.pid)],
+    ]  # fmt: skip
+    assert lines("owners", path, "empty") == [header]
+    facts = dict(lines("info", path, "orders"))
+    assert (facts["owner"], facts["waiters"]) == (f"p1 (pid {holder.pid})", "1")
+
+
+def test_claims_are_listed_and_their_history_told(engine, path) -> None:
+    first = engine.own("shards", {"s1": None, "s2": 7})
+    engine.own({"lonely": None})
+    reader = engine.topic("orders").reader(group="billing")
+    columns = ["group", "resource", "generation", "kind", "engine", "engine id", "pid", "since"]
+    who = ["test", engine.id, str(os.getpid())]
+    listed = lines("claims", path)
+    assert listed[0] == columns
+    assert [row[:7] for row in listed[1:]] == [
+        ["shards", "s1", "1", "claim", *who], ["shards", "s2", "7", "claim", *who],
+        ["-", "lonely", "1", "claim", *who], ["billing", "orders", "1", "reader", *who],
+    ]  # fmt: skip
+    assert [row[1] for row in lines("claims", path, "shards")[1:]] == ["s1", "s2"]
+    found = [json.loads(line) for line in run("claims", path, "--json").stdout.splitlines()]
+    assert found[1] == {
+        "group": "shards", "resource": "s2", "generation": 7, "kind": "claim", "engine": "test",
+        "engine_id": engine.id, "pid": os.getpid(), "since": engine.claims()[0].since,
+    }  # fmt: skip
+    first.release()
+    reader.close()
+    told = lines("claims", path, "--history")
+    assert told[0] == ["time", "group", "resource", "generation", "kind", "reason", "from", "to"]
+    kinds = [(row[1], row[2], row[4], row[5]) for row in told[1:]]
+    assert kinds[:2] == [("shards", "s1", "own", "claim"), ("shards", "s2", "own", "claim")]
+    assert kinds[3] == ("billing", "orders", "own", "reader")
+    assert kinds[-1] == ("billing", "orders", "release", "closed")
+    assert told[-1][6:] == [f"test (id {engine.id}, pid {os.getpid()})", "-"]
+    as_json = run("claims", path, "billing", "--history", "--json").stdout.splitlines()
+    assert [json.loads(line)["kind"] for line in as_json] == ["own", "release"]
+    assert [row[1] for row in lines("owners", path, "--history")[1:]] == []
+
+
+def test_roles_are_listed_and_their_history_told(engine, path) -> None:
+    binds = {"topics": ["a", "b"], "groups": {"g": ["c"]}, "claims": {"s": {"s1": None}}}
+    role = engine.role("billing", **binds)
+    waiting = engine.role_async("billing", **binds)
+    engine.role("idle").close()
+    columns = [
+        "role", "epoch", "topics", "groups", "claims", "waiting", "engine", "engine id", "pid",
+        "since",
+    ]  # fmt: skip
+    who = ["test", engine.id, str(os.getpid())]
+    listed = lines("roles", path)
+    assert listed[0] == columns
+    assert [row[:9] for row in listed[1:]] == [
+        ["billing", "1", "a, b", "g: c", "s: s1", "1", *who],
+        ["idle", "1", "-", "-", "-", "0", "-", "-", "-"],
+    ]
+    found = json.loads(run("roles", path, "billing", "--json").stdout)
+    assert found == {
+        "role": "billing", "epoch": 1, "topics": ["a", "b"], "groups": {"g": ["c"]},
+        "claims": {"s": ["s1"]}, "waiting": 1, "engine": "test", "engine_id": engine.id,
+        "pid": os.getpid(), "since": engine.roles()[0].holder.since,
+    }  # fmt: skip
+    role.close()
+    waiting.result(PATIENCE).close()
+    told = lines("roles", path, "billing", "--history")
+    assert [(row[2], row[3], row[4]) for row in told[1:]] == [
+        ("1", "grant", "request"), ("1", "release", "closed"), ("2", "grant", "promotion"),
+        ("2", "release", "closed"),
+    ]  # fmt: skip
+
+
+def test_groups_are_listed(engine, path) -> None:
+    for name in ("orders", "other"):
+        fill(engine.topic(name), [b"1", b"2", b"3"])
+    with engine.reader(["orders", "other"], group="billing") as reader:
+        reader.read_batch(3)
+        reader.commit()
+    kept = engine.topic("other").reader(group="audit")
+    listed = lines("groups", path)
+    assert listed[0] == [
+        "group", "topic", "position", "lag", "engine", "engine id", "pid", "since"
+    ]  # fmt: skip
+    assert [row[:7] for row in listed[1:]] == [
+        ["audit", "other", "-", "-", "test", engine.id, str(os.getpid())],
+        ["billing", "orders", "2", "1", "-", "-", "-"],
+        ["billing", "other", "1", "2", "-", "-", "-"],
+    ]  # fmt: skip
+    (only,) = run("groups", path, "audit", "--json").stdout.splitlines()
+    assert json.loads(only)["topic"] == "other"
+    kept.close()
+    assert [len(lines(command, path)) for command in ("claims", "groups")] == [1, 3]
+
+
+def test_info_tells_what_the_ledger_uses_and_who_has_it_open(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a", b"b"])
+    rows = lines("info", path)
+    blank = rows.index([""])
+    facts = dict(rows[:blank])
+    assert (facts["path"], facts["topics"], facts["engines"]) == (path, "1", "1")
+    assert rows[blank + 1] == ["engine", "id", "pid", "heartbeat", "properties"]
+    assert [row[:3] for row in rows[blank + 2 :]] == [["test", engine.id, str(os.getpid())]]
+    facts = dict(lines("info", path, "orders"))
+    assert (facts["messages"], facts["next offset"], facts["epoch"]) == ("2", "2", "0")
+    assert facts["last message"].endswith("by filler")
+
+
+def objects(*arguments: str) -> list[dict[str, Any]]:
+    """The JSON objects that a command prints, one a line."""
+    return [json.loads(line) for (line,) in lines(*arguments)]
+
+
+def test_topics_and_info_tell_what_a_topic_holds(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a"])
+    with xl.SharedMap(engine.topic("settings"), value=xl.serde.json) as settings:
+        settings.put("colour", "blue")
+    with xl.SharedState(engine.topic("counts"), apply=lambda state, op: op) as counts:
+        counts.write(lambda state: [{"n": 1}])
+    kinds = {
+        "__events__": "events", "counts": "state", "orders": "messages", "settings": "map",
+    }  # fmt: skip
+    assert {row[0]: row[-1] for row in lines("topics", path)[1:]} == {
+        name: kind for name, kind in kinds.items() if name in engine.topics()
+    }
+    told = {topic["topic"]: topic for topic in objects("topics", path, "--json")}
+    assert list(told) == engine.topics()
+    assert {name: topic["kind"] for name, topic in told.items()} == {
+        name: kinds[name] for name in told
+    }
+    assert told["settings"]["serializers"] == {"key": "str", "value": "json"}
+    assert told["orders"]["serializers"] == {}
+    assert dict(lines("info", path, "settings"))["kind"] == "map (key=str, value=json)"
+    assert dict(lines("info", path, "orders"))["kind"] == "messages"
+    (facts,) = objects("info", path, "__events__", "--json")
+    assert facts["kind"] == "events"
+
+
+def test_info_and_topics_give_their_facts_as_json(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a", b"b"])
+    with engine.topic("orders").producer("exclusive", name="boss"):
+        (listed,) = (t for t in objects("topics", path, "--json") if t["topic"] == "orders")
+        (facts,) = objects("info", path, "orders", "--json")
+    last = facts.pop("last_message")
+    assert (last["value"], last["offset"]) == ("b", 1)
+    assert listed == facts
+    assert (facts["messages"], facts["first_offset"], facts["next_offset"]) == (2, 0, 2)
+    assert [(h["producer_name"], h["pid"]) for h in facts["holders"]] == [("boss", os.getpid())]
+    (ledger,) = objects("info", path, "--json")
+    assert (ledger["path"], ledger["format"]) == (path, FORMAT)
+    assert [(e["name"], e["pid"]) for e in ledger["engines"]] == [("test", os.getpid())]
+    engine.topic("empty")
+    assert objects("info", path, "empty", "--json")[0]["last_message"] is None
+
+
+def test_upgrade_has_nothing_to_do_in_this_versions_format(engine, path) -> None:
+    said = lines("upgrade", path)
+    assert said == [[f"{path} has format {FORMAT} already: nothing to do"]]
+
+
+def test_who_looks_takes_no_slot_and_changes_nothing(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a"])
+    engine.ledger.checkpoint()
+    before = engine.stats()["transactions"]
+    for command in ("info", "owners", "verify"):
+        lines(command, path)
+    assert engine.stats()["transactions"] == before
+
+
+def test_verify_names_the_damage_and_fails(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a", b"b"])
+    assert lines("verify", path) == [["1 topics, 1 entries, 2 messages: sound"]]
+    with engine.ledger.write_checkpointed() as tables:
+        ((last, data),) = tables.entries.walk(engine.topic("orders").id, 0)
+        tables.rows.put("entries", PAIR.pack(engine.topic("orders").id, last), b"?" + data[1:])
+    done = run("verify", path)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert b"offsets 0 to 1 is damaged" in done.stdout
+    assert b"1 problems" in done.stdout
+    assert "offsets 0 to 1 is damaged" in refusal("tail", path, "orders")
+
+
+def test_compact_and_trim(topic, path) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"1", b"2", b"3"], keys=["a", "b", "a"])
+    assert lines("compact", path, "orders") == [["orders is compacted: 2 messages"]]
+    assert lines("trim", path, "orders", "--before", "2") == [["orders begins at offset 2"]]
+    assert [message.offset for message in topic.reader()] == [2]
+    assert [message.offset for message in topic.reader(read_compacted=True)] == [1, 2]
+    assert "has no topic 'none'" in refusal("compact", path, "none")
+
+
+def test_backup_is_a_ledger_of_its_own(engine, path, tmp_path) -> None:
+    fill(engine.topic("orders"), [b"a", b"b"])
+    copy = str(tmp_path / "copy")
+    assert lines("backup", path, copy) == [[f"{path} is copied to {copy}"]]
+    assert [row[-1] for row in lines("tail", copy, "orders")] == ["a", "b"]
+    assert "is not empty" in refusal("backup", path, copy)
+
+
+# ---- tail --------------------------------------------------------------------------------
+
+
+def shown(*arguments: str) -> list[str]:
+    return [row[5] for row in lines("tail", *arguments)]
+
+
+def test_tail_begins_and_ends_where_it_is_told(engine, path) -> None:
+    fill(engine.topic("orders"), [b"%d" % number for number in range(30)])
+    numbers = [str(number) for number in range(30)]
+    assert shown(path, "orders") == numbers[-10:]
+    assert shown(path, "orders", "-n", "3") == numbers[-3:]
+    assert shown(path, "orders", "--from", "earliest") == numbers
+    assert shown(path, "orders", "--from", "5", "-n", "2") == numbers[5:7]
+    assert shown(path, "orders", "--from", "latest") == []
+
+
+def test_tail_shows_all_parts_on_one_line(engine, path) -> None:
+    with engine.topic("orders").producer("exclusive", name="p") as producer:
+        producer.send(b"v\x1b[2J\n\xff", key="k", properties={"a": "b"}, event_time=5)
+        producer.send(None, key=b"\xff")
+    first, second = lines("tail", path, "orders")
+    assert (first[:2], first[3:]) == (["0", "1"], ["p", "k", "v\\x1b[2J\\n\\xff", "a=b"])
+    assert second[3:] == ["p", "\\xff", "(none)"]
+    one, two = (json.loads(row[0]) for row in lines("tail", path, "orders", "--json"))
+    assert base64.b64decode(one["value_base64"]) == b"v\x1b[2J\n\xff"
+    assert (one["key"], one["properties"], one["event_time"]) == ("k", {"a": "b"}, 5)
+    assert (one["offset"], one["epoch"], one["producer"], one["sequence_id"]) == (0, 1, "p", 0)
+    assert (two["value"], two["key_base64"], two["event_time"]) == (None, "/w==", None)
+
+
+def test_tail_follows_until_it_is_interrupted(engine, path) -> None:
+    fill(engine.topic("orders"), [b"old"])
+    with start("tail", path, "orders", "-f") as tail:
+        assert tail.stdout is not None
+        assert tail.stdout.readline().endswith(b"old\n")
+        fill(engine.topic("orders"), [b"new"])
+        assert tail.stdout.readline().endswith(b"new\n")
+        tail.send_signal(signal.SIGINT)
+        rest, errors = tail.communicate(timeout=PATIENCE)
+    assert (rest, errors, tail.returncode) == (b"", b"", 130)
+
+
+def test_a_closed_pipe_ends_quietly(engine, path) -> None:
+    fill(engine.topic("orders"), [b"x" * 100] * 5000)
+    with start("tail", path, "orders", "--from", "earliest") as tail:
+        assert tail.stdout is not None
+        assert tail.stderr is not None
+        tail.stdout.readline()
+        tail.stdout.close()
+        assert tail.wait(PATIENCE) == 128 + signal.SIGPIPE
+        assert tail.stderr.read() == b""
+
+
+# ---- send --------------------------------------------------------------------------------
+
+
+def test_send_prints_the_offsets_of_its_arguments_and_makes_what_is_missing(path) -> None:
+    sent = lines(
+        "send", path, "orders", "a", "b c", "--key", "k", "--name", "me", "--mode", "exclusive",
+        "--property", "x=1", "--property", "y=2=3",
+    )  # fmt: skip
+    assert sent == [["0"], ["1"]]
+    with xl.open(path) as engine:
+        first, second = engine.topic("orders").reader()
+        assert (first.value, second.value) == (b"a", b"b c")
+        assert (first.key, first.epoch, first.producer_name) == (b"k", 1, "me")
+        assert first.properties == {"x": "1", "y": "2=3"}
+
+
+def test_send_takes_lines_from_stdin(path) -> None:
+    many = [b"line %d" % number for number in range(20_000)]
+    sent = lines("send", path, "orders", stdin=b"\n".join(many))
+    assert sent == [[str(number)] for number in range(len(many))]
+    with xl.open(path) as engine:
+        assert [message.value for message in engine.topic("orders").reader()] == many
+
+
+def test_a_line_from_stdin_is_sent_at_once(path) -> None:
+    with start("send", path, "orders", "--mode", "exclusive", stdin=subprocess.PIPE) as send:
+        assert send.stdin is not None
+        assert send.stdout is not None
+        for offset in range(2):
+            send.stdin.write(b"a line\n")
+            send.stdin.flush()
+            assert int(send.stdout.readline()) == offset
+        send.send_signal(signal.SIGINT)
+        rest, errors = send.communicate(timeout=PATIENCE)
+    assert (rest, errors, send.returncode) == (b"", b"", 130)
+    assert lines("owners", path)[1:] == []
+
+
+def test_send_says_who_is_in_the_way(engine, path) -> None:
+    holder = engine.topic("orders").producer("exclusive", name="boss")
+    text = refusal("send", path, "orders", "v", "--mode", "exclusive")
+    assert "held by producer 'boss'" in text
+    assert f"pid {os.getpid()}" in text
+    text = refusal("send", path, "orders", "v", "--mode", "wait_for_exclusive", "--timeout", "0.1")
+    assert "waited for its topic in vain" in text
+    lines("send", path, "orders", "v", "--mode", "exclusive_with_fencing")
+    assert holder.state == "fenced"
+
+
+# ---- errors ------------------------------------------------------------------------------
+
+
+def test_a_path_without_a_ledger_is_refused_and_left_as_it_is(tmp_path) -> None:
+    assert str(tmp_path / "nowhere") in refusal("topics", str(tmp_path / "nowhere"))
+    for command in ("info", "verify"):
+        assert "holds no ledger" in refusal(command, str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_topic_that_is_not_there_is_named(engine, path) -> None:
+    for command in ("tail", "info", "owners"):
+        assert "no topic 'nope'" in refusal(command, path, "nope")
+    assert engine.topics() == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topics"],
+        ["bogus"],
+        ["tail", "PATH", "t", "--from", "x"],
+        ["tail", "PATH", "t", "-n", "-1"],
+        ["send", "PATH", "t", "v", "--mode", "exklusive"],
+        ["send", "PATH", "t", "v", "--property", "x"],
+    ],
+)
+def test_wrong_arguments_are_explained(arguments, engine, path) -> None:
+    engine.topic("t")
+    done = run(*(path if argument == "PATH" else argument for argument in arguments))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert b"Usage: " in done.stderr
+    assert b"Traceback" not in done.stderr
+    assert engine.topic("t").next_offset == 0
+
+
+def test_every_command_has_a_help_text_and_there_is_a_version() -> None:
+    overview = run("--help").stdout.decode()
+    for command in (
+        "topics",
+        "info",
+        "tail",
+        "send",
+        "owners",
+        "verify",
+        "backup",
+        "upgrade",
+        "demo",
+    ):
+        assert f" {command} " in overview
+    assert "--follow" in run("tail", "--help").stdout.decode()
+    assert lines("--version") == [[f"exclusivelog {__version__}"]]
+
+
+def test_without_its_extra_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['typer'] = None; "
+        "from exclusivelog.cli import main; main()"
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout) == (1, b"")
+    (line,) = done.stderr.decode().splitlines()
+    assert line.endswith("pip install exclusivelog[cli]")

@@ -1,0 +1,324 @@
+"""Code that Python runs in the middle of ours: signal handlers, finalizers, the collector.
+
+A handler or a finalizer may call the library at any point, also inside a transaction of the
+very thread that it interrupts. It must not wait for itself, and must not break anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.local.storage import ledger
+from testing.children import child, finish, line
+from testing.processes import PATIENCE, until, values, within
+
+CLOSING_HANDLER = """
+    import signal, sys
+    import exclusivelog as xl
+
+    engine = xl.open(sys.argv[1])
+    topic = engine.topic("orders")
+
+    def bye(*_):
+        engine.close()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, bye)
+    print("ready", flush=True)
+    while True:
+        with topic.producer("exclusive") as producer:
+            producer.send(b"x")
+"""
+
+
+def test_c1_a_signal_handler_may_close_the_engine(path) -> None:
+    """SIGTERM strikes wherever the main thread is, mostly inside a transaction. The process
+    ends, and leaves nothing behind."""
+    dice = random.Random(3)
+    for _ in range(12):
+        with child(CLOSING_HANDLER, path) as process:
+            assert line(process) == "ready"
+            time.sleep(dice.uniform(0.01, 0.05))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE) == 0
+    with xl.open(path) as engine:
+        assert engine.verify().ok
+        with engine.topic("orders").producer("exclusive") as producer:
+            producer.send(b"mine")
+
+
+@pytest.fixture
+def busy_collector() -> Iterator[None]:
+    threshold = gc.get_threshold()
+    gc.set_threshold(50, 3, 3)
+    yield
+    gc.set_threshold(*threshold)
+
+
+def test_c1_a_finalizer_may_close_its_producer(topic, busy_collector) -> None:
+    """The collector finds an application's object in the middle of a transaction, and its
+    `__del__` closes a producer: that transaction must not wait for itself."""
+
+    class Sink:
+        def __init__(self) -> None:
+            self.producer, self.me = topic.producer("shared"), self
+
+        def __del__(self) -> None:
+            self.producer.close()
+
+    def make() -> None:
+        for _ in range(150):
+            Sink()
+
+    within(make, PATIENCE)
+    gc.collect()
+    until(lambda: not topic.holders)
+
+
+def test_a_call_from_inside_a_transaction_says_so(engine, topic) -> None:
+    with topic.producer() as producer:
+        with engine.ledger.write_exclusive():
+            with pytest.raises(xl.LedgerError, match="signal handler"):
+                producer.send(b"x")
+            with pytest.raises(xl.LedgerError, match="signal handler"):
+                producer.send(bytes(200_000))
+            with pytest.raises(xl.LedgerError, match="signal handler"):
+                topic.producer()
+        producer.flush()
+        assert values(topic) == [bytes(200_000)]  # it was queued before it was refused
+        assert producer.send(b"x") == 1
+
+
+INTERRUPTED_CLOSE = """
+    import os, signal, sys, threading, time
+    import exclusivelog as xl
+
+    function, number, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    struck = []
+
+    def tracer(frame, event, arg):
+        if frame.f_code.co_name == function and frame.f_code.co_filename.endswith("runtime.py"):
+            def local(frame, event, arg):
+                here = frame.f_lineno - frame.f_code.co_firstlineno
+                if event == "line" and here == number and not struck:
+                    struck.append(here)
+                    os.kill(os.getpid(), signal.SIGINT)
+                return local
+            return local
+
+    def interrupted(call):
+        sys.settrace(tracer)
+        try:
+            return call()
+        except KeyboardInterrupt:
+            return None
+        finally:
+            sys.settrace(None)
+
+    if function in ("__init__", "_join"):
+        interrupted(lambda: xl.open(path, name="victim"))
+    else:
+        engine = xl.open(path, name="victim")
+        producer = engine.topic("orders").producer("exclusive")
+        receipt = producer.send_async(b"x")
+        interrupted(engine.close)
+        engine.close()
+        assert engine.closed and receipt.done()
+    if not struck:      # no code begins in this line
+        print(0)
+        sys.exit()
+    end = time.monotonic() + 10
+    while any("victim" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.01)
+    with xl.open(path, name="probe") as probe:
+        assert [info.name for info in probe.engines()] == ["probe"]
+        probe.topic("orders").producer("wait_for_exclusive", timeout=5).close()
+    print(1)
+"""
+
+
+@pytest.mark.parametrize("function", ["close", "_finish_work", "_end", "__init__", "_join"])
+def test_c1_an_interrupt_at_any_line_of_opening_and_closing(tmp_path, function) -> None:
+    """Ctrl-C at each line in turn. Whoever closes once more is done: no owner, no engine and no
+    thread stays behind."""
+    struck = number = missed = 0
+    while missed < 15:
+        number += 1
+        path = tmp_path / str(number)
+        hit = int(finish(INTERRUPTED_CLOSE, function, number, path))
+        struck, missed = struck + hit, 0 if hit else missed + 1
+    assert struck >= 4
+
+
+def test_d4_a_grant_that_cannot_be_told_is_told_later(topic, engine, monkeypatch) -> None:
+    """The owners leave while no thread can be started: the waiters have callbacks, which need
+    one. They learn of their promotion as soon as there is one again."""
+    topics = [engine.topic(name) for name in "abc"]
+    owners = [each.producer("exclusive") for each in topics]
+    waiting = [each.producer_async("wait_for_exclusive") for each in topics]
+    told: list[Any] = []
+    for future in waiting:
+        future.add_done_callback(told.append)
+    with monkeypatch.context() as patch:
+
+        def start(self: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        patch.setattr(threading.Thread, "start", start)
+        for owner in owners:
+            owner.close()
+        time.sleep(0.3)
+        assert not told
+    until(lambda: len(told) == 3)
+    assert [future.result(0).send(b"x") for future in waiting] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("other", ["send_async", "send"])
+def test_g2_the_collector_strikes_while_a_message_is_added(topic, other) -> None:
+    """A list is made for the sequence ids, the collector runs, a finalizer lets another thread
+    run, and that one sends. Each message keeps the id that it was sent with."""
+    collected = threading.Event()
+
+    class Slow:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            collected.set()
+            time.sleep(0.01)
+
+    for _ in range(20):
+        sent: dict[bytes, int] = {}
+        collected.clear()
+        producer = topic.producer("shared", linger=100.0)
+        producer.send_async(b"ten", sequence_id=10)
+
+        def rival(producer: xl.Producer = producer, sent: dict[bytes, int] = sent) -> None:
+            collected.wait(PATIENCE)
+            if other == "send":
+                producer.send(b"rival", sequence_id=15)
+            else:
+                producer.send_async(b"rival", sequence_id=15)
+            sent[b"rival"] = 15
+
+        thread = threading.Thread(target=rival)
+        thread.start()
+        gc.disable()
+        Slow()
+        emptied = [[] for _ in range(300)]  # the lists kept ready are used up
+        gc.set_threshold(1)
+        gc.enable()
+        try:
+            producer.send_async(b"twelve", sequence_id=12)
+            sent[b"twelve"] = 12
+        except xl.DuplicateSequenceError:
+            pass
+        finally:
+            gc.set_threshold(700, 10, 10)
+            collected.set()
+            thread.join(PATIENCE)
+        producer.close()
+        del emptied
+        name = producer.name
+        log = {m.value: m.sequence_id for m in topic.reader() if m.producer_name == name}
+        assert log == {b"ten": 10, **sent}
+
+
+def test_g2_a_refused_message_leaves_no_empty_batch(topic) -> None:
+    with topic.producer() as producer:
+        producer.send(b"a", sequence_id=5)
+        with pytest.raises(xl.DuplicateSequenceError):
+            producer.send(b"b", sequence_id=5)
+        assert producer.send_many([b"c", b"d"]) == range(1, 3)
+        assert producer.last_sequence_id == 7
+
+
+def test_g1_keys_and_properties_are_bounded_as_values_are(topic, monkeypatch) -> None:
+    monkeypatch.setattr("exclusivelog.messages.encoding.MAX_MESSAGE_BYTES", 1000)
+    with topic.producer() as producer:
+        for wrong in ({"key": bytes(1001)}, {"properties": {"a": "b" * 1000}}):
+            with pytest.raises(ValueError, match="1000"):
+                producer.send(b"x", **wrong)
+            with pytest.raises(ValueError, match="1000"):
+                producer.send_many([b"x"], **{
+                    "keys" if name == "key" else name: [value] for name, value in wrong.items()
+                })  # fmt: skip
+        assert producer.send(b"x", key=bytes(1000)) == 0
+
+
+SHORT_OF_FILES = """
+    import os, resource, sys
+    import exclusivelog as xl
+
+    engine = xl.open(sys.argv[1])
+    topic = engine.topic("orders")
+    with topic.producer() as producer:
+        producer.send(bytes(200_000))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+        try:
+            topic.reader().read_next(0)
+            raise SystemExit("there was a file left")
+        except xl.LedgerError as error:
+            assert not error.maybe_written and "ulimit" in str(error), error
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(topic.reader().read_next(0).value) == 200_000
+        assert producer.send(b"small") == 1
+
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+        reader, kept = topic.reader(), []
+        for _ in range(100):        # every message that is kept keeps its memory, but no file
+            producer.send(bytes(150_000))
+            kept += reader.read_batch(10)
+        assert len(kept) == 102
+    engine.close()
+"""
+
+
+def test_h2_a_shortage_of_files_passes(path) -> None:
+    finish(SHORT_OF_FILES, path)
+
+
+@pytest.mark.parametrize("call", ["own", "reader"])
+def test_f5_a_claim_that_an_interrupt_strikes_behind_its_commit_is_given_back(
+    engine, topic, monkeypatch, call
+) -> None:
+    """Ctrl-C comes when the claim is durable, and nobody has it yet: who comes next has it, while
+    this engine stays open."""
+    waken = ledger.Transaction.waken
+    struck: list[Any] = []
+
+    def strike(self: Any, tables: Any) -> Any:
+        if not struck:
+            struck.append(True)
+            raise KeyboardInterrupt
+        return waken(self, tables)
+
+    def claim(of: xl.Engine) -> Any:
+        if call == "own":
+            return of.own("reports", {"march": None})
+        return of.topic("orders").reader(group="reports")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger.Transaction, "waken", strike)
+        with pytest.raises(KeyboardInterrupt):
+            claim(engine)
+    assert struck
+
+    def claimants() -> int:
+        with engine.ledger.read() as tables:
+            return len(list(tables.rows.cursor("claimants")))
+
+    until(lambda: not claimants())
+    with claim(engine):
+        assert claimants() == 1

@@ -1,0 +1,258 @@
+"""What a user installs: a source archive that builds by itself, a wheel with the right files in
+it, and a library that needs nothing but its runtime dependencies."""
+
+from __future__ import annotations
+
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+NOT_OURS = shutil.ignore_patterns(
+    ".*", "build", "dist", "*.egg-info", "*.so", "_core.c", "__pycache__", "results"
+)
+OFFLINE = re.compile(
+    "No matching distribution|Could not find a version|Temporary failure|NewConnectionError|"
+    "Read timed out|ProxyError|Network is unreachable|SSLError"
+)
+
+pytestmark = [pytest.mark.once, pytest.mark.timeout(2000)]
+
+
+class Environment:
+    """A new virtual environment, with nothing in it but pip."""
+
+    def __init__(self, where: Path) -> None:
+        venv.create(where, with_pip=True)
+        self.bin = where / "bin"
+
+    def run(self, *command: object, cwd: Path, status: int = 0) -> str:
+        """What the command prints; it must end with `status`."""
+        done = subprocess.run(
+            [str(part) for part in command], capture_output=True, text=True, timeout=900, cwd=cwd,
+            env=clean_environment(), check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def python(self, source: str, *args: object, cwd: Path) -> str:
+        """What `source` prints. Warnings are errors."""
+        return self.run(self.bin / "python", "-W", "error", "-c", source, *args, cwd=cwd)
+
+    def pip(self, *args: object) -> None:
+        """Run pip; skip the test where it cannot reach an index."""
+        done = subprocess.run(
+            [str(self.bin / "python"), "-m", "pip", "-q", "--disable-pip-version-check",
+             "--retries", "1", "--timeout", "20", *map(str, args)],
+            capture_output=True, text=True, timeout=900, env=clean_environment(), check=False,
+        )  # fmt: skip
+        if done.returncode and OFFLINE.search(done.stderr):
+            pytest.skip(f"pip cannot reach an index: {done.stderr.strip().splitlines()[-1]}")
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def clean_environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with what pyproject.toml says that a build needs."""
+    environment = Environment(tmp_path_factory.mktemp("builder"))
+    environment.pip("install", *PROJECT["build-system"]["requires"])
+    return environment
+
+
+@pytest.fixture(scope="module")
+def archive(builder: Environment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The source archive, made from a copy of the tree."""
+    tree = tmp_path_factory.mktemp("tree") / "exclusivelog"
+    out = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, tree, ignore=NOT_OURS)
+    build = "import sys, setuptools.build_meta as b; b.build_sdist(sys.argv[1])"
+    builder.run(builder.bin / "python", "-c", build, out, cwd=tree)
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def wheel(builder: Environment, archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, made from the source archive alone."""
+    out = tmp_path_factory.mktemp("wheel")
+    builder.pip("wheel", "--no-deps", "--no-build-isolation", "-w", out, archive)
+    (made,) = out.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """A new environment with the wheel and what it needs at run time."""
+    environment = Environment(tmp_path_factory.mktemp("bare"))
+    environment.pip("install", wheel)
+    return environment
+
+
+@pytest.fixture(scope="module")
+def inside(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as file:
+        return set(file.namelist())
+
+
+# ---- what is in them ---------------------------------------------------------------------
+
+
+def test_the_source_archive_holds_what_a_build_and_its_tests_need(archive) -> None:
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    wanted = [
+        "pyproject.toml", "setup.py", "README.md", "LICENSE", "Makefile", "conftest.py",
+        "CONTRIBUTING.md", "docs/semantics.md",
+        "exclusivelog/_core.pyx",
+        *(f"exclusivelog/_native/{path.name}" for path in ROOT.glob("exclusivelog/_native/*")),
+        "tests/core/native/native_test.c", "tests/core/native/thread-sanitizer.supp",
+        "exclusivelog/_core.pxd", "exclusivelog/_core.pyi", "exclusivelog/py.typed",
+        "exclusivelog/engine.py", "testing/processes.py", "tests/faces/test_package.py",
+        "exclusivelog/spark/source.py", "pyspark_exclusivelog.py",
+        "tests/storage/ledgers/README.md",
+        *(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.tar.xz")),
+    ]  # fmt: skip
+    assert len([name for name in wanted if name.endswith(".tar.xz")]) >= 8
+    assert [name for name in wanted if name not in names] == []
+    strange = [name for name in names if name.endswith((".c", ".so", ".pyc")) or "venv" in name]
+    assert strange == ["tests/core/native/native_test.c"]
+    assert archive.stat().st_size < 5 << 20
+
+
+def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "exclusivelog").rglob("*.py")}
+    assert modules <= inside
+    assert {"exclusivelog/py.typed", "exclusivelog/_core.pyi"} <= inside
+    assert "exclusivelog/spark/page.css" in inside
+    assert len([name for name in inside if re.match(r"exclusivelog/_core\..*\.so$", name)]) == 1
+    tops = {name.partition("/")[0] for name in inside}
+    assert {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops} == {
+        "exclusivelog", "exclusivelog.dist-info", "pyspark_exclusivelog.py",
+    }  # fmt: skip
+    strange = [name for name in inside if name.endswith((".c", ".pyc")) or "test" in name]
+    assert strange == []
+
+
+def test_the_wheel_says_what_it_needs(wheel, inside) -> None:
+    (metadata,) = [name for name in inside if name.endswith("METADATA")]
+    with zipfile.ZipFile(wheel) as file:
+        message = email.message_from_bytes(file.read(metadata))
+        entry_points = file.read(metadata.replace("METADATA", "entry_points.txt")).decode()
+    from exclusivelog import __version__
+
+    assert (message["Name"], message["Version"]) == ("exclusivelog", __version__)
+    required = message.get_all("Requires-Dist")
+    always = {re.split("[<>=; ]", line)[0] for line in required if "extra" not in line}
+    assert always == {"lmdb", "msgpack"}
+    assert {"arrow", "cli", "test"} <= set(message.get_all("Provides-Extra"))
+    assert message["License-Expression"] == "Apache-2.0"
+    assert any("licenses/LICENSE" in name for name in inside)
+    assert "exclusivelog = exclusivelog.cli:main" in entry_points
+
+
+# ---- and what it does --------------------------------------------------------------------
+
+
+def test_nothing_more_is_installed_than_is_needed(bare, tmp_path) -> None:
+    listed = bare.run(bare.bin / "python", "-m", "pip", "list", "--format=freeze", cwd=tmp_path)
+    names = {row.split("==")[0].split(" ")[0] for row in listed.split("\n") if "==" in row}
+    assert names - {"pip", "setuptools", "wheel"} == {
+        "exclusivelog", "lmdb", "msgpack",
+    }  # fmt: skip
+
+
+def test_it_works_with_its_runtime_dependencies_alone(bare, tmp_path) -> None:
+    source = """
+import sys
+import exclusivelog as xl
+
+assert "site-packages" in xl.__file__, xl.__file__
+with xl.open(sys.argv[1], name="bare") as engine:
+    topic = engine.topic("orders")
+    with topic.producer("exclusive", serializer="json") as producer:
+        producer.send({"a": 1}, key="k", properties={"p": "q"})
+        producer.send_many([1, 2, None])
+        print(producer.send_async("last").result(10))
+    print([message.value for message in topic.reader(deserializer="json")])
+    print(engine.verify().ok, topic.epoch)
+print([name for name in ("pyarrow", "typer", "rich", "numpy") if name in sys.modules])
+"""
+    said = bare.python(source, tmp_path / "log", cwd=tmp_path).splitlines()
+    assert said == ["4", "[{'a': 1}, 1, 2, None, 'last']", "True 1", "[]"]
+
+
+def test_arrow_says_what_is_missing(bare, tmp_path) -> None:
+    source = """
+import sys
+import exclusivelog as xl
+
+with xl.open(sys.argv[1]) as engine:
+    topic = engine.topic("orders")
+    with topic.producer() as producer:
+        producer.send(b"x")
+    reader = topic.reader()
+    try:
+        reader.read_arrow()
+    except ImportError as error:
+        print(error)
+    print(reader.read_next(0).value)
+"""
+    message, value = bare.python(source, tmp_path / "log", cwd=tmp_path).splitlines()
+    assert "arrow" in message
+    assert value == "b'x'"  # what could not be turned into Arrow is not lost
+
+
+@pytest.mark.parametrize("arguments", [[], ["topics", "some/path"], ["--help"]])
+def test_the_command_says_which_extra_is_missing(bare, tmp_path, arguments) -> None:
+    said = bare.run(bare.bin / "exclusivelog", *arguments, cwd=tmp_path, status=1)
+    assert "exclusivelog[cli]" in said
+    assert "Traceback" not in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_module_can_be_imported_on_its_own(bare, tmp_path) -> None:
+    source = """
+import importlib, pkgutil, sys
+import exclusivelog
+modules = pkgutil.walk_packages(exclusivelog.__path__, "exclusivelog.")
+print(*sorted(module.name.partition(".")[2] for module in modules))
+importlib.import_module("exclusivelog." + sys.argv[1])
+"""
+    names = bare.python(source, "engine", cwd=tmp_path).split()
+    assert {"engine", "local.storage.ledger", "reader", "_core"} <= set(names)
+    everything = (
+        source + "for name in sys.argv[2:]: importlib.import_module('exclusivelog.' + name)"
+    )
+    # Those of Spark need its extra; the package itself says so when it is imported.
+    bare.python(everything, *(n for n in names if not n.startswith("spark.")), cwd=tmp_path)
+
+
+def test_the_installed_library_is_the_one_that_is_tested() -> None:
+    import exclusivelog
+
+    assert Path(exclusivelog.__file__).parent == ROOT / "exclusivelog"
+    assert sys.version_info >= (3, 11)
+
+
+def test_public_names_are_there_and_told() -> None:
+    import exclusivelog as xl
+
+    for name in xl.__all__:
+        thing = getattr(xl, name)
+        assert name == "__version__" or (thing.__doc__ or "").strip(), name
+    assert sorted(xl.__all__) == sorted(set(xl.__all__))

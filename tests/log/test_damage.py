@@ -1,0 +1,849 @@
+"""Damage: it is found and named, stepped over, and never returned as data (rule G9)."""
+
+from __future__ import annotations
+
+import collections
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.local.storage.rows import PAIR, U64
+from testing.children import finish
+from testing.entries import flipped, refooted
+from testing.handovers import HeldUp, begin
+from testing.journals import MORE, Frame, checkpoint, flip, frames, never_pack, no_checkpoints
+from testing.processes import (
+    PATIENCE,
+    State,
+    Worker,
+    close_producer,
+    open_producer,
+    send,
+    until,
+    within,
+)
+from tests.log.test_readers import ASKED, PUBLISHED, blocked, fill, moment, publish, rest
+
+# ---- entries ---------------------------------------------------------------------------
+
+
+class Damage:
+    """Writes into a ledger's tables what no program should."""
+
+    def __init__(self, engine: xl.Engine, topic: xl.Topic) -> None:
+        self.engine, self.id = engine, topic.id
+
+    def entries(self) -> list[tuple[int, bytes]]:
+        with self.engine.ledger.read() as tables:
+            return list(tables.entries.walk(self.id, 0))
+
+    def put(self, last: int, data: bytes, table: str = "entries", key: bytes | None = None) -> None:
+        with self.engine.ledger.write_exclusive() as tables:
+            key = PAIR.pack(self.id, last) if key is None else key
+            tables.rows.put(table, key, data)
+
+    def restore(self, entries: list[tuple[int, bytes]]) -> None:
+        with self.engine.ledger.write_exclusive() as tables:
+            for last, data in entries:
+                tables.rows.put("entries", PAIR.pack(self.id, last), data)
+
+    def remove(self, last: int) -> None:
+        with self.engine.ledger.write_exclusive() as tables:
+            tables.rows.delete("entries", PAIR.pack(self.id, last))
+
+
+@pytest.fixture
+def damage(engine, topic, monkeypatch) -> Damage:
+    """A topic of five entries in the tables, [0, 4), [4, 8) ... [16, 20)."""
+    never_pack(monkeypatch)
+    fill(topic, 20)
+    engine.ledger.checkpoint()
+    return Damage(engine, topic)
+
+
+GARBAGE: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda data: b"",
+    "a few bytes": lambda data: b"garbage",
+    "zeros": lambda data: bytes(len(data)),
+    "noise": lambda data: random.Random(1).randbytes(len(data)),
+    "cut off in front": lambda data: data[8:],
+    "cut off behind": lambda data: data[:-8],
+    "twice": lambda data: data + data,
+    "a value's bit": lambda data: flipped(data, 8 * 30),
+    "an offset's bit": lambda data: flipped(data, 8 * 4),
+    "the base offset's bit": lambda data: flipped(data, 8 * (len(data) - 56)),
+    "the checksum's bit": lambda data: flipped(data, 8 * len(data) - 1),
+    "another format": lambda data: refooted(data, magic=0x02454C58),
+    "another base offset": lambda data: refooted(data, base_offset=0),
+    "a later base offset": lambda data: refooted(data, base_offset=400),
+    "more messages": lambda data: refooted(data, count=5),
+    "fewer messages": lambda data: refooted(data, count=3),
+    "an unknown section": lambda data: refooted(data, flags=64),
+}
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What the call gives, or the damage that it meets."""
+    try:
+        return call()
+    except xl.LedgerCorruptedError as error:
+        return error
+
+
+def caught(call: Callable[[], Any]) -> xl.LedgerCorruptedError:
+    with pytest.raises(xl.LedgerCorruptedError) as info:
+        call()
+    return info.value
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_g9_a_damaged_entry_is_named_and_stepped_over(engine, topic, damage, kind) -> None:
+    last, data = damage.entries()[2]
+    damage.put(last, GARBAGE[kind](data))
+    reader = topic.reader()
+    seen = [m.value for m in reader.read_batch(8)]
+    error = caught(lambda: reader.read_next(0))
+    assert (error.topic, error.offsets) == ("orders", range(8, 12))
+    assert "orders" in str(error)
+    assert "seek(12)" in str(error)
+    assert reader.position == 8
+    assert caught(lambda: reader.read_batch(100)).offsets == range(8, 12)
+    assert caught(lambda: list(reader)).offsets == range(8, 12)
+    assert caught(lambda: list(topic.reader(10))).offsets == range(8, 12)
+    reader.seek(error.offsets.stop)
+    assert seen + rest(reader) == [b"%d" % n for n in [*range(8), *range(12, 20)]]
+    (problem,) = engine.verify().problems
+    assert "orders" in problem
+    assert "8 to 11" in problem
+
+
+def test_g9_what_comes_before_the_damage_is_handed_out_first(topic, damage) -> None:
+    damage.put(11, b"garbage")
+    for read in (
+        lambda reader, seen: seen.extend(reader.read_batch(100)),
+        lambda reader, seen: [seen.append(message) for message in reader],
+        lambda reader, seen: [seen.append(message) for message in reader.follow(0)],
+    ):
+        reader, seen = topic.reader(), []
+        while reader.position < 8:
+            try:
+                read(reader, seen)
+            except xl.LedgerCorruptedError:
+                break
+        assert reader.position == 8
+        assert [m.offset for m in seen] == list(range(8))
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_g9_damage_is_named_wherever_it_is(topic, damage, index) -> None:
+    last, _ = damage.entries()[index]
+    damage.put(last, b"garbage")
+    error = caught(lambda: list(topic.reader(last)))
+    assert error.offsets == range(last - 3, last + 1)
+    assert rest(topic.reader(last + 1)) == [b"%d" % n for n in range(last + 1, 20)]
+
+
+def test_g9_two_damaged_entries_are_both_named(engine, topic, damage) -> None:
+    damage.put(7, b"garbage")
+    damage.put(11, b"garbage")
+    reader = topic.reader(4)
+    assert caught(lambda: list(reader)).offsets == range(4, 8)
+    reader.seek(8)
+    assert caught(lambda: list(reader)).offsets == range(8, 12)
+    assert len(engine.verify().problems) == 2
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+def test_g9_a_missing_entry_is_named_and_stepped_over(engine, topic, damage, index) -> None:
+    last, _ = damage.entries()[index]
+    damage.remove(last)
+    gone = range(last - 3, last + 1)
+    reader = topic.reader()
+    seen = [m.value for m in reader.read_batch(gone.start)] if gone.start else []
+    error = caught(lambda: reader.read_next(0))
+    assert (error.topic, error.offsets) == ("orders", gone)
+    assert reader.position == gone.start
+    assert caught(lambda: topic.reader(gone.start + 1).read_next(0)).offsets.stop == gone.stop
+    assert caught(lambda: list(topic.reader(gone.start))).offsets == gone
+    reader.seek(error.offsets.stop)
+    assert seen + rest(reader) == [b"%d" % n for n in range(20) if n not in gone]
+    (problem,) = engine.verify().problems
+    assert f"{gone.start} to {gone.stop - 1}" in problem
+
+
+def test_g9_all_entries_missing(engine, topic, damage) -> None:
+    for last, _ in damage.entries():
+        damage.remove(last)
+    assert caught(lambda: list(topic.reader())).offsets == range(20)
+    assert len(engine.verify().problems) == 1
+    with topic.producer() as producer:
+        assert producer.send(b"20") == 20
+    assert rest(topic.reader(20)) == [b"20"]
+
+
+def test_g9_missing_messages_are_no_messages(topic, damage) -> None:
+    """A reader at the gap is not told that all is well, and that there is nothing more."""
+    damage.remove(19)
+    assert outcome(topic.reader(16).has_message_available) is not False
+
+
+def test_g9_two_entries_in_each_others_place_are_found(engine, topic, damage) -> None:
+    (first, one), (second, other) = damage.entries()[1:3]
+    damage.put(first, other)
+    damage.put(second, one)
+    reader = topic.reader(4)
+    assert caught(lambda: list(reader)).offsets == range(4, 8)
+    reader.seek(8)
+    assert caught(lambda: list(reader)).offsets == range(8, 12)
+    assert rest(topic.reader(12)) == [b"%d" % n for n in range(12, 20)]
+    assert len(engine.verify().problems) == 2
+
+
+def test_g9_an_entry_of_another_topic_is_found(engine, topic, damage) -> None:
+    """Both topics have an entry with these very offsets; only the place of one is wrong."""
+    other = engine.topic("other")
+    with other.producer(max_batch_messages=4) as producer:
+        producer.send_many([b"foreign"] * 20)
+    engine.ledger.checkpoint()
+    damage.put(7, Damage(engine, other).entries()[1][1])
+    reader = topic.reader(4)
+    assert caught(lambda: list(reader)).offsets == range(4, 8)
+    assert len(engine.verify().problems) == 1
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_g9_a_damaged_key_costs_its_own_entry(path, monkeypatch, index) -> None:
+    """An entry seems to stand far behind the end of its topic, and its neighbours out of order."""
+    never_pack(monkeypatch)
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        number = engine.topic("orders").id
+        for first in range(0, 12, 2):
+            producer.send_many([b"%d" % first, b"%d" % (first + 1)])
+        checkpoint(engine)
+    data = Path(path, "data.mdb")
+    content, key = bytearray(data.read_bytes()), PAIR.pack(number, 2 * index + 1)
+    assert key in content
+    at = content.find(key)
+    while at >= 0:  # also in pages that are out of use
+        content[at + len(key) - 3] ^= 128
+        at = content.find(key, at + 1)
+    data.write_bytes(content)
+    with xl.open(path) as engine:
+        seen, named = step_over(engine.topic("orders"))
+        assert seen.keys() | named >= set(range(12))
+        assert all(value == b"%d" % offset for offset, (value, *_) in seen.items())
+        assert engine.verify().problems
+
+
+def test_g9_damage_in_one_topic_is_no_other_topics(engine, topic, damage) -> None:
+    other = engine.topic("other")
+    sent = fill(other, 8)
+    damage.put(11, b"garbage")
+    assert rest(other.reader()) == sent
+    with topic.producer() as producer:
+        assert producer.send(b"20") == 20
+    assert rest(topic.reader(12)) == [b"%d" % n for n in range(12, 21)]
+
+
+def test_g9_arrow_never_wraps_damage(topic, damage) -> None:
+    pytest.importorskip("pyarrow")
+    damage.put(11, b"garbage")
+    reader = topic.reader()
+    seen: list[bytes] = []
+    while not isinstance(batch := outcome(reader.read_arrow), xl.LedgerCorruptedError):
+        seen += batch.column("value").to_pylist()
+    assert batch.offsets == range(8, 12)
+    assert seen == [b"%d" % n for n in range(8)]
+    reader.seek(12)
+    assert reader.read_arrow().column("offset").to_pylist() == list(range(12, 20))
+
+
+@pytest.mark.parametrize("kind", ["garbage", "missing"])
+def test_g9_a_search_by_time_ends_in_spite_of_damage(engine, topic, monkeypatch, kind) -> None:
+    """Halving goes by the entries' own offsets; where they are gone or wrong it must neither
+    run for ever nor end up somewhere else without a word."""
+    never_pack(monkeypatch)
+    publish(topic)
+    engine.ledger.checkpoint()
+    broken = Damage(engine, topic)
+    for index, (last, _) in enumerate(broken.entries()):
+        if index in (0, 1, 2, 4, 7, 8):
+            broken.remove(last) if kind == "missing" else broken.put(last, b"garbage")
+    times = [ms for ms in PUBLISHED for _ in range(3)]
+    readable = {n for n in range(27) if n // 3 not in (0, 1, 2, 4, 7, 8)}
+    for ms in ASKED:
+        expected = sum(published < ms for published in times)
+        found = outcome(lambda ms=ms: within(lambda: topic.reader(moment(ms)).position, 10))
+        if isinstance(found, xl.LedgerCorruptedError):
+            assert found.topic == "orders"
+            assert found.offsets
+        else:
+            between = set(range(min(found, expected), max(found, expected)))
+            assert not between & readable
+
+
+def step_over(topic: xl.Topic) -> tuple[dict[int, Any], set[int]]:
+    """(offset -> message parts, offsets named as damaged) of the whole topic."""
+    reader = topic.reader()
+    seen: dict[int, Any] = {}
+    lost: set[int] = set()
+
+    def read() -> None:
+        for message in reader:
+            seen[message.offset] = message.value, message.key, message.sequence_id
+
+    while (error := outcome(read)) is not None:
+        assert error.topic == topic.name
+        assert reader.position < error.offsets.stop < 10_000
+        lost |= set(error.offsets)
+        reader.seek(error.offsets.stop)
+    return seen, lost
+
+
+def test_g9_nothing_wrong_is_ever_returned_and_nothing_right_is_lost(
+    engine, topic, monkeypatch
+) -> None:
+    """Entries are damaged, swapped and removed at random. Whoever reads, and steps over what
+    is named, gets every sound message as it was sent; what is named covers all the rest."""
+    never_pack(monkeypatch)
+    dice = random.Random(9)
+    with topic.producer(max_batch_messages=5) as producer:
+        for number in range(30):
+            size = dice.choice([1, 3, 5, 12])
+            keys = [b"%d" % n for n in range(size)] if number % 2 else None
+            producer.send_many([dice.randbytes(dice.randrange(40)) for _ in range(size)], keys=keys)
+    truth, lost = step_over(topic)
+    assert not lost
+    engine.ledger.checkpoint()
+    broken = Damage(engine, topic)
+    sound = broken.entries()
+    assert len(sound) > 30
+    for _ in range(100):
+        touched: set[int] = set()
+        for _ in range(dice.choice([1, 1, 2, 5])):
+            index, other = dice.sample(range(len(sound)), 2)
+            last, data = sound[index]
+            match dice.randrange(4):
+                case 0:
+                    broken.remove(last)
+                case 1:
+                    broken.put(last, flipped(data, dice.randrange(8 * len(data))))
+                case 2:
+                    broken.put(last, dice.choice(list(GARBAGE.values()))(data))
+                case 3:
+                    broken.put(last, sound[other][1])
+            start = sound[index - 1][0] + 1 if index else 0
+            touched |= set(range(start, last + 1))
+        seen, lost = step_over(topic)
+        assert seen.items() <= truth.items()
+        assert set(seen) | lost == set(truth)
+        assert lost <= touched
+        assert engine.verify().ok == (not lost)
+        broken.restore(sound)
+
+
+def test_g9_a_damaged_topic_row_is_found_and_the_others_stay(engine, topic, damage) -> None:
+    sent = fill(engine.topic("other"), 4)
+    with engine.ledger.read() as tables:
+        row = tables.topics.get(topic.id).pack()
+    damage.put(0, flipped(row, 300), table="topics", key=U64.pack(topic.id))
+    for call in (
+        lambda: topic.next_offset, lambda: topic.reader(), lambda: topic.producer(),
+        lambda: engine.topic("orders"),
+    ):  # fmt: skip
+        caught(call)
+    assert rest(engine.topic("other").reader()) == sent
+    report = engine.verify()
+    assert not report.ok
+    assert report.messages == 4
+
+
+def own_orders_and(state: State, name: str) -> None:
+    open_producer(state, "exclusive")
+    state.kept[name] = state.engine.topic(name).producer("exclusive")
+
+
+def damage_row(engine: xl.Engine, name: str) -> None:
+    topic = engine.topic(name)
+    with engine.ledger.read() as tables:
+        row = tables.topics.get(topic.id).pack()
+    Damage(engine, topic).put(0, flipped(row, 300), table="topics", key=U64.pack(topic.id))
+
+
+@pytest.mark.parametrize("end", ["kill", "end"])
+def test_d4_a_damaged_topic_row_holds_up_no_other_topics_waiters(path, worker, end) -> None:
+    """Its owner had two topics, and died, or has closed its engine."""
+    owner = worker()
+    owner.call(own_orders_and, "broken")
+    with xl.open(path) as engine:
+        waiting = engine.topic("orders").producer_async("wait_for_exclusive")
+        damage_row(engine, "broken")
+        if end == "kill":
+            owner.kill()
+        else:
+            owner.call(close_the_engine)
+        assert waiting.result(10).topic_epoch == 2
+        until(lambda: engine.sessions.find_dead() == [])
+
+
+def close_the_engine(state: State) -> None:
+    state.engine.close()
+
+
+def test_e4_a_damaged_topic_row_holds_up_no_other_topics_moves(path: str) -> None:
+    """Its row is found to be damaged when it is to be released, together with others; whatever
+    is to be moved later moves, too."""
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
+        names = ("broken", "orders", "later")
+        owners = [a.topic(name).producer("exclusive") for name in names]
+        waiting = b.topic("orders").producer_async("wait_for_exclusive")
+        with HeldUp(a) as held_up:
+            call = begin(a.unload, ["broken", "orders"], b.id, 20.0)
+            held_up.await_it()
+            damage_row(a, "broken")
+            held_up.go_on()
+            assert waiting.result(10).topic_epoch == 2
+        assert isinstance(call.exception(PATIENCE), xl.LedgerCorruptedError)
+        assert [move.state for move in a.unload("later", to=b.id, timeout=5.0)] == ["assigned"]
+        assert owners[2].state == "open"  # it is within reach
+
+
+@pytest.mark.parametrize("found", ["living", "again"])
+def test_g9_a_damaged_topic_row_holds_up_no_other_topics_checkpoint(path, found, caplog) -> None:
+    """The journal has messages of a topic whose row is damaged: it is emptied all the same, the
+    others go on, and the messages are kept at their place, by their offsets."""
+    with xl.open(path) as engine:
+        with no_checkpoints(engine):
+            broken, sound = engine.topic("broken"), engine.topic("sound")
+            owners = [each.producer("exclusive", name="p") for each in (broken, sound)]
+            for n in range(5):
+                for owner in owners:
+                    owner.send(b"%d" % n)
+            with engine.ledger.read() as tables:
+                whole = tables.rows.get("topics", U64.pack(broken.id))
+            damage_row(engine, "broken")
+        if found == "living":
+            engine.ledger.checkpoint()
+            assert engine.ledger.journal is not None
+            assert engine.ledger.journal.backlog == 0
+            assert owners[1].send(b"5") == 5
+    with xl.open(path) as engine:
+        assert engine.topic("sound").next_offset == (6 if found == "living" else 5)
+        with pytest.raises(xl.LedgerCorruptedError):
+            engine.topic("broken").next_offset
+        with engine.ledger.write_checkpointed() as tables:
+            entries = [
+                _core.Entry(tables.entries.load(data))
+                for _, data in tables.entries.walk(broken.id, 0)
+            ]
+            messages = [e.message(i) for e in entries for i in range(e.end - e.base_offset)]
+            assert [(m.offset, m.value) for m in messages] == [(n, b"%d" % n) for n in range(5)]
+            assert tables.producers.get(broken.id, "p")[0] == 4
+            # Once the row is put right, they are there again.
+            row = _core.TopicRow.unpack(whole)
+            row.next_offset, row.owner = 5, 0
+            tables.topics.put(row)
+        assert [m.value for m in engine.topic("broken").reader()] == [b"%d" % n for n in range(5)]
+    assert f"{path}" in caplog.text
+    assert "kept" in caplog.text
+
+
+def test_d7_a_damaged_topic_row_holds_up_no_other_topics_settling(engine) -> None:
+    """Two topics are left to settle, and somebody comes back for them at the same time."""
+    names = ["broken", "orders"]
+    for name in names:
+        engine.topic(name).producer("exclusive").close()
+    waiting = [
+        engine.topic(name).producer_async("wait_for_exclusive", settle=1.0) for name in names
+    ]
+    damage_row(engine, "broken")
+    assert waiting[1].result(10).topic_epoch == 2
+    assert not waiting[0].done()
+
+
+# key -> value, each of a wrong form, in the tables that hold no messages
+STRANGE = [
+    ("names", lambda t: t.name.encode(), b"abc"),
+    ("topics", lambda t: U64.pack(t.id), b""),
+    ("producers", lambda t: U64.pack(t.id) + b"a", b"abc"),
+    ("holders", lambda t: PAIR.pack(t.id, 77), b"\xc1"),
+    ("holders", lambda t: PAIR.pack(t.id, 77), b"\x93\x01\x02\x03"),
+    ("queue", lambda t: PAIR.pack(t.id, 77) + bytes(20), b"\xc1"),
+]
+
+
+@pytest.mark.parametrize(("table", "key", "data"), STRANGE)
+def test_g9_rows_of_a_wrong_form_are_damage_too(engine, topic, damage, table, key, data) -> None:
+    """Whatever fails over them fails as damage, not as a stray error of some decoder."""
+    damage.put(0, data, table=table, key=key(topic))
+    for call in (
+        lambda: engine.topic("orders").next_offset,
+        lambda: topic.owner, lambda: topic.waiters, lambda: topic.holders,
+        lambda: topic.producer("exclusive_with_fencing", name="a").close(),
+        lambda: engine.topics(), lambda: list(topic.reader()),
+    ):  # fmt: skip
+        outcome(call)
+
+
+@pytest.fixture
+def tail(worker: Callable[..., Worker]) -> Iterator[Worker]:
+    other = worker()
+    other.call(open_producer, "shared")
+    yield other
+    other.call(close_producer)
+
+
+def test_g9_a_reader_that_waits_meets_damage_too(topic, damage, tail) -> None:
+    reader, seen = topic.reader("latest"), []
+    thread = blocked(reader, seen)
+    damage.put(23, b"garbage")
+    tail.call(send, b"20")
+    thread.join(10)
+    until(lambda: seen)
+    assert isinstance(seen[0], xl.LedgerCorruptedError) or seen[0].value == b"20"
+
+
+def test_g9_what_is_trimmed_while_it_is_read_is_no_damage(topic, monkeypatch) -> None:
+    """However often: each time the reader has begun anew, the next file is gone, too."""
+    sent = fill(topic, 20)
+    reader = topic.reader(trimmed="earliest")
+    read_on, gone = reader.cursor._read_on, []
+
+    def read_what_goes(tables: Any) -> Any:
+        if len(gone) == 3:
+            return read_on(tables)
+        gone.append(topic.trim(before=4 * len(gone) + 4))
+        raise xl.LedgerCorruptedError(f"what comes before offset {gone[-1]} is damaged")
+
+    monkeypatch.setattr(reader.cursor, "_read_on", read_what_goes)
+    assert [message.value for message in reader] == sent[12:]
+    assert gone == [4, 8, 12]
+
+
+# ---- the journal -----------------------------------------------------------------------
+# What was sent last stands in frames of the file `journal`: a header of 56 bytes, and an entry
+# that ends in a footer of 64. Where the header is damaged and the entry is not, nothing is lost.
+
+SECTIONS = {"an offset": 4, "a value": 25}  # bytes behind the entry's beginning
+FOOTERS = {  # bytes before the entry's end
+    "topic": 64, "base offset": 56, "base offset, by far": 51, "epoch": 48, "session": 40,
+    "base sequence": 32, "publish time": 24, "publish time, by far": 19, "count": 16,
+    "count, by far": 14, "flags": 12, "name length": 10, "magic": 8, "checksum": 4,
+}  # fmt: skip
+HEADERS = {  # bytes behind the frame's beginning
+    "magic": 0, "size": 4, "flags and size": 7, "position": 8, "generation": 16, "topic": 24,
+    "base offset": 32, "version": 40, "count": 48, "checksum": 52,
+}  # fmt: skip
+
+
+def in_entry(name: str) -> Callable[[Frame], int]:
+    if name in SECTIONS:
+        return lambda frame: frame.entry_at + SECTIONS[name]
+    return lambda frame: frame.entry_at + len(frame.entry) - FOOTERS[name]
+
+
+class Sent:
+    """Five frames of "orders", [0, 4), [4, 8) ... [16, 20), and between them those of "other"."""
+
+    def __init__(self, engine: xl.Engine) -> None:
+        self.orders, self.other = engine.topic("orders"), engine.topic("other")
+        with self.orders.producer() as producer, self.other.producer() as beside:
+            for number in range(0, 20, 4):
+                producer.send_many([b"%d" % n for n in range(number, number + 4)])
+                beside.send(b"beside %d" % number)
+        found = [_core.Entry(frame.entry).topic for frame in frames(engine)]
+        assert found == [self.orders.id, self.other.id] * 5
+        self.frames = frames(engine)[::2]
+        assert [frame.offsets.start for frame in self.frames] == [0, 4, 8, 12, 16]
+
+
+def check_damaged(engine: xl.Engine, gone: range, more: int = 0) -> None:
+    """All of "orders" but `gone` is there, and `gone` is named, to readers of every kind."""
+    topic, other = engine.topic("orders"), engine.topic("other")
+    assert topic.next_offset == 20 + more
+    seen, lost = step_over(topic)
+    assert {offset: value for offset, (value, *_) in seen.items()} == {
+        n: b"%d" % n for n in range(20 + more) if n not in gone
+    }
+    assert lost == set(gone)
+    assert rest(other.reader()) == [b"beside %d" % n for n in range(0, 20, 4)]
+    if not gone:
+        assert engine.verify().ok
+        return
+    error = caught(lambda: list(topic.reader(gone.start)))
+    assert (error.topic, error.offsets) == ("orders", gone)
+    assert caught(lambda: topic.reader(gone.start).read_next(0)).offsets == gone
+    assert rest(topic.reader(gone.stop)) == [b"%d" % n for n in range(gone.stop, 20 + more)]
+    (problem,) = engine.verify().problems
+    assert "orders" in problem
+    assert f"{gone.start} to {gone.stop - 1}" in problem
+
+
+def check_for_good(engine: xl.Engine, gone: range) -> None:
+    """Before the checkpoint and after it, and with what is sent then."""
+    check_damaged(engine, gone)
+    checkpoint(engine)
+    assert frames(engine) == []
+    check_damaged(engine, gone)
+    with engine.topic("orders").producer("exclusive") as producer:
+        assert producer.send(b"20") == 20
+        check_damaged(engine, gone, more=1)
+        checkpoint(engine)
+        check_damaged(engine, gone, more=1)
+
+
+@pytest.mark.parametrize("index", [0, 2, 4])
+@pytest.mark.parametrize("name", [*SECTIONS, *FOOTERS])
+def test_g9_a_damaged_entry_of_the_journal_is_named_and_stepped_over(engine, name, index) -> None:
+    """While the engine lives, and nothing of it is in the tables. Whatever the damaged entry
+    says of itself, its neighbours are where they are."""
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        frame = sent.frames[index]
+        flip(engine.path, in_entry(name)(frame))
+        check_for_good(engine, frame.offsets)
+
+
+@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("name", HEADERS)
+def test_g9_a_damaged_frame_header_hides_nothing(engine, name, index) -> None:
+    """Neither the frames behind it nor its own entry, which says itself what it is."""
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        frame = sent.frames[index]
+        flip(engine.path, frame.at + HEADERS[name])
+        check_for_good(engine, range(0))
+
+
+@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("name", HEADERS)
+def test_g9_a_damaged_frame_does_not_hide_the_frames_behind_it(engine, name, index) -> None:
+    """Nobody can tell any more whose it was; but what is missing is named."""
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        frame = sent.frames[index]
+        flip(engine.path, frame.at + HEADERS[name])
+        flip(engine.path, frame.entry_at + SECTIONS["a value"])
+        check_for_good(engine, frame.offsets)
+
+
+@pytest.mark.parametrize("place", ["header", "entry"])
+def test_g9_damage_of_what_was_sent_last_gives_its_offsets_to_nobody(engine, place) -> None:
+    """There is nothing behind it that tells of a gap. Yet the messages were acknowledged: readers
+    are not told that all is well, and nobody else's messages get their offsets."""
+    with no_checkpoints(engine):
+        topic = engine.topic("orders")
+        with topic.producer() as producer:
+            producer.send_many([b"%d" % n for n in range(4)])
+            producer.send_many([b"%d" % n for n in range(4, 8)])
+        frame = frames(engine)[-1]
+        flip(engine.path, frame.at if place == "header" else frame.entry_at + 25)
+        assert outcome(topic.reader(4).has_message_available) is not False
+        seen, lost = step_over(topic)
+        assert set(seen) | lost == set(range(8))
+        for _ in range(2):
+            with topic.producer("exclusive") as producer:
+                assert producer.send(b"new") >= 8
+            checkpoint(engine)
+        seen, lost = step_over(topic)
+        assert set(range(8)) <= set(seen) | lost
+        assert {n: seen[n][0] for n in seen if n < 8} == {
+            n: b"%d" % n for n in range(8) if n not in lost
+        }
+
+
+def test_g9_damage_within_one_atomic_append_costs_only_the_entry_it_is_in(engine, topic) -> None:
+    with no_checkpoints(engine):
+        fill(topic, 20)
+        found = frames(engine)
+        assert [frame.flags for frame in found] == [MORE, MORE, MORE, MORE, 0]
+        flip(engine.path, found[1].entry_at + 25)
+        for at in (found[3].at, found[3].entry_at + 25):
+            flip(engine.path, at)
+        for _ in range(2):
+            seen, lost = step_over(topic)
+            assert lost == {*range(4, 8), *range(12, 16)}
+            assert sorted(seen) == [n for n in range(20) if n not in lost]
+            assert len(engine.verify().problems) == 2
+            checkpoint(engine)
+
+
+def test_g9_arrow_never_wraps_damage_of_the_journal(engine) -> None:
+    pytest.importorskip("pyarrow")
+    with no_checkpoints(engine):
+        sent = Sent(engine)
+        flip(engine.path, sent.frames[2].entry_at + 25)
+        for _ in range(2):
+            reader = sent.orders.reader()
+            seen: list[bytes] = []
+            while not isinstance(batch := outcome(reader.read_arrow), xl.LedgerCorruptedError):
+                seen += batch.column("value").to_pylist()
+            assert batch.offsets == range(8, 12)
+            assert seen == [b"%d" % n for n in range(8)]
+            reader.seek(12)
+            assert reader.read_arrow().column("offset").to_pylist() == list(range(12, 20))
+            checkpoint(engine)
+
+
+SPOTS: dict[str, Callable[[Frame], int]] = {
+    "a value": in_entry("a value"), "base offset": in_entry("base offset"),
+    "header": lambda frame: frame.at,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spot", SPOTS)
+def test_g9_damage_in_a_copied_journal_is_named_and_stepped_over(path, tmp_path, spot) -> None:
+    """The directory is copied while nothing of it is in the tables, the copy is damaged, and
+    opened: the journal is recovered, as after a power cut. What was flushed is known to have
+    been there; of what was not, nobody can tell damage from a frame that never arrived."""
+    copy = tmp_path / "copy"
+    with xl.open(path, durability="power") as engine, no_checkpoints(engine):
+        sent = Sent(engine)
+        shutil.copytree(path, copy)
+    frame = sent.frames[2]
+    flip(copy, SPOTS[spot](frame))
+    for _ in range(2):
+        with xl.open(copy) as other:
+            check_damaged(other, range(0) if spot == "header" else frame.offsets)
+    with xl.open(path) as engine:
+        assert engine.verify().ok
+
+
+def send_and_stay(state: State) -> list[Frame]:
+    state.kept["unpacked"] = no_checkpoints(state.engine)
+    state.kept["unpacked"].__enter__()
+    return Sent(state.engine).frames
+
+
+@pytest.mark.parametrize("spot", SPOTS)
+def test_g9_damage_behind_a_dead_process_is_named_and_stepped_over(path, worker, spot) -> None:
+    """It was killed with everything still in the journal; then the damage; then somebody opens
+    the ledger."""
+    other = worker()
+    frame = other.call(send_and_stay)[2]
+    other.kill()
+    flip(path, SPOTS[spot](frame))
+    with xl.open(path) as engine, no_checkpoints(engine):
+        check_for_good(engine, range(0) if spot == "header" else frame.offsets)
+
+
+def test_g9_nothing_wrong_comes_out_of_a_journal_with_flipped_bits(engine) -> None:
+    """Bits of headers and entries are turned at random, and turned back. What is read is what
+    was sent; what is not is named, as long as something behind it was left."""
+    dice = random.Random(12)
+    with no_checkpoints(engine):
+        topic = engine.topic("orders")
+        with topic.producer() as producer:
+            for _ in range(30):
+                size = dice.choice([1, 3, 12])
+                producer.send_many([dice.randbytes(dice.randrange(40)) for _ in range(size)])
+        truth, _ = step_over(topic)
+        found = frames(engine)
+        for _ in range(300):
+            hit = [dice.choice(found[:-1]) for _ in range(dice.choice([1, 1, 3]))]
+            flips = [
+                (frame.at + dice.randrange(32 + len(frame.entry)), 1 << dice.randrange(8))
+                for frame in hit
+            ]
+            for at, mask in flips:
+                flip(engine.path, at, mask)
+            seen, lost = step_over(topic)
+            assert seen.items() <= truth.items()
+            assert set(seen) | lost == set(truth)
+            assert lost <= {n for frame in hit for n in frame.offsets}
+            for at, mask in flips:
+                flip(engine.path, at, mask)
+        assert step_over(topic) == (truth, set())
+
+
+# ---- the file itself -------------------------------------------------------------------
+
+FLIPS = """
+    import collections, os, random, signal, sys
+    source, work, seed, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    import exclusivelog as xl
+    sound = open(source + "/data.mdb", "rb").read()
+    truth = eval(open(source + "/truth").read())
+    dice = random.Random(seed)
+
+    def judge(path):
+        with xl.open(path, readonly=True) as engine:
+            for name, expected in truth.items():
+                reader = engine.topic(name, create=False).reader()
+                while True:
+                    try:
+                        for m in reader:
+                            if expected.get(m.offset) != m.value:
+                                os._exit(9)             # wrong data
+                        break
+                    except xl.LedgerCorruptedError as error:
+                        if error.offsets.stop <= reader.position:
+                            raise
+                        reader.seek(error.offsets.stop)
+
+    ends = collections.Counter()
+    for number in range(rounds):
+        path = f"{work}/{seed}-{number}"
+        os.mkdir(path)
+        changed = bytearray(sound)
+        for _ in range(dice.choice([1, 1, 4])):
+            at = dice.randrange(len(changed))
+            if number % 2:              # the head of a page, which is LMDB's own
+                at = at // 4096 * 4096 + at % 64
+            changed[at] ^= 1 << dice.randrange(8)
+        with open(path + "/data.mdb", "wb") as file:
+            file.write(changed)
+        open(path + "/journal-given-up", "w").close()  # all is in the tables
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            signal.alarm(10)
+            try:
+                judge(path)
+            except (xl.ExclusiveLogError, MemoryError):
+                os._exit(1)
+            except BaseException as error:
+                os.write(1, f"{number}: {error!r}\\n".encode())
+                os._exit(2)
+            os._exit(0)
+        ends[os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])] += 1
+    print(dict(ends))
+"""
+
+
+def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path) -> None:
+    """Any bit of data.mdb is turned: in entries, which our checksums guard, and in LMDB's own
+    pages, which nothing guards. A reader gets what was sent, or an error; nothing that was not
+    sent is ever handed out. (That a page of LMDB's can be broken so that LMDB itself crashes on
+    it is known; it must stay rare.)"""
+    path = tmp_path / "log"
+    truth: dict[str, dict[int, bytes]] = {}
+    dice = random.Random(6)
+    with xl.open(path) as engine:
+        for name in ("small", "large"):
+            topic = engine.topic(name)
+            with topic.producer() as producer:
+                for _ in range(15):
+                    size = dice.choice([1, 20]) if name == "small" else 2000
+                    producer.send_many([dice.randbytes(size) for _ in range(10)])
+            truth[name] = {m.offset: m.value for m in topic.reader()}
+    (path / "truth").write_text(repr(truth))
+    work = tmp_path / "work"
+    work.mkdir()
+    with ThreadPoolExecutor(2) as pool:
+        outputs = pool.map(lambda seed: finish(FLIPS, path, work, seed, 400, timeout=240), range(2))
+    ends = collections.Counter()
+    for output in outputs:
+        *strange, counts = output.splitlines()
+        assert strange == [], "errors that are none of the library's"
+        ends.update(eval(counts))
+    assert ends[9] == 0, "wrong data was returned"
+    assert ends[0] > 400
+    assert sum(count for code, count in ends.items() if code < 0) <= 0.01 * ends.total(), ends

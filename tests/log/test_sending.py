@@ -1,0 +1,709 @@
+"""On the way into the log: receipts, lingering, batches, back-pressure, group commit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import _core
+from exclusivelog.local.storage.tables import Tables
+from testing.children import finish
+from testing.journals import appends, flushes, frames, no_checkpoints
+from testing.processes import State, until, values, within
+
+
+def run_threads(count: int, function: Callable[[int], Any], timeout: float = 60) -> None:
+    """`function(number)` in so many threads at the same time; none may fail or hang."""
+    failures: list[BaseException] = []
+    start = threading.Barrier(count)
+
+    def run(number: int) -> None:
+        try:
+            start.wait(30)
+            function(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(count)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert not any(thread.is_alive() for thread in threads)
+    assert failures == []
+
+
+@contextlib.contextmanager
+def ledger_busy(engine: xl.Engine) -> Iterator[None]:
+    """Somebody else is writing, in a thread of their own, as long as the block runs."""
+    inside, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with engine.ledger.write_exclusive():
+            inside.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    assert inside.wait(10)
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(10)
+
+
+# ---- receipts ----------------------------------------------------------------------------
+
+
+def test_a_receipt_tells_the_offset(topic) -> None:
+    with topic.producer() as producer:
+        receipts = [producer.send_async(b"%d" % n) for n in range(100)]
+        assert [receipt.result(10) for receipt in receipts] == list(range(100))
+        assert all(receipt.done() for receipt in receipts)
+        assert {receipt.exception(0) for receipt in receipts} == {None}
+        assert "offset=99" in repr(receipts[-1])
+    assert values(topic) == [b"%d" % n for n in range(100)]
+
+
+def test_a_receipt_that_is_pending_says_so(topic) -> None:
+    with topic.producer(linger=60) as producer:
+        receipt = producer.send_async(b"x")
+        assert not receipt.done()
+        assert "pending" in repr(receipt)
+        for wait in (receipt.result, receipt.exception):
+            before = time.monotonic()
+            with pytest.raises(xl.WaitTimeoutError):
+                wait(0.1)
+            assert 0.1 <= time.monotonic() - before < 30
+            with pytest.raises(xl.WaitTimeoutError):
+                wait(0)
+        assert topic.next_offset == 0
+        producer.flush()
+        assert receipt.result(0) == 0
+
+
+def test_a_receipt_tells_the_error(path) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        producer = engine.topic("t").producer()
+        receipt = producer.send_async(bytes(1 << 21))
+        error = receipt.exception(10)
+        assert isinstance(error, xl.LedgerFullError)
+        assert not error.maybe_written
+        with pytest.raises(xl.LedgerFullError) as caught:
+            receipt.result(0)
+        assert caught.value is error
+        assert "failed" in repr(receipt)
+
+
+def test_many_threads_can_wait_for_one_receipt(topic) -> None:
+    with topic.producer(linger=0.3) as producer:
+        receipt = producer.send_async(b"x")
+        run_threads(8, lambda _: receipt.result(10))
+        assert receipt.result(0) == 0
+
+
+def test_callbacks_come_in_order(topic) -> None:
+    seen: list[Any] = []
+    with topic.producer(linger=60) as producer:
+        for n in range(50):
+            receipt = producer.send_async(b"x")
+            receipt.add_done_callback(lambda r, n=n: seen.append((n, 0, r.result(0))))
+            receipt.add_done_callback(lambda r, n=n: seen.append((n, 1, r.result(0))))
+        assert seen == []
+        producer.flush()
+        until(lambda: len(seen) == 100)
+        receipt.add_done_callback(lambda r: seen.append("late"))  # at once
+        assert seen.pop() == "late"
+    assert seen == [(n, i, n) for n in range(50) for i in (0, 1)]
+
+
+def test_callbacks_come_in_order_across_commits_and_threads(topic) -> None:
+    seen: list[int] = []
+    with topic.producer() as producer:
+
+        def run(_: int) -> None:
+            for _ in range(50):
+                producer.send_async(b"x").add_done_callback(lambda r: seen.append(r.result(0)))
+                producer.send(b"y")
+
+        run_threads(4, run)
+        producer.flush()
+        until(lambda: len(seen) == 200)
+    # Those added after the outcome was known are called at once, so that a few may come early.
+    assert sorted(seen) == sorted(set(seen))
+    assert sum(a > b for a, b in itertools.pairwise(seen)) <= 40
+
+
+def test_callbacks_of_failed_messages_come_too(path) -> None:
+    seen: list[Any] = []
+    with xl.open(path, map_size=1 << 20) as engine:
+        with engine.topic("t").producer(linger=60) as producer:
+            for size in (10, 1 << 21, 10):
+                receipt = producer.send_async(bytes(size))
+                receipt.add_done_callback(lambda r: seen.append(type(r.exception(0))))
+            with pytest.raises(xl.LedgerFullError):
+                producer.flush()
+            until(lambda: len(seen) == 3)
+    assert seen == [xl.LedgerFullError] * 3
+
+
+def test_a_callback_that_fails_harms_nobody(topic, caplog) -> None:
+    seen: list[int] = []
+
+    def fail(receipt: xl.Receipt) -> None:
+        raise ZeroDivisionError
+
+    with caplog.at_level(logging.ERROR, "exclusivelog"), topic.producer(linger=0.01) as producer:
+        receipt = producer.send_async(b"x")
+        receipt.add_done_callback(fail)
+        receipt.add_done_callback(lambda r: seen.append(r.result(0)))
+        assert receipt.result(10) == 0
+        until(lambda: seen == [0])
+        assert producer.send_async(b"y").result(10) == 1
+        receipt.add_done_callback(fail)
+    assert len([r for r in caplog.records if r.exc_info]) == 2
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_b9_a_callback_that_exits_does_not_silence_the_others(topic, error) -> None:
+    """A callback calls sys.exit(), in the thread that commits for everybody. Whoever sends
+    later still gets an answer."""
+    seen: list[int] = []
+
+    def leave(receipt: xl.Receipt) -> None:
+        raise error
+
+    with topic.producer(linger=0.01) as producer:
+        with contextlib.suppress(error):
+            receipt = producer.send_async(b"x")
+            receipt.add_done_callback(leave)
+            receipt.add_done_callback(lambda r: seen.append(r.result(0)))
+            receipt.result(10)
+            until(lambda: seen == [0])
+        assert producer.send_async(b"y").result(5) == 1
+
+
+def test_callbacks_may_send_again(topic) -> None:
+    done = threading.Event()
+    with topic.producer() as producer:
+
+        def again(receipt: xl.Receipt) -> None:
+            if receipt.result(0) < 20:
+                producer.send_async(b"async").add_done_callback(lambda r: None)
+                producer.send(b"sync")
+                producer.send_async(b"next").add_done_callback(again)
+            else:
+                done.set()
+
+        producer.send_async(b"first").add_done_callback(again)
+        assert done.wait(20)
+
+
+def test_callbacks_may_close_the_producer(topic) -> None:
+    with topic.producer() as producer:
+        receipt = producer.send_async(b"x")
+        receipt.add_done_callback(lambda r: producer.close())
+        assert receipt.result(10) == 0
+        until(lambda: topic.holders == [])
+        assert producer.state == "closed"
+
+
+def test_callbacks_may_close_the_engine(path) -> None:
+    engine = xl.open(path)
+    closed = threading.Event()
+    receipt = engine.topic("t").producer(linger=0.05).send_async(b"x")
+    receipt.add_done_callback(lambda r: (engine.close(), closed.set()))
+    assert receipt.result(10) == 0
+    assert closed.wait(20)
+    with xl.open(path) as engine:
+        assert values(engine.topic("t")) == [b"x"]
+
+
+def test_a_callback_added_while_the_outcome_arrives_is_called(topic) -> None:
+    """The garbage collector runs in the middle of `add_done_callback`, and there the switch to
+    another thread, which commits. The callback must neither get lost nor fail."""
+    seen: list[int] = []
+    armed: list[Callable[[], None]] = []
+
+    def collecting(phase: str, info: object) -> None:
+        if phase == "start" and armed:
+            within(armed.pop(), 20)
+
+    with topic.producer(linger=60) as producer:
+        threshold = gc.get_threshold()
+        gc.callbacks.append(collecting)
+        try:
+            for _ in range(20):
+                receipt = producer.send_async(b"x")
+                callback = lambda r: seen.append(r.result(0))  # noqa: E731
+                emptied = [(n, n) for n in range(3000)]  # the tuples kept ready are used up
+                armed.append(producer.flush)
+                gc.set_threshold(1)
+                try:
+                    receipt.add_done_callback(callback)
+                finally:
+                    gc.set_threshold(*threshold)
+                    armed.clear()
+                    del emptied
+        finally:
+            gc.callbacks.remove(collecting)
+            gc.set_threshold(*threshold)
+        producer.flush()
+        until(lambda: len(seen) == 20)
+
+
+# ---- asyncio -----------------------------------------------------------------------------
+
+
+def test_receipts_can_be_awaited(topic) -> None:
+    async def run() -> None:
+        with topic.producer(linger=0.01) as producer:
+            assert await producer.send_async(b"0") == 0
+            receipts = [producer.send_async(b"%d" % n) for n in range(1, 50)]
+            assert await asyncio.gather(*receipts) == list(range(1, 50))
+            assert await receipts[0] == 1  # again, when it is known
+            assert await asyncio.gather(receipts[7], receipts[7]) == [8, 8]
+
+    asyncio.run(run())
+
+
+def test_an_awaited_receipt_raises_its_error(path) -> None:
+    async def run(producer: xl.Producer) -> None:
+        receipt = producer.send_async(bytes(1 << 21))
+        for _ in range(2):
+            with pytest.raises(xl.LedgerFullError):
+                await receipt
+        assert await producer.send_async(b"x") == 0
+
+    with xl.open(path, map_size=1 << 20) as engine, engine.topic("t").producer() as producer:
+        asyncio.run(run(producer))
+
+
+def test_the_loop_goes_on_while_a_receipt_is_awaited(topic) -> None:
+    async def run() -> int:
+        with topic.producer(linger=1.0) as producer:
+            waiting = asyncio.ensure_future(wait(producer.send_async(b"x")))
+            ticks = 0
+            while not waiting.done():
+                await asyncio.sleep(0.01)
+                ticks += 1
+            return ticks
+
+    async def wait(receipt: xl.Receipt) -> int:
+        return await receipt
+
+    assert asyncio.run(run()) > 5
+
+
+def test_a_cancelled_await_leaves_the_message_on_its_way(topic) -> None:
+    async def run() -> None:
+        with topic.producer(linger=60) as producer:
+            receipt = producer.send_async(b"x")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(wait(receipt), 0.05)
+            assert not receipt.done()
+            producer.flush()
+            assert await receipt == 0
+
+    async def wait(receipt: xl.Receipt) -> int:
+        return await receipt
+
+    asyncio.run(run())
+    assert values(topic) == [b"x"]
+
+
+def test_an_outcome_that_comes_after_the_loop_is_closed_harms_nobody(topic, caplog) -> None:
+    async def give_up(receipt: xl.Receipt) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(wait(receipt), 0.01)
+
+    async def wait(receipt: xl.Receipt) -> int:
+        return await receipt
+
+    with caplog.at_level(logging.ERROR), topic.producer(linger=0.2) as producer:
+        receipt = producer.send_async(b"x")
+        asyncio.run(give_up(receipt))
+        assert receipt.result(10) == 0
+        assert producer.send_async(b"y").result(10) == 1
+    assert caplog.records == []
+
+
+# ---- lingering and batches ---------------------------------------------------------------
+
+
+def test_messages_sent_within_linger_share_one_commit(engine, topic) -> None:
+    with topic.producer(linger=2.0) as producer, no_checkpoints(engine):
+        before = engine.ledger.journal.tail
+        receipts = [producer.send_async(b"x") for _ in range(1000)]
+        assert receipts[-1].result(10) == 999
+        (frame,) = frames(engine, before)
+        assert frame.offsets == range(1000)
+    assert engine.verify().entries == 1
+
+
+def test_linger_is_no_longer_than_it_says(topic) -> None:
+    with topic.producer(linger=0.2) as producer:
+        for _ in range(3):
+            before = time.monotonic()
+            producer.send_async(b"x").result(10)
+            assert 0.15 <= time.monotonic() - before < 10
+
+
+def test_without_linger_messages_go_at_once(topic) -> None:
+    with topic.producer() as producer:
+        before = time.monotonic()
+        for _ in range(20):
+            producer.send_async(b"x").result(10)
+        assert time.monotonic() - before < 15
+
+
+def test_send_takes_along_what_lingers(engine, topic) -> None:
+    with topic.producer(linger=60) as producer:
+        before = engine.ledger.journal.tail
+        receipts = [producer.send_async(b"%d" % n) for n in range(10)]
+        assert producer.send(b"10") == 10
+        assert [r.result(0) for r in receipts] == list(range(10))
+        assert appends(engine, before) == 1
+        producer.send_async(b"11")
+        assert producer.send_many([b"12", b"13"]) == range(12, 14)
+    assert values(topic) == [b"%d" % n for n in range(14)]
+
+
+def test_a_full_batch_does_not_linger(topic) -> None:
+    with topic.producer(linger=60, max_batch_messages=10) as producer:
+        receipts = [producer.send_async(b"x") for _ in range(10)]
+        assert receipts[-1].result(10) == 9
+    with topic.producer(linger=60, max_batch_bytes=100) as producer:
+        receipts = [producer.send_async(bytes(30)) for _ in range(4)]
+        assert receipts[0].result(10) == 10
+
+
+def entry_sizes(engine: xl.Engine, topic: xl.Topic) -> list[list[int]]:
+    """The sizes of the values in each entry, as it was sent."""
+
+    def look(tables: Tables) -> list[_core.Entry]:
+        return [
+            _core.Entry(tables.entries.load(data)) for _, data in tables.entries.walk(topic.id, 0)
+        ]
+
+    entries = engine.ledger.look(look, unflushed=True)
+    return [[len(e.message(i).value or b"") for i in range(e.count)] for e in entries]
+
+
+def send_each(producer: xl.Producer, messages: list[bytes]) -> None:
+    for message in messages:
+        producer.send_async(message)
+    producer.flush()
+
+
+SEND_ALL = {"send_async": send_each, "send_many": lambda producer, m: producer.send_many(m)}
+
+
+@pytest.mark.parametrize("how", SEND_ALL)
+@pytest.mark.parametrize("most", [1, 7, 100])
+def test_an_entry_holds_no_more_messages_than_it_may(engine, topic, how, most) -> None:
+    with no_checkpoints(engine):
+        with topic.producer(linger=60, max_batch_messages=most) as producer:
+            SEND_ALL[how](producer, [b"x"] * 100)
+        assert max(map(len, entry_sizes(engine, topic))) == most
+
+
+@pytest.mark.parametrize("how", SEND_ALL)
+def test_an_entry_holds_no_more_bytes_than_it_may(engine, topic, how) -> None:
+    """Unless it is a single message, which cannot be divided."""
+    dice = random.Random(4)
+    messages = [bytes(dice.choice([0, 1, 60, 300, 600, 999, 1000, 2500])) for _ in range(300)]
+    with no_checkpoints(engine):
+        with topic.producer(linger=60, max_batch_bytes=1000) as producer:
+            SEND_ALL[how](producer, messages)
+        assert values(topic) == messages
+        sizes = entry_sizes(engine, topic)
+    assert max(sum(entry) for entry in sizes if len(entry) > 1) <= 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *[("linger", wrong) for wrong in (-1, -0.1, float("nan"), "1", None)],
+        *[
+            (name, wrong)
+            for name in ("max_batch_messages", "max_batch_bytes", "max_pending_bytes")
+            for wrong in (0, -1, 1.5, "1", None)
+        ],
+        *[("on_fenced", wrong) for wrong in (5, "call me")],
+    ],
+)
+def test_wrong_options_are_refused_by_name(topic, name, wrong) -> None:
+    for call in (topic.producer, topic.producer_async):
+        with pytest.raises((ValueError, TypeError), match=name):
+            call(**{name: wrong})
+    assert topic.holders == []
+
+
+# ---- back-pressure -----------------------------------------------------------------------
+
+
+def test_what_waits_is_bounded(topic) -> None:
+    with topic.producer(linger=60, max_pending_bytes=10_000) as producer:
+        for _ in range(200):
+            producer.send_async(bytes(999))
+            assert producer.appender.pending_bytes < 10_000
+        assert topic.next_offset > 150
+
+
+def test_sending_waits_when_too_much_is_pending_and_the_ledger_is_busy(engine, topic) -> None:
+    with topic.producer(linger=60, max_pending_bytes=10_000) as producer:
+        sent: list[xl.Receipt] = []
+
+        def run() -> None:
+            sent.extend(producer.send_async(bytes(1000)) for _ in range(50))
+
+        with ledger_busy(engine):
+            thread = threading.Thread(target=run)
+            thread.start()
+            until(lambda: producer.appender.pending_messages == 10)
+            time.sleep(0.2)
+            assert thread.is_alive()
+            assert producer.appender.pending_messages == 10
+            assert topic.next_offset == 0
+        thread.join(20)
+        assert not thread.is_alive()
+        producer.flush()
+        assert [receipt.result(0) for receipt in sent] == list(range(50))
+
+
+# ---- flush, close, time limits -----------------------------------------------------------
+
+
+def test_flush_sends_everything(topic) -> None:
+    with topic.producer(linger=60) as producer:
+        producer.flush()
+        receipts = [producer.send_async(b"x") for _ in range(10)]
+        producer.flush()
+        assert all(receipt.done() for receipt in receipts)
+        assert topic.next_offset == 10
+
+
+def test_flush_raises_what_went_wrong(path) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        with engine.topic("t").producer(linger=60) as producer:
+            producer.send_async(bytes(1 << 21))
+            with pytest.raises(xl.LedgerFullError):
+                producer.flush()
+            producer.flush()
+            producer.send_async(b"x")
+            producer.flush()
+        assert values(engine.topic("t")) == [b"x"]
+
+
+def test_closing_sends_what_waits(topic) -> None:
+    producer = topic.producer(linger=60)
+    receipts = [producer.send_async(b"x") for _ in range(10)]
+    producer.close()
+    assert [receipt.result(0) for receipt in receipts] == list(range(10))
+    assert topic.holders == []
+    for call in (producer.send, producer.send_async, lambda v: producer.send_many([v])):
+        with pytest.raises(xl.EngineClosedError):
+            call(b"y")
+    with pytest.raises(xl.EngineClosedError):
+        producer.flush()
+    producer.close()
+    assert topic.next_offset == 10
+
+
+def test_closing_a_producer_raises_what_went_wrong_and_gives_the_topic_back(path) -> None:
+    with xl.open(path, map_size=1 << 20) as engine:
+        topic = engine.topic("t")
+        producer = topic.producer("exclusive", linger=60)
+        receipt = producer.send_async(bytes(1 << 21))
+        with pytest.raises(xl.LedgerFullError):
+            producer.close()
+        assert isinstance(receipt.exception(0), xl.LedgerFullError)
+        with topic.producer("exclusive") as other:
+            assert other.send(b"x") == 0
+
+
+def test_closing_the_engine_sends_what_waits(path) -> None:
+    engine = xl.open(path)
+    receipts = [
+        engine.topic(name).producer(linger=60).send_async(b"x") for name in "abc" for _ in range(3)
+    ]
+    engine.close()
+    assert [receipt.exception(0) for receipt in receipts] == [None] * 9
+    with xl.open(path) as engine:
+        assert [engine.topic(name).next_offset for name in "abc"] == [3, 3, 3]
+
+
+def test_the_end_of_the_program_sends_what_waits(path) -> None:
+    finish(
+        """
+        import sys
+        import exclusivelog as xl
+        producer = xl.open(sys.argv[1]).topic("orders").producer("exclusive", linger=60)
+        for n in range(10):
+            producer.send_async(b"x")
+        """,
+        path,
+    )
+    with xl.open(path) as engine:
+        assert engine.topic("orders").next_offset == 10
+        assert engine.topic("orders").owner is None
+
+
+def test_an_abandoned_producer_still_sends_what_waits(topic) -> None:
+    receipt = topic.producer("exclusive", linger=0.2).send_async(b"x")
+    gc.collect()
+    assert receipt.result(10) == 0
+    gc.collect()
+    until(lambda: topic.owner is None)
+
+
+@pytest.mark.parametrize("call", ["send", "send_many", "flush"])
+def test_a_time_limit_holds_behind_another_producers_commit(engine, topic, call) -> None:
+    """The other one leads, and the ledger keeps it waiting."""
+    calls = {
+        "send": lambda: producer.send(b"x", timeout=0.2),
+        "send_many": lambda: producer.send_many([b"x"], timeout=0.2),
+        "flush": lambda: (producer.send_async(b"x"), producer.flush(timeout=0.2)),
+    }
+    with topic.producer(linger=60) as producer, topic.producer() as other:
+        with ledger_busy(engine):
+            leader = threading.Thread(target=other.send, args=(b"y",))
+            leader.start()
+            time.sleep(0.1)
+            before = time.monotonic()
+            with pytest.raises(xl.WaitTimeoutError):
+                within(calls[call], 20)
+            assert time.monotonic() - before < 10
+            assert topic.next_offset == 0
+        leader.join(10)
+        until(lambda: topic.next_offset == 2)  # it was on its way
+        producer.flush()
+
+
+def test_a_time_limit_holds_when_nobody_else_commits(engine, topic) -> None:
+    """Here the sender itself would be the one who leads."""
+    with topic.producer() as producer:
+        with ledger_busy(engine):
+            before = time.monotonic()
+            with pytest.raises(xl.WaitTimeoutError):
+                within(lambda: producer.send(b"x", timeout=0.2), 20)
+            assert time.monotonic() - before < 10
+        until(lambda: topic.next_offset == 1)
+        assert producer.send(b"y") == 1
+
+
+# ---- group commit ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flushing(path: str) -> Iterator[xl.Engine]:
+    """An engine that flushes whatever the tests' usual durability is."""
+    with xl.open(path, durability="power") as engine, no_checkpoints(engine):
+        yield engine
+
+
+def test_threads_that_send_together_share_flushes(flushing) -> None:
+    topic = flushing.topic("orders")
+    producers = [topic.producer() for _ in range(8)]
+    before = flushes(flushing)
+    run_threads(8, lambda n: [producers[n].send(b"%d" % i) for i in range(50)])
+    spent = flushes(flushing) - before
+    assert topic.next_offset == 400
+    assert 0 < spent < 400
+    for producer in producers:
+        mine = [m.value for m in topic.reader() if m.producer_name == producer.name]
+        assert mine == [b"%d" % i for i in range(50)]
+
+
+def test_everything_that_waits_goes_with_one_flush(flushing) -> None:
+    """While the ledger is busy, producers of several topics gather: one flush takes them all."""
+    producers = [flushing.topic(f"t{n % 3}").producer(linger=60) for n in range(9)]
+
+    def run(producer: xl.Producer) -> None:
+        producer.send_async(b"x")
+        producer.flush()
+
+    before = flushes(flushing)
+    with ledger_busy(flushing):
+        threads = [threading.Thread(target=run, args=(p,)) for p in producers]
+        for thread in threads:
+            thread.start()
+        until(lambda: sum(p.appender.pending_messages for p in producers) == 9)
+        time.sleep(0.3)
+    for thread in threads:
+        thread.join(10)
+    # The first one leads alone, and was already gone with its own message; and what kept the
+    # ledger busy counts, too.
+    assert 0 < flushes(flushing) - before <= 3
+    assert [flushing.topic(f"t{n}").next_offset for n in range(3)] == [3, 3, 3]
+
+
+def test_a_fenced_producer_in_the_group_does_not_disturb_the_others(path, engine, topic) -> None:
+    other = engine.topic("other")
+    loser = topic.producer("exclusive", linger=60)
+    steady = other.producer(linger=60)
+    lost = [loser.send_async(b"zombie") for _ in range(3)]
+    kept = [steady.send_async(b"kept") for _ in range(3)]
+    with xl.open(path) as second:
+        winner = second.topic("orders").producer("exclusive_with_fencing")
+        assert steady.send(b"with them") == 3
+        assert [receipt.result(10) for receipt in kept] == [0, 1, 2]
+        errors = [receipt.exception(10) for receipt in lost]
+        assert [type(error) for error in errors] == [xl.ProducerFencedError] * 3
+        assert not any(error.maybe_written for error in errors)
+        assert winner.send(b"mine") == 0
+    assert values(topic) == [b"mine"]
+    assert steady.send(b"after") == 4
+    with pytest.raises(xl.ProducerFencedError) as caught:
+        loser.send(b"zombie")
+    assert caught.value is errors[0]
+
+
+def test_a_duplicate_in_the_group_does_not_disturb_the_others(engine, topic, monkeypatch) -> None:
+    """The ledger knows of a sequence id that the producer itself does not know of."""
+    a, b = topic.producer(name="a", linger=60), topic.producer(name="b", linger=60)
+    with engine.ledger.write_exclusive() as tables:
+        tables.producers.put(topic.id, "a", 5, a.session.id)
+    first, second = a.send_async(b"a"), b.send_async(b"b")
+    b.flush()
+    assert second.result(0) == 0
+    assert isinstance(first.exception(10), xl.DuplicateSequenceError)
+    assert values(topic) == [b"b"]
+    assert a.send(b"a", sequence_id=6) == 1
+
+
+# ---- in either durability ----------------------------------------------------------------
+
+
+def promises_less(state: State) -> bool:
+    return state.engine.unflushed
+
+
+def test_h1_workers_and_scripts_promise_what_the_tests_do(request, path, engine, worker) -> None:
+    """`pytest --durability=process` runs all of this suite in that durability, in whatever
+    process; and what a test says itself counts more."""
+    expected = request.config.getoption("--durability") == "process"
+    source = """
+        import sys
+        import exclusivelog as xl
+        print(xl.open(sys.argv[1]).unflushed, xl.open(sys.argv[1], durability="power").unflushed)
+    """
+    assert engine.unflushed == expected
+    assert worker().call(promises_less) == expected
+    assert finish(source, path) == f"{expected} False\n"
+    with xl.open(path, durability="power") as strict:
+        assert not strict.unflushed

@@ -1,0 +1,389 @@
+"""Announcements: what an owner says about itself, durable and fenced as its messages are.
+
+Rules B2 to B4 (a stale producer says nothing), B10, C1, E1 (hand-overs), G3 (with a message: both,
+or nothing), H1 (it survives).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import aio
+from exclusivelog.local.ownership import succession
+from exclusivelog.local.records import pack_session, unpack_session
+from exclusivelog.messages.encoding import MOST_ANNOUNCED_BYTES
+from testing.processes import PATIENCE, State, Worker, hang, until
+
+SHARED, EXCLUSIVE = "shared", "exclusive"
+WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
+HERE, THERE = {"address": "tcp://here:1"}, {"address": "tcp://there:2"}
+
+
+def own(state: State, mode: str, **options: Any) -> int:
+    state.producer = state.topic.producer(mode, **options)
+    return state.producer.topic_epoch
+
+
+def announce(state: State, info: dict[str, str], **options: Any) -> str:
+    """What came of it."""
+    assert state.producer is not None
+    try:
+        state.producer.announce(info, **options)
+    except xl.ExclusiveLogError as error:
+        return type(error).__name__
+    return "announced"
+
+
+def said(topic: xl.Topic) -> tuple[dict[str, str], int]:
+    """(info, epoch) of the topic's announcement."""
+    found = topic.announcement
+    assert found is not None
+    return dict(found.info), found.epoch
+
+
+# ---- what everybody reads ----------------------------------------------------------------
+
+
+def test_e_nothing_is_announced_at_first(topic: xl.Topic) -> None:
+    assert topic.announcement is None
+    topic.producer(EXCLUSIVE).close()
+    assert topic.announcement is None
+
+
+def test_e_another_process_reads_who_announces_what(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    owner = worker(name="owner")
+    owner.call(own, EXCLUSIVE, name="p")
+    assert owner.call(announce, HERE) == "announced"
+    found, holder = topic.announcement, topic.owner
+    assert found is not None
+    assert holder is not None
+    assert (found.info, found.epoch, found.producer_name) == (HERE, 1, "p")
+    assert (found.engine_id, found.engine_name, found.pid) == (holder.engine_id, "owner", owner.pid)
+    assert found.session == holder.session
+    assert found.time >= holder.since
+    assert owner.call(announce, THERE) == "announced"
+    assert said(topic) == (THERE, 1)
+
+
+def test_e_it_stays_until_the_next_owner_announces(topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE, announce=HERE):
+        pass
+    with topic.producer(EXCLUSIVE) as second:
+        assert said(topic) == (HERE, 1), "the successor reads what its predecessor said"
+        second.announce({})
+        assert said(topic) == ({}, 2)
+    assert said(topic) == ({}, 2)
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+def test_e_it_survives_everybody(
+    path: str, worker: Callable[..., Worker], end: signal.Signals
+) -> None:
+    owner = worker(name="owner")
+    owner.call(own, EXCLUSIVE)
+    owner.call(announce, HERE)
+    owner.signal(end)
+    owner.kill()
+    for options in ({"readonly": True}, {}):
+        with xl.open(path, **options) as engine:
+            assert said(engine.topic("orders")) == (HERE, 1)
+
+
+def test_e_a_deleted_topic_s_goes_with_it(engine: xl.Engine, topic: xl.Topic) -> None:
+    topic.producer(EXCLUSIVE, announce=HERE).close()
+    engine.delete_topic("orders")
+    with pytest.raises(xl.TopicNotFoundError):
+        topic.announcement
+    assert engine.topic("orders").announcement is None
+
+
+def test_e_a_backup_has_it(engine: xl.Engine, topic: xl.Topic, tmp_path: Any) -> None:
+    with topic.producer(EXCLUSIVE, announce=HERE):
+        engine.backup(tmp_path / "backup")
+    with xl.open(tmp_path / "backup") as copy:
+        assert said(copy.topic("orders")) == (HERE, 1)
+
+
+# ---- fenced ------------------------------------------------------------------------------
+
+
+def test_b3_a_fenced_owner_announces_nothing(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """Nor does it with a message; and what it raises is the very error of its sends (B4)."""
+    stale = worker(name="stale")
+    stale.call(own, EXCLUSIVE, announce=HERE)
+    with topic.producer(FENCING, announce=THERE) as owner:
+        assert stale.call(announce, HERE) == "ProducerFencedError"
+        assert stale.call(announce, HERE, message=b"mine") == "ProducerFencedError"
+        assert said(topic) == (THERE, 2)
+        assert list(topic.reader()) == []
+        assert stale.call(same_errors) is True
+        assert owner.send(b"x") == 0
+
+
+def same_errors(state: State) -> bool:
+    """Of a send and an announcement."""
+    assert state.producer is not None
+    errors = []
+    for call in (lambda: state.producer.send(b"x"), lambda: state.producer.announce({})):
+        try:
+            call()
+        except xl.ProducerFencedError as error:
+            errors.append(error)
+    return len(errors) == 2 and errors[0] is errors[1]
+
+
+def test_b3_one_that_hung_announces_nothing_when_it_goes_on(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """It did not notice anything, and the epoch is compared where the announcement is written."""
+    stale = worker(name="stale", keepalive=0.5)
+    stale.call(own, EXCLUSIVE, announce=HERE)
+    waiter = topic.producer_async(WAIT, announce=THERE)
+    hang(stale)
+    with waiter.result(PATIENCE) as owner:
+        assert said(topic) == (THERE, 2)
+        stale.start(announce, HERE)
+        stale.signal(signal.SIGCONT)
+        assert stale.answer() == "ProducerFencedError"
+        assert said(topic) == (THERE, 2)
+        owner.announce({})
+    assert said(topic) == ({}, 2)
+
+
+@pytest.mark.parametrize("message", [{}, {"message": b"x"}])
+def test_b2_the_epoch_is_compared_in_the_transaction_that_announces(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch, message: dict[str, Any]
+) -> None:
+    """The rival comes at the last moment before the transaction; also where nothing is sent."""
+    owner = topic.producer(EXCLUSIVE, announce=HERE)
+    ledger = topic.engine.ledger
+    begin, rivals = ledger.write_checkpointed, []
+
+    def begin_late() -> Any:
+        if not rivals:
+            monkeypatch.setattr(ledger, "write_checkpointed", begin)
+            rivals.append(topic.producer(FENCING, announce=THERE))
+        return begin()
+
+    monkeypatch.setattr(ledger, "write_checkpointed", begin_late)
+    with pytest.raises(xl.ProducerFencedError):
+        owner.announce(HERE, **message)
+    assert said(topic) == (THERE, 2)
+    assert topic.next_offset == 0
+    assert owner.state == "fenced"
+
+
+def test_b3_closed_producers_announce_nothing(topic: xl.Topic) -> None:
+    owner = topic.producer(EXCLUSIVE)
+    owner.close()
+    with pytest.raises(xl.EngineClosedError):
+        owner.announce(HERE)
+    assert topic.announcement is None
+
+
+# ---- with the grant ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
+def test_e_a_grant_announces_in_its_own_transaction(
+    topic: xl.Topic, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that cannot announce is not granted either."""
+
+    def fail(*args: Any) -> None:
+        raise xl.LedgerFullError("no room left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(succession, "put_announcement", fail)
+        with pytest.raises(xl.LedgerFullError):
+            topic.producer(mode, announce=HERE)
+    assert (topic.epoch, topic.owner, topic.announcement) == (0, None, None)
+    with topic.producer(mode, announce=HERE):
+        assert said(topic) == (HERE, 1)
+
+
+def test_e_whoever_promotes_announces_for_the_promoted(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    """The waiter is stopped when its turn comes: the grant is another process's transaction, and
+    so is the announcement."""
+    waiter, owner = worker(name="waiter"), topic.producer(EXCLUSIVE, announce=HERE)
+    waiter.start(own, WAIT, announce=THERE)
+    until(lambda: topic.waiters)
+    assert said(topic) == (HERE, 1), "only with the grant"
+    hang(waiter)
+    owner.close()
+    assert said(topic) == (THERE, 2)
+    assert topic.owner is not None
+    assert topic.owner.engine_name == "waiter"
+    waiter.signal(signal.SIGCONT)
+    assert waiter.answer() == 2
+
+
+def test_e_a_waiter_that_leaves_has_announced_nothing(topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE):
+        with pytest.raises(xl.WaitTimeoutError):
+            topic.producer(WAIT, announce=HERE, timeout=0.05)
+        with pytest.raises(xl.ProducerFencedError):
+            topic.producer(EXCLUSIVE, announce=HERE)
+        assert topic.producer_async(WAIT, announce=HERE).cancel()
+    assert topic.announcement is None
+
+
+def test_e1_a_hand_over_announces_for_its_destination(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    destination = worker(name="destination")
+    with topic.producer(EXCLUSIVE, announce=HERE) as owner:
+        destination.start(own, WAIT, announce=THERE)
+        until(lambda: topic.waiters)
+        engine.unload("orders", to=topic.waiters[0].engine_id)
+        assert destination.answer() == 2
+        assert said(topic) == (THERE, 2)
+        with pytest.raises(xl.ProducerMovedError):
+            owner.announce(HERE)
+    assert said(topic) == (THERE, 2)
+
+
+def test_e2_who_follows_its_topic_goes_on_announcing(path: str, topic: xl.Topic) -> None:
+    """Within one process a producer goes on through a hand-over, and so does what it said."""
+    owner = topic.producer(EXCLUSIVE, announce={})
+    owner.announce(HERE)
+    with xl.open(path, name="other") as other:
+        topic.engine.unload("orders", to=other.id)
+        owner.send(b"x")
+        found = topic.announcement
+        assert found is not None
+        assert (found.info, found.epoch, found.engine_name) == (HERE, 2, "other")
+        owner.announce(THERE)
+        assert said(topic) == (THERE, 2)
+
+
+# ---- with a message ----------------------------------------------------------------------
+
+
+def test_g3_a_message_tells_those_who_read_the_topic(topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE, serializer="json") as owner:
+        owner.send("before")
+        owner.announce(HERE, message=["moved"])
+        owner.announce(THERE, message=None)
+        owner.send("after")
+    found = list(topic.reader(deserializer="json"))
+    assert [message.value for message in found] == ["before", ["moved"], None, "after"]
+    assert [message.properties for message in found] == [{}, HERE, THERE, {}]
+    assert owner.last_sequence_id == 3
+
+
+def test_g3_in_a_transaction_it_is_all_or_nothing(engine: xl.Engine, topic: xl.Topic) -> None:
+    owner, other = topic.producer(EXCLUSIVE), engine.topic("other").producer(EXCLUSIVE)
+    with engine.transaction() as txn:
+        owner.announce(HERE, transaction=txn)
+        other.send(b"x", transaction=txn)
+        assert topic.announcement is None
+    assert said(topic) == (HERE, 1)
+    assert txn.offsets == {other: range(1)}
+    engine.topic("other").producer(FENCING)
+    txn = engine.transaction()
+    owner.announce(THERE, transaction=txn)
+    other.send(b"x", transaction=txn)
+    with pytest.raises(xl.ProducerFencedError):
+        txn.commit()
+    assert said(topic) == (HERE, 1)
+    with engine.transaction() as txn:
+        owner.announce(THERE, transaction=txn)
+        txn.abort()
+    assert said(topic) == (HERE, 1)
+    with pytest.raises(xl.TransactionAbortedError):
+        owner.announce(THERE, transaction=txn)
+
+
+# ---- what it takes -----------------------------------------------------------------------
+
+WRONG = [
+    ("x", TypeError), (b"x", TypeError), ({"a": 1}, TypeError), ({b"a": "b"}, TypeError),
+    ({"a": "\ud800"}, ValueError), ({"a": "b" * MOST_ANNOUNCED_BYTES}, ValueError),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("info", "error"), WRONG)
+def test_e_wrong_information_is_refused_by_name(
+    topic: xl.Topic, info: Any, error: type[Exception]
+) -> None:
+    with topic.producer(EXCLUSIVE) as owner:
+        with pytest.raises(error, match="info"):
+            owner.announce(info)
+    for ask in (topic.producer, topic.producer_async):
+        with pytest.raises(error, match="announce"):
+            ask(EXCLUSIVE, announce=info)
+    with pytest.raises(TypeError, match="info"), topic.producer(EXCLUSIVE) as owner:
+        owner.announce(None)  # type: ignore[arg-type]
+    assert (topic.announcement, topic.owner, topic.epoch) == (None, None, 2)
+
+
+def test_e_only_an_owner_announces(topic: xl.Topic) -> None:
+    with pytest.raises(ValueError, match="announce: only an owner"):
+        topic.producer(SHARED, announce=HERE)
+    assert topic.holders == []
+    with topic.producer(SHARED) as shared, pytest.raises(ValueError, match="is shared"):
+        shared.announce(HERE)
+    assert topic.announcement is None
+
+
+def test_e_whoever_announces_nothing_waits_in_a_shorter_row(topic: xl.Topic) -> None:
+    """The row of a session has its information only where there is one."""
+    with topic.producer(EXCLUSIVE):
+        waiters = [topic.producer_async(WAIT, announce=info) for info in (None, HERE)]
+        with topic.engine.ledger.read() as tables:
+            plain, announcing = tables.sessions.waiters(topic.id)
+        assert [plain.announce, announcing.announce] == [None, HERE]
+        assert unpack_session(pack_session(plain)) == plain
+        assert unpack_session(pack_session(announcing)) == announcing
+        first = [pack_session(session)[:3] for session in (plain, announcing)]
+        assert first == [b"\xdc\x00\x14", b"\xdc\x00\x15"]
+        assert all(waiter.cancel() for waiter in waiters)
+
+
+# ---- asyncio, the command ----------------------------------------------------------------
+
+
+def test_e_asyncio(path: str) -> None:
+    async def play() -> Any:
+        async with await aio.open(path) as engine:
+            topic = engine.topic("orders")
+            async with await topic.producer(EXCLUSIVE, announce=HERE) as owner:
+                first = topic.announcement
+                async with engine.transaction() as txn:
+                    await owner.announce(THERE, message=b"x", transaction=txn)
+                second = topic.announcement
+                await owner.announce({})
+                return first.info, second.info, topic.announcement.info
+
+    assert asyncio.run(play()) == (HERE, THERE, {})
+
+
+def test_e_the_command_shows_it(path: str, topic: xl.Topic) -> None:
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "exclusivelog.cli", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
+        return done.stdout
+
+    pytest.importorskip("typer")
+    assert "announced" not in run("info", path, "orders") + run("owners", path)
+    with topic.producer(EXCLUSIVE, name="p", announce={"a": "1", "b": "\x1b"}):
+        for output in (run("info", path, "orders"), run("owners", path)):
+            [line] = [line for line in output.splitlines() if "announced" in line]
+            assert "a=1 b=\\x1b; 20" in line
+            assert "by p of test (pid" in line
+            assert "epoch 1)" in line

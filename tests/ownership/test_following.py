@@ -1,0 +1,906 @@
+"""Rule E2 within one process: a handle follows its topic to the engine next door.
+
+Two engines of a process may share its work, and a topic that moves from one to the other need
+not end the producers that the application holds: their sends go through, whoever has the topic
+now, as long as it is in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import itertools
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.local.log import sending as sending_module
+from exclusivelog.local.session import LocalSession
+from testing.handovers import (
+    COUNTS,
+    SENDS,
+    Chronicle,
+    HeldUp,
+    Quick,
+    Use,
+    begin,
+    catch_up,
+    moved,
+    quick_workers,
+)
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, until, values, within
+
+FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
+Neighbours = tuple[xl.Engine, xl.Engine, xl.Engine]
+
+
+@pytest.fixture
+def quick(path: str) -> Iterator[Callable[..., Quick]]:
+    """`quick(name)`: a process with an engine on `path`, there at once."""
+    with quick_workers(path) as make:
+        yield make
+
+
+@pytest.fixture
+def neighbours(path: str) -> Iterator[Neighbours]:
+    """Three engines a, b and c of this process."""
+    with xl.open(path, name="a") as a, xl.open(path, name="b") as b, xl.open(path, name="c") as c:
+        yield a, b, c
+
+
+# ---- E2: sends, where the destination is in the same process -----------------------------
+
+
+class Awaited:
+    """Where the topic goes within the process: to b, which waits for it, or does not."""
+
+    def __init__(self, a: xl.Engine, b: xl.Engine, **options: Any) -> None:
+        self.topic = a.topic("orders")
+        self.producer = self.topic.producer(EXCLUSIVE, name="p")
+        self.rival = b.topic("orders").producer_async(WAIT, name="q", **options)
+        assert moved(a.unload("orders", to=b.id)) == [("orders", "owned")]
+        self.successor = self.rival.result(PATIENCE)
+
+
+def test_e2_a_handle_follows_its_topic_to_a_producer_that_waited(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    it = Awaited(a, b)
+    assert (it.producer.state, it.successor.send(b"q")) == ("open", 0)
+    offsets = [use(it.producer) for use in SENDS.values()]
+    assert len(set(offsets)) == len(SENDS)
+    assert it.topic.next_offset == 1 + sum(COUNTS)
+    assert {(m.epoch, m.producer_name) for m in it.topic.reader()} == {(2, "q")}
+    assert (it.producer.state, it.producer.topic_epoch) == ("open", 2)
+    assert it.topic.owner.engine_id == b.id
+    it.producer.flush()
+    assert len(catch_up(it.producer)) == it.topic.next_offset
+
+
+# ---- E2: a producer that sends by another one's session ----------------------------------
+
+
+def test_c1_closing_one_that_has_followed_sends_what_waits(neighbours: Neighbours) -> None:
+    a, b, _ = neighbours
+    it = Awaited(a, b, linger=30.0)
+    it.producer.send(b"0")
+    receipt = it.producer.send_async(b"1")
+    it.producer.close()
+    assert (receipt.done(), receipt.result(), it.topic.next_offset) == (True, 1, 2)
+    assert it.successor.state == "open"
+
+
+def test_b4_one_that_has_followed_ends_with_the_session(neighbours: Neighbours) -> None:
+    """It says so in every call, and to `on_fenced`, without being asked."""
+    a, b, _ = neighbours
+    told: list[BaseException] = []
+    topic = a.topic("orders")
+    producer = topic.producer(EXCLUSIVE, on_fenced=lambda _, error: told.append(error))
+    rival = b.topic("orders").producer_async(WAIT)
+    assert moved(a.unload("orders", to=b.id)) == [("orders", "owned")]
+    assert producer.send(b"x") == 0
+    rival.result(PATIENCE).close()
+    until(lambda: told)
+    for call in (producer.send, producer.send_async, producer.offer):
+        with pytest.raises(xl.ProducerMovedError) as caught:
+            call(b"y")
+        assert caught.value is told[0]
+    assert producer.state == "moved"
+
+
+def test_d4_one_that_has_followed_is_asked_for_the_topic_of_a_dropped_one(
+    neighbours: Neighbours,
+) -> None:
+    """The session is kept by whoever sends by it: another waiter must be told to that one."""
+    a, b, c = neighbours
+    told: list[xl.Producer] = []
+    options: dict[str, Any] = {"on_wanted": told.append}
+    producer = a.topic("orders").producer(EXCLUSIVE, **options)
+    rival = b.topic("orders").producer_async(WAIT, **options)
+    assert moved(a.unload("orders", to=b.id)) == [("orders", "owned")]
+    rival.result(PATIENCE).send(b"x")
+    producer.send(b"y")
+    until(lambda: told)  # the rival had waited
+    told.clear()
+    del rival
+    gc.collect()
+    third = c.topic("orders").producer_async(WAIT)
+    until(lambda: told)
+    assert told == [producer]
+    told.clear()
+    producer.close()
+    assert third.result(PATIENCE).send(b"z") == 2
+
+
+def test_e2_one_that_has_followed_announces_without_its_own_engine(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    it = Awaited(a, b)
+    it.producer.send(b"x")
+    a.close()
+    it.producer.announce({"at": "b"}, message=b"y")
+    assert b.topic("orders").announcement.info == {"at": "b"}
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["to a waiter", "to nobody"])
+def test_b9_e2_an_interrupted_send_leaves_the_way_to_the_topic_open(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """Ctrl-C while the session is looked for, or has just been granted: the next send goes there,
+    and the topic is not given back."""
+    a, b, _ = neighbours
+    topic = a.topic("orders")
+    producer = topic.producer(EXCLUSIVE, name="p")
+    rival = b.topic("orders").producer_async(WAIT) if waits else None
+    assert [move.ok for move in a.unload("orders", to=b.id)] == [True]
+    hand_on = LocalSession._hand_on
+
+    def late(*args: Any) -> None:
+        ident = threading.main_thread().ident
+        assert ident is not None
+        signal.pthread_kill(ident, signal.SIGINT)
+        time.sleep(0.2)
+        hand_on(*args)
+
+    monkeypatch.setattr(LocalSession, "_hand_on", late)
+    with pytest.raises(KeyboardInterrupt):
+        producer.send(b"x", timeout=PATIENCE)
+    monkeypatch.undo()
+    assert producer.send(b"y", timeout=PATIENCE) == topic.next_offset - 1
+    assert (producer.state, topic.epoch) == ("open", 2)
+    assert rival is None or rival.result(PATIENCE).state == "open"
+
+
+def test_e2_a_handle_follows_its_topic_where_nobody_waits(
+    neighbours: Neighbours,
+) -> None:
+    """The sends of several threads wait for the move, and all go through: the first of them
+    has opened a producer for all, of the same name, which counts on."""
+    a, b, _ = neighbours
+    topic = a.topic("orders")
+    producer = topic.producer(EXCLUSIVE, name="p", properties={"role": "x"}, priority=3)
+    producer.send(b"before")
+    with HeldUp(a) as release:
+        moving = begin(a.unload, "orders", b.id)
+        release.await_it()
+        sends = [begin(use, producer) for use in SENDS.values()]
+        time.sleep(0.05)
+        release.go_on()
+        offsets = [send.result(PATIENCE) for send in sends]
+        assert moving.result(PATIENCE)[0].ok
+    assert len(set(offsets)) == len(SENDS)
+    messages = list(topic.reader())
+    assert [message.epoch for message in messages] == [1] + [2] * sum(COUNTS)
+    assert [message.sequence_id for message in messages] == list(range(1 + sum(COUNTS)))
+    assert {message.producer_name for message in messages} == {"p"}
+    owner = topic.owner
+    assert (owner.engine_id, owner.producer_name, owner.priority) == (b.id, "p", 3)
+    assert owner.properties == {"role": "x"}
+
+
+@pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
+def test_e2_a_handle_follows_its_topic_to_a_producer_that_was_opened_meanwhile(
+    neighbours: Neighbours, mode: str
+) -> None:
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    assert a.unload("orders", to=b.id)[0].state == "assigned"
+    other = b.topic("orders").producer(mode)
+    assert [producer.send(b"0"), other.send(b"1"), producer.send(b"2")] == [0, 1, 2]
+    assert {message.epoch for message in a.topic("orders").reader()} == {2}
+
+
+def test_e2_a_handle_cannot_follow_where_somebody_else_came_first(
+    neighbours: Neighbours,
+) -> None:
+    """The topic was reserved for b, the deadline is over, and c has it."""
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    assert a.unload("orders", to=b.id, timeout=2.0)[0].ok
+    owner = c.topic("orders").producer(WAIT, timeout=PATIENCE)
+    with pytest.raises(MOVED) as error:
+        producer.send(b"x")
+    assert error.value.successor.id == b.id
+    with pytest.raises(MOVED) as again:
+        producer.send(b"x")
+    assert again.value is error.value
+    assert (producer.state, owner.send(b"mine")) == ("moved", 0)
+
+
+def read_mail_late(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> threading.Event:
+    """The engine reads its mail this much later, or when the event is set."""
+    now, read = threading.Event(), engine.notifications.read
+
+    def read_late() -> None:
+        now.wait(seconds)
+        read()
+
+    monkeypatch.setattr(engine.notifications, "read", read_late)
+    return now
+
+
+def test_e2_a_handle_follows_although_the_destination_has_not_read_its_mail_yet(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    rival = b.topic("orders").producer_async(WAIT)
+    sent = read_mail_late(b, monkeypatch, 0.3)
+    a.unload("orders", to=b.id)
+    sending = begin(producer.send, b"x")
+    sending.add_done_callback(lambda _: sent.set())
+    assert sending.result(PATIENCE) == 0
+    assert rival.result(PATIENCE).topic_epoch == 2
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch, follow: bool
+) -> None:
+    """A waiter is granted the topic. Whoever reads its mail, to cancel another request, is about
+    to make its producer when the topic is unloaded."""
+    a, b, _ = neighbours
+    first = a.topic("orders").producer(EXCLUSIVE)
+    rival = a.topic("orders").producer_async(WAIT, name="late", follow=follow)
+    reached, go_on = threading.Event(), threading.Event()
+    read, make = a.notifications.read, rival.make
+
+    def read_second() -> None:
+        if threading.current_thread() is not a.worker.thread or reached.is_set():
+            read()
+
+    def make_late(*args: Any) -> xl.Producer:
+        reached.set()
+        go_on.wait(PATIENCE)
+        return make(*args)
+
+    monkeypatch.setattr(a.notifications, "read", read_second)
+    monkeypatch.setattr(rival, "make", make_late)
+    first.close()
+    reading = begin(a.notifications.read)
+    assert reached.wait(PATIENCE)
+    moving = begin(a.unload, "orders", b.id, PATIENCE)
+    until(lambda: a.notifications.releases or moving.done())
+    go_on.set()
+    reading.result(PATIENCE)
+    producer = rival.result(PATIENCE)
+    [move] = moving.result(PATIENCE)
+    assert (move.state, move.source.producer_name) == ("assigned", "late")
+    if follow:
+        assert (producer.send(b"x"), producer.topic_epoch) == (0, 3)
+    else:
+        with pytest.raises(MOVED) as caught:
+            producer.send(b"x")
+        assert caught.value.successor.id == b.id
+
+
+def test_e2_a_send_that_looks_for_its_topic_waits_no_longer_than_its_timeout(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The destination's engine is slow: its producer is not there yet."""
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    rival = b.topic("orders").producer_async(WAIT)
+    over = read_mail_late(b, monkeypatch, PATIENCE)
+    a.unload("orders", to=b.id)
+    sending = begin(functools.partial(producer.send, b"x", timeout=0.1))
+    ended = sending.exception(PATIENCE / 2)  # before it is there
+    over.set()
+    assert isinstance(ended, xl.WaitTimeoutError)
+    assert rival.result(PATIENCE).topic_epoch == 2
+    assert producer.send(b"x") == 0
+
+
+def test_e2_a_send_that_was_on_its_way_does_not_fence_the_successor(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One thread was about to look its session up when the move began, and comes to it only
+    when another thread has followed the topic already."""
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    rival = b.topic("orders").producer_async(WAIT)
+    reached, go_on, repair = threading.Event(), threading.Event(), sending_module.repair
+
+    def repair_late(*args: Any) -> None:
+        if threading.current_thread().name == "late":
+            reached.set()
+            go_on.wait(PATIENCE)
+        repair(*args)
+
+    monkeypatch.setattr(sending_module, "repair", repair_late)
+    errors: list[BaseException] = []
+
+    def send_late() -> None:
+        try:
+            producer.send(b"late")
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send_late, name="late", daemon=True)
+    thread.start()
+    assert reached.wait(PATIENCE)
+    a.unload("orders", to=b.id)
+    successor = rival.result(PATIENCE)
+    producer.send(b"another thread")
+    go_on.set()
+    thread.join(PATIENCE)
+    successor.send(b"mine")
+    assert errors == []
+    assert producer.state == successor.state == "open"
+
+
+# ---- E2: sequence ids of one that follows ------------------------------------------------
+
+
+def test_e2_explicit_sequence_ids_go_on_where_the_name_does(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE, name="p")
+    producer.send(b"10", sequence_id=10)
+    a.unload("orders", to=b.id)
+    for use in (producer.send, producer.send_async):
+        with pytest.raises(xl.DuplicateSequenceError) as error:
+            use(b"again", sequence_id=10)
+        assert (error.value.sequence_id, error.value.last_sequence_id) == (10, 10)
+    assert producer.send(b"11", sequence_id=11) == 1
+    assert producer.send(b"12") == 2
+    assert producer.last_sequence_id == 12
+    assert values(a.topic("orders")) == [b"10", b"11", b"12"]
+
+
+def test_e2_a_new_message_is_not_taken_for_a_duplicate_of_the_successor_s(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    with b.topic("orders").producer(EXCLUSIVE, name="q") as before:
+        before.send(b"q-100", sequence_id=100)
+    it = Awaited(a, b)
+    with contextlib.suppress(MOVED):  # that would be an honest answer
+        it.producer.send(b"p-6", sequence_id=6)
+        assert values(it.topic) == [b"q-100", b"p-6"]
+
+
+def test_e2_a_duplicate_is_not_taken_for_a_new_message_of_the_successor_s(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    topic = a.topic("orders")
+    producer = topic.producer(EXCLUSIVE, name="p")
+    producer.send(b"p-6", sequence_id=6)
+    successor = b.topic("orders").producer_async(WAIT, name="q")
+    a.unload("orders", to=b.id)
+    successor.result(PATIENCE)
+    with contextlib.suppress(MOVED, xl.DuplicateSequenceError):
+        producer.send(b"p-6", sequence_id=6)
+    assert values(topic) == [b"p-6"]
+
+
+# ---- E2: the end of one that follows -----------------------------------------------------
+
+
+def test_e2_closing_a_follower_leaves_the_successor_alone(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    for followed in (True, False):
+        it = Awaited(a, b)
+        if followed:
+            it.producer.send(b"p")
+        within(it.producer.close)
+        assert (it.producer.state, it.successor.state) == ("closed", "open")
+        assert it.successor.send(b"q") == it.topic.next_offset - 1
+        it.successor.close()
+        assert it.topic.owner is None
+
+
+def test_e2_closing_a_follower_gives_back_what_it_has_opened_itself(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    a.unload("orders", to=b.id)
+    producer.send(b"x")
+    waiter = c.topic("orders").producer_async(WAIT)
+    within(producer.close)
+    assert waiter.result(PATIENCE).topic_epoch == 3
+    assert producer.state == "closed"
+
+
+def test_e2_a_follower_that_is_dropped_gives_the_topic_back(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    a.unload("orders", to=b.id)
+    producer.send(b"x")
+    waiter = c.topic("orders").producer_async(WAIT)
+    del producer
+    assert waiter.result(PATIENCE).topic_epoch == 3
+
+
+@pytest.mark.parametrize(
+    "how",
+    list(SENDS),
+)
+def test_e2_a_follower_that_is_closed_sends_nothing(neighbours: Neighbours, how: str) -> None:
+    a, b, _ = neighbours
+    it = Awaited(a, b)
+    it.producer.send(b"before")
+    it.producer.close()
+    with pytest.raises(xl.EngineClosedError):
+        SENDS[how](it.producer)
+    assert values(it.topic) == [b"before"]
+
+
+def test_e2_a_producer_closed_after_the_move_does_not_follow(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    a.unload("orders", to=b.id)
+    producer.close()
+    with pytest.raises(xl.EngineClosedError):
+        producer.send_async(b"x")
+    assert a.topic("orders").owner is None
+
+
+def test_e2_the_source_s_engine_may_close_once_its_producer_has_followed(
+    path: str, neighbours: Neighbours
+) -> None:
+    _, b, _ = neighbours
+    source = xl.open(path, name="source")
+    producer = source.topic("orders").producer(EXCLUSIVE)
+    source.unload("orders", to=b.id)
+    producer.send(b"followed")
+    source.close()
+    assert next(use(producer) for use in SENDS.values()) == 1
+    assert producer.state == "open"
+    producer.close()
+    assert b.topic("orders").owner is None
+
+
+def test_e2_a_handle_whose_engine_closes_before_it_has_followed_is_closed(
+    path: str, neighbours: Neighbours
+) -> None:
+    _, b, _ = neighbours
+    source = xl.open(path, name="source")
+    producer = source.topic("orders").producer(EXCLUSIVE)
+    source.unload("orders", to=b.id)
+    source.close()
+    with pytest.raises(xl.EngineClosedError):
+        producer.send(b"x")
+    assert producer.state == "closed"
+    producer.close()
+    assert b.topic("orders").producer(EXCLUSIVE).topic_epoch == 2
+
+
+def test_e2_a_handle_whose_destination_closes_before_it_has_followed_ends(
+    path: str, neighbours: Neighbours
+) -> None:
+    a, *_ = neighbours
+    destination = xl.open(path, name="destination")
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    a.unload("orders", to=destination.id)
+    destination.close()
+    with pytest.raises(MOVED) as error:
+        producer.send(b"x")
+    assert error.value.successor.id == destination.id
+    assert producer.state == "moved"
+    assert a.topic("orders").producer(EXCLUSIVE).topic_epoch == 2
+
+
+@pytest.mark.parametrize("how", ["its engine is closed", "the topic is deleted"])
+def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
+    path: str, neighbours: Neighbours, how: str
+) -> None:
+    """The destination was there when the send looked for it, and nobody else than the send opens
+    a producer there. Each call that comes later meets the same error."""
+    a, b, _ = neighbours
+    destination = xl.open(path, name="destination")
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    a.unload("orders", to=destination.id)
+    open_producer = destination.open_producer
+
+    def too_late(*args: Any, **kwargs: Any) -> None:
+        if how == "the topic is deleted":
+            b.delete_topic("orders")
+        else:
+            destination.close()
+        open_producer(*args, **kwargs)
+
+    destination.open_producer = too_late
+    with pytest.raises(MOVED) as error:
+        producer.send(b"x")
+    with pytest.raises(MOVED) as again:
+        producer.send(b"x")
+    assert again.value is error.value
+    assert producer.state == "moved"
+
+
+@pytest.mark.parametrize("end", ["another", "closed", "deleted", "chain"])
+def test_c6_a_handle_that_cannot_follow_any_more_knows_without_sending(
+    path: str, neighbours: Neighbours, end: str
+) -> None:
+    """Its topic was reserved for a neighbour, which was cancelled, or who has gone, or who has
+    handed it on, before anything was sent."""
+    a, b, c = neighbours
+    told: list[Any] = []
+    destination = xl.open(path, name="destination")
+    producer = a.topic("orders").producer(EXCLUSIVE, on_fenced=lambda *it: told.append(it))
+    if end == "chain":
+        assert moved(a.unload("orders", to=b.id)) == [("orders", "assigned")]
+        producer.send(b"x")
+        b.unload("orders", to=destination.id, timeout=PATIENCE)
+    else:
+        a.unload("orders", to=destination.id, timeout=PATIENCE)
+    assert producer.state == "open"
+    if end == "closed":
+        destination.close()
+    else:
+        assert c.cancel_unload("orders") == ["orders"]
+        c.topic("orders").producer(EXCLUSIVE).close()
+        if end == "deleted":
+            c.delete_topic("orders")
+    assert producer.state == "moved"
+    until(lambda: told)
+    assert [who for who, _ in told] == [producer]
+    assert isinstance(told[0][1], MOVED)
+    destination.close()
+
+
+def outcome(use: Callable[[], Any]) -> Any:
+    """What it returns, or raises."""
+    try:
+        return use()
+    except xl.ExclusiveLogError as error:
+        return error
+
+
+def test_e2_a_follower_whose_successor_is_closed_is_fenced_or_goes_on(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    it = Awaited(a, b)
+    it.producer.send(b"x")
+    it.successor.close()
+    outcomes = [outcome(functools.partial(use, it.producer)) for use in SENDS.values()]
+    if it.producer.state == "open":
+        assert all(isinstance(one, int) for one in outcomes)
+    else:
+        assert isinstance(outcomes[0], FENCED)
+        assert all(one is outcomes[0] for one in outcomes)
+
+
+def test_e2_a_follower_is_fenced_with_its_successor(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    for waiting in (True, False):
+        it = Awaited(a, b) if waiting else None
+        producer = it.producer if it is not None else a.topic("orders").producer(EXCLUSIVE)
+        if it is None:
+            a.unload("orders", to=b.id)
+        producer.send(b"x")
+        rival = c.topic("orders").producer(FENCING)
+        errors = []
+        for use in SENDS.values():
+            with pytest.raises(FENCED) as error:
+                use(producer)
+            errors.append(error.value)
+        assert len(set(map(id, errors))) == 1
+        assert producer.state == "fenced"
+        producer.close()
+        assert rival.state == "open"
+        rival.close()
+
+
+def test_e2_a_follower_s_callback_is_called_once_with_the_follower(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    told: list[Any] = []
+    producer = a.topic("orders").producer(EXCLUSIVE, on_fenced=lambda who, _: told.append(who))
+    a.unload("orders", to=b.id)
+    producer.send(b"x")
+    c.topic("orders").producer(FENCING)
+    until(lambda: told)
+    with pytest.raises(FENCED):
+        producer.send(b"x")
+    time.sleep(0.1)
+    assert told == [producer]
+
+
+def test_e2_a_follower_of_another_s_producer_is_told_when_that_is_fenced(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    told: list[Any] = []
+    producer = a.topic("orders").producer(EXCLUSIVE, on_fenced=lambda who, _: told.append(who))
+    rival = b.topic("orders").producer_async(WAIT)
+    a.unload("orders", to=b.id)
+    rival.result(PATIENCE)
+    producer.send(b"x")
+    c.topic("orders").producer(FENCING)
+    until(lambda: told)
+    assert told == [producer]
+
+
+# ---- E2: chains --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["awaited", "reserved"])
+def test_e2_a_handle_follows_a_chain_of_moves_and_comes_home(
+    neighbours: Neighbours, waiting: bool
+) -> None:
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE, name="p")
+    chronicle = Chronicle(a)
+    kept = []
+    producer.send(b"0")
+    for number, to in enumerate((b, c, a, b, a, c), start=1):
+        future = to.topic("orders").producer_async(WAIT) if waiting else None
+        assert c.unload("orders", to=to.id)[0].ok
+        if future is not None:
+            kept.append(future.result(PATIENCE))
+        assert producer.send(b"%d" % number) == number
+        assert (producer.state, producer.topic_epoch) == ("open", number + 1)
+        assert a.topic("orders").owner.engine_id == to.id
+    chronicle.read()
+    assert [message.epoch for message in a.topic("orders").reader()] == list(range(1, 8))
+    producer.close()
+    assert producer.state == "closed"
+
+
+@pytest.mark.parametrize("waiting", [True, False], ids=["awaited", "reserved"])
+def test_e2_a_handle_that_was_idle_follows_two_moves_at_once(
+    neighbours: Neighbours, waiting: bool
+) -> None:
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE, name="p")
+    kept = []  # who drops his producer gives the topic back
+    for to in (b, c):
+        future = to.topic("orders").producer_async(WAIT) if waiting or to is b else None
+        assert a.unload("orders", to=to.id)[0].ok
+        if future is not None:
+            kept.append(future.result(PATIENCE))
+    assert producer.send(b"x") == 0
+    assert a.topic("orders").owner.engine_id == c.id
+
+
+def test_e2_closing_a_follower_that_came_home_leaves_the_successor_alone(
+    neighbours: Neighbours,
+) -> None:
+    a, b, _ = neighbours
+    it = Awaited(a, b)
+    it.producer.send(b"at b")
+    future = a.topic("orders").producer_async(WAIT, name="another one's")
+    a.unload("orders", to=a.id)
+    another = future.result(PATIENCE)
+    it.producer.send(b"at a")
+    it.producer.close()
+    assert (another.state, it.topic.owner.producer_name) == ("open", "another one's")
+    another.send(b"mine")
+
+
+def test_e2_a_follower_whose_topic_leaves_the_process_ends_with_the_last_successor(
+    neighbours: Neighbours, quick: Callable[..., Quick]
+) -> None:
+    a, b, _ = neighbours
+    for waiting in (True, False):
+        destination = quick("destination")
+        it = Awaited(a, b) if waiting else None
+        producer = it.producer if it is not None else a.topic("orders").producer(EXCLUSIVE)
+        if it is None:
+            a.unload("orders", to=b.id)
+        producer.send(b"x")
+        assert a.unload("orders", to=destination.id)[0].state == "assigned"
+        errors = []
+        for use in SENDS.values():
+            with pytest.raises(MOVED) as error:
+                use(producer)
+            errors.append(error.value)
+        assert len(set(map(id, errors))) == 1
+        assert errors[0].successor.id == destination.id
+        assert producer.state == "moved"
+        producer.close()
+        a.cancel_unload("orders")
+
+
+def test_e2_a_follower_s_send_waits_no_longer_than_its_timeout(
+    neighbours: Neighbours,
+) -> None:
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    a.unload("orders", to=b.id)
+    producer.send(b"followed")
+    with HeldUp(b) as release:
+        moving = begin(a.unload, "orders", c.id)
+        release.await_it()
+        sending = begin(functools.partial(producer.send, b"x", timeout=0.1))
+        ended = sending.exception(PATIENCE / 2)  # before the move goes on
+        release.go_on()
+        assert moving.result(PATIENCE)[0].ok
+    assert isinstance(ended, xl.WaitTimeoutError)
+
+
+def test_e2_a_handle_does_not_follow_to_one_who_took_the_topic_by_force(
+    neighbours: Neighbours,
+) -> None:
+    """Its topic was moved on from where it had gone, and on the way somebody took it, who
+    happens to be at the destination."""
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    waiting = b.topic("orders").producer_async(WAIT)
+    a.unload("orders", to=b.id)
+    successor = waiting.result(PATIENCE)
+    with HeldUp(b) as release:
+        moving = begin(b.unload, "orders", a.id)
+        release.await_it()
+        rival = a.topic("orders").producer(FENCING)
+        release.go_on()
+        moving.result(PATIENCE)
+    assert rival.send(b"mine") == 0
+    for loser in (successor, producer):
+        with pytest.raises(FENCED):
+            loser.send(b"x")
+    assert [event.reason for event in a.history("orders")][-3:] == [
+        "fenced", "another owner came first", "fencing",
+    ]  # fmt: skip
+    assert rival.topic_epoch == 3
+
+
+def test_e2_a_handle_does_not_follow_to_one_who_came_back(neighbours: Neighbours) -> None:
+    """The move has failed, and then somebody reconnects under the very epoch that the handle
+    had: nobody else can have had the topic, but he is no successor."""
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    assert a.unload("orders", to=b.id, timeout=2.0)[0].ok
+    until(lambda: c.topic("orders").transfer is None)
+    other = c.topic("orders").producer(EXCLUSIVE, topic_epoch=1)
+    assert other.topic_epoch == 1
+    with pytest.raises(MOVED):
+        producer.send(b"x")
+    assert other.send(b"mine") == 0
+
+
+def sessions() -> list[LocalSession]:
+    """All that this process has in memory."""
+    return [each for each in gc.get_objects() if type(each) is LocalSession]
+
+
+def test_e2_a_handle_may_follow_for_ever(neighbours: Neighbours) -> None:
+    """Its topic goes back and forth more often than Python can nest calls, and what it went
+    through is not kept."""
+    a, b, _ = neighbours
+    others = {id(each) for each in sessions()}
+    producer = a.topic("orders").producer(EXCLUSIVE)
+    engines = itertools.cycle([b, a])
+    for number in range(200):
+        [move] = a.unload("orders", to=next(engines).id)
+        assert move.ok
+        assert producer.send(b"x") == number
+    assert len([each for each in sessions() if id(each) not in others]) < 5
+    producer.close()
+    assert a.topic("orders").owner is None
+
+
+def test_e2_what_waits_is_bounded_also_after_a_move(neighbours: Neighbours) -> None:
+    a, b, _ = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE, linger=60, max_pending_bytes=10_000)
+    a.unload("orders", to=b.id)
+    for _ in range(1000):
+        receipt = producer.send_async(bytes(100))
+        assert producer.appender.pending_bytes <= 10_000
+    producer.flush()
+    assert receipt.result(0) == 999
+
+
+# ---- E2: everything at once --------------------------------------------------------------
+
+
+def keep_sending(use: Use, stop: threading.Event, name: bytes) -> dict[bytes, int]:
+    """Send until it is enough; the offset of each message."""
+    sent = {}
+    for number in itertools.count():
+        value = b"%s-%d" % (name, number)
+        sent[value] = use(value)
+        if stop.is_set():
+            break
+    return sent
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_e2_threads_that_send_do_not_notice_that_their_topic_moves(
+    neighbours: Neighbours, seed: int
+) -> None:
+    """Thirty moves to and fro between three engines, some to producers that wait, and some to
+    nobody in particular. Four threads send by the one handle, each in its way: every message
+    is acknowledged, and is in the log, once."""
+    chance, home = random.Random(seed), neighbours[0]
+    topic, chronicle, kept = home.topic("orders"), Chronicle(home), []
+    producer, stop = topic.producer(EXCLUSIVE), threading.Event()
+    ways: list[Use] = [
+        producer.send,
+        lambda value: producer.send_async(value).result(PATIENCE),
+        lambda value: producer.send_many([value])[0],
+        lambda value: producer.send(value, timeout=PATIENCE),
+    ]
+    senders = [begin(keep_sending, use, stop, b"%d" % way) for way, use in enumerate(ways)]
+    at = home
+    for _ in range(30):
+        at = chance.choice([engine for engine in neighbours if engine is not at])
+        waiter = at.topic("orders").producer_async(WAIT) if chance.random() < 0.5 else None
+        assert chance.choice(neighbours).unload("orders", to=at.id)[0].ok
+        if waiter is not None:
+            kept.append(waiter.result(PATIENCE))
+        until(lambda: topic.owner is not None)
+        assert topic.owner.engine_id == at.id
+        time.sleep(chance.choice((0, 0.005)))
+    stop.set()
+    sent = [sender.result(PATIENCE) for sender in senders]
+    chronicle.read()
+    assert producer.state == "open"
+    assert len(chronicle.reigns) == 31
+    assert chronicle.offsets == {**sent[0], **sent[1], **sent[2], **sent[3]}
+
+
+# ---- E2: a rival comes between -----------------------------------------------------------
+
+
+def test_e2_no_caller_sees_the_library_s_own_error(
+    neighbours: Neighbours, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sends are paused for a move, and before what is queued can be drained, a third engine
+    takes the topic by force."""
+    a, b, c = neighbours
+    producer = a.topic("orders").producer(EXCLUSIVE, linger=60)
+    producer.send_async(b"queued")
+    reached, go_on, commit = threading.Event(), threading.Event(), a.committer.commit
+
+    def wait_and_commit(*args: Any) -> None:
+        if threading.current_thread().name == "exclusivelog-a":
+            reached.set()
+            go_on.wait(PATIENCE)
+        commit(*args)
+
+    monkeypatch.setattr(a.committer, "commit", wait_and_commit)
+    moving = begin(a.unload, "orders", b.id)
+    assert reached.wait(PATIENCE)
+    c.topic("orders").producer(FENCING)
+    flushing = begin(producer.flush)
+    time.sleep(0.1)
+    go_on.set()
+    assert type(flushing.exception(PATIENCE)) is FENCED
+    assert not moving.result(PATIENCE)[0].ok

@@ -1,0 +1,239 @@
+"""The first and the last moment of a ledger's life: it is made while processes die or compete,
+and found again after a copy, a power cut or a removal of its lock file (rule H2)."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import random
+import re
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.local import files
+from exclusivelog.local.shm import lockfile, slots
+from exclusivelog.local.storage import location
+from testing.children import ROOT, child, command, line, tell
+from testing.disks import needs_strace
+from testing.processes import open_producer, send, values
+
+pytestmark = pytest.mark.once
+
+# ---- H2: dying while a ledger is made ----------------------------------------------------
+
+MAKES = """
+    import os, sys
+    import exclusivelog as xl
+    for path in sys.stdin:
+        with xl.open(path.strip()) as engine:
+            producer = engine.topic("t").producer()
+            for n in range(3):
+                os.write(1, b"%d\\n" % producer.send(b"%d" % n))
+            producer.send_many([b"3", b"4", b"5"])
+            os.write(1, b"5\\n")
+"""
+
+
+def works_after(path: Path, acknowledged: int) -> None:
+    """The ledger opens, holds what was acknowledged, and a batch only whole; it can be written."""
+    with xl.open(path) as engine:
+        topic = engine.topic("t")
+        found = values(topic)
+        assert found == [b"%d" % n for n in range(len(found))]
+        assert acknowledged < len(found) <= 6
+        assert len(found) in (0, 1, 2, 3, 6)
+        assert engine.verify().ok
+        with topic.producer("exclusive", timeout=10) as producer:
+            assert producer.send(b"next") == len(found)
+
+
+def test_h2_dying_at_random_moments_of_creation(tmp_path) -> None:
+    """A process is killed while it makes a new ledger; afterwards it can be opened all the
+    same. One process makes them one after another, so that the moment is well spread."""
+    dice, moments = random.Random(8), collections.Counter()
+    for number in range(30):
+        path = tmp_path / str(number)
+        with child(MAKES) as process:
+            tell(process, str(tmp_path / f"warm-{number}"))
+            for _ in range(4):
+                line(process)
+            tell(process, str(path))
+            time.sleep(dice.random() * 0.012)
+            process.kill()
+            process.wait(20)
+            said = process.stdout.read().split()
+        acknowledged = max((int(n) for n in said if n.isdigit()), default=-1)
+        made = (path / "data.mdb").exists()
+        moments["complete" if acknowledged == 5 else "made" if made else "begun"] += 1
+        works_after(path, acknowledged)
+    assert moments["complete"] < 30, moments
+
+
+SWEPT = (
+    "write", "writev", "pwrite64", "pwritev", "fsync", "fdatasync", "msync", "rename", "renameat",
+    "renameat2", "link", "linkat", "unlink", "unlinkat", "mkdir", "mkdirat", "rmdir", "fallocate",
+    "ftruncate", "flock",
+)  # fmt: skip
+
+
+@needs_strace
+def test_h2_dying_at_every_system_call_of_creation(tmp_path) -> None:
+    """Death strikes at the first, the second, the third ... call of each kind that changes a
+    file, from the first mkdir to the release of the last session."""
+
+    def traced(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["strace", "-f", "--seccomp-bpf", *options, *command(MAKES)], input=f"{path}\n",
+            capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+        )  # fmt: skip
+
+    trace = tmp_path / "trace"
+    assert traced(tmp_path / "whole", "-o", str(trace), "-e", ",".join(SWEPT)).returncode == 0
+    calls = collections.Counter(re.findall(r"^\d+ +(\w+)\(", trace.read_text(), re.M))
+    assert calls["fdatasync"] >= 4
+    assert calls["rename"] + calls["renameat"] + calls["renameat2"] >= 2
+
+    def sweep(call: str, when: int) -> tuple[Path, int]:
+        path = tmp_path / f"{call}-{when}"
+        inject = f"inject={call}:signal=SIGKILL:when={when}"
+        done = traced(path, "-o", os.devnull, "-e", f"trace={call}", "-e", inject)
+        return path, max((int(n) for n in done.stdout.split()), default=-1)
+
+    points = [(call, when) for call, count in calls.items() for when in range(1, count + 1)]
+    with ThreadPoolExecutor(2) as pool:
+        for path, acknowledged in pool.map(lambda point: sweep(*point), points):
+            works_after(path, acknowledged)
+    assert len(points) > 25
+
+
+def test_h2_several_processes_make_the_same_ledger(tmp_path) -> None:
+    """Four processes open a ledger that is not there yet, at the same moment, ten times. They
+    get the same one, and nothing that any of them sends is lost."""
+    source = """
+        import os, sys
+        import exclusivelog as xl
+        print("ready", flush=True)
+        for path in sys.stdin:
+            with xl.open(path.strip()) as engine:
+                with engine.topic("t").producer() as producer:
+                    for _ in range(5):
+                        producer.send(b"%d" % os.getpid())
+                print(engine.ledger.uuid, flush=True)
+    """
+    with contextlib.ExitStack() as stack:
+        processes = [stack.enter_context(child(source)) for _ in range(4)]
+        for process in processes:
+            line(process)
+        for number in range(10):
+            path = tmp_path / str(number)
+            for process in processes:
+                tell(process, str(path))
+            assert len({line(process) for process in processes}) == 1
+            with xl.open(path) as engine:
+                sent = collections.Counter(values(engine.topic("t")))
+                assert engine.verify().ok
+            assert sent == {b"%d" % process.pid: 5 for process in processes}
+            assert sorted(file.name for file in path.iterdir()) == [
+                "data.mdb", "journal", "lock.mdb", "owners.lock",
+            ]  # fmt: skip
+
+
+# ---- H2: another life --------------------------------------------------------------------
+
+
+def test_h2_a_copy_of_a_directory_in_use_has_no_owner(tmp_path, path, worker) -> None:
+    """The lock file is copied with the rest: its words speak of processes that live, but that
+    do not have the copy open."""
+    other = worker()
+    other.call(open_producer, "exclusive")
+    other.call(send, b"x")
+    copy = tmp_path / "copy"
+    subprocess.run(["cp", "-r", path, copy], check=True, timeout=30)
+    with xl.open(copy, name="mine") as engine:
+        topic = engine.topic("orders")
+        assert topic.owner is None
+        assert [info.name for info in engine.engines()] == ["mine"]
+        assert values(topic) == [b"x"]
+        with topic.producer("exclusive") as producer:
+            assert producer.topic_epoch == 2
+            assert producer.send(b"y") == 1
+    assert other.call(send, b"y") == 1
+    with xl.open(path) as engine:
+        assert engine.topic("orders").owner.pid == other.pid
+
+
+@pytest.mark.parametrize("rebooted", [True, False])
+@pytest.mark.parametrize("alone", [True, False])
+def test_h3_words_of_another_life_are_void(path, worker, rebooted, alone) -> None:
+    """The power fails while a process owns a topic: no kernel marks its word. Afterwards the word
+    still names a thread; that there is such a thread means nothing, whether it is another boot or
+    only the file system that has come back. Who joins others that live believes the words."""
+    other = worker()
+    other.call(open_producer, "exclusive")
+    other.call(send, b"x")
+    with xl.open(path) as engine:
+        (slot,) = [s for s in range(8) if slot_pid(path, s) == other.pid]
+        assert engine.topic("orders").owner.pid == other.pid
+    owners = Path(path) / "owners.lock"
+    words = bytearray(owners.read_bytes())
+    if not alone:
+        living = worker()
+        words = bytearray(owners.read_bytes())
+    other.kill()
+    at = slots.SLOTS + slot * slots.SLOT_SIZE
+    held = (1).to_bytes(4, "little")  # a process that lives
+    if alone:
+        words[at : at + 4] = held
+        if rebooted:
+            words[lockfile.BOOT : lockfile.BOOT + 16] = bytes(range(16))
+        owners.write_bytes(words)
+        with xl.open(path) as engine:
+            topic = engine.topic("orders")
+            assert topic.owner is None
+            assert [info.pid for info in engine.engines()] == [os.getpid()]
+            with topic.producer("exclusive") as producer:
+                assert producer.send(b"y") == 1
+        return
+    with owners.open("r+b") as file:
+        file.seek(lockfile.BOOT if rebooted else at)
+        file.write(bytes(range(16)) if rebooted else held)
+    if rebooted:
+        with pytest.raises(xl.LedgerError, match="another boot id"):
+            xl.open(path)
+    else:
+        with xl.open(path) as engine, pytest.raises(xl.ProducerFencedError):
+            engine.topic("orders").producer("exclusive")
+    assert living.pid
+
+
+def slot_pid(path: str, slot: int) -> int:
+    with open(Path(path) / "owners.lock", "rb") as file:
+        file.seek(slots.SLOTS + slot * slots.SLOT_SIZE + slots.PID)
+        return int.from_bytes(file.read(4), "little")
+
+
+def test_h2_a_lock_file_that_was_removed_is_made_anew(path, worker) -> None:
+    """Nobody has the ledger open; a cleaner has removed what looks like a stale lock."""
+    other = worker()
+    other.call(open_producer, "exclusive")
+    other.call(send, b"x")
+    other.kill()
+    (Path(path) / "owners.lock").unlink()
+    with xl.open(path) as engine, engine.topic("orders").producer("exclusive") as producer:
+        assert producer.send(b"y") == 1
+
+
+def test_c1_a_ledger_that_is_made_while_another_process_opens_it_is_no_stranger(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first look finds no ledger; the list of the files, read behind it, has one."""
+    xl.open(path).close()
+    with contextlib.closing(files.Directory(path)) as directory:
+        monkeypatch.setattr(files.Directory, "facts", lambda self, name: None)
+        location.refuse_strangers(directory)
