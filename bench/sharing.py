@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 from bench.append import messages
 from bench.measure import POWER, Arm, Figure, Series, Settings, Stores, Target, take_turns
 from bench.peers import Lmdb, RawFile
 from bench.together import (
+    PATIENCE,
     Append,
     count_calls,
     keep_lmdb,
@@ -24,6 +28,8 @@ from testing.processes import Worker, workers
 THREADS, PROCESSES = 8, 4
 WINDOW_SECONDS = 0.6
 OURS, LMDB, RAW = "send", "py-lmdb", "pwrite + fdatasync"
+BOUND = "one leader in C"  # the least that sharing a flush costs: native/shared_flush.c
+BOUND_SOURCE = Path(__file__).parent / "native" / "shared_flush.c"
 ONE = f"{OURS}, 1 thread"
 
 
@@ -33,7 +39,7 @@ def p5(settings: Settings) -> Figure:
     with Stores(settings) as stores, workers() as make:
         arms = [
             *_our_threads(stores), *_lmdb_threads(stores), *_raw_threads(stores),
-            *_process_arms(stores, make),
+            *_process_arms(stores, make), *_bound_arms(stores),
         ]  # fmt: skip
         results = take_turns(arms, settings.rounds_or(5))
     figure.series = list(results.values())
@@ -56,17 +62,24 @@ def _judge(figure: Figure, results: dict[str, Series]) -> None:
     figure.compare(f"{PROCESSES} processes, one topic: the sum", results[_one_topic()], one)
     figure.compare("1 process", results[f"{OURS}, 1 process"], one)
     figure.compare("the main thread", results[f"{OURS}, the main thread"], one)
+    for how in ("1 thread", f"{THREADS} threads", f"{PROCESSES} processes"):
+        figure.compare(f"{how}: the sum, against {BOUND}", results[f"{OURS}, {how}"],
+                       results[f"{BOUND}, {how}"], Target(least_ratio=0.85))  # fmt: skip
     for peer in (LMDB, RAW):
         for ours, how in ((one, "1 thread"), (threads, f"{THREADS} threads"),
                           (processes, f"{PROCESSES} processes")):  # fmt: skip
             figure.compare(f"{how}: the sum, against {peer}", ours, results[f"{peer}, {how}"])
-        gains = " and ".join(
-            f"{results[f'{peer}, {how}'].median / results[f'{peer}, 1 thread'].median:.2f} times"
-            for how in (f"{THREADS} threads", f"{PROCESSES} processes")
-        )
-        figure.notes.append(
-            f"{peer}: {THREADS} threads and {PROCESSES} processes do {gains} what one thread does"
-        )
+
+    figure.notes += [_gains(name, results) for name in (OURS, BOUND, LMDB, RAW)]
+
+
+def _gains(name: str, results: dict[str, Series]) -> str:
+    one = results[f"{name}, 1 thread"].median
+    times = " and ".join(
+        f"{results[f'{name}, {how}'].median / one:.2f} times"
+        for how in (f"{THREADS} threads", f"{PROCESSES} processes")
+    )
+    return f"{name}: {THREADS} threads and {PROCESSES} processes do {times} what one thread does"
 
 
 def _one_producer() -> str:
@@ -150,3 +163,34 @@ def _processes_arm(name: str, workers: Sequence[Worker], kept: str, rival: bool 
         return sum_of_processes(workers, kept, WINDOW_SECONDS)
 
     return Arm(name, work, durability=POWER, rival=rival)
+
+
+# ---- the bound ---------------------------------------------------------------------------
+
+
+def _bound_arms(stores: Stores) -> list[Arm]:
+    program, file = stores.path("shared_flush"), stores.path("shared_flush.log")
+    build_bound(Path(program))
+    counts = {"1 thread": (1, 1), f"{THREADS} threads": (1, THREADS),
+              f"{PROCESSES} processes": (PROCESSES, 1)}  # fmt: skip
+    return [
+        Arm(f"{BOUND}, {how}", partial(_run_bound, program, file, *count), durability=POWER,
+            rival=True)
+        for how, count in counts.items()
+    ]  # fmt: skip
+
+
+def build_bound(program: Path) -> None:
+    """Compile the program in C, with the primitives that the compiled core uses."""
+    headers = Path(__file__).parents[1] / "exclusivelog"
+    subprocess.run(
+        [os.environ.get("CC", "cc"), "-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror",
+         "-I", headers, BOUND_SOURCE, "-o", program, "-lpthread"],
+        check=True, timeout=PATIENCE,
+    )  # fmt: skip
+
+
+def _run_bound(program: str, file: str, processes: int, threads: int, _: object) -> list[float]:
+    command = [program, file, str(processes), str(threads), str(WINDOW_SECONDS)]
+    done = subprocess.run(command, check=True, timeout=PATIENCE, capture_output=True, text=True)
+    return [float(done.stdout)]
