@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 from bench.append import messages
 from bench.measure import POWER, Arm, Figure, Series, Settings, Stores, Target, take_turns
+from bench.native import build
 from bench.peers import Lmdb, RawFile
 from bench.together import (
     PATIENCE,
@@ -29,7 +28,6 @@ THREADS, PROCESSES = 8, 4
 WINDOW_SECONDS = 0.6
 OURS, LMDB, RAW = "send", "py-lmdb", "pwrite + fdatasync"
 BOUND = "one leader in C"  # the least that sharing a flush costs: native/shared_flush.c
-BOUND_SOURCE = Path(__file__).parent / "native" / "shared_flush.c"
 ONE = f"{OURS}, 1 thread"
 
 
@@ -169,8 +167,7 @@ def _processes_arm(name: str, workers: Sequence[Worker], kept: str, rival: bool 
 
 
 def _bound_arms(stores: Stores) -> list[Arm]:
-    program, file = stores.path("shared_flush"), stores.path("shared_flush.log")
-    build_bound(Path(program))
+    program, file = build("shared_flush", stores), stores.path("shared_flush.log")
     counts = {"1 thread": (1, 1), f"{THREADS} threads": (1, THREADS),
               f"{PROCESSES} processes": (PROCESSES, 1)}  # fmt: skip
     return [
@@ -178,16 +175,6 @@ def _bound_arms(stores: Stores) -> list[Arm]:
             rival=True)
         for how, count in counts.items()
     ]  # fmt: skip
-
-
-def build_bound(program: Path) -> None:
-    """Compile the program in C, with the primitives that the compiled core uses."""
-    headers = Path(__file__).parents[1] / "exclusivelog"
-    subprocess.run(
-        [os.environ.get("CC", "cc"), "-O2", "-std=gnu11", "-Wall", "-Wextra", "-Werror",
-         "-I", headers, BOUND_SOURCE, "-o", program, "-lpthread"],
-        check=True, timeout=PATIENCE,
-    )  # fmt: skip
 
 
 def _run_bound(program: str, file: str, processes: int, threads: int, _: object) -> list[float]:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
 import time
 from functools import partial
 from typing import Any
 
 from bench.measure import POWER, Figure, Series, Settings, Stores, Target
+from bench.native import build
 from exclusivelog._core import now
 from testing.processes import State, Worker, until, workers
 
 NS = 1e-9
 BALLAST = 1 << 30
 SETTLE_SECONDS = 0.05
+BOUND = "a robust mutex in C"  # the least that this costs: native/death.c
 
 
 def p8(settings: Settings) -> Figure:
@@ -28,18 +31,26 @@ def p8(settings: Settings) -> Figure:
             granted, acknowledged = _ours(stores, ballast, rounds)
         with Stores(settings) as stores:
             locked, written = _flock(stores, ballast, rounds)
+        with Stores(settings) as stores:
+            woken, durable = _bound(stores, ballast, rounds)
         ours = Series(f"take-over, {size}", "s", acknowledged, POWER)
         peer = Series(f"flock, then pwrite + fdatasync, {size}", "s", written, POWER, rival=True)
+        bound = Series(f"{BOUND}, {size}", "s", durable, POWER, rival=True)
         figure.series += [
-            ours, peer, Series(f"promoted, {size}", "s", granted),
+            ours, peer, bound, Series(f"promoted, {size}", "s", granted),
+            Series(f"woken in C, {size}", "s", woken, rival=True),
             Series(f"flock alone, {size}", "s", locked, rival=True),
         ]  # fmt: skip
         figure.compare(f"take-over p50, {size}", ours, peer, Target(most=most))
+        figure.compare(f"take-over p50, {size}, against the kernel's share", ours, bound)
         for share in (0.95, 1.0):
             name = "max" if share == 1.0 else f"p{share * 100:.0f}"
             figure.state(f"take-over {name}, {size}", ours.percentile(share), "s")
         figure.compare(f"of which until promoted, p50, {size}", figure.series[-2])
-    figure.notes.append("flock has neither a queue nor an epoch: it only shows what a lock costs")
+    figure.notes += [
+        "flock has neither a queue nor an epoch: it only shows what a lock costs",
+        f"{BOUND}: the kernel ends a small process, wakes another one, and flushes once",
+    ]
     return figure
 
 
@@ -134,3 +145,14 @@ def take_flock(state: State, lock: str, data: str) -> tuple[int, int]:
 def waits_for_a_lock(pid: int | None) -> bool:
     with open("/proc/locks") as locks:
         return any("->" in line and f" {pid} " in line for line in locks)
+
+
+# ---- the bound ---------------------------------------------------------------------------
+
+
+def _bound(stores: Stores, ballast: int, rounds: int) -> tuple[list[float], list[float]]:
+    program = build("death", stores)
+    command = [program, stores.path("death.log"), str(ballast), str(rounds)]
+    done = subprocess.run(command, check=True, timeout=300, capture_output=True, text=True)
+    lines = [line.split() for line in done.stdout.splitlines()]
+    return [float(taken) for taken, _ in lines], [float(durable) for _, durable in lines]
