@@ -69,7 +69,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.local.shm.counters import READER_LOOK_UP_SECONDS
+from exclusivelog.local.shm.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
 from exclusivelog.reader import Found

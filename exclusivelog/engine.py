@@ -20,8 +20,8 @@ from exclusivelog.local.maintenance.backup import backup
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_grants import list_roles
 from exclusivelog.local.runtime import Runtime
+from exclusivelog.local.storage.environment import check_path
 from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
-from exclusivelog.local.storage.location import check_path
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.topics import create_topic, delete_topic, list_topics
 from exclusivelog.local.unloading import choose, unloading

@@ -22,9 +22,14 @@ from exclusivelog.local.maintenance.backup import copy_at_rest
 from exclusivelog.local.maintenance.backup_target import FILES as BACKED_UP
 from exclusivelog.local.shm.lockfile import NAME as OWNERS
 from exclusivelog.local.shm.lockfile import make_lock_file
-from exclusivelog.local.storage.environment import check_format, check_header, raise_format
+from exclusivelog.local.storage.environment import (
+    UNFINISHED_BACKUP,
+    check_format,
+    check_header,
+    check_path,
+    raise_format,
+)
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.location import UNFINISHED_BACKUP, check_path
 from exclusivelog.local.versions import FORMAT, told_users
 
 ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment

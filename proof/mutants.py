@@ -74,7 +74,7 @@ SELECTED_SLOWLY = """    import types  # the same, without the core
 """
 MUTANTS = (
     # ---- who may write
-    Mutant("the fencing check lets everybody pass", "fencing.py",
+    Mutant("the fencing check lets everybody pass", "tables.py",
            "    if not valid:\n        raise fenced", "    if False:\n        raise fenced",
            ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
     Mutant("the epoch is not compared", ROWS, "self.owner == session and self.epoch == epoch",
@@ -124,7 +124,7 @@ MUTANTS = (
            "            elif found.winner is None or waiter.priority == top:\n"
            "                found.winner, top = data, waiter.priority\n                continue\n"
            "            break\n    if", ("tests/ownership/test_queue.py",)),
-    Mutant("of equal priorities any one is first", "ownership_tables.py",
+    Mutant("of equal priorities any one is first", "tables.py",
            "session.priority, session.created, session.tie,", "session.priority, 0, session.tie,",
            ("tests/ownership/test_queue.py",)),
     Mutant("a waiter is selected without the core", ADMIT, SELECTED, SELECTED_SLOWLY,
@@ -180,7 +180,7 @@ MUTANTS = (
     Mutant("a child gives its parent's places among the readers back", "environment.py",
            "        if not self._detach_readers():\n", "        if False:\n",
            ("tests/ownership/test_losing.py",)),
-    Mutant("heartbeats go by the time namespace's clock", "clocks.py",
+    Mutant("heartbeats go by the time namespace's clock", "lockfile.py",
            "    _core.set_clock_offset(offset)\n", "", ("tests/shm/test_time_namespaces.py",)),
     Mutant("who pins pages is told to nobody", "worker.py",
            "            self._ledger.find_pinned,\n", "", ("tests/shm/test_pinned.py",)),
@@ -188,12 +188,12 @@ MUTANTS = (
            "if any(reading.pid == os.getpid() for", "if any(False for",
            ("tests/shm/test_clocks.py",)),
     # ---- how old messages are
-    Mutant("publish times are believed", "time_marks.py", "return published > now + SLACK_MS",
+    Mutant("publish times are believed", "records.py", "return published > now + SLACK_MS",
            "return False", ("tests/storage/test_time_marks.py",)),
-    Mutant("time marks from the future are believed", "time_marks.py",
+    Mutant("time marks from the future are believed", "records.py",
            "if latest <= when <= now + SLACK_MS:", "if latest <= when:",
            ("tests/storage/test_time_marks.py",)),
-    Mutant("time marks that contradict others are believed", "time_marks.py",
+    Mutant("time marks that contradict others are believed", "records.py",
            "if latest <= when <= now + SLACK_MS:", "if when <= now + SLACK_MS:",
            ("tests/storage/test_time_marks.py",)),
     Mutant("a clock that was set ahead is believed at once", "ages.py",
@@ -239,7 +239,7 @@ MUTANTS = (
     Mutant("what the dead left at the tail counts behind their successors", FRAMES,
            "if position >= mark and frame.version < oldest:", "if False:",
            ("proof/tests/test_crashes.py",)),
-    Mutant("the journal keeps its generation when the ledger is opened", "recovery.py",
+    Mutant("the journal keeps its generation when the ledger is opened", "log_tables.py",
            "journal.begin(generation, applied.applied)",
            "journal.begin(applied.generation, applied.applied)",
             ("tests/storage/test_journal.py",)),

@@ -21,8 +21,7 @@ from exclusivelog.local.records import (
     pack_session,
     unpack_session,
 )
-from exclusivelog.local.storage.ownership_tables import queue_key
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, queue_key
 from proof.memory import DEADLINE, SETTLED
 from proof.world import Client, State
 

@@ -31,7 +31,6 @@ from exclusivelog.errors import (
     TopicNotFoundError,
 )
 from exclusivelog.futures import AnyFuture, GrantFuture, Requests
-from exclusivelog.local.fencing import check_may_write, owner_of
 from exclusivelog.local.log.group_commit import Committer
 from exclusivelog.local.log.sending import LocalSending
 from exclusivelog.local.ownership.sessions import Sessions
@@ -39,7 +38,7 @@ from exclusivelog.local.ownership.transfers import moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.local.registry import Registry
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.local.worker import BackgroundWorker, Callbacks
 from exclusivelog.waits import in_slices, settled
 

@@ -9,7 +9,6 @@ from exclusivelog import _core
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
 from exclusivelog.events import EVENTS
-from exclusivelog.local.fencing import describe, owner_info
 from exclusivelog.local.maintenance.retention import (
     RetentionWorker,
     delete_pending,
@@ -24,7 +23,7 @@ from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.succession import clear
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, describe, owner_info
 from exclusivelog.types import Announcement, OwnerInfo, TransferInfo, WaiterInfo
 
 

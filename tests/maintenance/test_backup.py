@@ -32,7 +32,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.maintenance import backup, backup_target
 from exclusivelog.local.storage import opening, segments
-from exclusivelog.local.storage.location import UNFINISHED_BACKUP
+from exclusivelog.local.storage.environment import UNFINISHED_BACKUP
 from testing.children import PATIENCE, child, finish, line, tell
 from testing.disks import disk, leave, needs_strace
 from testing.journals import no_checkpoints, small_journal

@@ -21,8 +21,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.maintenance import compaction
 from exclusivelog.local.maintenance.retention import delete_pending
+from exclusivelog.local.records import U64
 from exclusivelog.local.shm.slots import Slots
-from exclusivelog.local.storage.rows import U64
 from testing.compactions import Sent, compacted, kept, read, state_of
 from testing.processes import PATIENCE, State, Worker, preload, send, until, within
 from testing.states import struck_after

@@ -24,8 +24,8 @@ from exclusivelog import _core
 from exclusivelog.local import topics
 from exclusivelog.local.maintenance import compaction, retention
 from exclusivelog.local.ownership import notifications
+from exclusivelog.local.records import PAIR
 from exclusivelog.local.storage import segments
-from exclusivelog.local.storage.rows import PAIR
 from testing.journals import never_pack, no_checkpoints
 from testing.processes import (
     PATIENCE,

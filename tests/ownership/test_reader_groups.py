@@ -24,7 +24,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.ownership import held_claims
-from exclusivelog.local.shm import counters
+from exclusivelog.local.shm import lockfile
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -185,7 +185,7 @@ def test_f6_a_reader_that_waits_in_another_process_is_woken(
 
 def look_up_no_more(state: State) -> None:
     """A reader that sleeps here goes on only when it is woken."""
-    counters.READER_LOOK_UP_SECONDS = 10 * PATIENCE
+    lockfile.READER_LOOK_UP_SECONDS = 10 * PATIENCE
 
 
 def test_f6_a_reader_that_waits_in_another_thread_is_woken(topic: xl.Topic) -> None:

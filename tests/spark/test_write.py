@@ -18,8 +18,8 @@ from pyspark.sql.types import StructType
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.local.records import U64
 from exclusivelog.local.storage import log_tables
-from exclusivelog.local.storage.rows import U64
 from exclusivelog.messages.encoding import Columns
 from exclusivelog.once import Run, append_once, record, recorded
 from exclusivelog.spark import staging

@@ -26,8 +26,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local.maintenance import snapshots
 from exclusivelog.local.maintenance.retention import delete_pending
+from exclusivelog.local.records import U64
 from exclusivelog.local.storage.ledger import Transaction
-from exclusivelog.local.storage.rows import U64
 from exclusivelog.state import backend
 from exclusivelog.state.replica import Replica
 from testing.children import child, line, tell

@@ -28,8 +28,8 @@ import exclusivelog as xl
 import exclusivelog.aio
 from exclusivelog import _core
 from exclusivelog.local import versions
+from exclusivelog.local.records import NAMES
 from exclusivelog.local.shm import lockfile, slots
-from exclusivelog.local.storage.rows import NAMES
 from exclusivelog.local.versions import EARLIER_FORMATS, FORMAT
 from testing.children import child, command, finish, line, tell
 from testing.processes import PATIENCE, Worker, open_producer, send, workers

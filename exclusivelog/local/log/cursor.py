@@ -24,7 +24,7 @@ from exclusivelog.local.log.entries import (
     read_entries,
     view_entries,
 )
-from exclusivelog.local.shm.counters import READER_LOOK_UP_SECONDS
+from exclusivelog.local.shm.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.messages.encoding import to_ms

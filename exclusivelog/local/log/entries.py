@@ -19,11 +19,9 @@ from exclusivelog.errors import (
     LedgerIOError,
     called_reentrantly,
 )
-from exclusivelog.local.fencing import check_may_write
-from exclusivelog.local.records import Session
+from exclusivelog.local.records import SLACK_MS, Session, first_marked_since, is_ahead, wall_ms
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
-from exclusivelog.local.storage.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.storage.tables import Tables, check_may_write
 from exclusivelog.types import Report
 
 READ_BYTES = 1 << 20

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from exclusivelog import _core
-from exclusivelog.local.shm.clocks import boot_id
+from exclusivelog.local.shm.lockfile import boot_id
 
 if TYPE_CHECKING:
     from exclusivelog.local.storage.ledger import Ledger

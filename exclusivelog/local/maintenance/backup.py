@@ -26,10 +26,10 @@ from exclusivelog.local.maintenance.backup_target import (
     refuse_inside,
     set_mode,
 )
+from exclusivelog.local.records import NAMES
 from exclusivelog.local.storage.environment import check_header
 from exclusivelog.local.storage.journal import cut_off
 from exclusivelog.local.storage.ledger import MOST_ATTEMPTS, Ledger
-from exclusivelog.local.storage.rows import NAMES
 from exclusivelog.local.storage.tables import Tables
 
 RUN_AGAIN = "there is no backup; run it again"

@@ -27,7 +27,7 @@ import lmdb
 from exclusivelog.errors import LedgerError, LedgerFullError
 from exclusivelog.local.faults import NO_ROOM
 from exclusivelog.local.files import above_standard, sync_directory
-from exclusivelog.local.storage.location import UNFINISHED_BACKUP, identity
+from exclusivelog.local.storage.environment import UNFINISHED_BACKUP, identity
 from exclusivelog.local.storage.segments import NAME as SEGMENT
 
 # `data.mdb` is renamed last: without it a directory holds no ledger.

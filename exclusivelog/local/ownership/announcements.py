@@ -11,10 +11,8 @@ from collections.abc import Mapping
 
 import msgpack
 
-from exclusivelog.local.records import Session
-from exclusivelog.local.storage.rows import ANNOUNCED, U64
+from exclusivelog.local.records import ANNOUNCED, U64, Session, wall_ms
 from exclusivelog.local.storage.tables import Tables
-from exclusivelog.local.storage.time_marks import wall_ms
 from exclusivelog.types import Announcement
 
 

@@ -26,13 +26,6 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.local import records
-from exclusivelog.local.fencing import (
-    describe,
-    owner_info,
-    owner_of,
-    revoked,
-    waiter_info,
-)
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.changes import (
     CLAIM_LOST,
@@ -49,16 +42,16 @@ from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.succession import Succession
-from exclusivelog.local.records import (
-    FENCING,
-    Claimant,
-    Session,
-    Transfer,
-    is_role,
-    unpack_session,
-)
+from exclusivelog.local.records import FENCING, Claimant, Session, Transfer, is_role, unpack_session
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import (
+    Tables,
+    describe,
+    owner_info,
+    owner_of,
+    revoked,
+    waiter_info,
+)
 from exclusivelog.types import OwnerInfo, RoleInfo
 
 ROLE = "role"  # the reason of events about a role's parts

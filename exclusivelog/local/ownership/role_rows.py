@@ -22,8 +22,7 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
-from exclusivelog.local.records import PREFIX, Claimant, Session
-from exclusivelog.local.storage.rows import PAIR, U64, u64
+from exclusivelog.local.records import PAIR, PREFIX, U64, Claimant, Session, u64
 from exclusivelog.local.storage.tables import Tables
 
 ANCHORS = "__role__"  # the group of the claim sessions that bind the parts

@@ -21,13 +21,6 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.local import records
-from exclusivelog.local.fencing import (
-    describe,
-    owner_info,
-    owner_of,
-    told,
-    waiter_info,
-)
 from exclusivelog.local.ownership import admission, seats
 from exclusivelog.local.ownership.admission import Verdict
 from exclusivelog.local.ownership.changes import (
@@ -39,7 +32,14 @@ from exclusivelog.local.ownership.changes import (
 )
 from exclusivelog.local.ownership.succession import Succession
 from exclusivelog.local.records import Registration, Session, StillReleasing, Transfer, is_role
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import (
+    Tables,
+    describe,
+    owner_info,
+    owner_of,
+    told,
+    waiter_info,
+)
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
 EVICTED_AT_FIRST = 50

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
-from exclusivelog.local.fencing import fenced_by, owner_of, revoked
 from exclusivelog.local.ownership import admission, moved_claims, role_rows, seats
 from exclusivelog.local.ownership.announcements import put_announcement
 from exclusivelog.local.ownership.changes import (
@@ -31,7 +30,7 @@ from exclusivelog.local.ownership.changes import (
     record,
 )
 from exclusivelog.local.records import SHARED, WAIT, Claimant, Session, Transfer, changed, is_role
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, fenced_by, owner_of, revoked
 
 # The rows (key, data) of a topic's queue that come into question.
 Choose = Callable[[Tables, _core.TopicRow], Iterable[tuple[bytes, bytes]]]

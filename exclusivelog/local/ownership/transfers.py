@@ -25,18 +25,12 @@ from dataclasses import dataclass, replace
 
 from exclusivelog import _core
 from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
-from exclusivelog.local.fencing import (
-    describe,
-    fenced,
-    owner_info,
-    owner_of,
-)
 from exclusivelog.local.ownership import role_rows, seats
 from exclusivelog.local.ownership.changes import MOVES, RELEASE, record
 from exclusivelog.local.ownership.succession import Succession
 from exclusivelog.local.records import Session, Transfer, is_role
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, describe, fenced, owner_info, owner_of
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 POLL_SECONDS = 0.25  # a death sends no wake-up

@@ -1,4 +1,4 @@
-"""Tables about what is appended: topics, entries, producer names, cursors."""
+"""Tables about what is appended: topics, entries, producer names, cursors; recovery of them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,29 @@ import secrets
 import struct
 from collections.abc import Callable, Iterator
 
+import lmdb
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog._core import TopicRow
 from exclusivelog.errors import LedgerCorruptedError, LedgerFullError
 from exclusivelog.local.records import (
+    KIND,
+    PAIR,
+    TIMES,
+    U64,
+    Mark,
+    Rows,
     Session,
+    is_ahead,
+    is_marked,
+    pack_marks,
+    u64,
+    unpack_marks,
+    wall_ms,
+    with_mark,
+    without_trimmed,
 )
-from exclusivelog.local.storage.rows import KIND, PAIR, TIMES, U64, Rows, u64
 from exclusivelog.local.storage.segments import (
     LARGE_ENTRY,
     REFERENCE,
@@ -25,16 +39,6 @@ from exclusivelog.local.storage.segments import (
     has_room,
     is_reference,
     space,
-)
-from exclusivelog.local.storage.time_marks import (
-    Mark,
-    is_ahead,
-    is_marked,
-    pack_marks,
-    unpack_marks,
-    wall_ms,
-    with_mark,
-    without_trimmed,
 )
 
 log = logging.getLogger("exclusivelog")
@@ -585,3 +589,46 @@ def _unpack_applied(data: bytes) -> tuple[int, int, int, int]:
         return generation, applied, 0, 0
     generation, applied, mark, oldest = APPLIED.unpack(data)
     return generation, applied, mark, oldest
+
+
+log = logging.getLogger("exclusivelog")
+
+
+def recover(
+    path: str, txn: lmdb.Transaction[bytes], applied: AppliedJournal, large: LargeEntries,
+    apply: Callable[[int], None], journal: _core.Journal,
+    begin_life: Callable[[], None] | None,
+) -> None:  # fmt: skip
+    """Apply the journal's frames in the write transaction `txn`, commit it, and begin a new
+    generation of frames. `apply(position)` applies them up to there.
+
+    `begin_life` initialises the shared memory; None where other engines have the ledger open,
+    which is recovered because a flush has failed.
+    """
+    alone = begin_life is not None
+    # Acknowledged frames count even if a frame before them is damaged.
+    known = journal.known_end(applied.applied, applied.generation)
+    if begin_life is not None:
+        begin_life()
+    journal.lock()
+    try:
+        end = applied.live_end()
+        if known > end:
+            log.error(
+                "%s/journal is damaged at position %d, or an older one was put back", path, end
+            )
+        stop = max(end, known) if alone else journal.tail
+        generation = secrets.randbits(63) | 1
+        # Skip the commit where nothing was applied: no process appends before the first
+        # transaction of this life, which records the generation.
+        if stop > applied.applied or not alone or not applied.generation:
+            apply(stop)
+            applied.begin_generation(generation, applied.applied)
+            large.sync()
+            txn.commit()
+        journal.begin(generation, applied.applied)
+    except BaseException:
+        large.undo()
+        raise
+    finally:
+        journal.unlock()
