@@ -20,7 +20,7 @@ from exclusivelog.closing import Closing
 from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.futures import GrantFuture
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.held_claims import HeldClaim, LocalGroupCursor
+from exclusivelog.local.ownership.claims import HeldClaim, LocalGroupCursor
 from exclusivelog.local.ownership.role_rows import RoleRow
 from exclusivelog.local.records import PREFIX, Claimant, Session
 from exclusivelog.local.topics import create_topic

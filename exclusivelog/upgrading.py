@@ -18,8 +18,8 @@ from exclusivelog.engine import open as open_engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, LOCK, Directory, is_locked, lock_open_file
+from exclusivelog.local.maintenance.backup import FILES as BACKED_UP
 from exclusivelog.local.maintenance.backup import copy_at_rest
-from exclusivelog.local.maintenance.backup_target import FILES as BACKED_UP
 from exclusivelog.local.shm.lockfile import NAME as OWNERS
 from exclusivelog.local.shm.lockfile import make_lock_file
 from exclusivelog.local.storage.environment import (

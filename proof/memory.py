@@ -18,8 +18,8 @@ import msgpack
 from exclusivelog import _core
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.errors import ExclusiveLogError
-from exclusivelog.local.ownership.changes import RETRY_AT
 from exclusivelog.local.ownership.role_grants import with_roles
+from exclusivelog.local.ownership.steps import RETRY_AT
 from exclusivelog.local.ownership.transfers import HandOver, Wish
 from exclusivelog.local.records import NAMES, U64, Session, StillReleasing, Transfer, unpack_session
 from exclusivelog.local.storage.ledger import Ledger

@@ -133,28 +133,28 @@ MUTANTS = (
            "        tables.sessions.put_waiter(session)\n",
            "        tables.sessions.put_waiter(session)\n"
            "        if session.announce is not None:\n"
-           "            from exclusivelog.local.ownership.announcements import put_announcement\n"
+           "            from exclusivelog.local.ownership.steps import put_announcement\n"
            "            put_announcement(tables, session, session.announce)\n",
            ("tests/ownership/test_announcements.py",)),
-    Mutant("an announcement does not mind that its owner is refused", "transaction_commit.py",
+    Mutant("an announcement does not mind that its owner is refused", "session.py",
            "                    raise _Refused(session, error) from error\n",
            "                    if work.batches:\n"
            "                        raise _Refused(session, error) from error\n"
            "                    self._placed[session] = []\n",
            ("tests/ownership/test_announcements.py",)),
-    Mutant("a grant does not announce", "succession.py", "if session.announce is not None:",
+    Mutant("a grant does not announce", "sessions.py", "if session.announce is not None:",
            "if False:", ("tests/ownership/test_announcements.py",)),
-    Mutant("a stale owner announces", "transaction_commit.py",
+    Mutant("a stale owner announces", "session.py",
            "self._placed[session] = append_one(tables, work)",
            "self._placed[session] = append_one(tables, work) if work.batches else []",
            ("tests/ownership/test_announcements.py",)),
-    Mutant("who leaves promotes nobody", "succession.py",
+    Mutant("who leaves promotes nobody", "sessions.py",
            "        if promote:\n            self.promote(tables, row)\n", "",
            ("model", "tests/ownership/test_queue.py", "tests/conformance/test_access.py")),
-    Mutant("the evicted keep their rows", "succession.py",
+    Mutant("the evicted keep their rows", "sessions.py",
            '            self.drop_holder(tables, row, session, "evict", "fenced", rival)\n', "",
            ("model", "tests/conformance/test_epochs.py", "torture")),
-    Mutant("a winner is not told", "succession.py",
+    Mutant("a winner is not told", "sessions.py",
            "        tables.notifications.post(winner, GRANTED, winner.epoch, winner.since, "
            "sequence)\n", "",
            ("tests/ownership/test_queue.py",)),
@@ -196,10 +196,10 @@ MUTANTS = (
     Mutant("time marks that contradict others are believed", "records.py",
            "if latest <= when <= now + SLACK_MS:", "if when <= now + SLACK_MS:",
            ("tests/storage/test_time_marks.py",)),
-    Mutant("a clock that was set ahead is believed at once", "ages.py",
+    Mutant("a clock that was set ahead is believed at once", "retention.py",
            "elif not self._has_waited(", "elif False and not self._has_waited(",
            ("tests/storage/test_time_marks.py",)),
-    Mutant("messages go that were seen to arrive", "ages.py",
+    Mutant("messages go that were seen to arrive", "retention.py",
            "first = min(young, first_since(oldest))", "first = first_since(oldest)",
            ("tests/storage/test_time_marks.py",)),
     # ---- who is woken
@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant("trimming does not mind how far the view reaches", "retention.py",
            "return view is None or view.horizon >= first", "return True",
            ("compaction", "tests/maintenance/test_compaction.py")),
-    Mutant("a compaction does not mind what was trimmed meanwhile", "compaction.py",
+    Mutant("a compaction does not mind what was trimmed meanwhile", "views.py",
            "if tables.topics.get(work.topic).first_offset > work.view.horizon:", "if False:",
            ("tests/maintenance/test_compaction.py",)),
     Mutant("a new owner of a map does not catch up", "ownership.py",

@@ -30,25 +30,23 @@ from exclusivelog.errors import (
 )
 from exclusivelog.futures import AnyFuture
 from exclusivelog.local.log.cursor import LogCursor
-from exclusivelog.local.log.group_commit import Committer
 from exclusivelog.local.log.inspection import Inspection
-from exclusivelog.local.maintenance.compaction import compact
+from exclusivelog.local.log.sending import Committer
 from exclusivelog.local.maintenance.retention import RetentionWorker, delete_pending
-from exclusivelog.local.maintenance.snapshots import write_snapshot
-from exclusivelog.local.ownership import held_claims
-from exclusivelog.local.ownership.changes import MOVES
+from exclusivelog.local.maintenance.views import compact, write_snapshot
+from exclusivelog.local.ownership import claims
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.notifications import Notifications
 from exclusivelog.local.ownership.role_grants import with_roles
+from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import Session
 from exclusivelog.local.registry import Registry
-from exclusivelog.local.session import LocalSession
+from exclusivelog.local.session import LocalSession, commit
 from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
-from exclusivelog.local.transaction_commit import commit
 from exclusivelog.local.unloading import Unloading, begin_move
 from exclusivelog.local.worker import BackgroundWorker, Callbacks, Heartbeat
 from exclusivelog.messages.items import Item
@@ -253,15 +251,15 @@ class Runtime(abc.ABC):
 
     def join_group(
         self, group: str, topics: Mapping[str, int], generation: int | None
-    ) -> held_claims.LocalGroupCursor:
+    ) -> claims.LocalGroupCursor:
         """Become the group's reader of these topics, {name: id}; the one before is fenced."""
-        return held_claims.join_group(self, group, topics, generation)
+        return claims.join_group(self, group, topics, generation)
 
     def hold_claim(
         self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
     ) -> Held:
         """Claim all of the resources or none, and keep what `make` makes of it."""
-        return held_claims.hold_claim(self, group, resources, make)
+        return claims.hold_claim(self, group, resources, make)
 
     def claims_mark(self) -> int:
         """A number that changes with every release of a claim, for `await_claims`."""

@@ -17,10 +17,9 @@ from exclusivelog.local.maintenance.retention import (
     set_retention,
     trim,
 )
-from exclusivelog.local.ownership import seats
-from exclusivelog.local.ownership.announcements import announcement
-from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.succession import clear
+from exclusivelog.local.ownership import steps
+from exclusivelog.local.ownership.sessions import Sessions, clear
+from exclusivelog.local.ownership.steps import announcement
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, describe, owner_info
@@ -189,7 +188,7 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         row = tables.topics.find(name)
         if row is None:
             raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
-        seats.cancel(sessions.succession, tables, row, "the topic was deleted")
+        steps.cancel_seats(sessions.succession, tables, row, "the topic was deleted")
         holder = clear(sessions.succession, tables, row)
         if holder is not None:
             raise ProducerBusyError(

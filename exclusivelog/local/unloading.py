@@ -16,7 +16,7 @@ from typing import Protocol
 from exclusivelog import _core
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.errors import LedgerError, TopicNotFoundError
-from exclusivelog.local.ownership.changes import MOVES
+from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, HandOver, Wish
 from exclusivelog.local.records import Session, is_role
 from exclusivelog.local.storage.ledger import Ledger

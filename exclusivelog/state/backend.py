@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from exclusivelog import _core
 from exclusivelog.errors import StateError
 from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.maintenance.snapshots import read_snapshot, read_view
+from exclusivelog.local.maintenance.views import read_snapshot, read_view
 from exclusivelog.messages.items import Item
 
 if TYPE_CHECKING:

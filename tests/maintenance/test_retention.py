@@ -22,7 +22,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import topics
-from exclusivelog.local.maintenance import compaction, retention
+from exclusivelog.local.maintenance import retention, views
 from exclusivelog.local.ownership import notifications
 from exclusivelog.local.records import PAIR
 from exclusivelog.local.storage import segments
@@ -781,7 +781,7 @@ def trim_what_is_old_in_two_halves(state: State) -> int:
 
 
 def compact_in_two_halves(state: State) -> int:
-    return in_two_halves(state, compaction, "_read", lambda s: s.topic.compact())
+    return in_two_halves(state, views, "_read", lambda s: s.topic.compact())
 
 
 @pytest.mark.parametrize("act", [trim_what_is_old_in_two_halves, compact_in_two_halves])

@@ -16,7 +16,7 @@ import exclusivelog as xl
 from exclusivelog.local import records
 from exclusivelog.local.log import entries
 from exclusivelog.local.log.entries import offset_at_time
-from exclusivelog.local.maintenance import ages, retention
+from exclusivelog.local.maintenance import retention
 from exclusivelog.local.ownership import notifications
 from exclusivelog.local.records import U64
 from exclusivelog.local.storage import log_tables
@@ -242,11 +242,11 @@ def test_g8_a_clock_ahead_and_another_one_behind_remove_nothing_young_of_a_right
 
 
 def be_patient(state: State, seconds: float) -> None:
-    ages.PATIENCE_SECONDS = seconds
+    retention.PATIENCE_SECONDS = seconds
 
 
 def forget_arrivals(state: State) -> None:
-    ages.Arrivals.note = lambda self, next_offset, max_age: next_offset  # type: ignore[method-assign]
+    retention.Arrivals.note = lambda self, next_offset, max_age: next_offset  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["", "control"])
@@ -276,9 +276,9 @@ def test_g8_a_message_that_seems_old_when_it_comes_stays(
 ) -> None:  # fmt: skip
     """It was sent under a clock that is fifty years behind, into an empty topic. Control: the
     retention worker goes by its publish time alone."""
-    monkeypatch.setattr(ages, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 0.0)
     if control:
-        monkeypatch.setattr(ages.Arrivals, "note", lambda self, end, max_age: end)
+        monkeypatch.setattr(retention.Arrivals, "note", lambda self, end, max_age: end)
     retain(topic, 60.0)
     clock.jump(-50 * YEAR)
     sent = worker(name="behind").call(send_one, b"young")
@@ -323,7 +323,7 @@ def test_g8_a_retention_worker_with_a_right_clock_stops_one_with_a_wrong_one(
     """The wrong one never gets its hour, which is a few seconds here. Control: it is alone, and
     believed at the end of it."""
     fill(topic, 20)
-    monkeypatch.setattr(ages, "PATIENCE_SECONDS", 4.0)
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 4.0)
     if alone:
         monkeypatch.setattr(retention.RetentionWorker, "start", lambda self: None)
     clock.jump(AHEAD)
@@ -345,7 +345,7 @@ def test_g8_what_is_overdue_goes_once_that_has_stood_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Nobody has applied retention for long: the log tells it once, and no trace stays behind."""
-    monkeypatch.setattr(ages, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 1.0)
     clock.jump(-50 * YEAR)
     process = worker(name="long ago")
     process.call(send_one, b"old")
@@ -373,8 +373,8 @@ def test_g8_that_messages_are_overdue_goes_with_their_topic(
 def test_g8_arrivals_hold_back_what_is_younger_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four messages a second, for a while, seen each time; then none. What is protected is never
     older than `max_age` and a hundredth."""
-    arrivals, times_seen, now = ages.Arrivals(), [], 1000.0
-    monkeypatch.setattr(ages, "time", SimpleNamespace(monotonic=lambda: now))
+    arrivals, times_seen, now = retention.Arrivals(), [], 1000.0
+    monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda: now))
     for number in range(4000):
         now += 0.25 if number < 3000 else 0.15
         if number < 3000:

@@ -421,7 +421,7 @@ def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedErr
 def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
     """The first offset published at or after `time_ms`; the end if there is none.
 
-    Goes by effective times (see time_marks.py). A `time_ms` ahead of the clock can only have been
+    Goes by effective times (see records.py). A `time_ms` ahead of the clock can only have been
     taken from a publish time, and is compared with those alone.
     """
     now = wall_ms()

@@ -27,7 +27,10 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local import records
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.changes import (
+from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
+from exclusivelog.local.ownership.sessions import Sessions, Succession
+from exclusivelog.local.ownership.steps import (
     CLAIM_LOST,
     CLAIM_MOVED,
     FENCED,
@@ -38,10 +41,6 @@ from exclusivelog.local.ownership.changes import (
     record,
     record_claim,
 )
-from exclusivelog.local.ownership.claims import Claims
-from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
-from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.succession import Succession
 from exclusivelog.local.records import FENCING, Claimant, Session, Transfer, is_role, unpack_session
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import (

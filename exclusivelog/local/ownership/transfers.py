@@ -11,7 +11,7 @@ Owned(b, e+1)    b's best waiter, or its next producer, has the topic; the row i
 ```
 
 The claims of the groups that the call names move in the transaction that assigns the topic; one
-shared producer moves as seats.py says. The last two are one transaction where b has a waiter.
+shared producer moves as steps.py says. The last two are one transaction where b has a waiter.
 The row ends by itself: at its deadline, with the death of its destination, or when another
 session becomes owner first. So whichever process dies at whichever step, the topic has its old
 owner, its new one, or is promoted as usual.
@@ -25,9 +25,9 @@ from dataclasses import dataclass, replace
 
 from exclusivelog import _core
 from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
-from exclusivelog.local.ownership import role_rows, seats
-from exclusivelog.local.ownership.changes import MOVES, RELEASE, record
-from exclusivelog.local.ownership.succession import Succession
+from exclusivelog.local.ownership import role_rows, steps
+from exclusivelog.local.ownership.sessions import Succession
+from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
 from exclusivelog.local.records import Session, Transfer, is_role
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, describe, fenced, owner_info, owner_of
@@ -208,7 +208,7 @@ class HandOver:
         if seat is None or not seat.session:
             return None
         if not self._transfers.can_succeed(seat):
-            seats.end_overdue(self._succession, tables, row)
+            steps.end_overdue_seats(self._succession, tables, row)
             tables.topics.put(row)
             tables.announce.add(MOVES)
             return None
@@ -232,7 +232,7 @@ class HandOver:
                 if transfer is not None and until in (None, transfer.until):
                     self._transfers.cancel(tables, row, transfer, reason)
                     cancelled.append(row.name)
-                elif seats.cancel(self._succession, tables, row, reason, until):
+                elif steps.cancel_seats(self._succession, tables, row, reason, until):
                     cancelled.append(row.name)
                 self._succession.promote(tables, row)
                 tables.topics.put(row)
@@ -257,12 +257,12 @@ class HandOver:
         self, tables: Tables, row: _core.TopicRow, to: EngineInfo, lineage: int,
         holder: Session | None, name: str | None = None,
     ) -> Move:  # fmt: skip
-        holder = holder or seats.held(tables, row.id, lineage)
+        holder = holder or steps.held_seat(tables, row.id, lineage)
         if holder is None:
             return _move(row, None, to, "failed", "its producer is gone", name)
         name = name or holder.name
         if holder.engine == to.id:
-            state = "assigned" if seats.reserved(tables, holder) else "owned"
+            state = "assigned" if steps.is_reserved(tables, holder) else "owned"
             return _move(row, holder, to, state, producer=name)
         seat = tables.transfers.seat(row.id, holder.id)
         if seat is not None and seat.target == to.id and self._succession.now() < seat.until:
@@ -300,7 +300,7 @@ class HandOver:
         transfer = tables.transfers.get(row.id)
         if transfer is not None and row.owner in (0, transfer.session) and not row.shared:
             yield owner_of(tables, row), transfer, False
-        for holder, seat in seats.under_way(tables, row.id):
+        for holder, seat in steps.seats_under_way(tables, row.id):
             yield holder, seat, True
 
     def changes(self) -> int:
