@@ -19,10 +19,9 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
-from exclusivelog.futures import AnyFuture, Requests
-from exclusivelog.messages.encoding import Columns, Encoded, Raw
+from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.types import Announcement, EngineInfo, Move, OwnerInfo, TransferInfo, WaiterInfo
-from exclusivelog.waits import check_seconds
+from exclusivelog.waits import AnyFuture, Requests, check_seconds
 
 State = Literal["open", "fenced", "moved", "closed"]
 Who = TypeVar("Who", bound="TransactionProducer")

@@ -25,7 +25,7 @@ from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READ
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.topics import create_topic, delete_topic, list_topics
 from exclusivelog.local.unloading import choose, unloading
-from exclusivelog.messages.encoding import encode_properties
+from exclusivelog.messages import encode_properties
 from exclusivelog.reader import GroupReader
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost

@@ -32,7 +32,7 @@ from exclusivelog.local import records
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import create_topic, existing
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
-from exclusivelog.futures import GrantFuture
-from exclusivelog.messages.encoding import (
+from exclusivelog.messages import (
     Columns,
     Encoded,
     Raw,
@@ -42,7 +41,7 @@ from exclusivelog.transaction import Sender, Transaction
 from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.validation import check_groups
-from exclusivelog.waits import check_timeout
+from exclusivelog.waits import GrantFuture, check_timeout
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader

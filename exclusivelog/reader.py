@@ -19,7 +19,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.messages.arrow import COLUMNS, import_pyarrow, record_batch
+from exclusivelog.messages import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.serde import pick_loads
 from exclusivelog.waits import check_timeout
 

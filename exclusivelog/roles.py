@@ -18,7 +18,6 @@ from exclusivelog.backend import ProducerRequest, RoleDefinition, check_name, is
 from exclusivelog.claims import Claim
 from exclusivelog.closing import Closing
 from exclusivelog.errors import OwnershipLostError, describe_engine
-from exclusivelog.futures import GrantFuture
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.claims import HeldClaim, LocalGroupCursor
 from exclusivelog.local.ownership.role_rows import RoleRow
@@ -31,6 +30,7 @@ from exclusivelog.topic import Topic, check_queue_options
 from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.validation import check_generation, check_group, check_resource
+from exclusivelog.waits import GrantFuture
 
 if TYPE_CHECKING:
     from exclusivelog.local.runtime import Runtime

@@ -15,7 +15,7 @@ from exclusivelog.backend import (
 )
 from exclusivelog.claims import Claim
 from exclusivelog.events import EVENTS
-from exclusivelog.messages.encoding import check_info, encode_properties, to_ms
+from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader
 from exclusivelog.serde import pick_dumps

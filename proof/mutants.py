@@ -264,7 +264,7 @@ MUTANTS = (
     Mutant("a compaction does not mind what was trimmed meanwhile", "views.py",
            "if tables.topics.get(work.topic).first_offset > work.view.horizon:", "if False:",
            ("tests/maintenance/test_compaction.py",)),
-    Mutant("a new owner of a map does not catch up", "ownership.py",
+    Mutant("a new owner of a map does not catch up", "shared.py",
            "            self._prepare()\n        except BaseException:\n",
            "            pass\n        except BaseException:\n",
            ("state", "proof/tests/test_histories.py")),

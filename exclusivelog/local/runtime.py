@@ -28,7 +28,6 @@ from exclusivelog.errors import (
     LedgerError,
     called_reentrantly,
 )
-from exclusivelog.futures import AnyFuture
 from exclusivelog.local.log.cursor import LogCursor
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.sending import Committer
@@ -49,8 +48,9 @@ from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
 from exclusivelog.local.unloading import Unloading, begin_move
 from exclusivelog.local.worker import BackgroundWorker, Callbacks, Heartbeat
-from exclusivelog.messages.items import Item
+from exclusivelog.messages import Item
 from exclusivelog.types import EngineInfo
+from exclusivelog.waits import AnyFuture
 
 log = logging.getLogger("exclusivelog")
 

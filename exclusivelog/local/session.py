@@ -38,7 +38,6 @@ from exclusivelog.errors import (
     ProducerMovedError,
     TopicNotFoundError,
 )
-from exclusivelog.futures import AnyFuture, GrantFuture, Requests
 from exclusivelog.local.log.entries import Placed, Work, append_one
 from exclusivelog.local.log.sending import Committer, LocalSending
 from exclusivelog.local.ownership.sessions import Sessions
@@ -49,7 +48,7 @@ from exclusivelog.local.registry import Registry
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.local.worker import BackgroundWorker, Callbacks
-from exclusivelog.waits import in_slices, settled
+from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled
 
 # ---- a session -------------------------------------------------------------------------
 

@@ -21,9 +21,16 @@ import exclusivelog as xl
 from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name, parquet, place
-from exclusivelog.spark.frames import CHUNK, check_chunk, read
-from exclusivelog.spark.progress import Progress
+from exclusivelog.spark.pipelines import (
+    CHUNK,
+    Files,
+    Progress,
+    check_chunk,
+    job_name,
+    parquet,
+    place,
+    read,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

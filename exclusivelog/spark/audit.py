@@ -18,7 +18,7 @@ from exclusivelog.events import Event
 from exclusivelog.spark.errors import coded
 from exclusivelog.spark.leaders import Verdict
 from exclusivelog.spark.options import NAME
-from exclusivelog.spark.progress import Progress
+from exclusivelog.spark.pipelines import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,10 +17,8 @@ from exclusivelog import _core
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name, parquet
-from exclusivelog.spark.frames import read, with_origin
 from exclusivelog.spark.options import NAME
-from exclusivelog.spark.progress import Progress
+from exclusivelog.spark.pipelines import Files, Progress, job_name, parquet, read, with_origin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ from typing import Any
 from exclusivelog import _core
 from exclusivelog.engine import Engine
 from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.messages.encoding import to_ms
+from exclusivelog.messages import to_ms
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
 from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse
 
@@ -377,3 +377,22 @@ def cut(spans: Sequence[Span], weights: Sequence[int], count: int) -> list[list[
                 found[index].append(piece)
         before += weight
     return [pieces for pieces in found if pieces]
+
+
+# ---- is it the same ledger? --------------------------------------------------------------
+
+Inode = tuple[int, int]
+
+
+def inode(path: str) -> Inode | None:
+    """What tells a ledger's file from the one that took its place; None if there is none."""
+    try:
+        stat = os.stat(os.path.join(path, "data.mdb"))
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def ledger_exists(path: str) -> bool:
+    """Is there a ledger in this directory?"""
+    return inode(path) is not None

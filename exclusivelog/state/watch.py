@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from exclusivelog import _core
 from exclusivelog.closing import Closing
 from exclusivelog.errors import OffsetTrimmedError, TopicTerminatedError, WaitTimeoutError
-from exclusivelog.messages.items import Item, item_of
+from exclusivelog.messages import Item, item_of
 from exclusivelog.state.past import apply_to
 
 if TYPE_CHECKING:

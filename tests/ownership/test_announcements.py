@@ -19,7 +19,7 @@ import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog.local.ownership import sessions
 from exclusivelog.local.records import pack_session, unpack_session
-from exclusivelog.messages.encoding import MOST_ANNOUNCED_BYTES
+from exclusivelog.messages import MOST_ANNOUNCED_BYTES
 from testing.processes import PATIENCE, State, Worker, hang, until
 
 SHARED, EXCLUSIVE = "shared", "exclusive"

@@ -19,14 +19,14 @@ from rich.console import Console
 
 import exclusivelog as xl
 from exclusivelog import _core, demo
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, recorded
 from exclusivelog.spark import __main__ as commands
-from exclusivelog.spark import archive, audit, compact, frames, leaders, plan, replay, report
+from exclusivelog.spark import archive, audit, compact, leaders, pipelines, plan, replay, report
 from exclusivelog.spark.audit import Summary, judge
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.leaders import Story, Tenure, Told
-from exclusivelog.spark.page import page
+from exclusivelog.spark.report import page
 from exclusivelog.spark.session import local_session
 from tests.spark.sparks import as_bytes, epochs, fill, read, trim, values
 
@@ -663,7 +663,7 @@ def test_what_spark_passes_on_is_told_in_a_line(command, path, monkeypatch) -> N
     def read_on(spark, ledger, topic, number, start, stop):
         return read(spark, ledger, topic, number, start, stop + 1)
 
-    read = frames.read
+    read = pipelines.read
     monkeypatch.setattr(archive, "read", read_on)
     status, said, told = command("archive", path, "orders", f"{path}-archive", "--quiet")
     assert (status, said, len(told.splitlines())) == (1, "", 1)

@@ -20,13 +20,13 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.records import U64
 from exclusivelog.local.storage import log_tables
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, record, recorded
 from exclusivelog.spark import staging
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
+from exclusivelog.spark.source import Job, Staged, StreamWriter
 from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
-from exclusivelog.spark.writer import Job, Staged, StreamWriter
 from tests.spark.sparks import (
     as_bytes,
     epochs,

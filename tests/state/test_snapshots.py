@@ -28,8 +28,8 @@ from exclusivelog.local.maintenance import views
 from exclusivelog.local.maintenance.retention import delete_pending
 from exclusivelog.local.records import U64
 from exclusivelog.local.storage.ledger import Transaction
-from exclusivelog.state import backend
-from exclusivelog.state.replica import Replica
+from exclusivelog.state import past
+from exclusivelog.state.shared import Replica
 from testing.children import child, line, tell
 from testing.processes import PATIENCE, State, Worker, rows, threads_since, until
 from testing.states import (
@@ -188,7 +188,7 @@ def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again
         topic.trim(before=shared.snapshot())
         raise xl.LedgerCorruptedError(f"the snapshot as of offset {horizon} is damaged")
 
-    monkeypatch.setattr(backend, "read_snapshot", read_what_goes)
+    monkeypatch.setattr(past, "read_snapshot", read_what_goes)
     opened = xl.SharedMap(other)
     monkeypatch.undo()
     assert found == sorted(set(found))

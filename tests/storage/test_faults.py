@@ -33,7 +33,7 @@ from exclusivelog.local.log import entries
 from exclusivelog.local.storage import environment, ledger, tables
 from exclusivelog.local.storage.journal import CAPACITY, HEADER
 from exclusivelog.local.worker import BackgroundWorker, Heartbeat
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once
 from testing.children import ROOT, child, command, finish, line, tell
 from testing.disks import OPENS, disk, leave, needs_strace

@@ -27,7 +27,7 @@ from exclusivelog.local.log.entries import (
 from exclusivelog.local.shm.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
-from exclusivelog.messages.encoding import to_ms
+from exclusivelog.messages import to_ms
 
 Found = TypeVar("Found")
 Loads = Callable[[bytes], object]

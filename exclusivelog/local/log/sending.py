@@ -30,7 +30,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.log.entries import REPAIRABLE, Work, append, duplicate, refusal, repair
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.messages.encoding import Columns, Encoded, Raw
+from exclusivelog.messages import Columns, Encoded, Raw
 
 # ---- group commit ----------------------------------------------------------------------
 

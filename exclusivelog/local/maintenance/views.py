@@ -30,7 +30,7 @@ from exclusivelog.local.maintenance.retention import delete_pending, give_up_vie
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import PACKED_ENTRY, Tables
-from exclusivelog.messages.items import Item, is_clear
+from exclusivelog.messages import Item, is_clear
 
 # ---- compacted views -------------------------------------------------------------------
 

@@ -28,9 +28,9 @@ from exclusivelog.errors import (
     OwnershipLostError,
     WaitTimeoutError,
 )
-from exclusivelog.futures import AnyFuture, give_granted
 from exclusivelog.local.records import Registration, Session, StillReleasing, Transfer
 from exclusivelog.types import OwnerInfo
+from exclusivelog.waits import AnyFuture, give_granted
 
 # ---- arrivals --------------------------------------------------------------------------
 
