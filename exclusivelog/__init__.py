@@ -15,10 +15,11 @@ with xl.open("data/log") as engine:
 from exclusivelog import serde
 from exclusivelog._core import Message, Receipt
 from exclusivelog.claims import Claim
-from exclusivelog.engine import Engine, open
+from exclusivelog.engine import Engine
 from exclusivelog.errors import *  # noqa: F403
 from exclusivelog.errors import __all__ as _errors
 from exclusivelog.events import Event
+from exclusivelog.opening import Upgrade, open, upgrade
 from exclusivelog.producer import Producer
 from exclusivelog.reader import GroupReader, Reader
 from exclusivelog.roles import Role, RoleFuture
@@ -41,7 +42,6 @@ from exclusivelog.types import (
     WaiterInfo,
 )
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.upgrading import Upgrade, upgrade
 from exclusivelog.version import __version__
 
 __all__ = [

@@ -56,9 +56,8 @@ from typing import (
     overload,
 )
 
-from exclusivelog import engine as _engine
+from exclusivelog import opening as _places
 from exclusivelog import threads
-from exclusivelog import upgrading as _upgrading
 from exclusivelog._core import Message, Receipt
 from exclusivelog.backend import without_outcome
 from exclusivelog.claims import Claim, OnLost
@@ -69,7 +68,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.local.shm.lockfile import READER_LOOK_UP_SECONDS
+from exclusivelog.opening import Upgrade
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
 from exclusivelog.reader import Found
@@ -86,8 +85,7 @@ from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.transaction import Transaction as SyncTransaction
 from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.upgrading import Upgrade
-from exclusivelog.waits import check_timeout
+from exclusivelog.waits import READER_LOOK_UP_SECONDS, check_timeout
 
 __all__ = [
     "Engine",
@@ -915,7 +913,7 @@ def open(
     """Open the ledger in a directory: `await` it, or `async with` it. Options as in
     `exclusivelog.open`."""
     return _Opening(
-        functools.partial(_engine.open, path, name, properties, durability=durability, **options)
+        functools.partial(_places.open, path, name, properties, durability=durability, **options)
     )
 
 
@@ -927,7 +925,7 @@ async def upgrade(
 ) -> Upgrade:
     """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. If
     cancelled, it takes its course."""
-    return await _in_thread(_upgrading.upgrade, path, backup, despite_damage=despite_damage)
+    return await _in_thread(_places.upgrade, path, backup, despite_damage=despite_damage)
 
 
 # ---- state -------------------------------------------------------------------------------

@@ -20,6 +20,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 SLICE_SECONDS = 1.0
+# A reader polls this often, for a writer that died between its commit and its wake-up call.
+READER_LOOK_UP_SECONDS = 1.0
 
 
 def in_slices(

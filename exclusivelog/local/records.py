@@ -34,7 +34,7 @@ import msgpack
 
 from exclusivelog._core import crc32c
 from exclusivelog.errors import ExclusiveLogError, LedgerCorruptedError
-from exclusivelog.types import AccessMode
+from exclusivelog.types import PREFIX, AccessMode
 
 if TYPE_CHECKING:
     import lmdb
@@ -347,9 +347,6 @@ def widened(known: Known | None, *priorities: int) -> Known:
     """
     seen = (*(known or ()), *priorities)
     return max(seen), min(seen)
-
-
-PREFIX = "__role__/"  # of the names of the roles' own topics
 
 
 def is_role(topic: str) -> bool:

@@ -6,9 +6,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import check_name, is_internal
-from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
+from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
+from exclusivelog.errors import (
+    LedgerCorruptedError,
+    ProducerBusyError,
+    StateError,
+    TopicNotFoundError,
+)
 from exclusivelog.events import EVENTS
+from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.maintenance.retention import (
     RetentionWorker,
     delete_pending,
@@ -17,6 +23,7 @@ from exclusivelog.local.maintenance.retention import (
     set_retention,
     trim,
 )
+from exclusivelog.local.maintenance.views import read_snapshot, read_view
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.ownership.steps import announcement
@@ -96,6 +103,36 @@ class LocalTopic:
                 kind = "messages" if tables.views.snapshot(self._id) is None else "state"
             return kind, {name: held[name] for name in ("key", "value") if name in held}
 
+    def check_kind(self, kind: Kind) -> bool:
+        """Is it recorded that the topic holds this? False if nothing is recorded yet; StateError if
+        it holds something else."""
+        with self._engine.ledger.read() as tables:
+            return _matches(tables, self._id, kind)
+
+    def record_kind(self, kind: Kind) -> None:
+        """Record what the topic holds; StateError if it holds something else."""
+        with self._engine.ledger.write_concurrent() as tables:
+            if not _matches(tables, self._id, kind):
+                tables.topics.put_kind(self._id, dict(kind))
+
+    def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
+        """The topic's first offset and its newest snapshot, or None; see `TopicStore.newest`."""
+
+        def read() -> tuple[int, Snapshot | None]:
+            with self._engine.ledger.read() as tables:
+                first = tables.topics.get(self._id).first_offset
+                found = read_snapshot(tables, self._id)
+                if views and first > max(position, found[0] if found else 0):
+                    found = read_view(tables, self._id) or found
+                return first, found
+
+        return retry_damaged(read)
+
+    def change_counter(self) -> tuple[_core.SharedWords, int]:
+        """Where the counter lies that changes with every commit to the topic."""
+        lockfile = self._engine.ledger.lockfile
+        return lockfile.atomics, lockfile.counters.place(self._id)
+
     def announcement(self) -> Announcement | None:
         """What an owner announced last."""
         self._engine.check_open()
@@ -131,6 +168,21 @@ class LocalTopic:
 
 
 # ---- rows, and all topics ----------------------------------------------------------------
+
+
+def _matches(tables: Tables, topic: int, kind: Kind) -> bool:
+    held = tables.topics.kind(topic)
+    if any(value and (held.get(field) or value) != value for field, value in kind.items()):
+        raise StateError(
+            f"topic {tables.topics.get(topic).name!r} holds {_described(held)}; it cannot be "
+            f"opened as {_described(kind)}"
+        )
+    return bool(held)
+
+
+def _described(kind: Kind) -> str:
+    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
+    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")
 
 
 def existing(tables: Tables, topic: int) -> _core.TopicRow:

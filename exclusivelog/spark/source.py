@@ -57,9 +57,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from exclusivelog.engine import Engine
-from exclusivelog.engine import open as open_engine
 from exclusivelog.errors import LedgerError, OffsetTrimmedError, TopicNotFoundError
 from exclusivelog.once import Run, append_once, check_writable
+from exclusivelog.opening import open as open_engine
 from exclusivelog.reader import Reader
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import (

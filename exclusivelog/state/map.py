@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from exclusivelog import _core, serde
+from exclusivelog.backend import Kind
 from exclusivelog.messages import Item
 from exclusivelog.producer import Appended
-from exclusivelog.state.past import At, Kind, apply_to, map_at
+from exclusivelog.state.past import At, apply_to, map_at
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
 from exclusivelog.state.watch import MapWatch
 from exclusivelog.topic import Topic

@@ -1,81 +1,17 @@
-"""What a topic's map was: from snapshots, compacted views and the log; and what a topic holds."""
+"""A map as it was at an offset or a time, from a snapshot, a compacted view and the log."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from exclusivelog import _core
-from exclusivelog.errors import OffsetTrimmedError, StateError
-from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.maintenance.views import read_snapshot, read_view
-from exclusivelog.messages import Item, item_of, to_ms
+from exclusivelog.backend import TopicStore
+from exclusivelog.errors import OffsetTrimmedError
+from exclusivelog.messages import item_of, to_ms
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
     from exclusivelog.topic import Topic
-
-
-# ---- the place -------------------------------------------------------------------------
-
-
-Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
-Snapshot = tuple[int, list[Item]]  # the offset that it goes up to, and what it consists of
-
-
-def change_counter(topic: Topic) -> tuple[_core.SharedWords, int]:
-    """Return where the counter lies that changes with every commit to the topic."""
-    lockfile = topic.engine.ledger.lockfile
-    return lockfile.atomics, lockfile.counters.place(topic.id)
-
-
-def read_newest(topic: Topic, position: int, views: bool) -> tuple[int, Snapshot | None]:
-    """Return the topic's first offset and its newest snapshot, or None.
-
-    With `views`, a map's compacted view stands in for a snapshot where messages were trimmed
-    that are neither in the snapshot nor before `position`.
-    """
-
-    def read() -> tuple[int, Snapshot | None]:
-        with topic.engine.ledger.read() as tables:
-            first = tables.topics.get(topic.id).first_offset
-            found = read_snapshot(tables, topic.id)
-            if views and first > max(position, found[0] if found else 0):
-                found = read_view(tables, topic.id) or found
-            return first, found
-
-    return retry_damaged(read)
-
-
-def check_kind(topic: Topic, kind: Kind) -> bool:
-    """Is it recorded that the topic holds this? False if nothing is recorded yet; StateError if
-    it holds something else."""
-    with topic.engine.ledger.read() as tables:
-        return _matches(topic.name, tables.topics.kind(topic.id), kind)
-
-
-def record_kind(topic: Topic, kind: Kind) -> None:
-    """Record what the topic holds; StateError if it holds something else."""
-    with topic.engine.ledger.write_concurrent() as tables:
-        if not _matches(topic.name, tables.topics.kind(topic.id), kind):
-            tables.topics.put_kind(topic.id, dict(kind))
-
-
-def _matches(name: str, held: Kind, kind: Kind) -> bool:
-    if any(value and (held.get(field) or value) != value for field, value in kind.items()):
-        raise StateError(
-            f"topic {name!r} holds {_described(held)}; it cannot be opened as {_described(kind)}"
-        )
-    return bool(held)
-
-
-def _described(kind: Kind) -> str:
-    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
-    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")
-
-
-# ---- the past --------------------------------------------------------------------------
 
 
 At = int | dt.datetime
@@ -128,7 +64,8 @@ def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
 def _base(topic: Topic, offset: int) -> tuple[int, dict[bytes, bytes]]:
     """Return the newest snapshot or compacted view that is no later than the offset; an empty map
     if no message was trimmed."""
-    first, found = read_newest(topic, 0, views=True)
+    store: TopicStore = topic.engine.topic_store(topic.id)
+    first, found = store.newest(0, views=True)
     if found is not None and first <= found[0] <= offset:
         items = ((key, value) for key, value in found[1] if key is not None)
         return found[0], {key: value for key, value in items if value is not None}

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, threads
+from exclusivelog.backend import Kind, Snapshot, TopicStore
 from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     EngineClosedError,
@@ -45,14 +46,6 @@ from exclusivelog.errors import (
 from exclusivelog.messages import Item, item_of, message_of
 from exclusivelog.producer import Appended, Producer, ProducerFuture
 from exclusivelog.state.calls import CallFuture, Calls
-from exclusivelog.state.past import (
-    Kind,
-    Snapshot,
-    change_counter,
-    check_kind,
-    read_newest,
-    record_kind,
-)
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_timeout
 
@@ -153,7 +146,8 @@ class Replica(_core.ReplicaBase):
         self.position = 0  # all messages before it are applied; the reader may be elsewhere
         self.torn = False  # was an apply interrupted? Then everything is read anew
         self.failure: StateError | None = None  # a message that cannot be applied
-        self.words, self.word = change_counter(topic)
+        self._store: TopicStore = topic.engine.topic_store(topic.id)
+        self.words, self.word = self._store.change_counter()
         self.seen = -1  # no mark
         self._topic, self._snapshots = topic, snapshots
         content.reset()
@@ -237,7 +231,7 @@ class Replica(_core.ReplicaBase):
 
     def _newest(self) -> Snapshot | None:
         try:
-            return read_newest(self._topic, self.position, self.content.restores_views)[1]
+            return self._store.newest(self.position, self.content.restores_views)[1]
         except LedgerCorruptedError as error:
             if self._topic.first_offset > self.position:
                 raise
@@ -446,7 +440,8 @@ class Shared(_core.SharedBase, Closing):
         self._calls = Calls(self._flush)
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
         self._snapshots = Snapshots(topic.name, snapshot_every, self._snapshot_unless_closed)
-        self._kind_is_known = check_kind(topic, kind)
+        self._store: TopicStore = topic.engine.topic_store(topic.id)
+        self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)
         replica.catch_up()
         self._replica = replica  # last: now it may be called
@@ -543,7 +538,7 @@ class Shared(_core.SharedBase, Closing):
     def _prepare_to_write(self) -> None:
         """As a new owner, before the first write."""
         if not self._kind_is_known:
-            record_kind(self.topic, self._kind)
+            self._store.record_kind(self._kind)
             self._kind_is_known = True
         with self._lock:
             self._catch_up()

@@ -16,8 +16,8 @@ from typing import Any
 
 import exclusivelog as xl
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.records import PREFIX
 from exclusivelog.local.storage.tables import Tables, owner_of
+from exclusivelog.types import PREFIX
 from testing.processes import EXCLUSIVE, FENCING, MODES, PATIENCE, WAIT, State, rows, until
 
 ROLE = "billing"

@@ -24,10 +24,10 @@ from exclusivelog.local.log.entries import (
     read_entries,
     view_entries,
 )
-from exclusivelog.local.shm.lockfile import READER_LOOK_UP_SECONDS
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.messages import to_ms
+from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 Found = TypeVar("Found")
 Loads = Callable[[bytes], object]

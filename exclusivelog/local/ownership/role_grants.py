@@ -25,7 +25,6 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
-from exclusivelog.local import records
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
@@ -51,7 +50,7 @@ from exclusivelog.local.storage.tables import (
     revoked,
     waiter_info,
 )
-from exclusivelog.types import OwnerInfo, RoleInfo
+from exclusivelog.types import PREFIX, OwnerInfo, RoleInfo
 
 ROLE = "role"  # the reason of events about a role's parts
 Place = tuple[tuple[int, int, int], int]  # in the order of rule D1
@@ -272,7 +271,7 @@ class RoleGrants:
     ) -> None:
         """Write the request down, and the anchor that its parts are bound to."""
         role = RoleRow(
-            seat.bound_to, row.id, seat.id, row.name.removeprefix(records.PREFIX),
+            seat.bound_to, row.id, seat.id, row.name.removeprefix(PREFIX),
             list(definition.topics), definition.groups, definition.claims,
         )  # fmt: skip
         role_rows.put(tables, role)

@@ -22,8 +22,9 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
-from exclusivelog.local.records import PAIR, PREFIX, U64, Claimant, Session, u64
+from exclusivelog.local.records import PAIR, U64, Claimant, Session, u64
 from exclusivelog.local.storage.tables import Tables
+from exclusivelog.types import PREFIX
 
 ANCHORS = "__role__"  # the group of the claim sessions that bind the parts
 REQUEST, PART, PART_OF, LAST = b"role", b"role in", b"role of", b"role last"

@@ -49,6 +49,7 @@ from exclusivelog.errors import LedgerError, LedgerVersionError
 from exclusivelog.local.files import Directory, fill_holes
 from exclusivelog.local.shm.slots import ARRIVALS, SLOT_COUNT, SLOT_SIZE, SLOTS, Slots
 from exclusivelog.local.versions import LOCK_NAME, LOCK_VERSION, refuse_other_lock_file
+from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 # ---- clocks ----------------------------------------------------------------------------
 
@@ -116,8 +117,6 @@ def boot_id() -> bytes:
 
 
 TOPICS, TOPIC_COUNT, TOPIC_SIZE = 4096, 1024, 64
-# A reader polls this often, for a writer that died between its commit and its wake-up call.
-READER_LOOK_UP_SECONDS = 1.0
 POLL_SECONDS = 0.02  # where no writer can wake the reader, or not for all topics that it waits for
 SPIN_NS = 40_000
 

@@ -77,7 +77,6 @@ from exclusivelog.local.records import (
     KIND,
     OVERDUE,
     PAIR,
-    PREFIX,
     PRIORITIES,
     TIMES,
     U64,
@@ -103,7 +102,7 @@ from exclusivelog.local.storage.log_tables import (
     TopicTable,
 )
 from exclusivelog.local.storage.segments import LARGE_ENTRY, Segments, is_reference
-from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
+from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
 
 if TYPE_CHECKING:
     import lmdb

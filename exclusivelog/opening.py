@@ -1,8 +1,8 @@
-"""Raise a ledger of an earlier format to this version's, after a backup (rule H2).
+"""Opening a ledger on this machine, and raising one of an earlier format to this version's.
 
 Opening a ledger never raises its format, because the earlier version could not open it afterwards.
-During an upgrade, from before the backup until the new format is durable, no engine of any version
-may have the ledger open: see docs/format.md.
+`upgrade` does, after a backup (rule H2). From before the backup until the new format is durable, no
+engine of any version may have the ledger open: see docs/format.md.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
-from exclusivelog.engine import open as open_engine
-from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
+from exclusivelog import threads
+from exclusivelog.backend import check_name
+from exclusivelog.engine import Engine
+from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, LOCK, Directory, is_locked, lock_open_file
 from exclusivelog.local.maintenance.backup import FILES as BACKED_UP
 from exclusivelog.local.maintenance.backup import copy_at_rest
+from exclusivelog.local.runtime import Runtime
 from exclusivelog.local.shm.lockfile import NAME as OWNERS
 from exclusivelog.local.shm.lockfile import make_lock_file
 from exclusivelog.local.storage.environment import (
@@ -29,10 +33,122 @@ from exclusivelog.local.storage.environment import (
     check_path,
     raise_format,
 )
-from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, told_users
+from exclusivelog.messages import encode_properties
+from exclusivelog.state.past import map_at
+from exclusivelog.topic import Topic
+from exclusivelog.waits import check_seconds
 
+LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
 ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
+
+
+class LocalEngine(Runtime, Engine):
+    """An engine on a ledger of this machine."""
+
+    def renew(self, topic: int) -> int:
+        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
+        topic's end as it is now. Returns that."""
+        with self.ledger.read() as tables:
+            row, kind, view = (
+                tables.topics.get(topic),
+                tables.topics.kind(topic),
+                tables.views.view(topic),
+            )
+        end = row.next_offset
+        if kind.get("holds") == "map":
+            end, items = map_at(Topic(self, topic, row.name), end)
+            self.snapshot(topic, end, items.items())
+        if view is not None:
+            self.compact(topic)
+        return end
+
+
+def open(
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    *,
+    durability: Literal["power", "process"] = "power",
+    keepalive: float | None = 30.0,
+    readonly: bool = False,
+    create: bool = True,
+    mode: int = 0o700,
+    map_size: int = DEFAULT_MAP_SIZE,
+    max_readers: int = DEFAULT_MAX_READERS,
+    kill_stalled: bool = False,
+) -> Engine:
+    """Open the ledger in a directory; make it if there is none.
+
+    - `path`: a directory on a local disk. Network and FUSE file systems are refused, and so is
+      one that has other files and no ledger.
+    - `name`: for people, in errors and listings (default: `engine-` and the process id).
+    - `properties`: a mapping of str to str for others to see, such as an address.
+    - `durability`: "power": what this engine acknowledges survives a power loss, at the price
+      of one flush that all who wait share. "process": it survives the death of any process; a
+      power loss may take about the last second, and never damages the log (rule H1). Readers
+      see what their own engine's durability promises (rule G6).
+    - `keepalive`: seconds without a heartbeat after which others may take this engine's
+      topics (rule C3); None: never.
+    - `readonly`: read only; takes no slot, changes nothing.
+    - `create`: False raises LedgerError where there is no ledger.
+    - `mode`: of the directory, if it is made; the files get its read and write bits.
+    - `map_size`: how many bytes the tables can grow to, and the large entries beside them.
+      Address space, not disk.
+    - `max_readers`: read transactions at the same time, in all processes together; the
+      first opener decides.
+    - `kill_stalled`: kill stalled processes. A process that is stopped while it holds the writer
+      lock (microseconds, so this is rare) stops all writers; one that is stopped inside a read
+      makes the tables grow. With True, this process sends it SIGKILL, if permitted, once it has
+      been silent for longer than its own `keepalive`. Default: False; the log, `inside()` and
+      `stats()` then name the process.
+
+    Raises UnsupportedError (a URL, such as "pulsar://host"), LedgerError (no directory, no
+    permission, remote, other files; no thread or no address space to be had; threads that gevent or
+    eventlet has replaced), LedgerFullError (no room), LedgerVersionError (another format, not a
+    ledger, or in use by engines of a version that cannot share it), LedgerCorruptedError.
+
+    >>> xl.open(path, name="worker-1").topics()
+    []
+    """
+    if isinstance(path, str) and "://" in path:
+        raise UnsupportedError(f"path={path!r}: no engine opens URLs; give a local directory")
+    if durability not in ("power", "process"):
+        raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
+    if keepalive is not None:
+        check_seconds(keepalive, "keepalive", "seconds above 0, or None for never")
+        if not 0 < keepalive <= LONGEST_KEEPALIVE:
+            raise ValueError(
+                f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
+                f"{LONGEST_KEEPALIVE:.0f}, or None for never"
+            )
+    if not isinstance(map_size, int) or map_size < 1 << 20:
+        raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
+    if not isinstance(max_readers, int) or max_readers < 1:
+        raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
+    if name is not None:
+        check_name(name, "name")
+    encode_properties(properties or {})
+    where = check_path(path)
+    threads.refuse_patched(where)
+    ledger = Ledger.open(
+        where,
+        Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
+        power=durability == "power",
+    )
+    try:
+        return LocalEngine(
+            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
+            unflushed=durability == "process", kill_stalled=bool(kill_stalled),
+        )  # fmt: skip
+    except BaseException:
+        ledger.close()
+        raise
+
+
+# ---- raising a format --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +199,7 @@ def upgrade(
     (True, None)
     """
     place = os.path.abspath(check_path(path))
-    with open_engine(place, "upgrade", readonly=True) as engine:  # or why it cannot be upgraded
+    with open(place, "upgrade", readonly=True) as engine:  # or why it cannot be upgraded
         before = engine.ledger.format
     if before == FORMAT:
         return Upgrade(place, FORMAT, FORMAT, None)
@@ -118,7 +234,7 @@ def _is_free(path: str) -> bool:
 
 
 def _check_backup(place: str, target: str, despite_damage: bool) -> tuple[str, ...]:
-    with open_engine(target, "upgrade", readonly=True) as engine:
+    with open(target, "upgrade", readonly=True) as engine:
         problems = engine.verify().problems
     if problems and not despite_damage:
         raise LedgerCorruptedError(
