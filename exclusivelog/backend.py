@@ -712,15 +712,6 @@ class Catalog(Protocol):
     def roles(self) -> list[RoleInfo]:
         """All roles, by name."""
 
-    def moves(
-        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
-        producer: str | None,
-    ) -> Moves:  # fmt: skip
-        """What `Engine.unload` does, to be begun or run."""
-
-    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
-        """End the moves of these topics. Returns the names of those that were under way."""
-
     def engines(self) -> list[EngineInfo]:
         """The engines that have this ledger open."""
 
@@ -886,6 +877,15 @@ class EngineBackend(Backend, CursorStore, ClaimStore, OnceHost, Protocol):
     path: str
     forked: bool
     readonly: bool
+
+    def moves(
+        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        producer: str | None,
+    ) -> Moves:  # fmt: skip
+        """What `Engine.unload` does, to be begun or run."""
+
+    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+        """End the moves of these topics. Returns the names of those that were under way."""
 
     @property
     def catalog(self) -> Catalog:

@@ -352,7 +352,7 @@ class Engine(_Backend, Closing):
         ...     move.topic, move.state, b.topic("orders").producer("exclusive").topic_epoch
         ('orders', 'assigned', 2)
         """
-        return self.catalog.moves(topics, to, timeout, groups, producer).run()
+        return self.moves(topics, to, timeout, groups, producer).run()
 
     def unload_async(
         self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
@@ -372,7 +372,7 @@ class Engine(_Backend, Closing):
         ...     move.state
         'assigned'
         """
-        begun = self.catalog.moves(topics, to, timeout, groups, producer)
+        begun = self.moves(topics, to, timeout, groups, producer)
         return UnloadFuture(self, begun).start()
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
@@ -385,7 +385,7 @@ class Engine(_Backend, Closing):
         ('orders', [])
         """
         self.check_writable()
-        return self.catalog.cancel_moves(topics)
+        return self.cancel_moves(topics)
 
     def history(
         self, topic: str | None = None, *, group: str | None = None, role: str | None = None

@@ -136,7 +136,7 @@ MUTANTS = (
            "            from exclusivelog.local.ownership.steps import put_announcement\n"
            "            put_announcement(tables, session, session.announce)\n",
            ("tests/ownership/test_announcements.py",)),
-    Mutant("an announcement does not mind that its owner is refused", "session.py",
+    Mutant("an announcement does not mind that its owner is refused", "local/session.py",
            "                    raise _Refused(session, error) from error\n",
            "                    if work.batches:\n"
            "                        raise _Refused(session, error) from error\n"
@@ -144,7 +144,7 @@ MUTANTS = (
            ("tests/ownership/test_announcements.py",)),
     Mutant("a grant does not announce", "sessions.py", "if session.announce is not None:",
            "if False:", ("tests/ownership/test_announcements.py",)),
-    Mutant("a stale owner announces", "session.py",
+    Mutant("a stale owner announces", "local/session.py",
            "self._placed[session] = append_one(tables, work)",
            "self._placed[session] = append_one(tables, work) if work.batches else []",
            ("tests/ownership/test_announcements.py",)),
@@ -261,7 +261,7 @@ MUTANTS = (
     Mutant("trimming does not mind how far the view reaches", "retention.py",
            "return view is None or view.horizon >= first", "return True",
            ("compaction", "tests/maintenance/test_compaction.py")),
-    Mutant("a compaction does not mind what was trimmed meanwhile", "views.py",
+    Mutant("a compaction does not mind what was trimmed meanwhile", "maintenance/views.py",
            "if tables.topics.get(work.topic).first_offset > work.view.horizon:", "if False:",
            ("tests/maintenance/test_compaction.py",)),
     Mutant("a new owner of a map does not catch up", "shared.py",

@@ -9,8 +9,8 @@ from typing import Any
 from exclusivelog import _core
 from exclusivelog.local.ownership import admission
 from exclusivelog.local.ownership.admission import Decision, Promotion, Verdict
-from exclusivelog.local.ownership.sessions import Succession, Transfers
-from exclusivelog.local.ownership.steps import RETRY_AT
+from exclusivelog.local.ownership.sessions import Succession
+from exclusivelog.local.ownership.steps import RETRY_AT, Transfers
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import (
     EXCLUSIVE,

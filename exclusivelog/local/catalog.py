@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, Protocol
 
 from exclusivelog import _core
-from exclusivelog.local import unloading
+from exclusivelog.backend import check_name, is_internal
+from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.entries import verify
 from exclusivelog.local.maintenance.backup import backup
+from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.names import checked, create_topic, list_topics
+from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
-from exclusivelog.local.ownership.role_grants import list_roles
-from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.ownership.role_rows import list_roles
+from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.topics import checked, create_topic, delete_topic, list_topics
+from exclusivelog.local.storage.tables import describe, owner_info
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Report, RoleInfo
 
 
-class Host(unloading.Host, Protocol):
+class Host(Protocol):
     """The engine that asks."""
 
+    ledger: Ledger
     sessions: Sessions
     unflushed: bool
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
 
     def latest(self, topic: int) -> _core.TopicRow:
         """The topic's row as it is now."""
@@ -70,19 +77,6 @@ class LocalCatalog:
         """All roles, by name."""
         return list_roles(self._ledger)
 
-    def moves(
-        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
-        producer: str | None,
-    ) -> unloading.Unloading:  # fmt: skip
-        """What `Engine.unload` does, to be begun or run."""
-        return unloading.unloading(self._engine, self.topics, topics, to, timeout, groups, producer)
-
-    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
-        """End the moves of these topics. Returns the names of those that were under way."""
-        names = unloading.choose(self._engine.path, self.topics, topics)
-        ids = [create_topic(self._ledger, name, False)[0] for name in names]
-        return self._engine.hand_over.cancel(ids, "cancelled")
-
     # ---- facts -----------------------------------------------------------------------------
 
     def engines(self) -> list[EngineInfo]:
@@ -108,3 +102,30 @@ class LocalCatalog:
     def backup(self, path: str) -> None:
         """Copy the ledger into a directory."""
         backup(self._ledger, path)
+
+
+def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:
+    """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`. `own`: it is one of
+    the library's."""
+    check_name(name, "name")
+    if is_internal(name) and not own:
+        raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
+    with ledger.write_exclusive() as tables:
+        row = tables.topics.find(name)
+        if row is None:
+            raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
+        steps.cancel_seats(sessions.succession, tables, row, "the topic was deleted")
+        holder = clear(sessions.succession, tables, row)
+        if holder is not None:
+            raise ProducerBusyError(
+                f"topic {name!r} cannot be deleted; it is held by {describe(holder)}",
+                holder=owner_info(holder),
+            )
+        row.flags |= _core.DELETED
+        tables.topics.put(row)
+        if (transfer := tables.transfers.get(row.id)) is not None:
+            sessions.succession.transfers.cancel(tables, row, transfer, "the topic was deleted")
+        tables.deletions.add(row.id)
+        tables.views.drop(row.id)
+        tables.announce.add(row.id)
+    delete_pending(ledger)

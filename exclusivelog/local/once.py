@@ -11,11 +11,11 @@ from exclusivelog import _core
 from exclusivelog.backend import Appended, OnceRun
 from exclusivelog.errors import LedgerError
 from exclusivelog.local import records
+from exclusivelog.local.names import create_topic, existing
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
-from exclusivelog.local.topics import create_topic, existing
 from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode, EngineInfo
 

@@ -32,7 +32,8 @@ from exclusivelog.local.catalog import LocalCatalog
 from exclusivelog.local.log.cursor import LogCursor
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.sending import Committer
-from exclusivelog.local.maintenance.retention import RetentionWorker, delete_pending
+from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
 from exclusivelog.local.once import LocalOnce
 from exclusivelog.local.ownership import claims
@@ -50,7 +51,7 @@ from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
-from exclusivelog.local.unloading import Unloading, begin_move
+from exclusivelog.local.unloading import Unloading, begin_move, choose, unloading
 from exclusivelog.local.worker import BackgroundWorker, Callbacks, Heartbeat
 from exclusivelog.messages import Item
 from exclusivelog.types import EngineInfo
@@ -393,6 +394,19 @@ class Runtime(OpenEngine):
     ) -> Unloading:
         """Begin what `Producer.move` does."""
         return begin_move(self, topic, session, to, timeout, groups)
+
+    def moves(
+        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        producer: str | None,
+    ) -> Unloading:  # fmt: skip
+        """What `Engine.unload` does, to be begun or run."""
+        return unloading(self, self.catalog.topics, topics, to, timeout, groups, producer)
+
+    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+        """End the moves of these topics. Returns the names of those that were under way."""
+        names = choose(self.path, self.catalog.topics, topics)
+        ids = [self.catalog.topic(name, False)[0] for name in names]
+        return self.hand_over.cancel(ids, "cancelled")
 
     def drain_bound(self, claim: int) -> None:
         """Commit what the producers that are bound to a claim have accepted."""

@@ -41,19 +41,34 @@ from exclusivelog.errors import (
 from exclusivelog.local.log.entries import Placed, Work, append_one
 from exclusivelog.local.log.sending import Committer, LocalSending
 from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.steps import put_announcement
-from exclusivelog.local.ownership.transfers import moved_error
+from exclusivelog.local.ownership.steps import put_announcement, topic_moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.local.registry import Registry
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
-from exclusivelog.local.worker import BackgroundWorker, Callbacks
 from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled
 
 # ---- a session -------------------------------------------------------------------------
 
 
 FOLLOWED_WITHIN = 5.0  # seconds, by a producer whose topic was handed over
+
+
+class Releasing(Protocol):
+    """The background worker of an engine."""
+
+    def finalizer(self, session: Session) -> _core.Finalizer:
+        """What has the session released once its producers are dropped."""
+
+    def release(self, session: Session) -> None:
+        """Release one session now."""
+
+
+class Calling(Protocol):
+    """Runs code where it can block no thread of the library."""
+
+    def call_later(self, function: Callable[[], object]) -> None:
+        """Run a function in a thread of its own."""
 
 
 class Host(Protocol):
@@ -63,11 +78,17 @@ class Host(Protocol):
     committer: Committer
     sessions: Sessions
     registry: Registry
-    worker: BackgroundWorker
-    callbacks: Callbacks
     unflushed: bool
     closed: bool
     forked: bool
+
+    @property
+    def worker(self) -> Releasing:
+        """Its background worker."""
+
+    @property
+    def callbacks(self) -> Calling:
+        """Runs code of the application."""
 
     @property
     def pending(self) -> Requests:
@@ -321,7 +342,7 @@ class LocalSession:
     def hand_off(self, to: Transfer) -> None:
         """The topic was handed over. Where its new owner is in this process, the producers may go
         on there (rule E2); else this is their end."""
-        error = moved_error(self.topic, self.session.name, to)
+        error = topic_moved_error(self.topic, self.session.name, to)
         if not self._options.follow or self.engine.engine_here(to.target) is None:
             self.lose(error)
             return

@@ -20,7 +20,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.maintenance import views
-from exclusivelog.local.maintenance.retention import delete_pending
+from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import U64
 from exclusivelog.local.shm.slots import Slots
 from testing.compactions import Sent, compacted, kept, read, state_of

@@ -22,7 +22,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import topics
-from exclusivelog.local.maintenance import retention, views
+from exclusivelog.local.maintenance import deletion, retention, views
 from exclusivelog.local.ownership import notifications
 from exclusivelog.local.records import PAIR
 from exclusivelog.local.storage import segments
@@ -422,7 +422,7 @@ def test_g8_everything_stays_sound_while_it_is_trimmed(engine, topic) -> None:
 
 
 def trim_step_by_step(says: Connection, path: str, before: int, step: int, behind: bool) -> None:
-    retention.DROPPED_AT_ONCE = 3
+    deletion.DROPPED_AT_ONCE = 3
     with xl.open(path) as engine:
         topic = engine.topic("orders")
         die_at_commit(step, behind=behind)
@@ -430,7 +430,7 @@ def trim_step_by_step(says: Connection, path: str, before: int, step: int, behin
 
 
 def delete_step_by_step(says: Connection, path: str, before: int, step: int, behind: bool) -> None:
-    retention.DROPPED_AT_ONCE = 3
+    deletion.DROPPED_AT_ONCE = 3
     with xl.open(path) as engine:
         die_at_commit(step, behind=behind)
         engine.delete_topic("orders")
@@ -522,7 +522,7 @@ def test_g8_dying_at_any_step_of_a_deletion(path, small_parts) -> None:
 
 def append_and_trim(says: Connection, path: str, seed: int) -> None:
     """For ever; what was done is told."""
-    retention.DROPPED_AT_ONCE = 3
+    deletion.DROPPED_AT_ONCE = 3
     dice = random.Random(seed)
     with xl.open(path) as engine:
         topic = engine.topic("orders")

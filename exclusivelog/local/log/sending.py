@@ -29,7 +29,7 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.local.log.entries import REPAIRABLE, Work, append, duplicate, refusal, repair
-from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import Store
 from exclusivelog.messages import Columns, Encoded, Raw
 
 # ---- group commit ----------------------------------------------------------------------
@@ -43,7 +43,7 @@ RETRY_SECONDS = 0.25  # after a commit that could not begin
 class Committer:
     """Commits for all producers of one engine."""
 
-    def __init__(self, ledger: Ledger, run_callbacks: Callable[[], None]) -> None:
+    def __init__(self, ledger: Store, run_callbacks: Callable[[], None]) -> None:
         self._run_callbacks = weakref.WeakMethod(run_callbacks)  # no reference cycle
         self.commit_queue = _core.CommitQueue()
         self._ledger = ledger
@@ -197,7 +197,7 @@ class LocalSending:
     """Appends what one session is given, to the ledger of its engine."""
 
     def __init__(
-        self, ledger: Ledger, committer: Committer, appender: _core.Appender, topic: str,
+        self, ledger: Store, committer: Committer, appender: _core.Appender, topic: str,
         options: SessionOptions,
     ) -> None:  # fmt: skip
         self.appender = appender

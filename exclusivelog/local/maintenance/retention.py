@@ -35,10 +35,10 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.entries import offset_at_time
+from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import View
 from exclusivelog.local.shm.lockfile import boot_id
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Store, Tables
 
 # ---- what is too old -------------------------------------------------------------------
 
@@ -73,7 +73,7 @@ class Arrivals:
 class Ages:
     """Decides for one topic, from round to round of a retention worker."""
 
-    def __init__(self, ledger: Ledger, topic: int) -> None:
+    def __init__(self, ledger: Store, topic: int) -> None:
         self._ledger = ledger
         self._topic = topic
         self._arrivals = Arrivals()
@@ -127,7 +127,6 @@ class Ages:
 
 log = logging.getLogger("exclusivelog")
 
-DROPPED_AT_ONCE = 1000
 ROUND_SECONDS = 5.0
 
 
@@ -135,7 +134,7 @@ Renew = Callable[[int], object]
 Limits = tuple[float | None, int | None]  # max_age in seconds, max_bytes
 
 
-def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
+def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
     """Remove the messages before the offset `first`; returns the topic's new first offset.
     `limits`: only if the topic's retention is still that.
 
@@ -199,7 +198,7 @@ def _reaches(view: View | None, first: int) -> bool:
     return view is None or view.horizon >= first
 
 
-def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: int | None) -> int:
+def first_to_retain(ledger: Store, topic: int, oldest: int | None, max_bytes: int | None) -> int:
     """The first offset that was published at `oldest` (ms since 1970) or later, and lies among the
     newest entries that have `max_bytes` together. Messages in the journal always stay."""
 
@@ -239,48 +238,11 @@ def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
     return first
 
 
-def delete_pending(ledger: Ledger) -> None:
-    """Delete the rows of deleted and trimmed topics, a bounded number in each transaction."""
-    _give_up_views(ledger)
-    with ledger.read() as tables:
-        discarded = tables.deletions.all()
-    for topic, before in discarded.items():
-        while True:
-            with ledger.write_concurrent() as tables:
-                if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
-                    tables.deletions.remove(topic, before)
-                    break
-
-
-def give_up_view(ledger: Ledger, topic: int, view: View | None) -> None:
-    """Delete a view or snapshot that could not be finished, unless it is the topic's already: an
-    interrupt may come after the commit."""
-    if view is not None:
-        with ledger.write_concurrent() as tables:
-            if view not in (tables.views.view(topic), tables.views.snapshot(topic)):
-                tables.deletions.add(view.id)
-
-
-def _give_up_views(ledger: Ledger) -> None:
-    # Those of processes that died while they compacted.
-    with ledger.read() as tables:
-        dead = [
-            view
-            for view, slot, engine in tables.views.unfinished()
-            if not ledger.lockfile.slots.exists(slot, engine)
-        ]
-    if dead:
-        with ledger.write_concurrent() as tables:
-            unfinished = {view for view, _, _ in tables.views.unfinished()}
-            for view in unfinished.intersection(dead):  # a topic has the others by now
-                tables.deletions.add(view)
-
-
 class RetentionWorker:
     """Applies the retention of every topic every few seconds. Its thread starts once a topic has
     a retention."""
 
-    def __init__(self, ledger: Ledger, renew: Renew) -> None:
+    def __init__(self, ledger: Store, renew: Renew) -> None:
         self._ledger = ledger
         self._renew = renew
         self._ages: dict[int, Ages] = {}
@@ -338,7 +300,7 @@ class RetentionWorker:
                 log.warning("retention: %s", error)
 
 
-def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
+def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
     """Trim one topic by age and size, as long as these are its limits; its first offset then."""
     max_age, max_bytes = limits
     note_time(ledger, topic)
@@ -354,7 +316,7 @@ def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew, a
     return trim(ledger, topic, first, renew, limits) if first > row.first_offset else first
 
 
-def note_time(ledger: Ledger, topic: int) -> None:
+def note_time(ledger: Store, topic: int) -> None:
     """Note a lower bound of the age of messages whose publish times are ahead of the clock; on an
     idle topic, no append does so."""
     with ledger.read() as tables:
@@ -364,7 +326,7 @@ def note_time(ledger: Ledger, topic: int) -> None:
         tables.topics.mark_time(tables.topics.get(topic))
 
 
-def set_retention(ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None) -> None:
+def set_retention(ledger: Store, topic: int, max_age: float | None, max_bytes: int | None) -> None:
     """Store a topic's retention, for every process; None for both keeps everything."""
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)

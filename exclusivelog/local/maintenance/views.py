@@ -26,10 +26,9 @@ from dataclasses import dataclass
 from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.local.log.entries import check_place
-from exclusivelog.local.maintenance.retention import delete_pending, give_up_view
+from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import PACKED_ENTRY, Tables
+from exclusivelog.local.storage.tables import PACKED_ENTRY, Store, Tables
 from exclusivelog.messages import Item, is_clear
 
 # ---- compacted views -------------------------------------------------------------------
@@ -48,7 +47,7 @@ class Compacted:
     horizon: int
 
 
-def compact(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted:
+def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
     """Make the topic's compacted view anew, up to its end as it is now."""
     ledger.checkpoint()
     while True:
@@ -63,7 +62,7 @@ def compact(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted:
                 return done
 
 
-def _basis(ledger: Ledger, topic: int) -> tuple[int, View | None]:
+def _basis(ledger: Store, topic: int) -> tuple[int, View | None]:
     """What a view is made of; TopicNotFoundError once the topic was deleted."""
     with ledger.read() as tables:
         row = tables.topics.get(topic)
@@ -72,7 +71,7 @@ def _basis(ledger: Ledger, topic: int) -> tuple[int, View | None]:
         return row.first_offset, tables.views.view(topic)
 
 
-def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compacted | None:
+def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacted | None:
     """None if it was in vain: more was trimmed meanwhile than it has read."""
     view = None
     try:
@@ -95,7 +94,7 @@ def _compact_once(ledger: Ledger, topic: int, slot: int, engine: str) -> Compact
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    ledger: Ledger
+    ledger: Store
     topic: int
     first_offset: int
     former: View | None
@@ -189,7 +188,7 @@ def _entries(work: _Work) -> Iterator[tuple[_core.Entry, range]]:
         yield entry, range(max(0, position - base), min(entry.count, end - base))
 
 
-def _walk(ledger: Ledger, topic: int, position: int, end: int) -> Iterator[_core.Entry]:
+def _walk(ledger: Store, topic: int, position: int, end: int) -> Iterator[_core.Entry]:
     # Each batch in a short transaction of its own: a long one would pin the ledger's pages.
     while position < end:
         with ledger.read() as tables:
@@ -228,7 +227,7 @@ ENTRY_BYTES = 1 << 20
 
 
 def write_snapshot(
-    ledger: Ledger, topic: int, slot: int, engine: str, offset: int, items: Iterable[Item]
+    ledger: Store, topic: int, slot: int, engine: str, offset: int, items: Iterable[Item]
 ) -> None:
     """Keep these items as what the topic's messages before `offset` add up to."""
     snapshot = None
@@ -253,7 +252,7 @@ def write_snapshot(
         delete_pending(ledger)
 
 
-def _write_items(ledger: Ledger, snapshot: View, items: Iterable[Item]) -> None:
+def _write_items(ledger: Store, snapshot: View, items: Iterable[Item]) -> None:
     count = 0
     for some in _in_groups(items):
         appender = _core.Appender(WRITER, count - 1, ITEMS_AT_ONCE, ENTRY_BYTES)

@@ -31,13 +31,10 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     describe_engine,
 )
-from exclusivelog.local.log.cursor import LogCursor
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
 from exclusivelog.validation import check_generation, check_group
 
@@ -87,7 +84,7 @@ class Bound(Protocol):
 class Claims:
     """Every change of who holds which resource of one ledger."""
 
-    def __init__(self, ledger: Ledger, sessions: Bound) -> None:
+    def __init__(self, ledger: Store, sessions: Bound) -> None:
         self._ledger = ledger
         self._sessions = sessions
 
@@ -293,12 +290,26 @@ class Releases(Protocol):
         """Release what an interrupted call has claimed."""
 
 
+class Requests(Protocol):
+    """The sessions of an engine."""
+
+    @property
+    def succession(self) -> Bound:
+        """What becomes of those that are bound to claims."""
+
+
 class Host(Protocol):
     """What a claim needs of the engine that holds it."""
 
-    ledger: Ledger
-    sessions: Sessions
     info: EngineInfo
+
+    @property
+    def ledger(self) -> Store:
+        """Where claims are kept."""
+
+    @property
+    def sessions(self) -> Requests:
+        """Its sessions."""
 
     @property
     def slot(self) -> int:
@@ -332,7 +343,7 @@ class HeldClaim:
         self._claimant = claimant
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> Store:
         """Where it is kept."""
         return self._host.ledger
 
@@ -426,7 +437,7 @@ class LocalGroupCursor(HeldClaim):
                 _check_exists(tables, topic, name)
                 tables.cursors.put(topic, self.group, positions[topic])
 
-    def wait(self, cursors: Sequence[LogCursor], marks: Sequence[int], seconds: float) -> None:
+    def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
         """Sleep until one of the cursors' marks changes, or for so many seconds, or less."""
         words = [cursor.word for cursor in cursors]
         self._host.ledger.lockfile.counters.wait_any(words, marks, seconds)

@@ -36,7 +36,6 @@ from exclusivelog.local.ownership.steps import (
     REVOKED,
     TERMINATED,
     WANTED,
-    Transactions,
     record,
     record_claim,
 )
@@ -48,9 +47,8 @@ from exclusivelog.local.storage.tables import (
     owner_info,
     owner_of,
     revoked,
-    waiter_info,
 )
-from exclusivelog.types import PREFIX, OwnerInfo, RoleInfo
+from exclusivelog.types import PREFIX, OwnerInfo
 
 ROLE = "role"  # the reason of events about a role's parts
 Place = tuple[tuple[int, int, int], int]  # in the order of rule D1
@@ -534,28 +532,6 @@ def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
 
 
 # ---- all of them -------------------------------------------------------------------------
-
-
-def list_roles(ledger: Transactions) -> list[RoleInfo]:
-    """All roles, by name."""
-    with ledger.read() as tables:
-        alive = ledger.lockfile.slots.alive
-        return [_info(tables, alive, *each) for each in role_rows.role_topics(tables)]
-
-
-def _info(tables: Tables, alive: Callable[[int, str], bool], name: str, topic: int) -> RoleInfo:
-    row = tables.topics.get(topic)
-    owner = owner_of(tables, row)
-    holder = owner if owner is not None and alive(owner.slot, owner.engine) else None
-    bound = role_rows.last(tables, topic) or RoleDefinition((), {}, {})
-    waiters = [waiter_info(w) for w in tables.sessions.waiters(topic) if alive(w.slot, w.engine)]
-    return RoleInfo(
-        name, row.epoch, None if holder is None else owner_info(holder),
-        tuple(sorted(tables.topics.get(each).name for each in bound.topics)),
-        {group: tuple(topics) for group, topics in bound.groups.items()},
-        {group: tuple(resources) for group, resources in bound.claims.items()},
-        tuple(waiters),
-    )  # fmt: skip
 
 
 def with_roles(ledger: Ledger, now: Callable[[], int] = _core.now) -> Sessions:

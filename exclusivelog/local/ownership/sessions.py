@@ -17,7 +17,6 @@ import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
-from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import ProducerRequest, RoleDefinition
@@ -44,7 +43,9 @@ from exclusivelog.local.ownership.steps import (
     TERMINATED,
     WANTED,
     Living,
+    Roles,
     Transactions,
+    Transfers,
     put_announcement,
     record,
 )
@@ -76,112 +77,6 @@ from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
 # The rows (key, data) of a topic's queue that come into question.
 Choose = Callable[[Tables, _core.TopicRow], Iterable[tuple[bytes, bytes]]]
-
-
-class Roles(Protocol):
-    """What role_grants.py does for the sessions of a ledger: all within their transactions."""
-
-    def evict_dead(self, tables: Tables, definition: RoleDefinition, mode: str) -> None:
-        """Evict what dead engines have on the role's topics."""
-
-    def register(
-        self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
-    ) -> None:
-        """Write the request down, and the anchor that its parts are bound to."""
-
-    def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
-        """Is all of the role free, for a request that was not queued?"""
-
-    def queue(self, tables: Tables, seat: Session) -> None:
-        """The seat waits: so does a part on each of the role's topics, at the same place."""
-
-    def admitted(self, tables: Tables, seat: Session) -> None:
-        """The seat was granted: take all that the role binds. Raises where it is not free."""
-
-    def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
-        """A session that is bound to something no longer holds or waits."""
-
-    def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
-        """The same for a claim."""
-
-    def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
-        """Is this topic's next owner chosen at the end of the transaction?"""
-
-    def cancelled(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
-    ) -> None:
-        """The hand-over of a role has ended without its destination."""
-
-    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """The hand-over of a role has got more time."""
-
-
-class Transfers:
-    """The hand-overs under way: which can still succeed. `roles` is set by `with_roles`."""
-
-    roles: Roles
-
-    def __init__(self, living: Living, now: Callable[[], int]) -> None:
-        self._living = living
-        self._now = now
-
-    def current(self, tables: Tables, row: _core.TopicRow) -> Transfer | None:
-        """The topic's hand-over, if it can still succeed; else it is ended here."""
-        transfer = tables.transfers.get(row.id)
-        if transfer is None:
-            return None
-        if not self.has_destination(transfer):
-            self.cancel(tables, row, transfer, "the destination is gone")
-        elif self._now() >= transfer.until:
-            self.cancel(tables, row, transfer, "deadline")
-        elif row.owner and transfer.session != row.owner:
-            self.cancel(tables, row, transfer, "another owner came first")
-        else:
-            return transfer
-        return None
-
-    def has_destination(self, transfer: Transfer) -> bool:
-        """Does the engine live that this hand-over goes to?"""
-        return self._living.alive(transfer.slot, transfer.target)
-
-    def can_succeed(self, transfer: Transfer) -> bool:
-        """Does its destination live, and is there time left?"""
-        return self.has_destination(transfer) and self._now() < transfer.until
-
-    def cancel(self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str) -> None:
-        """The hand-over ends without its destination (rule E4)."""
-        tables.transfers.drop(row.id)
-        if is_role(row.name):
-            self.roles.cancelled(tables, row, transfer, reason)
-        tables.ring.add(transfer.slot)  # requests that wait for it there are decided as usual
-        record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
-
-    def end(
-        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, winner: Session,
-        reason: str,
-    ) -> None:  # fmt: skip
-        """This session gets the topic: the hand-over has succeeded, or has ended without its
-        destination."""
-        if transfer is None:
-            return
-        if not winner.exclusive:
-            self.cancel(tables, row, transfer, "a shared producer of it came first")
-        elif reason != HANDED_OVER:
-            self.cancel(tables, row, transfer, "another owner came first")
-        else:
-            tables.transfers.drop(row.id)
-
-    def releasing_to(self, tables: Tables, row: _core.TopicRow, engine: str) -> Transfer | None:
-        """The hand-over to this engine, of the topic or of a shared producer's seat, whose source
-        has not released it yet, and still has time to. Changes nothing."""
-        if row.flags & (_core.DELETED | _core.TERMINATED):
-            return None
-        if not row.owner:
-            return steps.releasing_to(tables, row.id, engine, self._now())
-        transfer = tables.transfers.get(row.id)
-        if transfer is None or transfer.target != engine or self._now() >= transfer.until:
-            return None
-        return transfer if transfer.session and transfer.session == row.owner else None
 
 
 class Succession:

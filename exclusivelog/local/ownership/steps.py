@@ -38,23 +38,29 @@ force. So whichever process dies at whichever step, the other shared producers n
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgpack
 
 from exclusivelog import _core
-from exclusivelog.errors import OwnershipLostError, describe_engine
+from exclusivelog.backend import RoleDefinition
+from exclusivelog.errors import OwnershipLostError, ProducerMovedError, describe_engine
 from exclusivelog.events import EVENTS, Event
-from exclusivelog.local.records import ANNOUNCED, SHARED, U64, Claimant, Session, Transfer, wall_ms
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.records import (
+    ANNOUNCED,
+    SHARED,
+    U64,
+    Claimant,
+    Session,
+    Transfer,
+    is_role,
+    wall_ms,
+)
+from exclusivelog.local.storage.tables import Tables, owner_of
 from exclusivelog.types import Announcement, EngineInfo
-
-if TYPE_CHECKING:
-    from exclusivelog.local.records import Claimant, Transfer
-
 
 # ---- events and notifications ----------------------------------------------------------
 
@@ -255,14 +261,110 @@ def _engine_of(engine: str, name: str, pid: int, properties: dict[str, str]) -> 
 # ---- seats of shared producers ---------------------------------------------------------
 
 
-class Transfers(Protocol):
-    """Which hand-overs can still succeed."""
+class Roles(Protocol):
+    """What role_grants.py does for the sessions of a ledger: all within their transactions."""
+
+    def evict_dead(self, tables: Tables, definition: RoleDefinition, mode: str) -> None:
+        """Evict what dead engines have on the role's topics."""
+
+    def register(
+        self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
+    ) -> None:
+        """Write the request down, and the anchor that its parts are bound to."""
+
+    def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
+        """Is all of the role free, for a request that was not queued?"""
+
+    def queue(self, tables: Tables, seat: Session) -> None:
+        """The seat waits: so does a part on each of the role's topics, at the same place."""
+
+    def admitted(self, tables: Tables, seat: Session) -> None:
+        """The seat was granted: take all that the role binds. Raises where it is not free."""
+
+    def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
+        """A session that is bound to something no longer holds or waits."""
+
+    def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
+        """The same for a claim."""
+
+    def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
+        """Is this topic's next owner chosen at the end of the transaction?"""
+
+    def cancelled(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
+    ) -> None:
+        """The hand-over of a role has ended without its destination."""
+
+    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The hand-over of a role has got more time."""
+
+
+class Transfers:
+    """The hand-overs under way: which can still succeed. `roles` is set by `with_roles`."""
+
+    roles: Roles
+
+    def __init__(self, living: Living, now: Callable[[], int]) -> None:
+        self._living = living
+        self._now = now
+
+    def current(self, tables: Tables, row: _core.TopicRow) -> Transfer | None:
+        """The topic's hand-over, if it can still succeed; else it is ended here."""
+        transfer = tables.transfers.get(row.id)
+        if transfer is None:
+            return None
+        if not self.has_destination(transfer):
+            self.cancel(tables, row, transfer, "the destination is gone")
+        elif self._now() >= transfer.until:
+            self.cancel(tables, row, transfer, "deadline")
+        elif row.owner and transfer.session != row.owner:
+            self.cancel(tables, row, transfer, "another owner came first")
+        else:
+            return transfer
+        return None
 
     def has_destination(self, transfer: Transfer) -> bool:
-        """Does the engine live that it goes to?"""
+        """Does the engine live that this hand-over goes to?"""
+        return self._living.alive(transfer.slot, transfer.target)
 
     def can_succeed(self, transfer: Transfer) -> bool:
         """Does its destination live, and is there time left?"""
+        return self.has_destination(transfer) and self._now() < transfer.until
+
+    def cancel(self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str) -> None:
+        """The hand-over ends without its destination (rule E4)."""
+        tables.transfers.drop(row.id)
+        if is_role(row.name):
+            self.roles.cancelled(tables, row, transfer, reason)
+        tables.ring.add(transfer.slot)  # requests that wait for it there are decided as usual
+        record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
+
+    def end(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, winner: Session,
+        reason: str,
+    ) -> None:  # fmt: skip
+        """This session gets the topic: the hand-over has succeeded, or has ended without its
+        destination."""
+        if transfer is None:
+            return
+        if not winner.exclusive:
+            self.cancel(tables, row, transfer, "a shared producer of it came first")
+        elif reason != HANDED_OVER:
+            self.cancel(tables, row, transfer, "another owner came first")
+        else:
+            tables.transfers.drop(row.id)
+
+    def releasing_to(self, tables: Tables, row: _core.TopicRow, engine: str) -> Transfer | None:
+        """The hand-over to this engine, of the topic or of a shared producer's seat, whose source
+        has not released it yet, and still has time to. Changes nothing."""
+        if row.flags & (_core.DELETED | _core.TERMINATED):
+            return None
+        if not row.owner:
+            return releasing_to(tables, row.id, engine, self._now())
+        transfer = tables.transfers.get(row.id)
+        if transfer is None or transfer.target != engine or self._now() >= transfer.until:
+            return None
+        return transfer if transfer.session and transfer.session == row.owner else None
 
 
 class Sessions(Protocol):
@@ -418,3 +520,13 @@ def seats_under_way(tables: Tables, topic: int) -> Iterator[tuple[Session, Trans
         holder = tables.sessions.holder(topic, session)
         if holder is not None:
             yield holder, seat
+
+
+def topic_moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
+    """What the producer `name` of a topic ends with that was handed over."""
+    error = ProducerMovedError(
+        f"topic {topic!r}: it was handed over by producer {name!r} to engine {to.name!r} (id "
+        f"{to.target}, pid {to.pid}); send there"
+    )
+    error.successor = EngineInfo(to.target, to.name, to.pid, to.properties, 0.0)
+    return error

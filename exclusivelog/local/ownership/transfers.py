@@ -22,15 +22,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from exclusivelog import _core
-from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
+from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.local.ownership import role_rows, steps
-from exclusivelog.local.ownership.sessions import Succession
 from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
 from exclusivelog.local.records import Session, Transfer, is_role
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables, describe, fenced, owner_info, owner_of
+from exclusivelog.local.storage.tables import Store, Tables, describe, fenced, owner_info, owner_of
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 POLL_SECONDS = 0.25  # a death sends no wake-up
@@ -68,10 +67,38 @@ class Begun:
     lineage: int = 0
 
 
+class Succession(steps.Sessions, Protocol):
+    """Who holds a topic after whom; see sessions.py."""
+
+    @property
+    def roles(self) -> steps.Roles:
+        """The roles among the sessions."""
+
+    def evict_dead(self, tables: Tables, row: _core.TopicRow, mode: str) -> None:
+        """Evict what dead engines have on the topic."""
+
+    def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The claims of a hand-over's groups go with it."""
+
+    def assign(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
+    ) -> Transfer:
+        """From now on the topic is reserved for the destination."""
+
+    def promote(self, tables: Tables, row: _core.TopicRow) -> None:
+        """The best waiter gets a topic that is free."""
+
+    def drop_holder(
+        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
+        rival: Session | Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """The session no longer holds the topic."""
+
+
 class HandOver:
     """The steps of moves, each one transaction."""
 
-    def __init__(self, ledger: Ledger, succession: Succession) -> None:
+    def __init__(self, ledger: Store, succession: Succession) -> None:
         self._ledger = ledger
         self._succession = succession
         self._transfers = succession.transfers
@@ -355,13 +382,3 @@ def _transfer_info(
         until=time.time_ns() // 1_000_000 + (transfer.until - _core.now()) // 1_000_000,
         producer=holder.name if alone and holder is not None else None, groups=transfer.groups,
     )  # fmt: skip
-
-
-def moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
-    """What the producer `name` of a topic ends with that was handed over."""
-    error = ProducerMovedError(
-        f"topic {topic!r}: it was handed over by producer {name!r} to engine {to.name!r} (id "
-        f"{to.target}, pid {to.pid}); send there"
-    )
-    error.successor = EngineInfo(to.target, to.name, to.pid, to.properties, 0.0)
-    return error

@@ -56,8 +56,9 @@ import logging
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgpack
 
@@ -92,6 +93,7 @@ from exclusivelog.local.records import (
     unpack_session,
     widened,
 )
+from exclusivelog.local.shm.lockfile import LockFile
 from exclusivelog.local.storage.log_tables import (
     AppliedJournal,
     CursorTable,
@@ -106,6 +108,9 @@ from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
 
 if TYPE_CHECKING:
     import lmdb
+
+
+Found = TypeVar("Found")
 
 
 # ---- ownership -------------------------------------------------------------------------
@@ -718,6 +723,48 @@ class Tables:
             row.next_offset = max(row.next_offset, end[0])
             row.last_publish_time = max(row.last_publish_time, end[1])
         return row
+
+
+# ---- transactions --------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """The ledger, as those know it who read and change its tables; `Ledger` is one."""
+
+    path: str
+    journal: _core.Journal | None
+
+    @property
+    def lockfile(self) -> LockFile:
+        """The lock file."""
+
+    @property
+    def busy_here(self) -> bool:
+        """Is this thread in a transaction?"""
+
+    def read(self) -> AbstractContextManager[Tables]:
+        """A snapshot."""
+
+    def look(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
+        """What `find` returns for a snapshot of tables and journal."""
+
+    def write_exclusive(self) -> AbstractContextManager[Tables]:
+        """An exclusive write."""
+
+    def write_checkpointed(self) -> AbstractContextManager[Tables]:
+        """An exclusive write whose tables have all that the journal has."""
+
+    def write_concurrent(self) -> AbstractContextManager[Tables]:
+        """A write beside those that append."""
+
+    def check(self) -> None:
+        """LedgerError if it has failed."""
+
+    def checkpoint(self) -> None:
+        """Move what is in the journal into the tables."""
+
+    def settle(self) -> None:
+        """Find out whether a transaction committed whose process died while it did."""
 
 
 # ---- who may write ---------------------------------------------------------------------
