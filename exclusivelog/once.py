@@ -21,17 +21,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from exclusivelog.backend import Appended, OnceHost, check_name, is_internal
 from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode
 
-if TYPE_CHECKING:
-    from exclusivelog.topic import Topic
-
 MOST_NUMBER = 2**63 - 1
 MODES = ("shared", "exclusive", "exclusive_with_fencing")
+
+
+class HasId(Protocol):
+    """A `Topic`."""
+
+    @property
+    def id(self) -> int:
+        """Its id."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ def check_writable(topic: object) -> str:
 # ---- numbers alone -----------------------------------------------------------------------
 
 
-def record(engine: OnceHost, topic: str | Topic, writer: str, number: int) -> None:
+def record(engine: OnceHost, topic: str | HasId, writer: str, number: int) -> None:
     """Store how far a job has come with a topic that it does not write to: its last number, which
     never decreases. It fences no producer. Raises TopicNotFoundError if a `Topic` was deleted, even
     if one of the same name was created since.
@@ -130,12 +135,12 @@ def record(engine: OnceHost, topic: str | Topic, writer: str, number: int) -> No
     engine.once.record(_named(engine, topic), writer, number)
 
 
-def _named(engine: OnceHost, topic: str | Topic) -> str | int:
+def _named(engine: OnceHost, topic: str | HasId) -> str | int:
     engine.check_open()
     return topic if isinstance(topic, str) else topic.id
 
 
-def recorded(engine: OnceHost, topic: str | Topic) -> dict[str, int]:
+def recorded(engine: OnceHost, topic: str | HasId) -> dict[str, int]:
     """Return writer -> the number of its last batch, for all writers of a topic.
 
     >>> recorded(engine, "orders")

@@ -29,7 +29,6 @@ from exclusivelog.spark.pipelines import (
     job_name,
     parquet,
     place,
-    read,
 )
 
 if TYPE_CHECKING:
@@ -176,6 +175,8 @@ class Archive:
         from pyspark.sql import functions as F  # noqa: N812
 
         seen = Observation("archive")
+        from exclusivelog.spark.source import read
+
         frame = read(self._spark, self._engine.path, self._topic.name, self._topic.id, start, stop)
         frame = frame.observe(seen, *[F.expr(fact) for fact in FACTS])
         frame = frame.drop("topic").withColumn("date", F.expr(DATE))

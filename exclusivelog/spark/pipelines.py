@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import threading
 import time
@@ -17,7 +16,7 @@ from urllib.parse import quote
 
 from exclusivelog.backend import NAME_BYTES
 from exclusivelog.spark.errors import PIPELINE, SourceError
-from exclusivelog.spark.options import NAME, file_name
+from exclusivelog.spark.options import file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -122,22 +121,6 @@ def check_chunk(chunk: int) -> None:
     """SourceError unless so many messages at once get somewhere."""
     if chunk < 1:
         raise SourceError(PIPELINE, f"chunk={chunk}: it takes a whole number from 1 on")
-
-
-def read(
-    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
-) -> DataFrame:
-    """The messages [start, stop) of a topic, and of no other one that has its name by now."""
-    from exclusivelog.spark.source import register
-
-    register(spark)
-    frame = spark.read.format(NAME).option("topic", topic)
-    frame = frame.option("startingOffsets", json.dumps({topic: start}))
-    return (
-        frame.option("topicIds", json.dumps({topic: number}))
-        .option("endingOffsets", json.dumps({topic: stop}))
-        .load(ledger)
-    )
 
 
 def with_origin(frame: DataFrame) -> DataFrame:

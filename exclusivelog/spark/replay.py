@@ -24,7 +24,6 @@ from exclusivelog.spark.pipelines import (
     job_name,
     parquet,
     place,
-    read,
     with_origin,
 )
 
@@ -56,6 +55,8 @@ class Origin:
     def read(self, spark: SparkSession, start: int, stop: int) -> DataFrame:
         """The messages [start, stop), in order."""
         if self.frame is None:
+            from exclusivelog.spark.source import read
+
             return read(spark, self.ledger, self.topic, self.number, start, stop)
         wanted = f"offset >= {start} and offset < {stop}"
         return self.frame.where(wanted).orderBy("offset")

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import exclusivelog as xl
-from exclusivelog.spark import audit
-from exclusivelog.spark.audit import runs
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
+from exclusivelog.spark.judging import names_of, owned, verdicts
 from exclusivelog.spark.leaders import (
     MOST_TOPICS,
     Record,
@@ -434,9 +433,6 @@ def _label(ms: float, step: int) -> str:
 # ---- the report ------------------------------------------------------------------------
 
 
-COLUMNS = audit.COLUMNS + ", bucket timestamp"
-
-
 def run(
     spark: SparkSession, ledger: str, to: str, topics: Sequence[str] | None = None, *,
     out: TextIO | None = None,
@@ -449,16 +445,16 @@ def run(
     """
     progress = Progress(spark, out)
     with coded(), xl.open(ledger, "report", readonly=True) as engine:
-        names = audit.names_of(engine, topics)
+        names = names_of(engine, topics)
         with progress.step(f"reading {len(names)} topics"):
             buckets, found = _runs(spark, engine, names)
             events = list(engine.history())
         stories = [story_of(name, buckets[name], found, events) for name in names]
-        verdicts = audit.verdicts(names, found, events, audit.owned(engine, names))
+        judged = verdicts(names, found, events, owned(engine, names))
         path = engine.path
     stories.sort(key=lambda story: -story.messages)
     silences = [t.silence for s in stories for t in s.take_overs if t.silence is not None]
-    told = Told(path, stories, verdicts, silences)
+    told = Told(path, stories, judged, silences)
     try:
         Path(to).write_text(page(told), encoding="utf-8")
     except OSError as error:
@@ -471,11 +467,14 @@ def _runs(
     spark: SparkSession, engine: xl.Engine, topics: Sequence[str]
 ) -> tuple[dict[str, int], list[Record]]:
     """Topic -> how long its buckets are, in ms; and the runs of all topics."""
+    from exclusivelog.spark import source
+
     buckets = {topic: bucket_of(_span(engine, topic)) for topic in topics}
     found: list[Record] = []
     for length in set(buckets.values()):
         some = [topic for topic in topics if buckets[topic] == length]
-        found += runs(spark, engine.path, some, COLUMNS, length)
+        columns = source.RUNS + ", bucket timestamp"
+        found += source.runs(spark, engine.path, some, columns, length)
     return buckets, found
 
 

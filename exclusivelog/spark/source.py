@@ -25,7 +25,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,6 +39,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -711,3 +714,50 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One partition's messages."""
         return self.rows.of(partition)
+
+
+# ---- for the pipelines ------------------------------------------------------------------
+
+RUNS = (
+    "topic string, epoch bigint, producer string, first_offset bigint, last_offset bigint, "
+    "messages bigint, first_sequence_id bigint, last_sequence_id bigint, falls bigint, "
+    "gaps bigint, first_time timestamp, last_time timestamp"
+)
+RUN_TIMES = ("bucket", "first_time", "last_time")
+
+
+def read(
+    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
+) -> DataFrame:
+    """The messages [start, stop) of a topic, and of no other one that has its name by now."""
+    register(spark)
+    frame = spark.read.format(NAME).option("topic", topic)
+    frame = frame.option("startingOffsets", json.dumps({topic: start}))
+    return (
+        frame.option("topicIds", json.dumps({topic: number}))
+        .option("endingOffsets", json.dumps({topic: stop}))
+        .load(ledger)
+    )
+
+
+def runs(
+    spark: SparkSession, ledger: str, topics: Sequence[str], columns: str = RUNS,
+    bucket_ms: int = 0,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The view `runs` of some topics, in the order of offsets; times in ms since 1970."""
+    from pyspark.sql.functions import expr
+
+    register(spark)
+    if not topics:
+        return []
+    reader = spark.read.schema(columns).format(NAME).option("view", "runs")
+    # One job for all of them; in a list, a name could not have a comma.
+    reader = reader.option("topicsPattern", "|".join(map(re.escape, topics)))
+    if bucket_ms:
+        reader = reader.option("bucketMs", str(bucket_ms))
+    frame = reader.load(ledger)
+    for name in RUN_TIMES:
+        if name in frame.columns:  # Spark's rows have naive times, of this machine's zone
+            frame = frame.withColumn(name, expr(f"unix_millis({name})"))
+    found = [row.asDict() for row in frame.collect()]
+    return sorted(found, key=lambda run: (run["topic"], run["first_offset"]))

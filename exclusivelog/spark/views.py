@@ -31,7 +31,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from exclusivelog.engine import Engine
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SCHEMA, SourceError
 from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
@@ -111,12 +110,12 @@ def check_columns(view: str, schema: StructType) -> None:
 # ---- the views ---------------------------------------------------------------------------
 
 
-def records(engine: Engine, view: str, topics: Iterable[str]) -> Iterator[Record]:
+def records(engine: plan.Engine, view: str, topics: Iterable[str]) -> Iterator[Record]:
     """The rows of a view."""
     return (record for topic in topics for record in VIEWS[view](engine, topic))
 
 
-def _topics(engine: Engine, name: str) -> Iterator[Record]:
+def _topics(engine: plan.Engine, name: str) -> Iterator[Record]:
     here, topic = plan.row(engine, name), engine.topic(name, create=False)
     owner, transfer = topic.owner, topic.transfer
     yield {
@@ -132,7 +131,7 @@ def _topics(engine: Engine, name: str) -> Iterator[Record]:
     }  # fmt: skip
 
 
-def _owners(engine: Engine, name: str) -> Iterator[Record]:
+def _owners(engine: plan.Engine, name: str) -> Iterator[Record]:
     topic = engine.topic(name, create=False)
     for holder in topic.holders:
         yield {
@@ -161,7 +160,7 @@ def _session(topic: str, state: str, facts: OwnerInfo | WaiterInfo) -> Record:
     }  # fmt: skip
 
 
-def _events(engine: Engine, name: str) -> Iterator[Record]:
+def _events(engine: plan.Engine, name: str) -> Iterator[Record]:
     for event in engine.history(name):
         yield {
             "time": event.time * 1000, "topic": event.topic, "epoch": event.epoch,
@@ -178,7 +177,7 @@ def _party(side: str, party: Mapping[str, Any] | None) -> Record:
     }  # fmt: skip
 
 
-def _epochs(engine: Engine, name: str) -> list[Record]:
+def _epochs(engine: plan.Engine, name: str) -> list[Record]:
     here = plan.row(engine, name)
     return [
         {
@@ -191,7 +190,7 @@ def _epochs(engine: Engine, name: str) -> list[Record]:
     ]  # fmt: skip
 
 
-def _producers(engine: Engine, name: str) -> list[Record]:
+def _producers(engine: plan.Engine, name: str) -> list[Record]:
     found = engine.inspection.producers(plan.row(engine, name).id)
     return [
         {"topic": name, "producer": producer, "last_sequence_id": last, "live": live}
@@ -199,14 +198,14 @@ def _producers(engine: Engine, name: str) -> list[Record]:
     ]
 
 
-def _txns(engine: Engine, name: str) -> list[Record]:
+def _txns(engine: plan.Engine, name: str) -> list[Record]:
     found = engine.inspection.batches(plan.row(engine, name).id)
     return [
         {"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in found
     ]
 
 
-VIEWS: dict[str, Callable[[Engine, str], Iterable[Record]]] = {
+VIEWS: dict[str, Callable[[plan.Engine, str], Iterable[Record]]] = {
     "topics": _topics, "owners": _owners, "events": _events, "epochs": _epochs,
     "producers": _producers, "txns": _txns,
 }  # fmt: skip

@@ -23,8 +23,8 @@ from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, recorded
 from exclusivelog.spark import __main__ as commands
 from exclusivelog.spark import archive, audit, compact, leaders, pipelines, plan, replay, report
-from exclusivelog.spark.audit import Summary, judge
 from exclusivelog.spark.errors import SourceError
+from exclusivelog.spark.judging import Summary, judge
 from exclusivelog.spark.leaders import Story, Tenure, Told
 from exclusivelog.spark.report import page
 from exclusivelog.spark.session import local_session
