@@ -60,7 +60,6 @@ from exclusivelog import opening as _places
 from exclusivelog import threads
 from exclusivelog._core import Message, Receipt
 from exclusivelog.backend import without_outcome
-from exclusivelog.claims import Claim, OnLost
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -77,11 +76,12 @@ from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.roles import Role as SyncRole
 from exclusivelog.roles import RoleFuture, RoleOptions, SendingOptions
 from exclusivelog.state import map as _map
+from exclusivelog.state import past as _watch
 from exclusivelog.state import state as _state
-from exclusivelog.state import watch as _watch
 from exclusivelog.state.shared import Shared, acknowledge
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
+from exclusivelog.transaction import Claim, OnLost
 from exclusivelog.transaction import Transaction as SyncTransaction
 from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture

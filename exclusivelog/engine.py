@@ -9,7 +9,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from exclusivelog.backend import EngineBackend
-from exclusivelog.claims import Claim, OnLost, own
 from exclusivelog.closing import Closing
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
@@ -17,7 +16,7 @@ from exclusivelog.reader import GroupReader
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
 from exclusivelog.topic import Topic
-from exclusivelog.transaction import Transaction
+from exclusivelog.transaction import Claim, OnLost, Transaction, own
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
 from exclusivelog.unload import UnloadFuture
 

@@ -23,13 +23,13 @@ from exclusivelog.backend import (
     check_name,
     is_internal,
 )
-from exclusivelog.claims import Claim
 from exclusivelog.closing import Closing
 from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader
 from exclusivelog.serde import pick_dumps
 from exclusivelog.topic import Topic, check_queue_options
+from exclusivelog.transaction import Claim
 from exclusivelog.types import PREFIX, AccessMode, Move
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.validation import check_generation, check_group, check_resource

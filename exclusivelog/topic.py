@@ -13,12 +13,12 @@ from exclusivelog.backend import (
     check_name,
     is_internal,
 )
-from exclusivelog.claims import Claim
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader
 from exclusivelog.serde import pick_dumps
+from exclusivelog.transaction import Claim
 from exclusivelog.types import AccessMode, Announcement, OwnerInfo, TransferInfo, WaiterInfo
 from exclusivelog.waits import check_seconds, check_timeout
 

@@ -39,7 +39,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
@@ -91,7 +90,7 @@ from exclusivelog.topic import Topic
 from exclusivelog.types import AccessMode
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 # ---- engines of this process -----------------------------------------------------------

@@ -19,9 +19,8 @@ from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
 from exclusivelog.messages import Item
 from exclusivelog.producer import Appended
-from exclusivelog.state.past import At, apply_to, map_at
+from exclusivelog.state.past import At, MapWatch, apply_to, map_at
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
-from exclusivelog.state.watch import MapWatch
 from exclusivelog.topic import Topic
 
 K = TypeVar("K")
