@@ -724,9 +724,6 @@ class Catalog(Protocol):
     def verify(self) -> Report:
         """Read everything."""
 
-    def backup(self, path: str) -> None:
-        """Copy the ledger into a directory."""
-
 
 # ---- inspection --------------------------------------------------------------------------
 
@@ -909,3 +906,6 @@ class EngineBackend(Backend, CursorStore, ClaimStore, OnceHost, Protocol):
 
     def close(self) -> None:
         """Close it; closing twice does nothing."""
+
+    def copy_to(self, path: str) -> None:
+        """Copy the ledger into a directory."""

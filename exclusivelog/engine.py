@@ -496,7 +496,7 @@ class Engine(_Backend, Closing):
         self.check_open()
         if not os.fspath(path):
             raise ValueError("path is empty; name the directory that the backup goes into")
-        self.catalog.backup(os.path.abspath(path))
+        self.copy_to(os.path.abspath(path))
 
     # ---- close ---------------------------------------------------------------------------
 

@@ -24,8 +24,13 @@ import exclusivelog as xl
 from exclusivelog.local.records import Rows
 from exclusivelog.local.shm.slots import Slots
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.log_tables import ProducerTable, TopicTable
-from exclusivelog.local.storage.tables import NotificationTable, SessionTable, Tables
+from exclusivelog.local.storage.tables import (
+    NotificationTable,
+    ProducerTable,
+    SessionTable,
+    Tables,
+    TopicTable,
+)
 from testing.processes import (
     Failed,
     State,

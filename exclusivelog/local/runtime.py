@@ -32,6 +32,7 @@ from exclusivelog.local.catalog import LocalCatalog
 from exclusivelog.local.log.cursor import LogCursor
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.sending import Committer
+from exclusivelog.local.maintenance.backup import backup
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
@@ -195,6 +196,10 @@ class OpenEngine(abc.ABC):
         self.check_writable()
         assert self._slot is not None
         return self._slot.index
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run application code in a thread of its own."""
+        self.callbacks.call_soon(function)
 
     def check_writable(self) -> None:
         """An error unless this engine can be used here, and to write."""
@@ -385,10 +390,6 @@ class Runtime(OpenEngine):
         """Sleep until `claims_mark()` is no longer `seen`, or for so many seconds, or less."""
         Claims(self.ledger, self.sessions.succession).wait_for_a_change(seen, seconds)
 
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run application code in a thread of its own."""
-        self.callbacks.call_soon(function)
-
     def begin_move(
         self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
     ) -> Unloading:
@@ -407,6 +408,10 @@ class Runtime(OpenEngine):
         names = choose(self.path, self.catalog.topics, topics)
         ids = [self.catalog.topic(name, False)[0] for name in names]
         return self.hand_over.cancel(ids, "cancelled")
+
+    def copy_to(self, path: str) -> None:
+        """Copy the ledger into a directory."""
+        backup(self.ledger, path)
 
     def drain_bound(self, claim: int) -> None:
         """Commit what the producers that are bound to a claim have accepted."""

@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.records import U64
-from exclusivelog.local.storage import log_tables
+from exclusivelog.local.storage import tables
 from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, record, recorded
 from exclusivelog.spark import staging
@@ -128,8 +128,8 @@ def test_a_copy_of_a_checkpoint_is_told(engine) -> None:
 
 def test_what_is_remembered_of_runs_and_jobs_is_bounded(engine, monkeypatch) -> None:
     """The oldest go; those that go on are where they were, and a deleted topic keeps no numbers."""
-    monkeypatch.setattr(log_tables, "MOST_FENCES", 40)
-    monkeypatch.setattr(log_tables, "MOST_WRITERS", 40)
+    monkeypatch.setattr(tables, "MOST_FENCES", 40)
+    monkeypatch.setattr(tables, "MOST_WRITERS", 40)
     for n in range(200):
         append_once(engine, Run(f"job {n}", f"run {n}", "spark"), 0, {"a": [part(b"x")]})
         append_once(engine, Run("always", None, "spark"), n, {"a": [part(b"y")]})

@@ -19,7 +19,7 @@ from exclusivelog.local.log.entries import offset_at_time
 from exclusivelog.local.maintenance import retention
 from exclusivelog.local.ownership import notifications
 from exclusivelog.local.records import U64
-from exclusivelog.local.storage import log_tables
+from exclusivelog.local.storage import tables
 from testing.clocks import DAY, YEAR, WallClock
 from testing.journals import published_last_at
 from testing.processes import PATIENCE, State, Worker, until, values
@@ -402,7 +402,7 @@ def test_g8_whatever_clocks_showed_nothing_younger_goes(
     topic = engine.topic("times")
     wrong = chance.choice([AHEAD, DAY, -300 * DAY, -3600])
     real, shown, sent, right_marks = now_ms() + 60_000, [0], [], []
-    for module in (log_tables, entries):
+    for module in (tables, entries):
         monkeypatch.setattr(module, "wall_ms", lambda: shown[0])
     for _ in range(chance.randrange(1, 40)):
         real += chance.choice([1, 10, 1000, 60_000, 3_600_000, DAY * 1000])

@@ -241,7 +241,8 @@ class LogCursor(_core.Cursor):
 
     def mark(self) -> int:
         """A number that changes with every append to the topic, for `wait`."""
-        return self._host.ledger.lockfile.atomics.load(self.word)
+        found: int = self._host.ledger.lockfile.atomics.load(self.word)
+        return found
 
     def wait(self, seen: int, seconds: float | None) -> None:
         """Sleep until `mark()` is no longer `seen`, or about so many seconds have passed; spins

@@ -89,7 +89,8 @@ class Claims:
         self._sessions = sessions
 
     def _alive(self, claimant: Claimant) -> bool:
-        return self._ledger.lockfile.slots.alive(claimant.slot, claimant.engine)
+        found: bool = self._ledger.lockfile.slots.alive(claimant.slot, claimant.engine)
+        return found
 
     def take(
         self, engine: EngineInfo, slot: int, group: str, wanted: Mapping[str, int | None],
@@ -218,7 +219,8 @@ class Claims:
     def changes(self) -> int:
         """Grows with everything that is given back."""
         lockfile = self._ledger.lockfile
-        return lockfile.atomics.load(lockfile.counters.place(RESOURCES))
+        found: int = lockfile.atomics.load(lockfile.counters.place(RESOURCES))
+        return found
 
 
 def describe_claim(claimant: Claimant) -> str:

@@ -41,13 +41,7 @@ from exclusivelog.local.ownership.steps import (
 )
 from exclusivelog.local.records import FENCING, Claimant, Session, Transfer, is_role, unpack_session
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import (
-    Tables,
-    describe,
-    owner_info,
-    owner_of,
-    revoked,
-)
+from exclusivelog.local.storage.tables import Tables, describe, owner_info, owner_of, revoked
 from exclusivelog.types import PREFIX, OwnerInfo
 
 ROLE = "role"  # the reason of events about a role's parts

@@ -333,7 +333,8 @@ class HandOver:
     def changes(self) -> int:
         """Grows with every step of any move."""
         lockfile = self._ledger.lockfile
-        return lockfile.atomics.load(lockfile.counters.place(MOVES))
+        found: int = lockfile.atomics.load(lockfile.counters.place(MOVES))
+        return found
 
     def wait_for_a_change(self, seen: int, seconds: float) -> None:
         """Sleep until a move has gone on, or an engine may have died."""
