@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from exclusivelog.backend import EngineBackend
-from exclusivelog.closing import Closing
+from exclusivelog.backend import Closing, EngineBackend
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.reader import GroupReader

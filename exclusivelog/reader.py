@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
-from exclusivelog.backend import CursorStore, GroupCursor, Place
-from exclusivelog.closing import Closing
+from exclusivelog.backend import Closing, CursorStore, GroupCursor, Place
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,

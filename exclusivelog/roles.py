@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from exclusivelog.backend import (
     ClaimSession,
+    Closing,
     EngineBackend,
     ProducerRequest,
     RoleDefinition,
     RoleParts,
+    check_generation,
+    check_group,
     check_name,
+    check_resource,
     is_internal,
 )
-from exclusivelog.closing import Closing
 from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader
@@ -32,7 +35,6 @@ from exclusivelog.topic import Topic, check_queue_options
 from exclusivelog.transaction import Claim
 from exclusivelog.types import PREFIX, AccessMode, Move
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.validation import check_generation, check_group, check_resource
 from exclusivelog.waits import GrantFuture
 
 if TYPE_CHECKING:

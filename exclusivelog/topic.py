@@ -6,13 +6,7 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from exclusivelog.backend import (
-    Backend,
-    ProducerRequest,
-    TopicStore,
-    check_name,
-    is_internal,
-)
+from exclusivelog.backend import Backend, ProducerRequest, TopicStore, check_name, is_internal
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture

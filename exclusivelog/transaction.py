@@ -41,6 +41,9 @@ from exclusivelog.backend import (
     ProducerSession,
     Put,
     TransactionParts,
+    check_generation,
+    check_group,
+    check_resource,
 )
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -49,7 +52,6 @@ from exclusivelog.errors import (
     TransactionAbortedError,
     describe_engine,
 )
-from exclusivelog.validation import check_generation, check_group, check_resource
 from exclusivelog.waits import in_slices, settled
 
 # ---- claims ----------------------------------------------------------------------------

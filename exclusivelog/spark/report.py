@@ -3,7 +3,7 @@
 Report: who led when, what each failover cost, and where the load went, as one HTML page.
 
 Leaders come from `__events__`, messages and load from the topics themselves (view `runs`);
-`leaders.py` adds them up, and `page.py` draws them.
+`leaders.py` adds them up, and `page` draws them.
 """
 
 from __future__ import annotations

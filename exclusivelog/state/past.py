@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.backend import TopicStore
-from exclusivelog.closing import Closing
+from exclusivelog.backend import Closing, TopicStore
 from exclusivelog.errors import OffsetTrimmedError, TopicTerminatedError, WaitTimeoutError
 from exclusivelog.messages import Item, item_of, to_ms
 

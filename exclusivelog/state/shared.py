@@ -32,8 +32,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, threads
-from exclusivelog.backend import Kind, Snapshot, TopicStore
-from exclusivelog.closing import Closing
+from exclusivelog.backend import Closing, Kind, Snapshot, TopicStore
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,

@@ -6,7 +6,7 @@ First the tables, as LMDB copies them, compacted; then the segments that these r
 the journal, as far as the tables go along with it. Whoever opens the copy recovers from that
 what its tables do not have yet, as after a crash. So it has all that was acknowledged before.
 
-The copy is made in a subdirectory that marks it as unfinished: see backup_target.py.
+The copy is made in a subdirectory that marks it as unfinished.
 
 The directory that a backup goes into: complete, or refused by `open` (rule H4).
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import ClaimSession, Held, Owned
+from exclusivelog.backend import ClaimSession, Held, Owned, check_generation, check_group
 from exclusivelog.errors import (
     OwnershipError,
     OwnershipLostError,
@@ -36,7 +36,6 @@ from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_cla
 from exclusivelog.local.records import Claimant
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo
-from exclusivelog.validation import check_generation, check_group
 
 if TYPE_CHECKING:
     from exclusivelog.local.ownership.steps import Successors

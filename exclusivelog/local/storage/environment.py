@@ -62,7 +62,7 @@ REMOTE_FILE_SYSTEMS = {
 # Known by their numbers in statfs(2), without reading the table of mounts.
 LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs"}
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
-# A file in the target of a backup until it is complete: see backup_target.py.
+# A file in the target of a backup until it is complete: see maintenance/backup.py.
 UNFINISHED_BACKUP = "backup-unfinished"
 # What an interrupted creation of a ledger leaves, and what a new file system has.
 OURS = re.compile(r"\.creating-.*|owners\.lock.*|journal.*|lock\.mdb|segments|lost\+found")

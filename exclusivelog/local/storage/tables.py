@@ -952,7 +952,7 @@ class TransferTable:
         self.rows.delete("transfers", U64.pack(topic))
 
     def seat(self, topic: int, session: int) -> Transfer | None:
-        """The hand-over of one shared producer's session (see seats.py)."""
+        """The hand-over of one shared producer's session (see steps.py)."""
         return self.rows.find("transfers", PAIR.pack(topic, session), _unpack_transfer)
 
     def seats(self, topic: int) -> Iterator[tuple[int, Transfer]]:
