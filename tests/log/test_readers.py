@@ -605,7 +605,7 @@ def test_g5_a_read_only_engine_reads_and_is_woken(path, topic) -> None:
     source = """
         import sys
         import exclusivelog as xl
-        from exclusivelog.local.shm import counters
+        from exclusivelog.local.shm import lockfile
         lockfile.READER_LOOK_UP_SECONDS = 300.0
         with xl.open(sys.argv[1], readonly=True) as engine:
             reader = engine.topic("orders").reader()

@@ -63,7 +63,7 @@ def process(offset: int, source: str, *args: object) -> Iterator[subprocess.Pope
 BEGIN = """
     import sys, time
     import exclusivelog as xl
-    from exclusivelog.local.shm import clocks
+    from exclusivelog.local.shm import lockfile
     if sys.argv[2] == "raw":
         lockfile.namespace_offset = lambda: 0
     engine = xl.open(sys.argv[1], name="child", keepalive=float(sys.argv[3]))

@@ -24,11 +24,11 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local import topics
 from exclusivelog.local.maintenance import views
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import U64
 from exclusivelog.local.storage.ledger import Transaction
-from exclusivelog.state import past
 from exclusivelog.state.shared import Replica
 from testing.children import child, line, tell
 from testing.processes import PATIENCE, State, Worker, rows, threads_since, until
@@ -188,7 +188,7 @@ def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again
         topic.trim(before=shared.snapshot())
         raise xl.LedgerCorruptedError(f"the snapshot as of offset {horizon} is damaged")
 
-    monkeypatch.setattr(past, "read_snapshot", read_what_goes)
+    monkeypatch.setattr(topics, "read_snapshot", read_what_goes)
     opened = xl.SharedMap(other)
     monkeypatch.undo()
     assert found == sorted(set(found))
@@ -293,7 +293,7 @@ def test_i4_one_that_was_left_behind_does_not_read_on_as_if_nothing_were(
 HELD_UP = """
     import sys
     import exclusivelog as xl
-    from exclusivelog.local.maintenance import snapshots
+    from exclusivelog.local.maintenance import views
 
     engine = xl.open(sys.argv[1])
     shared = xl.SharedMap(engine.topic("orders"), snapshot_every=None)

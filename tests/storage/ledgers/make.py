@@ -34,7 +34,7 @@ except ImportError:
 try:
     from exclusivelog.local.shm.lockfile import MAGIC
 except ImportError:
-    from exclusivelog.local.shm.slots import MAGIC
+    from exclusivelog.local.shm.presence import MAGIC
 lock = MAGIC.to_bytes(8, "little")[7]
 
 
