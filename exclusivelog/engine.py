@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 else:
 
     class _Backend:
-        """Nothing: opening.py puts an engine and its backend together."""
+        """What a backend gives: opening.py puts it in front of this class."""
+
+        def close(self):
+            """Commit pending sends, release topics and claims, and end the threads. Closing twice
+            does nothing; after an interrupt, the second call finishes what the first one began.
+
+            If a signal handler or a finalizer calls this during a transaction of the same thread,
+            another thread closes the engine as soon as that transaction is over."""
+            raise NotImplementedError
 
 
 # What engines of one kind can do and those of another kind cannot.
