@@ -10,7 +10,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 import exclusivelog as xl
 from bench.peers import Lmdb, Sqlite
 from exclusivelog import _core
-from exclusivelog.local.fencing import check_may_write
+from exclusivelog.local.storage.tables import check_may_write
 
 pytestmark = pytest.mark.benchmark(max_time=0.4, min_rounds=3)
 

@@ -14,19 +14,19 @@ with xl.open("data/log") as engine:
 
 from exclusivelog import serde
 from exclusivelog._core import Message, Receipt
-from exclusivelog.claims import Claim
-from exclusivelog.engine import Engine, open
+from exclusivelog.engine import Engine
 from exclusivelog.errors import *  # noqa: F403
 from exclusivelog.errors import __all__ as _errors
 from exclusivelog.events import Event
+from exclusivelog.opening import Upgrade, open, upgrade
 from exclusivelog.producer import Producer
 from exclusivelog.reader import GroupReader, Reader
 from exclusivelog.roles import Role, RoleFuture
 from exclusivelog.state.map import Change, SharedMap
+from exclusivelog.state.past import MapChange, MapWatch
 from exclusivelog.state.state import SharedState
-from exclusivelog.state.watch import MapChange, MapWatch
 from exclusivelog.topic import Topic
-from exclusivelog.transaction import Transaction
+from exclusivelog.transaction import Claim, Transaction
 from exclusivelog.types import (
     AccessMode,
     Announcement,
@@ -41,7 +41,6 @@ from exclusivelog.types import (
     WaiterInfo,
 )
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.upgrading import Upgrade, upgrade
 from exclusivelog.version import __version__
 
 __all__ = [

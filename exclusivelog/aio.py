@@ -56,12 +56,10 @@ from typing import (
     overload,
 )
 
-from exclusivelog import engine as _engine
+from exclusivelog import opening as _places
 from exclusivelog import threads
-from exclusivelog import upgrading as _upgrading
 from exclusivelog._core import Message, Receipt
 from exclusivelog.backend import without_outcome
-from exclusivelog.claims import Claim, OnLost
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import (
     ExclusiveLogError,
@@ -69,7 +67,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.local.shm.counters import READER_LOOK_UP_SECONDS
+from exclusivelog.opening import Upgrade
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
 from exclusivelog.reader import Found
@@ -78,16 +76,16 @@ from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.roles import Role as SyncRole
 from exclusivelog.roles import RoleFuture, RoleOptions, SendingOptions
 from exclusivelog.state import map as _map
+from exclusivelog.state import past as _watch
 from exclusivelog.state import state as _state
-from exclusivelog.state import watch as _watch
 from exclusivelog.state.shared import Shared, acknowledge
 from exclusivelog.topic import ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
+from exclusivelog.transaction import Claim, OnLost
 from exclusivelog.transaction import Transaction as SyncTransaction
 from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.upgrading import Upgrade
-from exclusivelog.waits import check_timeout
+from exclusivelog.waits import READER_LOOK_UP_SECONDS, check_timeout
 
 __all__ = [
     "Engine",
@@ -915,7 +913,7 @@ def open(
     """Open the ledger in a directory: `await` it, or `async with` it. Options as in
     `exclusivelog.open`."""
     return _Opening(
-        functools.partial(_engine.open, path, name, properties, durability=durability, **options)
+        functools.partial(_places.open, path, name, properties, durability=durability, **options)
     )
 
 
@@ -927,7 +925,7 @@ async def upgrade(
 ) -> Upgrade:
     """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. If
     cancelled, it takes its course."""
-    return await _in_thread(_upgrading.upgrade, path, backup, despite_damage=despite_damage)
+    return await _in_thread(_places.upgrade, path, backup, despite_damage=despite_damage)
 
 
 # ---- state -------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from types import TracebackType
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import (
@@ -19,12 +20,25 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
-from exclusivelog.futures import AnyFuture, Requests
-from exclusivelog.messages.encoding import Columns, Encoded, Raw
-from exclusivelog.types import Announcement, EngineInfo, Move, OwnerInfo, TransferInfo, WaiterInfo
-from exclusivelog.waits import check_seconds
+from exclusivelog.messages import Columns, Encoded, Item, Raw
+from exclusivelog.types import (
+    AccessMode,
+    Announcement,
+    ClaimInfo,
+    EngineInfo,
+    GroupInfo,
+    Move,
+    OwnerInfo,
+    Report,
+    RoleInfo,
+    TransferInfo,
+    WaiterInfo,
+)
+from exclusivelog.waits import AnyFuture, Requests, check_seconds
 
 State = Literal["open", "fenced", "moved", "closed"]
+Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
+Snapshot = tuple[int, list[Item]]  # the offset that it goes up to, and what it consists of
 Who = TypeVar("Who", bound="TransactionProducer")
 
 # ---- names ------------------------------------------------------------------------------
@@ -295,6 +309,23 @@ class TopicStore(Protocol):
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What it holds ("messages", "map", "state"), and a map's serialisers."""
 
+    def check_kind(self, kind: Kind) -> bool:
+        """Is it recorded that the topic holds this? False if nothing is recorded yet; StateError if
+        it holds something else."""
+
+    def record_kind(self, kind: Kind) -> None:
+        """Record what the topic holds; StateError if it holds something else."""
+
+    def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
+        """The topic's first offset and its newest snapshot, or None.
+
+        With `views`, a map's compacted view stands in for a snapshot where messages were trimmed
+        that are neither in the snapshot nor before `position`.
+        """
+
+    def change_counter(self) -> tuple[_core.SharedWords, int]:
+        """Where the counter lies that changes with every commit to the topic."""
+
     def announcement(self) -> Announcement | None:
         """What an owner announced last."""
 
@@ -397,9 +428,11 @@ class Backend(Protocol):
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
 
     def open_session(
-        self, topic: str, session: Any, last_sequence: int, options: SessionOptions
-    ) -> ProducerSession:
-        """What a producer sends by, now that its session was granted."""
+        self, topic: str, session: Any, last_sequence: int, options: SessionOptions,
+        keeper: object = None,
+    ) -> ProducerSession:  # fmt: skip
+        """What a producer sends by, now that its session was granted. `keeper`: what gives the
+        session back instead of the producer."""
 
     def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
         """Commit all parts, or none; the offsets of each producer's messages."""
@@ -613,6 +646,86 @@ class ClaimStore(Protocol):
         """Run application code in another thread."""
 
 
+# ---- roles -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RoleParts:
+    """What a granted role consists of.
+
+    - `topics`: {name: session}; `groups`: {reader group: the names of the topics that it reads}.
+    - `readers`: {reader group: its claim}; `numbers`: the ids of these claims, in that order.
+    - `generations`: (group, is it a reader's?, {resource: generation}) of each claim.
+    - `claim`: what the role's producers and transactions are bound to.
+    """
+
+    topics: dict[str, Any]
+    groups: dict[str, list[str]]
+    readers: dict[str, GroupCursor]
+    numbers: list[int]
+    generations: list[tuple[str, bool, dict[str, int]]]
+    claim: ClaimSession
+
+
+class RoleStore(Protocol):
+    """The roles of a ledger."""
+
+    def own_topic(self, name: str) -> tuple[int, str]:
+        """(id, name) of the topic that stands for the role of that name."""
+
+    def rivals(self, definition: RoleDefinition) -> set[int]:
+        """The own topics of the roles that have what this request wants to claim."""
+
+    def find(self, seat: Any) -> RoleParts:
+        """What the role consists of whose seat, a session, was granted."""
+
+    def last_sequence(self, session: Any) -> int:
+        """The last sequence id of a session's producer name."""
+
+    def keep(self, number: int, claim: Owned) -> None:
+        """Notifications about this claim go to it, and closing the engine releases it."""
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """These claims are released."""
+
+
+# ---- all topics --------------------------------------------------------------------------
+
+
+class Catalog(Protocol):
+    """All that a ledger has: topics, roles, claims, engines."""
+
+    def topic(self, name: str, create: bool) -> tuple[int, str]:
+        """(id, name) of the topic of that name, made if need be; or TopicNotFoundError."""
+
+    def topics(self) -> list[str]:
+        """The names of the topics that exist, sorted; without the library's own."""
+
+    def delete(self, name: str, own: bool = False) -> None:
+        """Remove a topic that nobody holds or awaits; `own`: it is one of the library's."""
+
+    def claims(self, group: str | None) -> list[ClaimInfo]:
+        """The claims that live engines hold, the oldest first."""
+
+    def groups(self) -> list[GroupInfo]:
+        """The reader groups of all topics."""
+
+    def roles(self) -> list[RoleInfo]:
+        """All roles, by name."""
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that have this ledger open."""
+
+    def inside(self) -> EngineInfo | None:
+        """The engine that is inside the critical section now."""
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes and counts, and the oldest reader."""
+
+    def verify(self) -> Report:
+        """Read everything."""
+
+
 # ---- inspection --------------------------------------------------------------------------
 
 
@@ -655,6 +768,64 @@ class Inspection(Protocol):
         """(writer, number of its last batch); see `exclusivelog.once`."""
 
 
+# ---- batches that are appended once -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Appended:
+    """The outcome of a batch in one topic: its offsets (empty if it was in the log before), and
+    the epoch under which it was written."""
+
+    offsets: range
+    epoch: int
+
+
+class OnceRun(Protocol):
+    """The run of a job that appends; see `exclusivelog.once.Run`."""
+
+    @property
+    def writer(self) -> str | None:
+        """The job's name."""
+
+    @property
+    def token(self) -> str | None:
+        """This run's name."""
+
+    @property
+    def producer(self) -> str:
+        """The producer name of its messages."""
+
+    @property
+    def access_mode(self) -> AccessMode | str:
+        """How it takes the topics."""
+
+
+class Once(Protocol):
+    """Batches and their numbers."""
+
+    def append(
+        self, run: OnceRun, number: int | None, batches: Mapping[str, Iterable[Columns]]
+    ) -> dict[str, Appended]:
+        """Append a batch to topics, unless it is in them already."""
+
+    def record(self, topic: str | int, writer: str, number: int) -> None:
+        """Store a writer's last number, unless it has come further."""
+
+    def recorded(self, topic: str | int) -> dict[str, int]:
+        """Writer -> its last number."""
+
+
+class OnceHost(Protocol):
+    """The engine of those who append."""
+
+    @property
+    def once(self) -> Once:
+        """Its batches."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless it can be used here."""
+
+
 # ---- moves -------------------------------------------------------------------------------
 
 
@@ -691,3 +862,118 @@ class MoveHost(Protocol):
 
     def check_free(self) -> None:
         """LedgerError if this thread would wait for itself."""
+
+
+# ---- all of it ---------------------------------------------------------------------------
+
+
+class EngineBackend(Backend, CursorStore, ClaimStore, OnceHost, Protocol):
+    """What an engine's public interface needs of the place that keeps the log."""
+
+    name: str
+    id: str
+    path: str
+    forked: bool
+    readonly: bool
+
+    def moves(
+        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        producer: str | None,
+    ) -> Moves:  # fmt: skip
+        """What `Engine.unload` does, to be begun or run."""
+
+    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+        """End the moves of these topics. Returns the names of those that were under way."""
+
+    @property
+    def catalog(self) -> Catalog:
+        """What the ledger has."""
+
+    @property
+    def role_store(self) -> RoleStore:
+        """Its roles."""
+
+    @property
+    def busy_here(self) -> bool:
+        """Does this thread hold an engine lock?"""
+
+    @property
+    def callbacks(self) -> Any:
+        """Runs code of the application."""
+
+    @property
+    def inspection(self) -> Inspection:
+        """Facts about its topics."""
+
+    def close(self) -> None:
+        """Close it; closing twice does nothing."""
+
+    def copy_to(self, path: str) -> None:
+        """Copy the ledger into a directory."""
+
+
+# ---- arguments -------------------------------------------------------------------------
+
+
+MAX_NAME_BYTES = 240
+MAX_GENERATION = 2**63 - 1
+
+
+def check_group(group: object) -> None:
+    """An error that says what a group's name is, unless this is one."""
+    check_resource("group", group)
+
+
+def check_resource(argument: str, name: object) -> None:
+    """An error that says what the name of a group or resource is, unless this is one."""
+    if not isinstance(name, str):
+        raise TypeError(f"{argument}={name!r}: it takes a str")
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{argument}={name!r} cannot be written as UTF-8") from None
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise ValueError(f"{argument}={name!r}: it takes 1 to {MAX_NAME_BYTES} bytes of UTF-8")
+
+
+def check_generation(resource: str, generation: object) -> None:
+    """An error that says what a resource's generation is, unless this is one."""
+    if generation is None:
+        return
+    if not isinstance(generation, int) or isinstance(generation, bool):
+        raise TypeError(f"generation of {resource!r}: it takes an int or None, not {generation!r}")
+    if not 0 <= generation <= MAX_GENERATION:
+        raise ValueError(f"generation={generation} of {resource!r}: it takes 0 to 2**63 - 1")
+
+
+def check_groups(groups: Iterable[str]) -> tuple[str, ...]:
+    """The names of the groups, each once; a str is one name."""
+    names = (groups,) if isinstance(groups, str) else tuple(dict.fromkeys(groups))
+    for name in names:
+        check_group(name)
+    return names
+
+
+# ---- context managers ------------------------------------------------------------------
+
+
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Close it; closing twice does nothing."""
+
+
+class Closing:
+    """Base of classes with a `close()`: `with` calls it at the end of the block."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self: _Closable,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

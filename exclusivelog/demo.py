@@ -695,7 +695,7 @@ def _judge_and_show(
 
 
 def _check_spark() -> None:
-    from exclusivelog.spark.session import missing
+    from exclusivelog.spark.errors import missing
 
     lacking = missing()
     if lacking is not None:

@@ -3,42 +3,38 @@
 from __future__ import annotations
 
 import datetime as dt
-import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from exclusivelog import threads
-from exclusivelog.backend import check_name
-from exclusivelog.claims import Claim, OnLost, own
-from exclusivelog.closing import Closing
-from exclusivelog.errors import TopicNotFoundError, UnsupportedError
+from exclusivelog.backend import Closing, EngineBackend
+from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
-from exclusivelog.local.log.entries import verify
-from exclusivelog.local.maintenance.backup import backup
-from exclusivelog.local.ownership.claims import Claims
-from exclusivelog.local.ownership.role_grants import list_roles
-from exclusivelog.local.runtime import Runtime
-from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
-from exclusivelog.local.storage.location import check_path
-from exclusivelog.local.storage.opening import Options
-from exclusivelog.local.topics import create_topic, delete_topic, list_topics
-from exclusivelog.local.unloading import choose, unloading
-from exclusivelog.messages.encoding import encode_properties
 from exclusivelog.reader import GroupReader
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
-from exclusivelog.state.past import map_at
 from exclusivelog.topic import Topic
-from exclusivelog.transaction import Transaction
+from exclusivelog.transaction import Claim, OnLost, Transaction, own
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.waits import check_seconds
 
-log = logging.getLogger("exclusivelog")
+if TYPE_CHECKING:
+    _Backend = EngineBackend
+else:
 
-LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
+    class _Backend:
+        """What a backend gives: opening.py puts it in front of this class."""
+
+        def close(self):
+            """Commit pending sends, release topics and claims, and end the threads. Closing twice
+            does nothing; after an interrupt, the second call finishes what the first one began.
+
+            If a signal handler or a finalizer calls this during a transaction of the same thread,
+            another thread closes the engine as soon as that transaction is over."""
+            raise NotImplementedError
+
+
 # What engines of one kind can do and those of another kind cannot.
 CAPABILITIES = frozenset(
     {
@@ -48,7 +44,7 @@ CAPABILITIES = frozenset(
 )  # fmt: skip
 
 
-class Engine(Runtime, Closing):
+class Engine(_Backend, Closing):
     """One open handle on a ledger directory. Made by `exclusivelog.open`; threads may share it.
 
     Closing it sends what waits, gives its topics back, and ends its threads. Engines that
@@ -73,12 +69,11 @@ class Engine(Runtime, Closing):
         0
         """
         self.check_open()
-        return Topic(self, *create_topic(self.ledger, name, create and not self._readonly))
+        return Topic(self, *self.catalog.topic(name, create and not self.readonly))
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        self.check_open()
-        return list_topics(self.ledger)
+        return self.catalog.topics()
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and its messages (rule G8). Its epoch goes on, should a topic of that
@@ -87,7 +82,7 @@ class Engine(Runtime, Closing):
         Raises TopicNotFoundError, and ProducerBusyError while a producer holds or awaits it.
         """
         self.check_open()
-        delete_topic(self.ledger, self.sessions, name)
+        self.catalog.delete(name)
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -192,7 +187,7 @@ class Engine(Runtime, Closing):
         [('reports', {'march': 1})]
         """
         self.check_open()
-        return Claims(self.ledger, self.sessions.succession).living(group)
+        return self.catalog.claims(group)
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups, one `GroupInfo` for each group and topic: its position, its lag in
@@ -203,9 +198,7 @@ class Engine(Runtime, Closing):
         [('billing', 'orders', 0, 0)]
         """
         self.check_open()
-        topics = [self.topic(name, create=False) for name in self.topics()]
-        claims = Claims(self.ledger, self.sessions.succession)
-        return claims.groups((t.name, t.id, t.next_offset) for t in topics)
+        return self.catalog.groups()
 
     # ---- roles ---------------------------------------------------------------------------
 
@@ -294,7 +287,7 @@ class Engine(Runtime, Closing):
         [('billing', 1, ('invoices',), ...)]
         """
         self.check_open()
-        return list_roles(self.ledger)
+        return self.catalog.roles()
 
     def delete_role(self, name: str) -> None:
         """Remove a role without holder and waiters from `roles`. Its topics and messages stay, and
@@ -308,26 +301,7 @@ class Engine(Runtime, Closing):
         (None, [])
         """
         self.check_writable()
-        delete_topic(self.ledger, self.sessions, role_topic(name), own=True)
-
-    # ---- maintenance ---------------------------------------------------------------------
-
-    def renew(self, topic: int) -> int:
-        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
-        topic's end as it is now. Returns that."""
-        with self.ledger.read() as tables:
-            row, kind, view = (
-                tables.topics.get(topic),
-                tables.topics.kind(topic),
-                tables.views.view(topic),
-            )
-        end = row.next_offset
-        if kind.get("holds") == "map":
-            end, items = map_at(Topic(self, topic, row.name), end)
-            self.snapshot(topic, end, items.items())
-        if view is not None:
-            self.compact(topic)
-        return end
+        self.catalog.delete(role_topic(name), own=True)
 
     # ---- transactions --------------------------------------------------------------------
 
@@ -384,7 +358,7 @@ class Engine(Runtime, Closing):
         ...     move.topic, move.state, b.topic("orders").producer("exclusive").topic_epoch
         ('orders', 'assigned', 2)
         """
-        return unloading(self, self.topics, topics, to, timeout, groups, producer).run()
+        return self.moves(topics, to, timeout, groups, producer).run()
 
     def unload_async(
         self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
@@ -404,7 +378,7 @@ class Engine(Runtime, Closing):
         ...     move.state
         'assigned'
         """
-        begun = unloading(self, self.topics, topics, to, timeout, groups, producer)
+        begun = self.moves(topics, to, timeout, groups, producer)
         return UnloadFuture(self, begun).start()
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
@@ -417,8 +391,7 @@ class Engine(Runtime, Closing):
         ('orders', [])
         """
         self.check_writable()
-        ids = [self.topic(name, create=False).id for name in choose(self.path, self.topics, topics)]
-        return self.hand_over.cancel(ids, "cancelled")
+        return self.cancel_moves(topics)
 
     def history(
         self, topic: str | None = None, *, group: str | None = None, role: str | None = None
@@ -453,7 +426,7 @@ class Engine(Runtime, Closing):
     def engines(self) -> list[EngineInfo]:
         """The engines that have this ledger open, in any process of this machine."""
         self.check_open()
-        return self.ledger.lockfile.slots.engines()
+        return self.catalog.engines()
 
     def inside(self) -> EngineInfo | None:
         """The engine that is inside the ledger's critical section now; None if there is none. One
@@ -464,7 +437,7 @@ class Engine(Runtime, Closing):
         True
         """
         self.check_open()
-        return None if self.ledger.watch is None else self.ledger.watch.inside()
+        return self.catalog.inside()
 
     def supports(self, capability: str) -> bool:
         """Can engines of this kind do that? An engine on a local ledger can do all of it.
@@ -496,11 +469,7 @@ class Engine(Runtime, Closing):
         True
         """
         self.check_open()
-        topics, engines = self.topics(), self.engines()
-        return {
-            **self.ledger.stats(), "topics": len(topics), "engines": len(engines),
-            "oldest_reader": self.ledger.oldest_reader(),
-        }  # fmt: skip
+        return self.catalog.stats()
 
     def verify(self) -> Report:
         """Read everything: every checksum, the density of offsets, epochs and times
@@ -510,7 +479,7 @@ class Engine(Runtime, Closing):
         True
         """
         self.check_open()
-        return verify(self.ledger, self.unflushed)
+        return self.catalog.verify()
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy the ledger, consistent and compacted, while others go on writing.
@@ -534,91 +503,9 @@ class Engine(Runtime, Closing):
         self.check_open()
         if not os.fspath(path):
             raise ValueError("path is empty; name the directory that the backup goes into")
-        backup(self.ledger, os.path.abspath(path))
+        self.copy_to(os.path.abspath(path))
 
     # ---- close ---------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} ({self.id}) on {self.path}>"
-
-
-def open(
-    path: str | os.PathLike[str],
-    name: str | None = None,
-    properties: Mapping[str, str] | None = None,
-    *,
-    durability: Literal["power", "process"] = "power",
-    keepalive: float | None = 30.0,
-    readonly: bool = False,
-    create: bool = True,
-    mode: int = 0o700,
-    map_size: int = DEFAULT_MAP_SIZE,
-    max_readers: int = DEFAULT_MAX_READERS,
-    kill_stalled: bool = False,
-) -> Engine:
-    """Open the ledger in a directory; make it if there is none.
-
-    - `path`: a directory on a local disk. Network and FUSE file systems are refused, and so is
-      one that has other files and no ledger.
-    - `name`: for people, in errors and listings (default: `engine-` and the process id).
-    - `properties`: a mapping of str to str for others to see, such as an address.
-    - `durability`: "power": what this engine acknowledges survives a power loss, at the price
-      of one flush that all who wait share. "process": it survives the death of any process; a
-      power loss may take about the last second, and never damages the log (rule H1). Readers
-      see what their own engine's durability promises (rule G6).
-    - `keepalive`: seconds without a heartbeat after which others may take this engine's
-      topics (rule C3); None: never.
-    - `readonly`: read only; takes no slot, changes nothing.
-    - `create`: False raises LedgerError where there is no ledger.
-    - `mode`: of the directory, if it is made; the files get its read and write bits.
-    - `map_size`: how many bytes the tables can grow to, and the large entries beside them.
-      Address space, not disk.
-    - `max_readers`: read transactions at the same time, in all processes together; the
-      first opener decides.
-    - `kill_stalled`: kill stalled processes. A process that is stopped while it holds the writer
-      lock (microseconds, so this is rare) stops all writers; one that is stopped inside a read
-      makes the tables grow. With True, this process sends it SIGKILL, if permitted, once it has
-      been silent for longer than its own `keepalive`. Default: False; the log, `inside()` and
-      `stats()` then name the process.
-
-    Raises UnsupportedError (a URL, such as "pulsar://host"), LedgerError (no directory, no
-    permission, remote, other files; no thread or no address space to be had; threads that gevent or
-    eventlet has replaced), LedgerFullError (no room), LedgerVersionError (another format, not a
-    ledger, or in use by engines of a version that cannot share it), LedgerCorruptedError.
-
-    >>> xl.open(path, name="worker-1").topics()
-    []
-    """
-    if isinstance(path, str) and "://" in path:
-        raise UnsupportedError(f"path={path!r}: no engine opens URLs; give a local directory")
-    if durability not in ("power", "process"):
-        raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
-    if keepalive is not None:
-        check_seconds(keepalive, "keepalive", "seconds above 0, or None for never")
-        if not 0 < keepalive <= LONGEST_KEEPALIVE:
-            raise ValueError(
-                f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
-                f"{LONGEST_KEEPALIVE:.0f}, or None for never"
-            )
-    if not isinstance(map_size, int) or map_size < 1 << 20:
-        raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
-    if not isinstance(max_readers, int) or max_readers < 1:
-        raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
-    if name is not None:
-        check_name(name, "name")
-    encode_properties(properties or {})
-    where = check_path(path)
-    threads.refuse_patched(where)
-    ledger = Ledger.open(
-        where,
-        Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
-        power=durability == "power",
-    )
-    try:
-        return Engine(
-            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
-            unflushed=durability == "process", kill_stalled=bool(kill_stalled),
-        )  # fmt: skip
-    except BaseException:
-        ledger.close()
-        raise

@@ -19,39 +19,24 @@ topic: an exclusive producer that is opened then fences the run.
 
 from __future__ import annotations
 
-import secrets
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from exclusivelog import _core
-from exclusivelog.backend import check_name, is_internal
-from exclusivelog.errors import LedgerError
-from exclusivelog.local import records
-from exclusivelog.local.records import Session
-from exclusivelog.local.storage.tables import Tables
-from exclusivelog.local.topics import create_topic, existing
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.backend import Appended, OnceHost, check_name, is_internal
+from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode
 
-if TYPE_CHECKING:
-    from exclusivelog.local.runtime import Runtime
-    from exclusivelog.topic import Topic
-
-
-ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
 MOST_NUMBER = 2**63 - 1
-MODES = (records.SHARED, records.EXCLUSIVE, records.FENCING)
+MODES = ("shared", "exclusive", "exclusive_with_fencing")
 
 
-@dataclass(frozen=True)
-class Appended:
-    """The outcome of a batch in one topic: its offsets (empty if it was in the log before), and
-    the epoch under which it was written."""
+class HasId(Protocol):
+    """A `Topic`."""
 
-    offsets: range
-    epoch: int
+    @property
+    def id(self) -> int:
+        """Its id."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +69,7 @@ class Run:
 
 
 def append_once(
-    engine: Runtime, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
+    engine: OnceHost, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
 ) -> dict[str, Appended]:
     """Append a batch to one or several topics, once: all of it or nothing.
 
@@ -96,6 +81,7 @@ def append_once(
     TopicTerminatedError; LedgerError if a new run begins with a batch before its job's last one,
     or the ledger cannot be written; ValueError for an internal topic.
 
+    >>> from exclusivelog import _core
     >>> def part(*values):
     ...     return Columns(_core.strings(list(values)))
     >>> first, second = Run("job", "run-1", "spark"), Run("job", "run-2", "spark")
@@ -115,16 +101,7 @@ def append_once(
         raise ValueError(f"number={number!r} and writer={run.writer!r}: both, or none")
     for name in batches:
         check_writable(name)
-    try:
-        with (
-            engine.ledger.write_checkpointed() as tables
-        ):  # creates topics, too; a failure leaves none
-            return {
-                name: _append(engine, tables, _topic(tables, name), run, number, parts)
-                for name, parts in batches.items()
-            }
-    except _SourceFailed as failed:
-        raise failed.error from None
+    return engine.once.append(run, number, batches)
 
 
 def _check_number(number: object) -> None:
@@ -132,21 +109,6 @@ def _check_number(number: object) -> None:
         raise TypeError(f"number takes an int, not {type(number).__name__}")
     if not -MOST_NUMBER <= number <= MOST_NUMBER:
         raise ValueError(f"number={number}: it takes {-MOST_NUMBER} to {MOST_NUMBER}")
-
-
-class _SourceFailed(Exception):
-    """The caller's source of messages raised: this is no error of the ledger (rule H2)."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def _each(parts: Iterable[Columns]) -> Iterator[Columns]:
-    try:
-        yield from parts
-    except Exception as error:
-        raise _SourceFailed(error) from error
 
 
 def check_writable(topic: object) -> str:
@@ -157,86 +119,10 @@ def check_writable(topic: object) -> str:
     return name
 
 
-def _topic(tables: Tables, name: str) -> int:
-    row = tables.topics.find(name) or tables.topics.create(name)
-    return row.id
-
-
-def _append(
-    engine: Runtime,
-    tables: Tables,
-    topic: int,
-    run: Run,
-    number: int | None,
-    parts: Iterable[Columns],
-) -> Appended:
-    row, session = engine.sessions.requests.visit(tables, _session(engine, tables, topic, run))
-    first = row.next_offset
-    last = None if run.writer is None else tables.once.batch(topic, run.writer)
-    if run.token is not None and session.exclusive:
-        begins = tables.once.fence(topic, run.token) is None
-        if begins and number is not None and last is not None and number < last:
-            raise _went_back(row, run, number, last)
-        tables.once.put_fence(topic, run.token, session.epoch)
-    if number is None or last is None or number > last:
-        _write(tables, row, session, parts)
-        if run.writer is not None and number is not None:
-            tables.once.put_batch(topic, run.writer, number)
-    tables.topics.put(row)
-    return Appended(range(first, row.next_offset), session.epoch)
-
-
-def _went_back(row: _core.TopicRow, run: Run, number: int, last: int) -> LedgerError:
-    # A run begins with the last batch of the one before, or with the next one.
-    return LedgerError(
-        f"topic {row.name!r}: job {run.writer!r} comes with batch {number}, and its batch {last} "
-        "is in the log: this run uses a copy of its checkpoint, or one that was restored. "
-        "Nothing was written; use the checkpoint that wrote last, or a new one"
-    )
-
-
-def _session(engine: Runtime, tables: Tables, topic: int, run: Run) -> Session:
-    mode = AccessMode.parse(run.access_mode).value
-    shared = mode == records.SHARED
-    return Session(
-        id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
-        pid=engine.info.pid, engine_name=engine.name, name=run.producer, mode=mode, priority=0,
-        created=_core.now(), tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
-        claim=None if shared or run.token is None else _claim(tables, topic, run.token),
-        engine_properties=dict(engine.info.properties),
-    )  # fmt: skip
-
-
-def _claim(tables: Tables, topic: int, token: str) -> int | None:
-    epoch, row = tables.once.fence(topic, token), tables.topics.get(topic)
-    # No epoch of a recreated topic can be claimed; but its last owner was this run.
-    return None if row.flags & _core.RECREATED and epoch == row.epoch else epoch
-
-
-def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterable[Columns]) -> None:
-    published = max(row.last_publish_time, time.time_ns() // 1_000_000)
-    sequence, holder = tables.producers.get(row.id, session.name)
-    appender = _core.Appender(session.name.encode(), sequence, ENTRY_MESSAGES, ENTRY_BYTES)
-    for part in _each(parts):
-        batch = part.batch(appender)
-        appender.add_batch(batch)
-        appender.take()
-        for last, entry in batch.stamp(
-            row.id, row.next_offset, session.epoch, session.id, published
-        ):
-            tables.entries.put(row.id, last, entry)
-            row.next_offset = last + 1
-        appender.settle([(batch, batch.base_offset)])
-    if appender.last_sequence > sequence:
-        row.last_publish_time = published
-        tables.producers.put(row.id, session.name, appender.last_sequence, holder)
-        tables.announce.add(row.id)
-
-
 # ---- numbers alone -----------------------------------------------------------------------
 
 
-def record(engine: Runtime, topic: str | Topic, writer: str, number: int) -> None:
+def record(engine: OnceHost, topic: str | HasId, writer: str, number: int) -> None:
     """Store how far a job has come with a topic that it does not write to: its last number, which
     never decreases. It fences no producer. Raises TopicNotFoundError if a `Topic` was deleted, even
     if one of the same name was created since.
@@ -246,25 +132,18 @@ def record(engine: Runtime, topic: str | Topic, writer: str, number: int) -> Non
     """
     check_name(writer, "writer")
     _check_number(number)
-    found = _id_of(engine, topic)
-    with engine.ledger.write_concurrent() as tables:
-        existing(tables, found)
-        before = tables.once.batch(found, writer)
-        if before is None or number > before:
-            tables.once.put_batch(found, writer, number)
+    engine.once.record(_named(engine, topic), writer, number)
 
 
-def _id_of(engine: Runtime, topic: str | Topic) -> int:
+def _named(engine: OnceHost, topic: str | HasId) -> str | int:
     engine.check_open()
-    return create_topic(engine.ledger, topic, False)[0] if isinstance(topic, str) else topic.id
+    return topic if isinstance(topic, str) else topic.id
 
 
-def recorded(engine: Runtime, topic: str | Topic) -> dict[str, int]:
+def recorded(engine: OnceHost, topic: str | HasId) -> dict[str, int]:
     """Return writer -> the number of its last batch, for all writers of a topic.
 
     >>> recorded(engine, "orders")
     {}
     """
-    found = _id_of(engine, topic)
-    with engine.ledger.read() as tables:
-        return dict(tables.once.batches(existing(tables, found).id))
+    return engine.once.recorded(_named(engine, topic))

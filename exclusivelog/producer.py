@@ -13,13 +13,14 @@ from exclusivelog import _core
 from exclusivelog.backend import (
     SENT_AT_ONCE,
     Backend,
+    Closing,
     Moves,
     ProducerSession,
     SessionOptions,
     SessionPaused,
     State,
+    check_groups,
 )
-from exclusivelog.closing import Closing
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -27,8 +28,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
-from exclusivelog.futures import GrantFuture
-from exclusivelog.messages.encoding import (
+from exclusivelog.messages import (
     Columns,
     Encoded,
     Raw,
@@ -41,8 +41,7 @@ from exclusivelog.messages.encoding import (
 from exclusivelog.transaction import Sender, Transaction
 from exclusivelog.types import AccessMode, Move
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.validation import check_groups
-from exclusivelog.waits import check_timeout
+from exclusivelog.waits import GrantFuture, check_timeout
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from exclusivelog import _core
-from exclusivelog.backend import CursorStore, GroupCursor, Place
-from exclusivelog.closing import Closing
+from exclusivelog.backend import Closing, CursorStore, GroupCursor, Place
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -19,7 +18,7 @@ from exclusivelog.errors import (
     TopicTerminatedError,
     WaitTimeoutError,
 )
-from exclusivelog.messages.arrow import COLUMNS, import_pyarrow, record_batch
+from exclusivelog.messages import COLUMNS, import_pyarrow, record_batch
 from exclusivelog.serde import pick_loads
 from exclusivelog.waits import check_timeout
 

@@ -14,26 +14,30 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
-from exclusivelog.backend import ProducerRequest, RoleDefinition, check_name, is_internal
-from exclusivelog.claims import Claim
-from exclusivelog.closing import Closing
+from exclusivelog.backend import (
+    ClaimSession,
+    Closing,
+    EngineBackend,
+    ProducerRequest,
+    RoleDefinition,
+    RoleParts,
+    check_generation,
+    check_group,
+    check_name,
+    check_resource,
+    is_internal,
+)
 from exclusivelog.errors import OwnershipLostError, describe_engine
-from exclusivelog.futures import GrantFuture
-from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.held_claims import HeldClaim, LocalGroupCursor
-from exclusivelog.local.ownership.role_rows import RoleRow
-from exclusivelog.local.records import PREFIX, Claimant, Session
-from exclusivelog.local.topics import create_topic
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader
 from exclusivelog.serde import pick_dumps
 from exclusivelog.topic import Topic, check_queue_options
-from exclusivelog.types import AccessMode, Move
+from exclusivelog.transaction import Claim
+from exclusivelog.types import PREFIX, AccessMode, Move
 from exclusivelog.unload import UnloadFuture
-from exclusivelog.validation import check_generation, check_group, check_resource
+from exclusivelog.waits import GrantFuture
 
 if TYPE_CHECKING:
-    from exclusivelog.local.runtime import Runtime
     from exclusivelog.reader import Reader
 
 
@@ -70,7 +74,7 @@ class RoleOptions(TypedDict, total=False):
 class RoleClaim(Claim):
     """The claim that a role is bound to. It is valid as long as the role is held."""
 
-    def __init__(self, role: Role, engine: Runtime, session: HeldClaim) -> None:
+    def __init__(self, role: Role, engine: EngineBackend, session: ClaimSession) -> None:
         super().__init__(engine, session)
         self._role = role
 
@@ -120,40 +124,30 @@ class Role(Closing):
     """
 
     def __init__(
-        self, engine: Runtime, seat: Producer,
-        found: tuple[RoleRow, list[Session], list[Claimant]], on_lost: OnLost | None,
-    ) -> None:  # fmt: skip
-        row, parts, claimants = found
+        self, engine: EngineBackend, seat: Producer, parts: RoleParts, on_lost: OnLost | None
+    ) -> None:
         session = seat.session
         self.name = seat.topic.removeprefix(PREFIX)
         self.epoch = session.epoch
         self._engine = engine
         self._on_lost = on_lost
-        with engine.ledger.read() as tables:
-            self._parts = {tables.topics.get(part.topic).name: part for part in parts}
-        self._generations = [(c.group, c.reads, dict(c.generations)) for c in claimants]
-        self._memberships = {
-            claimant.group: LocalGroupCursor(engine, claimant, row.groups[claimant.group], True)
-            for claimant in claimants
-            if claimant.reads
-        }
-        self._topics_of = {group: list(topics) for group, topics in row.groups.items()}
-        anchor = Claimant(
-            session.bound_to, session.engine, session.slot, session.pid, session.engine_name,
-            PREFIX, {self.name: session.epoch}, session.since,
-        )  # fmt: skip
-        self.claim = RoleClaim(self, engine, HeldClaim(engine, anchor))
+        self._parts = parts.topics
+        self._generations = parts.generations
+        self._memberships = parts.readers
+        self._topics_of = parts.groups
+        self.claim = RoleClaim(self, engine, parts.claim)
         self._producers: dict[str, Producer] = {}
         self._lock = threading.RLock()
         self.closed = False
         self._seat = seat
-        self._claimants = [c.id for c in claimants if c.reads]
+        self._claimants = parts.numbers
 
     def register(self) -> None:
         """Notifications about the role go to it from now on, and its engine keeps it."""
+        roles = self._engine.role_store
         for number, membership in zip(self._claimants, self._memberships.values(), strict=True):
-            self._engine.registry.keep_claim(number, membership)
-        self._engine.registry.keep_claim(self.claim.id, self.claim)
+            roles.keep(number, membership)
+        roles.keep(self.claim.id, self.claim)
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -223,13 +217,9 @@ class Role(Closing):
                 found = self._producers[topic] = self._open(topic, session, **options)
             return found
 
-    def _open(
-        self, topic: str, session: Session, serializer: Any = None, **sending: Any
-    ) -> Producer:
+    def _open(self, topic: str, session: Any, serializer: Any = None, **sending: Any) -> Producer:
         options = Options(**sending, dumps=pick_dumps(serializer), follow=False)
-        self._engine.ledger.checkpoint()  # with the last sequence id of its name
-        with self._engine.ledger.read() as tables:
-            last, _ = tables.producers.get(session.topic, session.name)
+        last = self._engine.role_store.last_sequence(session)
         opened = self._engine.open_session(topic, session, last, options, keeper=self)
         return Producer(self._engine, topic, opened, options)
 
@@ -276,7 +266,7 @@ class Role(Closing):
         return GroupReader(readers, self._memberships[chosen])
 
     def _topic(self, name: str) -> Topic:
-        return Topic(self._engine, *create_topic(self._engine.ledger, name, False))
+        return Topic(self._engine, *self._engine.catalog.topic(name, False))
 
     def _group(self, group: str | None, topic: str | None) -> str:
         self.claim.check()
@@ -359,8 +349,7 @@ class Role(Closing):
                 self._engine.drain_bound(self.claim.id)
 
     def _forget(self) -> None:
-        for number in (*self._claimants, self.claim.id):
-            self._engine.registry.forget_claim(number)
+        self._engine.role_store.forget((*self._claimants, self.claim.id))
 
     def __repr__(self) -> str:
         return f"<Role {self.name!r}, epoch {self.epoch}, topics {self.topics}>"
@@ -373,10 +362,10 @@ class RoleFuture(GrantFuture[Role]):
     """A role that may have to be waited for; made by `engine.role_async`. `cancel()` leaves no
     trace (rule D5)."""
 
-    _engine: Runtime
+    _engine: EngineBackend
 
     def __init__(
-        self, engine: Runtime, topic: Topic, definition: RoleDefinition,
+        self, engine: EngineBackend, topic: Topic, definition: RoleDefinition,
         on_lost: OnLost | None,
     ) -> None:  # fmt: skip
         super().__init__(engine, topic.id)
@@ -396,13 +385,11 @@ class RoleFuture(GrantFuture[Role]):
 
     def in_the_way(self) -> Set[int]:
         """The topics whose holders keep it waiting, and the roles that have its claims."""
-        with self._engine.ledger.read() as tables:
-            return self.topics | role_rows.rivals(tables, self.definition)
+        return self.topics | self._engine.role_store.rivals(self.definition)
 
-    def make(self, session: Session, last_sequence: int) -> Role:
+    def make(self, session: Any, last_sequence: int) -> Role:
         """The role."""
-        with self._engine.ledger.read() as tables:
-            found = role_rows.parts(tables, session)
+        found = self._engine.role_store.find(session)
         opened = self._engine.open_session(self.topic.name, session, last_sequence, _OPTIONS)
         seat = Producer(self._engine, self.topic.name, opened, _OPTIONS)
         try:
@@ -425,7 +412,7 @@ class RoleFuture(GrantFuture[Role]):
 
 
 def ask(
-    engine: Runtime, name: str, topics: Iterable[str], groups: Groups,
+    engine: EngineBackend, name: str, topics: Iterable[str], groups: Groups,
     claims: ClaimsOfGroups, access_mode: AccessMode | str, priority: int,
     timeout: float | None, settle: float, on_lost: OnLost | None,
 ) -> RoleFuture:  # fmt: skip
@@ -442,14 +429,16 @@ def ask(
     reading = _groups(groups, names)
     wanted = _claims(claims, reading)
     definition = RoleDefinition(
-        tuple(_topic(engine, topic) for topic in names),
+        tuple(engine.catalog.topic(topic, True)[0] for topic in names),
         {
-            group: {topic: _topic(engine, topic) for topic in read}
+            group: {topic: engine.catalog.topic(topic, True)[0] for topic in read}
             for group, read in reading.items()
         },
         wanted,
     )
-    future = RoleFuture(engine, _own_topic(engine, name), definition, on_lost)
+    future = RoleFuture(
+        engine, Topic(engine, *engine.role_store.own_topic(name)), definition, on_lost
+    )
     try:
         request = ProducerRequest(
             future.topic_id, chosen.value, priority=priority, timeout=timeout,
@@ -473,19 +462,6 @@ def check_role_name(name: object) -> str:
 def role_topic(name: str) -> str:
     """The name of the topic that stands for a role."""
     return PREFIX + check_role_name(name)
-
-
-def _own_topic(engine: Runtime, name: str) -> Topic:
-    with engine.ledger.read() as tables:
-        row = tables.topics.find(PREFIX + name)
-    if row is None:
-        with engine.ledger.write_exclusive() as tables:
-            row = tables.topics.find(PREFIX + name) or tables.topics.create(PREFIX + name)
-    return Topic(engine, row.id, row.name)
-
-
-def _topic(engine: Runtime, name: str) -> int:
-    return create_topic(engine.ledger, name, True)[0]
 
 
 def _names(argument: str, names: Iterable[str]) -> list[str]:

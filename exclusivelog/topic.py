@@ -6,19 +6,13 @@ import datetime as dt
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypedDict, Unpack
 
-from exclusivelog.backend import (
-    Backend,
-    ProducerRequest,
-    TopicStore,
-    check_name,
-    is_internal,
-)
-from exclusivelog.claims import Claim
+from exclusivelog.backend import Backend, ProducerRequest, TopicStore, check_name, is_internal
 from exclusivelog.events import EVENTS
-from exclusivelog.messages.encoding import check_info, encode_properties, to_ms
+from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader
 from exclusivelog.serde import pick_dumps
+from exclusivelog.transaction import Claim
 from exclusivelog.types import AccessMode, Announcement, OwnerInfo, TransferInfo, WaiterInfo
 from exclusivelog.waits import check_seconds, check_timeout
 

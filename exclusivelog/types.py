@@ -25,6 +25,8 @@ __all__ = [
     "WaiterInfo",
 ]
 
+PREFIX = "__role__/"  # of the names of the roles' own topics
+
 
 class AccessMode(str, enum.Enum):
     """How a producer shares its topic with others (PIP-68, rules A1-A6).

@@ -18,14 +18,12 @@ import msgpack
 from exclusivelog import _core
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.errors import ExclusiveLogError
-from exclusivelog.local.ownership.changes import RETRY_AT
 from exclusivelog.local.ownership.role_grants import with_roles
+from exclusivelog.local.ownership.steps import RETRY_AT
 from exclusivelog.local.ownership.transfers import HandOver, Wish
-from exclusivelog.local.records import Session, StillReleasing, Transfer, unpack_session
+from exclusivelog.local.records import NAMES, U64, Session, StillReleasing, Transfer, unpack_session
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.ownership_tables import TRANSFER_FIELDS
-from exclusivelog.local.storage.rows import NAMES, U64
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import TRANSFER_FIELDS, Tables
 from exclusivelog.types import EngineInfo
 from proof.model_judge import Watch, judge_outcome
 from proof.world import (

@@ -9,8 +9,8 @@ from typing import Any
 from exclusivelog import _core
 from exclusivelog.local.ownership import admission
 from exclusivelog.local.ownership.admission import Decision, Promotion, Verdict
-from exclusivelog.local.ownership.changes import RETRY_AT
-from exclusivelog.local.ownership.succession import Succession, Transfers
+from exclusivelog.local.ownership.sessions import Succession
+from exclusivelog.local.ownership.steps import RETRY_AT, Transfers
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import (
     EXCLUSIVE,
@@ -21,8 +21,7 @@ from exclusivelog.local.records import (
     pack_session,
     unpack_session,
 )
-from exclusivelog.local.storage.ownership_tables import queue_key
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, queue_key
 from proof.memory import DEADLINE, SETTLED
 from proof.world import Client, State
 

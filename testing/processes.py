@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.local.records import NAMES
 from exclusivelog.local.shm.lockfile import NAME
 from exclusivelog.local.shm.slots import HEARTBEAT, KEEPALIVE, SLOT_SIZE, SLOTS
-from exclusivelog.local.storage.rows import NAMES
 
 PATIENCE = 30.0  # seconds; nothing in a test may wait longer
 SHARED, EXCLUSIVE = "shared", "exclusive"

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import exclusivelog as xl
+from exclusivelog.local.records import U64
 from exclusivelog.local.storage import ledger
-from exclusivelog.local.storage.rows import U64
 from exclusivelog.local.storage.segments import NAME
 from testing.processes import PATIENCE, forks
 

@@ -21,12 +21,16 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.records import Rows
 from exclusivelog.local.shm.slots import Slots
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.log_tables import ProducerTable, TopicTable
-from exclusivelog.local.storage.ownership_tables import NotificationTable, SessionTable
-from exclusivelog.local.storage.rows import Rows
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import (
+    NotificationTable,
+    ProducerTable,
+    SessionTable,
+    Tables,
+    TopicTable,
+)
 from testing.processes import (
     Failed,
     State,

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
@@ -28,31 +28,35 @@ from exclusivelog.errors import (
     LedgerError,
     called_reentrantly,
 )
-from exclusivelog.futures import AnyFuture
+from exclusivelog.local.catalog import LocalCatalog
 from exclusivelog.local.log.cursor import LogCursor
-from exclusivelog.local.log.group_commit import Committer
 from exclusivelog.local.log.inspection import Inspection
-from exclusivelog.local.maintenance.compaction import compact
-from exclusivelog.local.maintenance.retention import RetentionWorker, delete_pending
-from exclusivelog.local.maintenance.snapshots import write_snapshot
-from exclusivelog.local.ownership import held_claims
-from exclusivelog.local.ownership.changes import MOVES
+from exclusivelog.local.log.sending import Committer
+from exclusivelog.local.maintenance.backup import backup
+from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.maintenance.retention import RetentionWorker
+from exclusivelog.local.maintenance.views import compact, write_snapshot
+from exclusivelog.local.once import LocalOnce
+from exclusivelog.local.ownership import claims
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.notifications import Notifications
+from exclusivelog.local.ownership.pending import Pending
 from exclusivelog.local.ownership.role_grants import with_roles
+from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import Session
 from exclusivelog.local.registry import Registry
-from exclusivelog.local.session import LocalSession
+from exclusivelog.local.roles import LocalRoles
+from exclusivelog.local.session import LocalSession, commit
 from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
-from exclusivelog.local.transaction_commit import commit
-from exclusivelog.local.unloading import Unloading, begin_move
+from exclusivelog.local.unloading import Unloading, begin_move, choose, unloading
 from exclusivelog.local.worker import BackgroundWorker, Callbacks, Heartbeat
-from exclusivelog.messages.items import Item
+from exclusivelog.messages import Item
 from exclusivelog.types import EngineInfo
+from exclusivelog.waits import AnyFuture
 
 log = logging.getLogger("exclusivelog")
 
@@ -61,7 +65,7 @@ RELEASED_AT_ONCE = 1000
 
 Found = TypeVar("Found")
 
-_engines: weakref.WeakSet[Runtime] = weakref.WeakSet()
+_engines: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
@@ -77,8 +81,15 @@ def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
     return call
 
 
-class Runtime(abc.ABC):
-    """One open engine, without the calls of its public interface."""
+class OpenEngine(abc.ABC):
+    """What the parts of one open engine share: how it joins the others, is used, and leaves."""
+
+    id: str
+    callbacks: Callbacks
+    pending: Pending
+    closed: bool
+    forked: bool
+    readonly: bool
 
     def __init__(
         self, ledger: Ledger, name: str, properties: Mapping[str, str], keepalive: float | None,
@@ -100,7 +111,7 @@ class Runtime(abc.ABC):
         self.forked = False
         self._locks = threading.Lock
         self.unflushed = unflushed  # acknowledged before it is flushed (rule H1)
-        self._readonly = readonly
+        self.readonly = readonly
         self._keepalive = keepalive
         self._closing = threading.RLock()
         self._closed_for_good = False
@@ -179,25 +190,6 @@ class Runtime(abc.ABC):
         if self.busy_here:
             raise called_reentrantly(self.path)
 
-    def look(self, find: Callable[[Tables], Found]) -> Found:
-        """What `find` finds in all that this engine's readers may see (rule G6)."""
-        return self.ledger.look(find, self.unflushed)
-
-    def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's row as it is now."""
-        return self.look(lambda tables: tables.latest(topic))
-
-    @property
-    def ownership_version(self) -> int:
-        """Changes with whatever may change who owns a topic."""
-        journal = self.ledger.journal
-        return 0 if journal is None else journal.version
-
-    def make_visible(self) -> None:
-        """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
-        if not self.unflushed:
-            self.ledger.flush()
-
     @property
     def slot(self) -> int:
         """Its place in the lock file; LedgerError where it is read-only, and has none."""
@@ -205,98 +197,9 @@ class Runtime(abc.ABC):
         assert self._slot is not None
         return self._slot.index
 
-    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
-        """Register a producer, or queue it until it is promoted or its timeout has passed."""
-        self.check_open()
-        slot = self._slot
-        if slot is None:
-            raise LedgerError(f"{self.path} is open with readonly=True; it takes no producers")
-        self.ledger.checkpointer.start()  # before anything is registered: they may not start
-        self.committer.start()
-        request = replace(request, created=_core.now())
-        register = functools.partial(self.sessions.request, request, self.info, slot.index)
-        self.pending.request(future, register, request.timeout)
-
-    def open_session(
-        self, topic: str, session: Session, last_sequence: int, options: SessionOptions,
-        keeper: object = None,
-    ) -> LocalSession:  # fmt: skip
-        """What a producer sends by, now that its session was granted. `keeper`: what gives the
-        session back instead of the producer."""
-        return LocalSession(self, topic, session, last_sequence, options, keeper)
-
-    def topic_store(self, topic: int) -> LocalTopic:
-        """The topic with this id."""
-        return LocalTopic(self, topic)
-
-    def engine_here(self, engine: str) -> Runtime | None:
-        """The engine of that id, if it is in this process and open."""
-        return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
-
-    def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
-        """Commit all parts of a transaction, or none; the offsets of each producer's messages."""
-        return commit(self.ledger, parts)
-
-    @property
-    def inspection(self) -> Inspection:
-        """Facts about its topics, for those who plan queries."""
-        return Inspection(self)
-
-    def open_cursor(
-        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
-        skip_trimmed: bool,
-    ) -> LogCursor:  # fmt: skip
-        """A cursor on a topic; closing the engine wakes a thread that waits with it."""
-        cursor = LogCursor(self, topic, name, loads, compacted, skip_trimmed)
-        self.registry.register_reader(cursor)
-        return cursor
-
-    def join_group(
-        self, group: str, topics: Mapping[str, int], generation: int | None
-    ) -> held_claims.LocalGroupCursor:
-        """Become the group's reader of these topics, {name: id}; the one before is fenced."""
-        return held_claims.join_group(self, group, topics, generation)
-
-    def hold_claim(
-        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
-    ) -> Held:
-        """Claim all of the resources or none, and keep what `make` makes of it."""
-        return held_claims.hold_claim(self, group, resources, make)
-
-    def claims_mark(self) -> int:
-        """A number that changes with every release of a claim, for `await_claims`."""
-        return Claims(self.ledger, self.sessions.succession).changes()
-
-    def await_claims(self, seen: int, seconds: float) -> None:
-        """Sleep until `claims_mark()` is no longer `seen`, or for so many seconds, or less."""
-        Claims(self.ledger, self.sessions.succession).wait_for_a_change(seen, seconds)
-
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run application code in a thread of its own."""
         self.callbacks.call_soon(function)
-
-    def begin_move(
-        self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
-    ) -> Unloading:
-        """Begin what `Producer.move` does."""
-        return begin_move(self, topic, session, to, timeout, groups)
-
-    def drain_bound(self, claim: int) -> None:
-        """Commit what the producers that are bound to a claim have accepted."""
-        for session in self.registry.bound_to(claim):
-            session.drain()
-
-    def compact(self, topic: int) -> int:
-        """What `Topic.compact` does."""
-        self.check_writable()
-        assert self._slot is not None
-        return compact(self.ledger, topic, self._slot.index, self.id).kept
-
-    def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
-        """Keep what a topic's messages before an offset add up to (rule I4)."""
-        self.check_writable()
-        assert self._slot is not None
-        write_snapshot(self.ledger, topic, self._slot.index, self.id, offset, items)
 
     def check_writable(self) -> None:
         """An error unless this engine can be used here, and to write."""
@@ -382,6 +285,150 @@ class Runtime(abc.ABC):
         self.forked = self.closed = self._closed_for_good = True
         if self._slot is not None:
             self._slot.forget()
+
+
+class Runtime(OpenEngine):
+    """One open engine, without the calls of its public interface."""
+
+    def look(self, find: Callable[[Tables], Found]) -> Found:
+        """What `find` finds in all that this engine's readers may see (rule G6)."""
+        return self.ledger.look(find, self.unflushed)
+
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's row as it is now."""
+        return self.look(lambda tables: tables.latest(topic))
+
+    @property
+    def ownership_version(self) -> int:
+        """Changes with whatever may change who owns a topic."""
+        journal = self.ledger.journal
+        return 0 if journal is None else journal.version
+
+    def make_visible(self) -> None:
+        """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+        if not self.unflushed:
+            self.ledger.flush()
+
+    def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
+        """Register a producer, or queue it until it is promoted or its timeout has passed."""
+        self.check_open()
+        slot = self._slot
+        if slot is None:
+            raise LedgerError(f"{self.path} is open with readonly=True; it takes no producers")
+        self.ledger.checkpointer.start()  # before anything is registered: they may not start
+        self.committer.start()
+        request = replace(request, created=_core.now())
+        register = functools.partial(self.sessions.request, request, self.info, slot.index)
+        self.pending.request(future, register, request.timeout)
+
+    def open_session(
+        self, topic: str, session: Session, last_sequence: int, options: SessionOptions,
+        keeper: object = None,
+    ) -> LocalSession:  # fmt: skip
+        """What a producer sends by, now that its session was granted. `keeper`: what gives the
+        session back instead of the producer."""
+        return LocalSession(self, topic, session, last_sequence, options, keeper)
+
+    def topic_store(self, topic: int) -> LocalTopic:
+        """The topic with this id."""
+        return LocalTopic(self, topic)
+
+    def engine_here(self, engine: str) -> Runtime | None:
+        """The engine of that id, if it is in this process and open."""
+        return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
+
+    def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
+        """Commit all parts of a transaction, or none; the offsets of each producer's messages."""
+        return commit(self.ledger, parts)
+
+    @property
+    def catalog(self) -> LocalCatalog:
+        """What its ledger has."""
+        return LocalCatalog(self)
+
+    @property
+    def role_store(self) -> LocalRoles:
+        """The roles of its ledger."""
+        return LocalRoles(self)
+
+    @property
+    def once(self) -> LocalOnce:
+        """Batches that are appended once."""
+        return LocalOnce(self)
+
+    @property
+    def inspection(self) -> Inspection:
+        """Facts about its topics, for those who plan queries."""
+        return Inspection(self)
+
+    def open_cursor(
+        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        skip_trimmed: bool,
+    ) -> LogCursor:  # fmt: skip
+        """A cursor on a topic; closing the engine wakes a thread that waits with it."""
+        cursor = LogCursor(self, topic, name, loads, compacted, skip_trimmed)
+        self.registry.register_reader(cursor)
+        return cursor
+
+    def join_group(
+        self, group: str, topics: Mapping[str, int], generation: int | None
+    ) -> claims.LocalGroupCursor:
+        """Become the group's reader of these topics, {name: id}; the one before is fenced."""
+        return claims.join_group(self, group, topics, generation)
+
+    def hold_claim(
+        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
+    ) -> Held:
+        """Claim all of the resources or none, and keep what `make` makes of it."""
+        return claims.hold_claim(self, group, resources, make)
+
+    def claims_mark(self) -> int:
+        """A number that changes with every release of a claim, for `await_claims`."""
+        return Claims(self.ledger, self.sessions.succession).changes()
+
+    def await_claims(self, seen: int, seconds: float) -> None:
+        """Sleep until `claims_mark()` is no longer `seen`, or for so many seconds, or less."""
+        Claims(self.ledger, self.sessions.succession).wait_for_a_change(seen, seconds)
+
+    def begin_move(
+        self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
+    ) -> Unloading:
+        """Begin what `Producer.move` does."""
+        return begin_move(self, topic, session, to, timeout, groups)
+
+    def moves(
+        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        producer: str | None,
+    ) -> Unloading:  # fmt: skip
+        """What `Engine.unload` does, to be begun or run."""
+        return unloading(self, self.catalog.topics, topics, to, timeout, groups, producer)
+
+    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+        """End the moves of these topics. Returns the names of those that were under way."""
+        names = choose(self.path, self.catalog.topics, topics)
+        ids = [self.catalog.topic(name, False)[0] for name in names]
+        return self.hand_over.cancel(ids, "cancelled")
+
+    def copy_to(self, path: str) -> None:
+        """Copy the ledger into a directory."""
+        backup(self.ledger, path)
+
+    def drain_bound(self, claim: int) -> None:
+        """Commit what the producers that are bound to a claim have accepted."""
+        for session in self.registry.bound_to(claim):
+            session.drain()
+
+    def compact(self, topic: int) -> int:
+        """What `Topic.compact` does."""
+        self.check_writable()
+        assert self._slot is not None
+        return compact(self.ledger, topic, self._slot.index, self.id).kept
+
+    def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
+        """Keep what a topic's messages before an offset add up to (rule I4)."""
+        self.check_writable()
+        assert self._slot is not None
+        write_snapshot(self.ledger, topic, self._slot.index, self.id, offset, items)
 
 
 def _close_all() -> None:

@@ -1,26 +1,34 @@
-"""A producer's session on an engine of this machine: paused, lost, handed over, followed, closed.
+"""Sessions of producers, and the commit of their transactions.
+
+A producer's session on an engine of this machine: paused, lost, handed over, followed, closed.
 
 Producers refer to a session, and never the other way round: one that is not referred to any more
 is released by its finalizer. Several producers may share one: those that followed a topic to it.
+
+Committing messages to several topics, reader cursors and announcements in one transaction.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
     ProducerRequest,
+    ProducerSession,
     SessionListener,
     SessionOptions,
     SessionPaused,
     State,
+    TransactionParts,
+    Who,
 )
 from exclusivelog.errors import (
     EngineClosedError,
@@ -30,20 +38,37 @@ from exclusivelog.errors import (
     ProducerMovedError,
     TopicNotFoundError,
 )
-from exclusivelog.futures import AnyFuture, GrantFuture, Requests
-from exclusivelog.local.fencing import check_may_write, owner_of
-from exclusivelog.local.log.group_commit import Committer
-from exclusivelog.local.log.sending import LocalSending
+from exclusivelog.local.log.entries import Placed, Work, append_one
+from exclusivelog.local.log.sending import Committer, LocalSending
 from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.transfers import moved_error
+from exclusivelog.local.ownership.steps import put_announcement, topic_moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
 from exclusivelog.local.registry import Registry
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
-from exclusivelog.local.worker import BackgroundWorker, Callbacks
-from exclusivelog.waits import in_slices, settled
+from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
+from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled
+
+# ---- a session -------------------------------------------------------------------------
+
 
 FOLLOWED_WITHIN = 5.0  # seconds, by a producer whose topic was handed over
+
+
+class Releasing(Protocol):
+    """The background worker of an engine."""
+
+    def finalizer(self, session: Session) -> _core.Finalizer:
+        """What has the session released once its producers are dropped."""
+
+    def release(self, session: Session) -> None:
+        """Release one session now."""
+
+
+class Calling(Protocol):
+    """Runs code where it can block no thread of the library."""
+
+    def call_later(self, function: Callable[[], object]) -> None:
+        """Run a function in a thread of its own."""
 
 
 class Host(Protocol):
@@ -53,11 +78,17 @@ class Host(Protocol):
     committer: Committer
     sessions: Sessions
     registry: Registry
-    worker: BackgroundWorker
-    callbacks: Callbacks
     unflushed: bool
     closed: bool
     forked: bool
+
+    @property
+    def worker(self) -> Releasing:
+        """Its background worker."""
+
+    @property
+    def callbacks(self) -> Calling:
+        """Runs code of the application."""
 
     @property
     def pending(self) -> Requests:
@@ -311,7 +342,7 @@ class LocalSession:
     def hand_off(self, to: Transfer) -> None:
         """The topic was handed over. Where its new owner is in this process, the producers may go
         on there (rule E2); else this is their end."""
-        error = moved_error(self.topic, self.session.name, to)
+        error = topic_moved_error(self.topic, self.session.name, to)
         if not self._options.follow or self.engine.engine_here(to.target) is None:
             self.lose(error)
             return
@@ -511,3 +542,106 @@ def _handed_over_to(tables: Tables, row: _core.TopicRow) -> str | None:
     if transfer is not None:
         return transfer.target
     return next((h.engine for h in tables.sessions.holders(row.id) if h.lineage != h.id), "")
+
+
+# ---- the commit of a transaction -------------------------------------------------------
+
+
+def commit(ledger: Ledger, parts: TransactionParts[Who]) -> dict[Who, range]:
+    """Commit all parts, or none; {producer: offsets}. A topic that was handed over within this
+    process is followed."""
+    while True:
+        here = {producer: producer.here(producer in parts.numbered) for producer in parts.puts}
+        attempt = Attempt(ledger, parts, here)
+        try:
+            offsets = attempt.commit()
+        except _Refused as refused:
+            # Only now: while it was paused, its topic seemed to be handed over.
+            error = refused.session.refused(refused.error)
+            if not isinstance(error, SessionPaused):
+                raise error from None
+        else:
+            if offsets is not None:
+                return offsets
+
+
+class _Refused(Exception):
+    """A session that was fenced, and the error that says so."""
+
+    def __init__(self, session: ProducerSession, error: ProducerFencedError) -> None:
+        super().__init__(str(error))
+        self.session, self.error = session, error
+
+
+class Attempt(Generic[Who]):
+    """One attempt to commit. `here`: the session that appends for each of the producers that
+    messages were given to, or that are required."""
+
+    def __init__(
+        self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession]
+    ) -> None:
+        self._ledger, self._parts, self._here = ledger, parts, here
+        self._sessions = list(dict.fromkeys(here.values()))
+        self._works: dict[ProducerSession, Work] = {}
+        self._placed: dict[ProducerSession, Placed] = {}
+        self._counts: dict[Who, int] = {}
+
+    def commit(self) -> dict[Who, range] | None:
+        """{producer: offsets}; None, and nothing is written, where a session is paused."""
+        with self._ledger.pause_lock, contextlib.ExitStack() as paused:
+            for session in self._sessions:
+                if not session.pause_for_transaction():
+                    return None
+                paused.callback(session.resume)
+                session.sending.drain()
+            self._encode()
+            self.write()
+            for producer, info in self._parts.announced.items():
+                self._here[producer].has_announced(info)
+            return self._acknowledge()
+
+    def _encode(self) -> None:
+        """The sessions are paused: now it is known which sequence ids are next."""
+        appenders = {session: session.sending.private_appender() for session in self._sessions}
+        for producer, session in self._here.items():
+            appender = appenders[session]
+            before = appender.pending_messages
+            for put in self._parts.puts[producer]:
+                put(appender)
+            self._counts[producer] = appender.pending_messages - before
+        self._works = {
+            session: Work(appender, appender.take()) for session, appender in appenders.items()
+        }
+
+    def write(self) -> None:
+        """Check and write all of it in one transaction of the tables."""
+        parts = self._parts
+        with self._ledger.write_checkpointed() as tables:
+            for claim in parts.claims:
+                claim.check_in(tables)
+            for session, work in self._works.items():
+                try:
+                    self._placed[session] = append_one(tables, work)
+                except ProducerFencedError as error:
+                    raise _Refused(session, error) from error
+            for cursor, positions in parts.cursors.values():
+                cursor.write(tables, positions)
+            for producer, info in parts.announced.items():
+                put_announcement(tables, self._here[producer].session, info)
+            parts.written = True
+
+    def _acknowledge(self) -> dict[Who, range]:
+        """It is committed: each session continues behind it."""
+        ends = {}
+        for session, places in self._placed.items():
+            if not places:
+                continue  # it is only required, or only announces
+            session.sending.appender.advance(places[-1][0].last_sequence)
+            ends[session] = places[0][1]
+        offsets = {}
+        for producer, session in self._here.items():
+            if session not in ends or not self._counts[producer]:
+                continue
+            first, ends[session] = ends[session], ends[session] + self._counts[producer]
+            offsets[producer] = range(first, ends[session])
+        return offsets

@@ -6,26 +6,32 @@ from collections.abc import Callable
 from typing import Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import check_name, is_internal
-from exclusivelog.errors import LedgerCorruptedError, ProducerBusyError, TopicNotFoundError
-from exclusivelog.events import EVENTS
-from exclusivelog.local.fencing import describe, owner_info
+from exclusivelog.backend import Kind, Snapshot
+from exclusivelog.errors import (
+    StateError,
+)
+from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.maintenance.retention import (
     RetentionWorker,
-    delete_pending,
     first_to_retain,
     note_time,
     set_retention,
     trim,
 )
-from exclusivelog.local.ownership import seats
-from exclusivelog.local.ownership.announcements import announcement
+from exclusivelog.local.maintenance.views import read_snapshot, read_view
+from exclusivelog.local.names import checked, existing
 from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.succession import clear
-from exclusivelog.local.ownership.transfers import HandOver
+from exclusivelog.local.ownership.steps import announcement
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import Announcement, OwnerInfo, TransferInfo, WaiterInfo
+
+
+class HandOver(Protocol):
+    """Moves of topics."""
+
+    def transfers(self, topic: int) -> list[TransferInfo]:
+        """The hand-overs that are under way."""
 
 
 class Host(Protocol):
@@ -33,8 +39,11 @@ class Host(Protocol):
 
     ledger: Ledger
     sessions: Sessions
-    hand_over: HandOver
     retention_worker: RetentionWorker
+
+    @property
+    def hand_over(self) -> HandOver:
+        """What moves its topics."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
@@ -98,6 +107,36 @@ class LocalTopic:
                 kind = "messages" if tables.views.snapshot(self._id) is None else "state"
             return kind, {name: held[name] for name in ("key", "value") if name in held}
 
+    def check_kind(self, kind: Kind) -> bool:
+        """Is it recorded that the topic holds this? False if nothing is recorded yet; StateError if
+        it holds something else."""
+        with self._engine.ledger.read() as tables:
+            return _matches(tables, self._id, kind)
+
+    def record_kind(self, kind: Kind) -> None:
+        """Record what the topic holds; StateError if it holds something else."""
+        with self._engine.ledger.write_concurrent() as tables:
+            if not _matches(tables, self._id, kind):
+                tables.topics.put_kind(self._id, dict(kind))
+
+    def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
+        """The topic's first offset and its newest snapshot, or None; see `TopicStore.newest`."""
+
+        def read() -> tuple[int, Snapshot | None]:
+            with self._engine.ledger.read() as tables:
+                first = tables.topics.get(self._id).first_offset
+                found = read_snapshot(tables, self._id)
+                if views and first > max(position, found[0] if found else 0):
+                    found = read_view(tables, self._id) or found
+                return first, found
+
+        return retry_damaged(read)
+
+    def change_counter(self) -> tuple[_core.SharedWords, int]:
+        """Where the counter lies that changes with every commit to the topic."""
+        lockfile = self._engine.ledger.lockfile
+        return lockfile.atomics, lockfile.counters.place(self._id)
+
     def announcement(self) -> Announcement | None:
         """What an owner announced last."""
         self._engine.check_open()
@@ -132,76 +171,16 @@ class LocalTopic:
         return self._engine.sessions.terminate(self._id)
 
 
-# ---- rows, and all topics ----------------------------------------------------------------
+def _matches(tables: Tables, topic: int, kind: Kind) -> bool:
+    held = tables.topics.kind(topic)
+    if any(value and (held.get(field) or value) != value for field, value in kind.items()):
+        raise StateError(
+            f"topic {tables.topics.get(topic).name!r} holds {_described(held)}; it cannot be "
+            f"opened as {_described(kind)}"
+        )
+    return bool(held)
 
 
-def existing(tables: Tables, topic: int) -> _core.TopicRow:
-    """The topic's row, or TopicNotFoundError if it was deleted."""
-    return checked(tables.topics.get(topic))
-
-
-def checked(row: _core.TopicRow) -> _core.TopicRow:
-    """The row, or TopicNotFoundError if its topic was deleted."""
-    if row.flags & _core.DELETED:
-        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
-    return row
-
-
-def create_topic(ledger: Ledger, name: str, create: bool) -> tuple[int, str]:
-    """(id, name) of the topic of that name, made if need be."""
-    check_name(name, "topic")
-    with ledger.read() as tables:
-        row = tables.topics.find(name)
-    if row is not None:
-        return row.id, row.name
-    if not create:
-        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
-    if is_internal(name) and name != EVENTS:
-        raise ValueError(f"topic={name!r}: names that begin with __ are kept for the library")
-    with ledger.write_exclusive() as tables:
-        row = tables.topics.find(name) or tables.topics.create(name)
-        return row.id, row.name
-
-
-def list_topics(ledger: Ledger) -> list[str]:
-    """The names of the topics that exist, sorted; without the library's own."""
-    with ledger.read() as tables:
-        return [
-            name
-            for name, topic in tables.topics.all()
-            if not is_internal(name) and not _is_deleted(tables, topic)
-        ]
-
-
-def _is_deleted(tables: Tables, topic: int) -> bool:
-    try:
-        return bool(tables.topics.get(topic).flags & _core.DELETED)
-    except LedgerCorruptedError:
-        return False  # it is there, and whoever opens it learns what is wrong with it
-
-
-def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:
-    """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`. `own`: it is one of
-    the library's."""
-    check_name(name, "name")
-    if is_internal(name) and not own:
-        raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
-    with ledger.write_exclusive() as tables:
-        row = tables.topics.find(name)
-        if row is None:
-            raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
-        seats.cancel(sessions.succession, tables, row, "the topic was deleted")
-        holder = clear(sessions.succession, tables, row)
-        if holder is not None:
-            raise ProducerBusyError(
-                f"topic {name!r} cannot be deleted; it is held by {describe(holder)}",
-                holder=owner_info(holder),
-            )
-        row.flags |= _core.DELETED
-        tables.topics.put(row)
-        if (transfer := tables.transfers.get(row.id)) is not None:
-            sessions.succession.transfers.cancel(tables, row, transfer, "the topic was deleted")
-        tables.deletions.add(row.id)
-        tables.views.drop(row.id)
-        tables.announce.add(row.id)
-    delete_pending(ledger)
+def _described(kind: Kind) -> str:
+    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
+    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")

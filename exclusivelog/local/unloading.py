@@ -14,14 +14,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import MoveCancelled
+from exclusivelog.backend import MoveCancelled, check_groups
 from exclusivelog.errors import LedgerError, TopicNotFoundError
-from exclusivelog.local.ownership.changes import MOVES
+from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import Begun, HandOver, Wish
 from exclusivelog.local.records import Session, is_role
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.types import Move
-from exclusivelog.validation import check_groups
 from exclusivelog.waits import check_seconds
 
 MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile

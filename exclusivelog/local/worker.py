@@ -12,7 +12,7 @@ from typing import Protocol
 from exclusivelog import _core, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError
 from exclusivelog.local.maintenance.retention import RetentionWorker
-from exclusivelog.local.ownership import role_rows, seats
+from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.notifications import Notifications
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
@@ -190,7 +190,7 @@ class BackgroundWorker:
                     sessions = tables.sessions.of_engine(self._engine_id)
                     reserved = {
                         s.id for s in sessions
-                        if seats.reserved(tables, s) or role_rows.binds(tables, s)
+                        if steps.is_reserved(tables, s) or role_rows.binds(tables, s)
                     }  # fmt: skip
                 for session in sessions:
                     if session.id not in known and session.id not in reserved:

@@ -11,9 +11,9 @@ orders = spark.read.format("exclusivelog").option("topic", "orders").load("data/
 
 ```text
 source.py    the data source: reading, batch and streaming      options.py   what users may ask
-writer.py    staging, and the commit in one transaction         plan.py      offsets, partitions
-views.py     epochs, producers, topics, txns as tables          handles.py   engines per process
-frames.py    DataFrames of a topic                              runs.py      sums for audits
+staging.py   what executors write, until it is committed        plan.py      offsets, partitions
+views.py     epochs, producers, topics, txns as tables; sums    session.py   a local session
+judging.py leaders.py pipelines.py                              what the pipelines share
 archive.py compact.py replay.py audit.py report.py              the pipelines: run(spark, ...)
 ```
 """

@@ -21,9 +21,15 @@ import exclusivelog as xl
 from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name, parquet, place
-from exclusivelog.spark.frames import CHUNK, check_chunk, read
-from exclusivelog.spark.progress import Progress
+from exclusivelog.spark.pipelines import (
+    CHUNK,
+    Files,
+    Progress,
+    check_chunk,
+    job_name,
+    parquet,
+    place,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -169,6 +175,8 @@ class Archive:
         from pyspark.sql import functions as F  # noqa: N812
 
         seen = Observation("archive")
+        from exclusivelog.spark.source import read
+
         frame = read(self._spark, self._engine.path, self._topic.name, self._topic.id, start, stop)
         frame = frame.observe(seen, *[F.expr(fact) for fact in FACTS])
         frame = frame.drop("topic").withColumn("date", F.expr(DATE))

@@ -17,10 +17,8 @@ from exclusivelog import _core
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name, parquet
-from exclusivelog.spark.frames import read, with_origin
 from exclusivelog.spark.options import NAME
-from exclusivelog.spark.progress import Progress
+from exclusivelog.spark.pipelines import Files, Progress, job_name, parquet, with_origin
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,6 +72,8 @@ def latest(
 ) -> DataFrame:
     """The last message of each key among [start, stop), tombstones too, in the order of their
     offsets. `number` is the topic's id."""
+    from exclusivelog.spark.source import read
+
     messages = read(spark, ledger, topic, number, start, stop)
     keys = spark.read.schema("offset bigint, key binary").format(NAME).option("topic", topic)
     keys = keys.option("startingOffsets", json.dumps({topic: start}))

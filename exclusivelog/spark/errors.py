@@ -19,8 +19,11 @@ so on.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 from exclusivelog.errors import ExclusiveLogError
 
@@ -62,3 +65,33 @@ def coded() -> Iterator[None]:
         raise
     except ExclusiveLogError as error:
         raise SourceError(code_of(error), str(error)) from error
+
+
+# ---- what a machine lacks ----------------------------------------------------------------
+
+NO_JAVA = (
+    "Spark needs Java 17 or newer, and there is none; on Debian: "
+    "apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
+)
+NO_PYSPARK = "this needs PySpark: pip install 'exclusivelog[spark]'"
+
+
+def java() -> str | None:
+    """The Java that Spark would start; None if there is none."""
+    home = os.environ.get("JAVA_HOME")
+    if home and Path(home, "bin", "java").exists():
+        return str(Path(home, "bin", "java"))
+    return shutil.which("java")
+
+
+def missing() -> str | None:
+    """What Spark lacks on this machine, and how to get it; None if nothing.
+
+    >>> missing() is None or missing().startswith(("Spark needs", "this needs"))
+    True
+    """
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        return NO_PYSPARK
+    return None if java() else NO_JAVA

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
+import hashlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 from exclusivelog.backend import check_name
 from exclusivelog.errors import ExclusiveLogError
-from exclusivelog.messages.encoding import to_ms
+from exclusivelog.messages import to_ms
 from exclusivelog.once import Run, check_writable
 from exclusivelog.spark.errors import OPTION, SourceError
 from exclusivelog.types import AccessMode
@@ -305,3 +306,15 @@ def _write_options(options: Options, app_id: str | None, version: int | None) ->
         staging=os.path.abspath(staging),
         inline_limit=INLINE_BYTES if limit is None else limit, app_id=app_id, version=version,
     )  # fmt: skip
+
+
+LONGEST = 255  # bytes of a file's name
+
+
+def file_name(quoted: str) -> str:
+    """A quoted name that a file can have: quoted, a name of 255 bytes has three times as many.
+
+    >>> file_name("orders"), len(file_name("%E6" * 255))
+    ('orders', 64)
+    """
+    return quoted if len(quoted) <= LONGEST else hashlib.sha256(quoted.encode()).hexdigest()

@@ -10,14 +10,15 @@ import datetime as dt
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from exclusivelog import _core
-from exclusivelog.engine import Engine
+from exclusivelog.backend import Inspection
 from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.messages.encoding import to_ms
+from exclusivelog.events import Event
+from exclusivelog.messages import to_ms
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
 from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse
 
@@ -31,6 +32,23 @@ Offsets = dict[str, int]
 # One that was deleted and made anew has the same name, and offsets of its own.
 Position = dict[str, Any]
 IDS = ""  # where they are: no topic has this name
+
+
+class Engine(Protocol):
+    """What is asked of a ledger."""
+
+    def topics(self) -> list[str]:
+        """The names of its topics."""
+
+    def topic(self, name: str, create: bool = True) -> Any:
+        """The topic of that name."""
+
+    def history(self, topic: str | None = None) -> Iterator[Event]:
+        """Changes of ownership."""
+
+    @property
+    def inspection(self) -> Inspection:
+        """Facts about topics."""
 
 
 @dataclass(frozen=True)
@@ -377,3 +395,22 @@ def cut(spans: Sequence[Span], weights: Sequence[int], count: int) -> list[list[
                 found[index].append(piece)
         before += weight
     return [pieces for pieces in found if pieces]
+
+
+# ---- is it the same ledger? --------------------------------------------------------------
+
+Inode = tuple[int, int]
+
+
+def inode(path: str) -> Inode | None:
+    """What tells a ledger's file from the one that took its place; None if there is none."""
+    try:
+        stat = os.stat(os.path.join(path, "data.mdb"))
+    except OSError:
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def ledger_exists(path: str) -> bool:
+    """Is there a ledger in this directory?"""
+    return inode(path) is not None

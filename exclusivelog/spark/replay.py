@@ -15,11 +15,17 @@ import exclusivelog as xl
 from exclusivelog.once import recorded
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
-from exclusivelog.spark.files import Files, job_name, parquet, place
-from exclusivelog.spark.frames import CHUNK, check_chunk, read, with_origin
-from exclusivelog.spark.handles import ledger_exists
 from exclusivelog.spark.options import NAME
-from exclusivelog.spark.progress import Progress
+from exclusivelog.spark.pipelines import (
+    CHUNK,
+    Files,
+    Progress,
+    check_chunk,
+    job_name,
+    parquet,
+    place,
+    with_origin,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -49,6 +55,8 @@ class Origin:
     def read(self, spark: SparkSession, start: int, stop: int) -> DataFrame:
         """The messages [start, stop), in order."""
         if self.frame is None:
+            from exclusivelog.spark.source import read
+
             return read(spark, self.ledger, self.topic, self.number, start, stop)
         wanted = f"offset >= {start} and offset < {stop}"
         return self.frame.where(wanted).orderBy("offset")
@@ -93,7 +101,7 @@ def run(
 
 def _done(ledger: str, topic: str, writer: str) -> int | None:
     """Where an earlier call of the same replay has come to."""
-    if not ledger_exists(os.path.abspath(ledger)):
+    if not plan.ledger_exists(os.path.abspath(ledger)):
         return None
     with xl.open(ledger, "replay", readonly=True) as engine:
         try:
@@ -103,7 +111,7 @@ def _done(ledger: str, topic: str, writer: str) -> int | None:
 
 
 def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
-    if ledger_exists(os.path.abspath(source)):
+    if plan.ledger_exists(os.path.abspath(source)):
         with xl.open(source, "replay", readonly=True) as engine:
             here = plan.row(engine, topic)
             # By its id: a topic that was made anew has offsets of its own.

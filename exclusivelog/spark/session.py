@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exclusivelog.spark.errors import PIPELINE, SourceError
+from exclusivelog.spark.errors import PIPELINE, SourceError, missing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NO_JAVA = (
-    "Spark needs Java 17 or newer, and there is none; on Debian: "
-    "apt-get install openjdk-17-jre-headless (or set JAVA_HOME)"
-)
-NO_PYSPARK = "this needs PySpark: pip install 'exclusivelog[spark]'"
 # Short jobs on small machines: little compilation, one thread to collect, no web server.
 SETTINGS = {
     "spark.log.level": "ERROR",
@@ -32,27 +25,6 @@ SETTINGS = {
     # Arrow looks at every access whether the memory is there: a tenth of a scan.
     "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true",
 }
-
-
-def java() -> str | None:
-    """The Java that Spark would start; None if there is none."""
-    home = os.environ.get("JAVA_HOME")
-    if home and Path(home, "bin", "java").exists():
-        return str(Path(home, "bin", "java"))
-    return shutil.which("java")
-
-
-def missing() -> str | None:
-    """What Spark lacks on this machine, and how to get it; None if nothing.
-
-    >>> missing() is None or missing().startswith(("Spark needs", "this needs"))
-    True
-    """
-    try:
-        import pyspark  # noqa: F401
-    except ImportError:
-        return NO_PYSPARK
-    return None if java() else NO_JAVA
 
 
 def local_session(

@@ -1,25 +1,52 @@
-"""The data source `exclusivelog`: batch and streaming, reading and writing (docs/spark.md).
+"""The data source, its engines and its writer.
+
+The data source `exclusivelog`: batch and streaming, reading and writing (docs/spark.md).
 
 What decides the design is in the comments where it matters; above all, `pushFilters` is not
 implemented: Spark caches the planned reader, so that a scan without a filter would reuse the
 filtered one, and silently return too little. Options bound what is read instead.
+
+Writing: executors stage, the driver commits, in one transaction of the ledger.
+
+`write` runs at least once for each partition, and ends before Spark decides which attempt
+counts; so it changes nothing but files. `commit` gets the messages of the attempts that count,
+in the order of partitions, perhaps a second time, perhaps in another process, perhaps in a run
+of the query that another one has superseded: `once.append_once` is made for all of that.
+`abort` may follow a commit that came through; it removes staged files and nothing else.
+
+Engines of this process, opened when they are first needed and kept: an idle worker ends with
+its process, and what it had open goes with it.
+
+A Python worker reads for one task, commits for another, and is forked from a process that has
+nothing open; so engines are kept by process id and path.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
+import os
+import re
 import socket
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSource,
+    DataSourceArrowWriter,
     DataSourceReader,
+    DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -29,17 +56,27 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from exclusivelog.engine import Engine
-from exclusivelog.errors import OffsetTrimmedError, TopicNotFoundError
+from exclusivelog.errors import LedgerError, OffsetTrimmedError, TopicNotFoundError
+from exclusivelog.once import Run, append_once, check_writable
+from exclusivelog.opening import open as open_engine
 from exclusivelog.reader import Reader
 from exclusivelog.spark import plan
-from exclusivelog.spark.errors import DATA_LOSS, OPTION, OVERWRITE, SourceError, coded
-from exclusivelog.spark.handles import Place, reading
+from exclusivelog.spark.errors import (
+    DATA_LOSS,
+    OPTION,
+    OVERWRITE,
+    REMOTE_EXECUTOR,
+    SCHEMA,
+    SourceError,
+    coded,
+)
 from exclusivelog.spark.options import (
     NAME,
     ReadOptions,
+    WriteOptions,
     batch_options,
     batch_write_options,
     stream_options,
@@ -47,13 +84,335 @@ from exclusivelog.spark.options import (
     view_of,
 )
 from exclusivelog.spark.plan import Offsets, Position, Span
-from exclusivelog.spark.runs import READ, summed_up
-from exclusivelog.spark.views import VIEWS, check_columns, records, schema_of
-from exclusivelog.spark.writer import BatchWriter, StreamWriter
+from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
+from exclusivelog.spark.views import READ, VIEWS, check_columns, records, schema_of, summed_up
 from exclusivelog.topic import Topic
+from exclusivelog.types import AccessMode
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+
+# ---- engines of this process -----------------------------------------------------------
+
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+MOST_KEPT = 8  # ledgers that a process has open; each reserves a lot of address space
+
+
+@dataclass
+class _Handle:
+    engine: Engine
+    inode: plan.Inode
+    writes: bool
+
+
+_handles: dict[tuple[int, str], _Handle] = {}
+_opening = threading.Lock()
+
+
+def reading(path: str) -> Engine:
+    """An engine of this process that reads the ledger; LedgerError where there is none."""
+    return _handle(path, writes=False).engine
+
+
+def writing(path: str) -> Engine:
+    """An engine of this process that writes to the ledger, which is made if need be."""
+    return _handle(path, writes=True).engine
+
+
+def _handle(path: str, writes: bool) -> _Handle:
+    key = os.getpid(), os.path.realpath(path)  # a process has a ledger open once
+    with _opening:
+        handle = _handles.pop(key, None)
+        if handle is not None and not _fits(handle, path, writes):
+            handle.engine.close()
+            handle = None
+        if handle is None:
+            engine = open_engine(path, name="spark", readonly=not writes, create=writes)
+            inode = plan.inode(path)
+            assert inode is not None
+            handle = _Handle(engine, inode, writes)
+            _make_room()
+        _handles[key] = handle  # behind all others: the first is the one that rests longest
+        return handle
+
+
+def _make_room() -> None:
+    # What was inherited by a fork is not ours to close, and does not count.
+    ours = [key for key in _handles if key[0] == os.getpid()]
+    if len(ours) >= MOST_KEPT:
+        _handles.pop(ours[0]).engine.close()
+
+
+def _fits(handle: _Handle, path: str, writes: bool) -> bool:
+    if handle.engine.closed or handle.inode != plan.inode(path) or (writes and not handle.writes):
+        return False
+    try:
+        handle.engine.ledger.check()
+    except LedgerError:  # it has failed; a fresh one starts from what is durable
+        return False
+    return True
+
+
+# ---- is it the same ledger, on the same machine? -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which ledger a driver has planned for, and where: a path alone says neither."""
+
+    path: str
+    uuid: str
+    inode: plan.Inode
+    boot: str
+    host: str
+
+    @classmethod
+    def of(cls, engine: Engine) -> Place:
+        """Where this engine's ledger is."""
+        inode = plan.inode(engine.path)
+        assert inode is not None
+        return cls(engine.path, engine.ledger.uuid, inode, boot_id(), socket.gethostname())
+
+    def engine(self) -> Engine:
+        """An engine that reads this very ledger.
+
+        Raises SourceError where the files are another machine's, or another ledger's.
+        """
+        if self.boot != boot_id() or self.inode != plan.inode(self.path):
+            raise SourceError(
+                REMOTE_EXECUTOR,
+                f"the ledger {self.path} lies on {self.host!r}, and this executor on "
+                f"{socket.gethostname()!r} cannot open its files. Let the executors run on that "
+                "machine (master local[*] or local-cluster), or ship what they read inside the "
+                'partitions with option("access", "inline")',
+            )
+        engine = reading(self.path)
+        if engine.ledger.uuid != self.uuid:
+            raise SourceError(
+                REMOTE_EXECUTOR, f"{self.path} holds another ledger than when the query was planned"
+            )
+        return engine
+
+
+def boot_id() -> str:
+    """What tells this machine, since it was started, from all others."""
+    return BOOT_ID.read_text().strip()
+
+
+# ---- writing ---------------------------------------------------------------------------
+
+
+TEXT, BYTES = StringType(), BinaryType()
+TAKEN: dict[str, tuple[DataType, ...]] = {
+    "value": (BYTES, TEXT), "key": (BYTES, TEXT), "properties": (MapType(TEXT, TEXT),),
+    "event_time": (TimestampType(),), "topic": (TEXT,),
+}  # fmt: skip
+# What the log gives a message anew: they may come along from reading another one.
+ITS_OWN = ("offset", "epoch", "publish_time", "producer", "sequence_id")
+PRODUCER_BYTES = 255
+
+
+@dataclass(frozen=True)
+class Job:
+    """Whose batch it is: the job (None: it has no name, and its batches no numbers), the run,
+    and the batch's number."""
+
+    name: str | None
+    run: str
+    number: int | None
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Where it is staged."""
+        return self.name or "-", self.run, self.number or 0
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What one task has staged."""
+
+    job: Job
+    partition: int
+    pieces: list[Piece] = field(default_factory=list)
+
+
+def check_schema(schema: StructType, options: WriteOptions) -> None:
+    """Spark does not compare what is written with anything: so it is done here."""
+    kinds = {column.name: column.dataType for column in schema.fields}
+    for name, kind in kinds.items():
+        if name in ITS_OWN:
+            continue
+        if name not in TAKEN:
+            raise SourceError(SCHEMA, f"there is no column {name!r} to write; drop it. A message "
+                              f"has {', '.join(TAKEN)}")  # fmt: skip
+        if not any(_same(kind, wanted) for wanted in TAKEN[name]):
+            wanted = " or ".join(kind.simpleString() for kind in TAKEN[name])
+            raise SourceError(
+                SCHEMA, f"column {name!r} is {kind.simpleString()}; cast it to {wanted}"
+            )
+    if "value" not in kinds:
+        raise SourceError(SCHEMA, "there is no column 'value'; a message without one is a "
+                          "tombstone: lit(None).cast('binary')")  # fmt: skip
+    if options.topic is None and "topic" not in kinds:
+        raise SourceError(SCHEMA, "which topic? Name it with the option topic, or with a column "
+                          "'topic'")  # fmt: skip
+
+
+def _same(kind: DataType, wanted: DataType) -> bool:
+    if isinstance(wanted, MapType):
+        return isinstance(kind, MapType) and kind.keyType == kind.valueType == TEXT
+    return kind == wanted
+
+
+class _Writer:
+    """What batch and stream have in common."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        check_schema(schema, options)
+        if not plan.ledger_exists(options.path):
+            open_engine(options.path, name="spark").close()
+        self.options = options
+        self.directory = Directory.prepare(options.staging)
+
+    # ---- on an executor ------------------------------------------------------------------
+
+    def stage(self, job: Job, batches: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage one partition."""
+        task = TaskContext.get()
+        assert task is not None
+        partition = task.partitionId()
+        output = Stage(
+            self.directory, self.directory.of(*job.place),
+            f"part-{partition}-{task.taskAttemptId()}", self.options.inline_limit,
+        )  # fmt: skip
+        for batch in batches:
+            for topic, messages in self._by_topic(batch):
+                output.add(topic, staged(messages))
+        return Staged(job, partition, output.finish())
+
+    def _by_topic(self, batch: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
+        if batch.num_rows == 0:
+            return
+        if self.options.topic is not None:
+            yield self.options.topic, batch
+            return
+        column = batch.column("topic")
+        names = pc.unique(column).to_pylist()
+        if None in names:
+            raise SourceError(SCHEMA, "the column 'topic' is null in a row; which topic?")
+        for name in names:
+            try:
+                check_writable(name)
+            except ValueError as error:
+                raise SourceError(SCHEMA, f"the column 'topic': {error}") from None
+            yield name, batch if len(names) == 1 else batch.filter(pc.equal(column, name))
+
+    # ---- on the driver -------------------------------------------------------------------
+
+    def append(self, messages: Sequence[Staged], stream: bool) -> None:
+        """Append what was staged, in the order of partitions. A stream's run has many batches."""
+        pieces: dict[str, list[Piece]] = {}
+        for message in sorted(messages, key=lambda message: message.partition):
+            for piece in message.pieces:
+                pieces.setdefault(piece.topic, []).append(piece)
+        if not messages:
+            return
+        job = messages[0].job
+        if pieces:
+            check_arrived(pieces)
+            run = Run(
+                job.name, job.run if stream else None, self._producer(job),
+                self.options.access_mode,
+            )  # fmt: skip
+            batches = {topic: parts(found) for topic, found in pieces.items()}
+            append_once(writing(self.options.path), run, job.number, batches)
+        self._clean(job, stream, appended=bool(pieces))
+
+    def _producer(self, job: Job) -> str:
+        if self.options.producer is not None:
+            return self.options.producer
+        if job.name is None:
+            return "spark"
+        return f"spark-{job.name}".encode()[:PRODUCER_BYTES].decode(errors="ignore")
+
+    def _clean(self, job: Job, stream: bool, appended: bool) -> None:
+        if stream and appended and self.options.access_mode is not AccessMode.SHARED:
+            # The query's other runs are superseded: what they have left behind goes, too. Who
+            # had nothing to append may be superseded itself.
+            self.directory.remove(job.place[0])
+        else:  # a batch job of the same name may run at the same time, into another topic
+            self.directory.remove(*job.place[:2])
+            self.directory.remove_old(job.place[0])
+
+    def discard(self, messages: Sequence[Staged | None]) -> None:
+        """Remove what was staged."""
+        for place in {message.job.place for message in messages if message is not None}:
+            self.directory.remove(*place)
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    """One `df.write`: with txnAppId and txnVersion it is appended once, however often it is
+    tried."""
+
+    def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        super().__init__(options, schema)
+        self.job = Job(options.app_id, uuid4().hex, options.version)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """On an executor: stage one partition."""
+        with coded():
+            return self.stage(self.job, iterator)
+
+    def commit(self, messages: Sequence[Staged | None]) -> None:  # type: ignore[override]
+        """On the driver: append all partitions."""
+        with coded():
+            self.append([message for message in messages if message is not None], False)
+
+    def abort(self, messages: Sequence[Staged | None]) -> None:  # type: ignore[override]
+        """On the driver: forget them."""
+        self.directory.remove(*self.job.place)
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    """One micro-batch of a streaming query. The query's id and run, and the batch's number, are
+    known to tasks only; their messages bring them along."""
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """On an executor: stage one partition."""
+        with coded():
+            return self.stage(_job_of_task(), iterator)
+
+    def commit(  # type: ignore[override]
+        self, messages: Sequence[Staged | None], batchId: int  # noqa: N803
+    ) -> None:  # fmt: skip
+        """On the driver: append all partitions."""
+        with coded():
+            self.append([message for message in messages if message is not None], True)
+
+    def abort(  # type: ignore[override]
+        self, messages: Sequence[Staged | None], batchId: int  # noqa: N803
+    ) -> None:  # fmt: skip
+        """On the driver: forget them."""
+        self.discard(messages)
+
+
+def _job_of_task() -> Job:
+    task = TaskContext.get()
+    assert task is not None
+    query, batch, run = (
+        task.getLocalProperty(name)
+        for name in ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
+    )
+    assert query is not None, "not a streaming query"
+    assert batch is not None, "not a micro-batch"
+    return Job(query, run or query, int(batch))
+
+
+# ---- the source ------------------------------------------------------------------------
+
 
 # What stays in the processor's cache between Python and Java.
 READ_BYTES = 2 << 20
@@ -211,12 +570,12 @@ def _ended_early(span: Span, at: int) -> SourceError:
 
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema, topic: str) -> pa.RecordBatch:
     arrays = []
-    for field in schema:
-        if field.name == "topic":
-            array = pa.repeat(pa.scalar(topic, field.type), batch.num_rows)
+    for column in schema:
+        if column.name == "topic":
+            array = pa.repeat(pa.scalar(topic, column.type), batch.num_rows)
         else:
-            array = batch.column(field.name)
-        arrays.append(array if array.type == field.type else array.cast(field.type))
+            array = batch.column(column.name)
+        arrays.append(array if array.type == column.type else array.cast(column.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -354,3 +713,50 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One partition's messages."""
         return self.rows.of(partition)
+
+
+# ---- for the pipelines ------------------------------------------------------------------
+
+RUNS = (
+    "topic string, epoch bigint, producer string, first_offset bigint, last_offset bigint, "
+    "messages bigint, first_sequence_id bigint, last_sequence_id bigint, falls bigint, "
+    "gaps bigint, first_time timestamp, last_time timestamp"
+)
+RUN_TIMES = ("bucket", "first_time", "last_time")
+
+
+def read(
+    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
+) -> DataFrame:
+    """The messages [start, stop) of a topic, and of no other one that has its name by now."""
+    register(spark)
+    frame = spark.read.format(NAME).option("topic", topic)
+    frame = frame.option("startingOffsets", json.dumps({topic: start}))
+    return (
+        frame.option("topicIds", json.dumps({topic: number}))
+        .option("endingOffsets", json.dumps({topic: stop}))
+        .load(ledger)
+    )
+
+
+def runs(
+    spark: SparkSession, ledger: str, topics: Sequence[str], columns: str = RUNS,
+    bucket_ms: int = 0,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The view `runs` of some topics, in the order of offsets; times in ms since 1970."""
+    from pyspark.sql.functions import expr
+
+    register(spark)
+    if not topics:
+        return []
+    reader = spark.read.schema(columns).format(NAME).option("view", "runs")
+    # One job for all of them; in a list, a name could not have a comma.
+    reader = reader.option("topicsPattern", "|".join(map(re.escape, topics)))
+    if bucket_ms:
+        reader = reader.option("bucketMs", str(bucket_ms))
+    frame = reader.load(ledger)
+    for name in RUN_TIMES:
+        if name in frame.columns:  # Spark's rows have naive times, of this machine's zone
+            frame = frame.withColumn(name, expr(f"unix_millis({name})"))
+    found = [row.asDict() for row in frame.collect()]
+    return sorted(found, key=lambda run: (run["topic"], run["first_offset"]))

@@ -27,10 +27,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from exclusivelog import _core
-from exclusivelog.messages.arrow import arrow_column
-from exclusivelog.messages.encoding import MAX_MESSAGE_BYTES, MAX_TIME, Columns, encode_properties
+from exclusivelog.messages import (
+    MAX_MESSAGE_BYTES,
+    MAX_TIME,
+    Columns,
+    arrow_column,
+    encode_properties,
+)
 from exclusivelog.spark.errors import SCHEMA, STAGING, SourceError
-from exclusivelog.spark.files import file_name
+from exclusivelog.spark.options import file_name
 
 PROBE = ".exclusivelog-staging"
 LEFT_BEHIND_SECONDS = 7 * 86_400

@@ -1,6 +1,15 @@
-"""The columns of the data source: messages, and views of what the ledger knows besides.
+"""Views: epochs, producers, topics, txns as tables; sums of messages.
+
+The columns of the data source: messages, and views of what the ledger knows besides.
 
 A view is small, and made where the query is planned.
+
+The view `runs`: messages summed up where they are read, so that an audit of millions of them
+moves a few thousand rows.
+
+A row is about the messages of one epoch and producer (and, with `bucketMs`, of one stretch of
+time) among those that were read at once, 8192 at most. Rows of the same epoch, put together,
+say whether it lies in one piece.
 """
 
 from __future__ import annotations
@@ -8,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -20,10 +31,12 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from exclusivelog.engine import Engine
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SCHEMA, SourceError
 from exclusivelog.types import AccessMode, OwnerInfo, WaiterInfo
+
+# ---- tables ----------------------------------------------------------------------------
+
 
 Record = dict[str, Any]
 
@@ -97,12 +110,12 @@ def check_columns(view: str, schema: StructType) -> None:
 # ---- the views ---------------------------------------------------------------------------
 
 
-def records(engine: Engine, view: str, topics: Iterable[str]) -> Iterator[Record]:
+def records(engine: plan.Engine, view: str, topics: Iterable[str]) -> Iterator[Record]:
     """The rows of a view."""
     return (record for topic in topics for record in VIEWS[view](engine, topic))
 
 
-def _topics(engine: Engine, name: str) -> Iterator[Record]:
+def _topics(engine: plan.Engine, name: str) -> Iterator[Record]:
     here, topic = plan.row(engine, name), engine.topic(name, create=False)
     owner, transfer = topic.owner, topic.transfer
     yield {
@@ -118,7 +131,7 @@ def _topics(engine: Engine, name: str) -> Iterator[Record]:
     }  # fmt: skip
 
 
-def _owners(engine: Engine, name: str) -> Iterator[Record]:
+def _owners(engine: plan.Engine, name: str) -> Iterator[Record]:
     topic = engine.topic(name, create=False)
     for holder in topic.holders:
         yield {
@@ -147,7 +160,7 @@ def _session(topic: str, state: str, facts: OwnerInfo | WaiterInfo) -> Record:
     }  # fmt: skip
 
 
-def _events(engine: Engine, name: str) -> Iterator[Record]:
+def _events(engine: plan.Engine, name: str) -> Iterator[Record]:
     for event in engine.history(name):
         yield {
             "time": event.time * 1000, "topic": event.topic, "epoch": event.epoch,
@@ -164,7 +177,7 @@ def _party(side: str, party: Mapping[str, Any] | None) -> Record:
     }  # fmt: skip
 
 
-def _epochs(engine: Engine, name: str) -> list[Record]:
+def _epochs(engine: plan.Engine, name: str) -> list[Record]:
     here = plan.row(engine, name)
     return [
         {
@@ -177,7 +190,7 @@ def _epochs(engine: Engine, name: str) -> list[Record]:
     ]  # fmt: skip
 
 
-def _producers(engine: Engine, name: str) -> list[Record]:
+def _producers(engine: plan.Engine, name: str) -> list[Record]:
     found = engine.inspection.producers(plan.row(engine, name).id)
     return [
         {"topic": name, "producer": producer, "last_sequence_id": last, "live": live}
@@ -185,14 +198,75 @@ def _producers(engine: Engine, name: str) -> list[Record]:
     ]
 
 
-def _txns(engine: Engine, name: str) -> list[Record]:
+def _txns(engine: plan.Engine, name: str) -> list[Record]:
     found = engine.inspection.batches(plan.row(engine, name).id)
     return [
         {"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in found
     ]
 
 
-VIEWS: dict[str, Callable[[Engine, str], Iterable[Record]]] = {
+VIEWS: dict[str, Callable[[plan.Engine, str], Iterable[Record]]] = {
     "topics": _topics, "owners": _owners, "events": _events, "epochs": _epochs,
     "producers": _producers, "txns": _txns,
 }  # fmt: skip
+
+
+# ---- sums ------------------------------------------------------------------------------
+
+
+READ = ("offset", "epoch", "publish_time", "producer", "sequence_id")
+BY = ("epoch", "producer", "bucket")
+SUMS = [
+    ("offset", "min"), ("offset", "max"), ("offset", "count"), ("publish_time", "min"),
+    ("publish_time", "max"), ("sequence_id", "first"), ("sequence_id", "last"),
+]  # fmt: skip
+NAMES = (
+    "first_offset", "last_offset", "messages", "first_time", "last_time", "first_sequence_id",
+    "last_sequence_id",
+)  # fmt: skip
+
+
+def summed_up(batches: Iterable[pa.RecordBatch], bucket_ms: int) -> Iterator[pa.RecordBatch]:
+    """Batches with the columns `READ`, each as a few rows; `bucket_ms` 0: not cut by time."""
+    for batch in batches:
+        yield _sum_up(batch, bucket_ms)
+
+
+def _sum_up(batch: pa.RecordBatch, bucket_ms: int) -> pa.RecordBatch:
+    table = pa.Table.from_batches([batch])
+    table = table.append_column("bucket", _buckets(batch.column("publish_time"), bucket_ms))
+    found = table.group_by(list(BY), use_threads=False).aggregate(SUMS)
+    falls, gaps = _falls(batch), _steps(batch.column("offset"), lambda step: pc.not_equal(step, 1))
+    columns = {name: found.column(name).combine_chunks() for name in BY}
+    for name, (column, kind) in zip(NAMES, SUMS, strict=True):
+        columns[name] = found.column(f"{column}_{kind}").combine_chunks()
+    rows = found.num_rows
+    columns["falls"] = pa.array([falls.get(name, 0) for name in columns["producer"].to_pylist()])
+    columns["gaps"] = pa.array([gaps] + [0] * (rows - 1), pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _buckets(times: pa.Array, bucket_ms: int) -> pa.Array:
+    if not bucket_ms:
+        return pa.nulls(len(times), times.type)
+    us = times.cast(pa.int64())
+    width = bucket_ms * 1000
+    return pc.multiply(pc.divide(us, width), width).cast(times.type)
+
+
+def _falls(batch: pa.RecordBatch) -> dict[str, int]:
+    """Producer -> how often its sequence id did not rise (rule G2); each of its rows has it."""
+    names = pc.unique(batch.column("producer")).to_pylist()
+    found = {}
+    for name in names:
+        one = batch if len(names) == 1 else batch.filter(pc.equal(batch.column("producer"), name))
+        found[name] = _steps(one.column("sequence_id"), lambda step: pc.less_equal(step, 0))
+    return found
+
+
+def _steps(column: pa.Array, wrong: Any) -> int:
+    """How many steps from one number to the next are wrong."""
+    if len(column) < 2:
+        return 0
+    steps = pc.subtract(column.slice(1), column.slice(0, len(column) - 1))
+    return int(pc.sum(wrong(steps)).as_py())

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, overload
 
 from exclusivelog import _core, serde
-from exclusivelog.messages.items import Item
+from exclusivelog.backend import Kind
+from exclusivelog.messages import Item
 from exclusivelog.producer import Appended
-from exclusivelog.state.backend import Kind
-from exclusivelog.state.past import At, apply_to, map_at
+from exclusivelog.state.past import At, MapWatch, apply_to, map_at
 from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
-from exclusivelog.state.watch import MapWatch
 from exclusivelog.topic import Topic
 
 K = TypeVar("K")

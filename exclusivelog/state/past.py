@@ -1,18 +1,31 @@
-"""A map as it was at an offset or a time, from a snapshot, a compacted view and the log."""
+"""What a map was, and how it changes.
+
+A map as it was at an offset or a time, from a snapshot, a compacted view and the log.
+
+Watching the changes of a shared map (rule I6).
+"""
 
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from exclusivelog.errors import OffsetTrimmedError
-from exclusivelog.messages.encoding import to_ms
-from exclusivelog.messages.items import item_of
-from exclusivelog.state.backend import read_newest
+from exclusivelog import _core
+from exclusivelog.backend import Closing, TopicStore
+from exclusivelog.errors import OffsetTrimmedError, TopicTerminatedError, WaitTimeoutError
+from exclusivelog.messages import Item, item_of, to_ms
 
 if TYPE_CHECKING:
     from exclusivelog.reader import Reader
     from exclusivelog.topic import Topic
+
+
+# ---- the past --------------------------------------------------------------------------
+
 
 At = int | dt.datetime
 
@@ -64,7 +77,8 @@ def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
 def _base(topic: Topic, offset: int) -> tuple[int, dict[bytes, bytes]]:
     """Return the newest snapshot or compacted view that is no later than the offset; an empty map
     if no message was trimmed."""
-    first, found = read_newest(topic, 0, views=True)
+    store: TopicStore = topic.engine.topic_store(topic.id)
+    first, found = store.newest(0, views=True)
     if found is not None and first <= found[0] <= offset:
         items = ((key, value) for key, value in found[1] if key is not None)
         return found[0], {key: value for key, value in items if value is not None}
@@ -75,3 +89,105 @@ def _base(topic: Topic, offset: int) -> tuple[int, dict[bytes, bytes]]:
             f"messages before offset {first} were trimmed, and its snapshot is {oldest}"
         )
     return 0, {}
+
+
+# ---- watching --------------------------------------------------------------------------
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class MapChange(Generic[K, V]):
+    """A change of a key's value by the message at `offset`; the value None is no value."""
+
+    key: K
+    previous: V | None
+    value: V | None
+    offset: int
+
+
+class MapWatch(Closing, Generic[K, V]):
+    """The changes of a shared map, in order; made by `SharedMap.watch`.
+
+    `for change in watch` waits for changes without end; `follow(timeout)` ends when none has come
+    for so long; `read_next(timeout)` returns one. None of them polls. A `clear` is one change for
+    each key.
+
+    A watch has its own copy of the keys that it watches, and its own reader: it goes on after the
+    map is closed, and a slow one does not slow down others. If messages are trimmed that it has
+    not read yet, it has fallen behind and raises OffsetTrimmedError; open another one.
+    """
+
+    def __init__(
+        self, topic: Topic, start: int, items: dict[bytes, bytes], matches: Callable[[bytes], bool],
+        load_key: Callable[[bytes], Any], load: Callable[[bytes], Any],
+    ) -> None:  # fmt: skip
+        self._topic = topic.name
+        self._items = {name: data for name, data in items.items() if matches(name)}
+        self._matches = matches
+        self._load_key, self._load = load_key, load
+        self._changes: deque[MapChange[K, V]] = deque()
+        self.reader = topic.reader(start)  # aio waits with it
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message that it reads."""
+        return self.reader.position
+
+    def read_next(self, timeout: float | None = None) -> MapChange[K, V]:
+        """Return the next change; wait for it up to `timeout` seconds (default: None, no limit).
+
+        Raises WaitTimeoutError if there was none, OffsetTrimmedError if the watch has fallen
+        behind, TopicTerminatedError at the end of a terminated topic.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self._changes:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            try:
+                self.take(self.reader.read_next(left))
+            except OffsetTrimmedError as error:
+                raise OffsetTrimmedError(
+                    f"this watch of the map in topic {self._topic!r} has fallen behind: {error}"
+                ) from error
+        return self._changes.popleft()
+
+    def take(self, message: _core.Message) -> None:
+        """Process a message that `reader` has returned; its changes come next."""
+        item = item_of(message)
+        for name in self._names(item):
+            old = self._items.get(name)
+            if item[1] is not None or old is not None:
+                self._changes.append(
+                    MapChange(
+                        self._load_key(name), self._value(old), self._value(item[1]), message.offset
+                    )
+                )
+        if item[0] is None or self._matches(item[0]):
+            apply_to(self._items, *item)
+
+    def _names(self, item: Item) -> list[bytes]:
+        if item[0] is None:
+            return list(self._items)
+        return [item[0]] if self._matches(item[0]) else []
+
+    def _value(self, data: bytes | None) -> Any:
+        return None if data is None else self._load(data)
+
+    def follow(self, timeout: float | None = None) -> Iterator[MapChange[K, V]]:
+        """Iterate over the changes, until none has come for `timeout` seconds (default: None, no
+        limit) or the topic is terminated."""
+        while True:
+            try:
+                change = self.read_next(timeout)
+            except (WaitTimeoutError, TopicTerminatedError):
+                return
+            yield change
+
+    def __iter__(self) -> Iterator[MapChange[K, V]]:
+        return self.follow()
+
+    def close(self) -> None:
+        """Close its reader. Closing twice does nothing."""
+        self.reader.close()

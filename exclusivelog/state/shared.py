@@ -1,4 +1,6 @@
-"""What shared states and maps have in common: their parts, and how a read and a write use them.
+"""Shared states and maps: what they have in common.
+
+What shared states and maps have in common: their parts, and how a read and a write use them.
 
 A write makes this process the topic's exclusive owner (`Ownership`), brings the copy in memory up
 to date (`Replica`), appends, and applies what it has appended. This process stays the owner until
@@ -7,29 +9,387 @@ another one waits for the topic.
 Writers hold the state's lock only to compute, append and apply. They wait for the flush without
 it, so that one flush serves all that wait (rule I5), and return after it. A read that has seen
 something unflushed waits for that flush, too: no caller learns what a power cut could take.
+
+Replicas: a copy of what a topic says, in the memory of this process (rules I1, I4).
+
+A replica follows its topic: it begins with the newest snapshot, and applies every message behind
+it once, in order. What a message means, its content says (state.py, map.py).
+
+Exclusive ownership of a state's topic: acquired by the first write, kept until another process
+waits for the topic (rules B2, D8, I1).
+
+When snapshots of a state are taken, and the background thread that takes them (rule I4).
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
+import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, threads
-from exclusivelog.closing import Closing
-from exclusivelog.errors import LedgerError, ProducerFencedError, StateError, called_reentrantly
-from exclusivelog.messages.items import Item, message_of
-from exclusivelog.producer import Appended, Producer
-from exclusivelog.state.backend import Kind, check_kind, record_kind
+from exclusivelog.backend import Closing, Kind, Snapshot, TopicStore
+from exclusivelog.errors import (
+    EngineClosedError,
+    LedgerCorruptedError,
+    LedgerError,
+    OffsetTrimmedError,
+    ProducerFencedError,
+    StateError,
+    called_reentrantly,
+)
+from exclusivelog.messages import Item, item_of, message_of
+from exclusivelog.producer import Appended, Producer, ProducerFuture
 from exclusivelog.state.calls import CallFuture, Calls
-from exclusivelog.state.ownership import Ownership, closed_error
-from exclusivelog.state.replica import Content, Replica
-from exclusivelog.state.snapshots import SnapshotRefused, Snapshots
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_timeout
+
+# ---- snapshots -------------------------------------------------------------------------
+
+
+log = logging.getLogger("exclusivelog")
+
+NEVER = (1 << 63) - 1
+
+
+class SnapshotRefused(StateError):
+    """The state would not come back from its snapshot as it is; none was kept."""
+
+
+class Snapshots(_core.SnapshotsBase):
+    """The schedule of one state's snapshots.
+
+    - `every`: after so many messages one is due; None: never.
+    - `take`: takes one, in the background thread.
+    """
+
+    def __init__(self, topic: str, every: int | None, take: Callable[[], object]) -> None:
+        if every is not None and (not isinstance(every, int) or every < 1):
+            raise ValueError(f"snapshot_every={every!r}: it takes a number of writes")
+        self.refused: SnapshotRefused | None = None  # in the background: the next call raises it
+        self._topic, self._every, self._take = topic, every, take
+        self._newest = 0
+        self.due_at = NEVER if every is None else every  # an offset
+        self._thread: threading.Thread | None = None
+
+    def note(self, offset: int) -> None:
+        """There is a snapshot that goes up to this offset."""
+        self._newest = max(self._newest, offset)
+        if self._every is not None:
+            self.due_at = self._newest + self._every
+
+    def take_if_due(self, position: int) -> None:
+        """Begin one in the background, if it is due at this offset, unless one is being taken."""
+        if position < self.due_at or (self._thread is not None and self._thread.is_alive()):
+            return
+        self.note(position)
+        thread = threading.Thread(
+            target=self._take_quietly, name="exclusivelog-snapshot", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many threads; what was written is in the log
+            log.warning("topic %r: no snapshot: %s", self._topic, error)
+        else:
+            self._thread = thread
+
+    def _take_quietly(self) -> None:
+        try:
+            self._take()
+        except SnapshotRefused as error:
+            self._every, self.due_at, self.refused = None, NEVER, error
+        except Exception as error:  # the next one may succeed
+            log.warning("topic %r: no snapshot: %s", self._topic, error)
+
+    def close(self) -> None:
+        """Wait for the one that is being taken."""
+        if self._thread is not None:
+            self._thread.join(timeout=60)
+
+
+# ---- the copy in memory ----------------------------------------------------------------
+
+
+log = logging.getLogger("exclusivelog")
+
+
+class Content(Protocol):
+    """What a replica copies, and what a message does to it."""
+
+    @property
+    def restores_views(self) -> bool:
+        """Can it be restored from a compacted view of the topic?"""
+
+    def reset(self) -> None:
+        """Return to the content before the first message."""
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Apply one message."""
+
+    def to_items(self) -> list[Item]:
+        """Return a snapshot; SnapshotRefused if it would not restore the content."""
+
+    def restore(self, items: list[Item]) -> None:
+        """Replace the content by that of a snapshot."""
+
+
+class Replica(_core.ReplicaBase):
+    """A copy of what one topic says. Its owner serialises all calls."""
+
+    def __init__(self, topic: Topic, content: Content, snapshots: Snapshots) -> None:
+        self.content = content
+        self.position = 0  # all messages before it are applied; the reader may be elsewhere
+        self.torn = False  # was an apply interrupted? Then everything is read anew
+        self.failure: StateError | None = None  # a message that cannot be applied
+        self._store: TopicStore = topic.engine.topic_store(topic.id)
+        self.words, self.word = self._store.change_counter()
+        self.seen = -1  # no mark
+        self._topic, self._snapshots = topic, snapshots
+        content.reset()
+        self._take_snapshot()
+        self._reader = topic.reader(self.position)
+
+    def check(self) -> None:
+        """Raise StateError if a message could not be applied."""
+        if self.failure is not None:
+            raise StateError(str(self.failure)) from self.failure.__cause__
+
+    def catch_up(self) -> None:
+        """Apply all messages that the topic has now."""
+        seen = self.mark()  # before reading: what comes later is noticed
+        if self.torn:
+            self._begin_anew()
+        while True:
+            try:
+                self._read_on()
+                break
+            except OffsetTrimmedError as error:
+                # Other processes may trim what is in a snapshot, and may do so again while this
+                # one restores it.
+                if not self._take_snapshot():
+                    raise OffsetTrimmedError(
+                        f"the state in topic {self._topic.name!r} cannot be restored: {error}; its "
+                        f"snapshot goes up to offset {self.position}"
+                    ) from error
+        self.seen = seen
+
+    def _read_on(self) -> None:
+        if self._reader.position != self.position:
+            self._reader.cursor.move_to(self.position)
+        for message in self._reader:
+            self._apply_one(message.offset, *item_of(message))
+
+    def apply_own(self, first: int, items: list[Item]) -> None:
+        """Apply what this process has just appended at `position`."""
+        for offset, item in enumerate(items, first):
+            self._apply_one(offset, *item)
+
+    def _apply_one(self, offset: int, key: bytes | None, value: bytes | None) -> None:
+        self.torn = True  # an interrupt may strike before it is applied and counted
+        try:
+            self.content.apply(key, value)
+        except Exception as error:
+            self.failure = StateError(
+                f"topic {self._topic.name!r}: the message at offset {offset} could not be applied: "
+                f"{error!r}. It is in the log; open the state with an applier that can"
+            )
+            raise self.failure from error
+        self.position = offset + 1
+        self.torn = False
+
+    # ---- snapshots -----------------------------------------------------------------------
+
+    def _begin_anew(self) -> None:
+        self._reset()
+        self._take_snapshot()
+        self.torn = False
+
+    def _reset(self) -> None:
+        self.content.reset()
+        self.position = 0
+
+    def _take_snapshot(self) -> bool:
+        """Restore the newest snapshot if it is ahead of `position`; was it?"""
+        found = self._newest()
+        if found is None or found[0] <= self.position:
+            return False
+        self.torn = True
+        try:
+            self.content.restore(found[1])
+        except Exception as error:
+            self._do_without(found[0], error)
+            return False
+        self.position = found[0]
+        self._snapshots.note(found[0])
+        self.torn = False
+        return True
+
+    def _newest(self) -> Snapshot | None:
+        try:
+            return self._store.newest(self.position, self.content.restores_views)[1]
+        except LedgerCorruptedError as error:
+            if self._topic.first_offset > self.position:
+                raise
+            log.warning("%s; reading all messages instead", error)
+            return None
+
+    def _do_without(self, offset: int, error: Exception) -> None:
+        # The application's encode and decode functions do not match.
+        text = f"topic {self._topic.name!r}: the snapshot as of offset {offset} cannot be decoded"
+        if self._topic.first_offset > 0:
+            raise StateError(f"{text}: {error!r}, and older messages were trimmed") from error
+        log.warning("%s: %r; reading all messages instead", text, error)
+        self._reset()
+        self.torn = False
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+
+# ---- the owner -------------------------------------------------------------------------
+
+
+# Minimum tenure under contention: each change of owner costs two transactions, and two processes
+# that write all the time would do little else.
+TENURE_SECONDS = 0.005
+
+
+class Ownership(_core.OwnershipBase):
+    """This process's ownership of one topic.
+
+    - `writing`: the lock that serialises writes; it is held to acquire or release.
+    - `prepare`: called by each new owner before its first write: it has to catch up.
+    """
+
+    def __init__(
+        self, topic: Topic, writing: _core.Lock, calls: Calls, prepare: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self.producer: Producer | None = None
+        self.asked: Producer | None = None  # to be released before the next write
+        self.checked = -1  # the ownership version as of which the topic was still ours
+        self._topic, self._writing, self._calls, self._prepare = topic, writing, calls, prepare
+        self._engine = topic.engine
+        self._waiting: ProducerFuture | None = None  # for the topic,
+        self._waiting_for: CallFuture[Any] | None = None  # on behalf of this background call
+        self._since = 0.0
+        self._ended = False
+
+    def is_held(self) -> bool:
+        """Is this process still the owner? Then no other process has written."""
+        producer = self.producer
+        if producer is None:
+            return False
+        version = self._engine.ownership_version
+        if version == self.checked:
+            return True
+        if producer.state != "open":
+            self.release()
+            return False
+        self.checked = version
+        return True
+
+    def acquire(self, end: float | None) -> Producer:
+        """Return the producer of an owner that has seen everything its predecessors wrote; wait
+        for the topic until `end` (monotonic; None: for ever)."""
+        asked, self.asked = self.asked, None
+        if asked is not None:
+            self._give_back(asked)
+        if self.is_held() and self.producer is not None:
+            return self.producer
+        producer = self._await_producer(end)
+        try:
+            self._prepare()
+        except BaseException:
+            producer.close()
+            raise
+        self._since, self.checked = time.monotonic(), -1
+        self.producer = producer
+        return producer
+
+    def _await_producer(self, end: float | None) -> Producer:
+        while True:
+            left = None if end is None else max(0.0, end - time.monotonic())
+            # Set first: giving up an earlier call must not end the wait of this one.
+            self._waiting_for = call = self._calls.current
+            self._waiting = future = self._topic.producer_async(
+                "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
+                on_wanted=self._wanted,
+            )  # fmt: skip
+            try:
+                if self._ended or (call is not None and call.given_up):
+                    future.cancel()  # `end` or `give_up` may have run before `_waiting` was set
+                return future.result()
+            except ProducerFencedError:  # by a producer that fences instead of waiting: queue again
+                continue
+            except concurrent.futures.CancelledError:
+                if self._ended:
+                    raise closed_error(self._topic.name) from None
+                raise
+            except BaseException:
+                future.give_up()
+                raise
+            finally:
+                self._waiting = None
+
+    def release(self) -> None:
+        """Give the topic back, if this process owns it."""
+        producer, self.producer = self.producer, None
+        if producer is not None:
+            producer.close()
+
+    def _give_back(self, producer: Producer) -> None:
+        if self.producer is producer:
+            self.producer = None
+        producer.close()
+
+    # ---- called in threads of their own --------------------------------------------------
+
+    def _lost(self, producer: Producer, error: ProducerFencedError) -> None:
+        """Another process owns the topic: reads must look for what it writes."""
+        with self._writing:
+            if self.producer is producer:
+                self.release()
+
+    def _wanted(self, producer: Producer) -> None:
+        """Another process waits for the topic."""
+        left = self._since + TENURE_SECONDS - time.monotonic()
+        if 0 < left <= TENURE_SECONDS:
+            time.sleep(left)
+        self.asked = producer  # the next write releases it, if it comes before this thread
+        with self._writing:
+            self._give_back(producer)
+            if self.asked is producer:
+                self.asked = None
+
+    # ---- giving up -----------------------------------------------------------------------
+
+    def give_up(self, call: CallFuture[Any]) -> None:
+        """Stop waiting for the topic if that is on behalf of this call, now or later."""
+        call.given_up = True
+        waiting = self._waiting
+        if waiting is not None and self._waiting_for is call:
+            waiting.cancel()
+
+    def end(self) -> None:
+        """Stop waiting, and wait no more: EngineClosedError."""
+        self._ended = True
+        waiting = self._waiting
+        if waiting is not None and not self._engine.closed:
+            waiting.cancel()
+
+
+def closed_error(topic: str) -> EngineClosedError:
+    """The error of a call of a state that is closed."""
+    return EngineClosedError(f"this state of topic {topic!r} is closed")
+
+
+# ---- a shared state --------------------------------------------------------------------
+
 
 R = TypeVar("R")
 P = ParamSpec("P")
@@ -79,7 +439,8 @@ class Shared(_core.SharedBase, Closing):
         self._calls = Calls(self._flush)
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
         self._snapshots = Snapshots(topic.name, snapshot_every, self._snapshot_unless_closed)
-        self._kind_is_known = check_kind(topic, kind)
+        self._store: TopicStore = topic.engine.topic_store(topic.id)
+        self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)
         replica.catch_up()
         self._replica = replica  # last: now it may be called
@@ -176,7 +537,7 @@ class Shared(_core.SharedBase, Closing):
     def _prepare_to_write(self) -> None:
         """As a new owner, before the first write."""
         if not self._kind_is_known:
-            record_kind(self.topic, self._kind)
+            self._store.record_kind(self._kind)
             self._kind_is_known = True
         with self._lock:
             self._catch_up()

@@ -32,9 +32,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from exclusivelog import serde
-from exclusivelog.messages.items import Item
-from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, in_background
-from exclusivelog.state.snapshots import SnapshotRefused
+from exclusivelog.messages import Item
+from exclusivelog.state.shared import SNAPSHOT_EVERY, Shared, SnapshotRefused, in_background
 from exclusivelog.state.views import Scope, difference, thaw
 from exclusivelog.topic import Topic
 

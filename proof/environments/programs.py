@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import exclusivelog as xl
-from exclusivelog.local.log import group_commit
+from exclusivelog.local.log import sending
 from proof.environments.actors import Hands
 from proof.environments.scenes import Scene, Skip, case
 from testing.children import ROOT, command
@@ -61,7 +61,7 @@ def patched_threads(scene: Scene, variant: str) -> None:
 def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str]]:
     """Let the library's memory end at the n-th line of a commit, for each n; what is acknowledged,
     and what the other senders are told."""
-    library, lead, left = os.path.dirname(xl.__file__), group_commit.Committer._commit, [0]
+    library, lead, left = os.path.dirname(xl.__file__), sending.Committer._commit, [0]
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
         if not frame.f_code.co_filename.startswith(library):
@@ -72,7 +72,7 @@ def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str]]:
                 raise MemoryError
         return trace
 
-    def failing(committer: group_commit.Committer) -> None:
+    def failing(committer: sending.Committer) -> None:
         sys.settrace(trace if left[0] else None)
         try:
             lead(committer)
@@ -82,7 +82,7 @@ def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str]]:
     assert hands.producer is not None
     sent: list[bytes] = []
     told: list[str] = []
-    with mock.patch.object(group_commit.Committer, "_commit", failing):
+    with mock.patch.object(sending.Committer, "_commit", failing):
         for number in range(1, lines):
             value, left[0] = b"async/%d" % number, number
             try:

@@ -26,8 +26,8 @@ from hypothesis import given, settings
 
 from exclusivelog import _core
 from exclusivelog.local import records
-from exclusivelog.local.storage.ownership_tables import queue_key
-from exclusivelog.local.storage.rows import U64
+from exclusivelog.local.records import U64
+from exclusivelog.local.storage.tables import queue_key
 from testing.children import child, finish, line, script, tell
 from testing.entries import FOOTER, encode, examine, flipped, refooted, values
 from testing.processes import until

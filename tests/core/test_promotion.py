@@ -18,8 +18,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import records
+from exclusivelog.local.records import U64
 from exclusivelog.local.shm.slots import SLOT_SIZE, SLOTS, WAKE_UPS
-from exclusivelog.local.storage.rows import U64
 from testing.processes import PATIENCE, Failed, State, Worker, hang, until
 
 SHARED, EXCLUSIVE = "shared", "exclusive"

@@ -21,7 +21,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import __version__
-from exclusivelog.local.storage.rows import PAIR
+from exclusivelog.local.records import PAIR
 from exclusivelog.local.versions import FORMAT
 from testing.processes import PATIENCE, open_producer, until
 

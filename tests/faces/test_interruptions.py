@@ -244,7 +244,7 @@ def test_g2_a_refused_message_leaves_no_empty_batch(topic) -> None:
 
 
 def test_g1_keys_and_properties_are_bounded_as_values_are(topic, monkeypatch) -> None:
-    monkeypatch.setattr("exclusivelog.messages.encoding.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("exclusivelog.messages.MAX_MESSAGE_BYTES", 1000)
     with topic.producer() as producer:
         for wrong in ({"key": bytes(1001)}, {"properties": {"a": "b" * 1000}}):
             with pytest.raises(ValueError, match="1000"):

@@ -14,7 +14,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.storage.rows import PAIR, U64
+from exclusivelog.local.records import PAIR, U64
 from testing.children import finish
 from testing.entries import flipped, refooted
 from testing.handovers import HeldUp, begin

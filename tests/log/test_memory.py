@@ -19,7 +19,7 @@ SETUP = """
     import logging, sys
     import _testcapi
     import exclusivelog as xl
-    from exclusivelog.local.log import group_commit
+    from exclusivelog.local.log import sending
     from exclusivelog.local.log import entries
 
     logging.getLogger("exclusivelog").addHandler(logging.NullHandler())
@@ -47,7 +47,7 @@ SETUP = """
 
 ALLOCATIONS = """
     armed = []
-    lead = group_commit.Committer._commit
+    lead = sending.Committer._commit
 
     def failing(self):
         if not armed:
@@ -59,7 +59,7 @@ ALLOCATIONS = """
         finally:
             _testcapi.remove_mem_hooks()
 
-    group_commit.Committer._commit = failing
+    sending.Committer._commit = failing
     with xl.open(path) as engine:
         topic = engine.topic("t")
         told = []
@@ -87,7 +87,7 @@ def test_b9_an_allocation_that_fails_in_a_commit_costs_nobody_his_outcome(path, 
 
 CALLS = """
     left, struck = [0], set()
-    FILES = (group_commit.__file__, entries.__file__)
+    FILES = (sending.__file__, entries.__file__)
 
     def strike(frame, event, argument):
         caller = frame.f_back if event == "call" else frame
@@ -100,7 +100,7 @@ CALLS = """
             struck.add((caller.f_code.co_name, caller.f_lineno))
             raise MemoryError("struck")
 
-    take_writer_lock = group_commit.Committer._commit_alone
+    take_writer_lock = sending.Committer._commit_alone
 
     def profiled(self):
         sys.setprofile(strike)  # anew: Python ends it where it has raised
@@ -109,7 +109,7 @@ CALLS = """
         finally:
             sys.setprofile(None)
 
-    group_commit.Committer._commit_alone = profiled
+    sending.Committer._commit_alone = profiled
     with xl.open(path) as engine:
         topic = engine.topic("t")
         told = []

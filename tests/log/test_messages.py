@@ -31,7 +31,7 @@ def test_g1_nothing_is_pickled_unless_it_is_asked_for() -> None:
 
 
 def test_g1_a_message_that_is_too_large_is_refused_however_it_is_sent(topic, monkeypatch) -> None:
-    monkeypatch.setattr("exclusivelog.messages.encoding.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("exclusivelog.messages.MAX_MESSAGE_BYTES", 1000)
     monkeypatch.setattr("exclusivelog.producer.SENT_AT_ONCE", 1000)  # it must be less
     with topic.producer() as producer:
         untouched = Untouched(topic, producer)

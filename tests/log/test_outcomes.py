@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.log import entries, group_commit
+from exclusivelog.local.log import entries, sending
 from testing.children import finish
 from testing.loops import held
 from testing.processes import PATIENCE, until, values, within
@@ -251,7 +251,7 @@ def test_b9_a_thread_whose_own_commit_is_cut_short_gets_its_outcome(
 ) -> None:
     """The thread that sends leads the commit, and it is cut short before anything of it is
     written: the thread in the background tries again."""
-    append, struck = group_commit.append, []
+    append, struck = sending.append, []
 
     def strike(*args: Any) -> None:
         if not struck:
@@ -259,7 +259,7 @@ def test_b9_a_thread_whose_own_commit_is_cut_short_gets_its_outcome(
             raise kind("struck")
         append(*args)
 
-    monkeypatch.setattr(group_commit, "append", strike)
+    monkeypatch.setattr(sending, "append", strike)
     with topic.producer() as producer, topic.producer(linger=60) as other:
         theirs = other.send_async(b"theirs")
         with contextlib.suppress(SystemExit):

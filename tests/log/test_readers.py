@@ -17,7 +17,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import reader as reader_module
 from exclusivelog.local.log import entries
-from exclusivelog.local.shm import counters
+from exclusivelog.local.shm import lockfile
 from testing.children import child, finish, line, tell
 from testing.journals import never_pack, no_checkpoints, published_last_at
 from testing.processes import PATIENCE, State, open_producer, send
@@ -314,7 +314,7 @@ class Stopped:
 @pytest.fixture
 def no_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that sleeps looks up again only when somebody wakes it, or its time is over."""
-    monkeypatch.setattr(counters, "READER_LOOK_UP_SECONDS", 10 * PATIENCE)
+    monkeypatch.setattr(lockfile, "READER_LOOK_UP_SECONDS", 10 * PATIENCE)
 
 
 def timed_out(call: Callable[[], Any]) -> float:
@@ -366,7 +366,7 @@ def test_g5_a_blocked_reader_is_woken_by_another_process(worker, topic, no_look_
 
 def echo(state: State, rounds: int) -> None:
     """Answer every message of "orders" with one in "answers"."""
-    counters.READER_LOOK_UP_SECONDS = 10 * PATIENCE
+    lockfile.READER_LOOK_UP_SECONDS = 10 * PATIENCE
     producer = state.engine.topic("answers").producer()
     reader = state.topic.reader()
     for _ in range(rounds):
@@ -605,8 +605,8 @@ def test_g5_a_read_only_engine_reads_and_is_woken(path, topic) -> None:
     source = """
         import sys
         import exclusivelog as xl
-        from exclusivelog.local.shm import counters
-        counters.READER_LOOK_UP_SECONDS = 300.0
+        from exclusivelog.local.shm import lockfile
+        lockfile.READER_LOOK_UP_SECONDS = 300.0
         with xl.open(sys.argv[1], readonly=True) as engine:
             reader = engine.topic("orders").reader()
             print([m.value for m in reader], flush=True)

@@ -639,7 +639,7 @@ def test_b9_a_callback_may_send_while_a_transaction_commits(path) -> None:
 HANDLES = """
     import os, signal, sys
     import exclusivelog as xl
-    from exclusivelog.local.transaction_commit import Attempt
+    from exclusivelog.local.session import Attempt
 
     engine = xl.open(sys.argv[1])
     one, two = (engine.topic(name).producer() for name in "ab")
@@ -1177,13 +1177,13 @@ TRACED = tuple(
     for name in (
         "transaction.py",
         "producer.py",
-        "local/transaction_commit.py",
+        "local/session.py",
         "local/session.py",
         "local/log/sending.py",
         "groups.py",
         "local/storage/ledger.py",
         "local/log/entries.py",
-        "local/log/group_commit.py",
+        "local/log/sending.py",
     )
 )
 

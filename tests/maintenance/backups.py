@@ -22,7 +22,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.maintenance import backup
-from exclusivelog.local.storage.location import UNFINISHED_BACKUP
+from exclusivelog.local.storage.environment import UNFINISHED_BACKUP
 from testing.children import PATIENCE
 from testing.processes import until, values
 from testing.strace import Breeder, Point, breeder, points

@@ -30,9 +30,9 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.maintenance import backup, backup_target
+from exclusivelog.local.maintenance import backup
 from exclusivelog.local.storage import opening, segments
-from exclusivelog.local.storage.location import UNFINISHED_BACKUP
+from exclusivelog.local.storage.environment import UNFINISHED_BACKUP
 from testing.children import PATIENCE, child, finish, line, tell
 from testing.disks import disk, leave, needs_strace
 from testing.journals import no_checkpoints, small_journal
@@ -447,7 +447,7 @@ def test_h4_a_backup_that_is_interrupted_is_refused_and_made_again(source, tmp_p
 def run_interrupted(source: xl.Engine, target: Path, strike: int) -> tuple[int, bool]:
     """Make a backup, and raise KeyboardInterrupt before the `strike`-th of its lines: how many
     there were, and whether it was raised."""
-    files, lines = (backup.__file__, backup_target.__file__), 0
+    files, lines = (backup.__file__, backup.__file__), 0
 
     def trace(frame: Any, event: str, arg: object) -> Any:
         nonlocal lines
@@ -639,14 +639,14 @@ def test_h4_threads_of_one_process_do_not_mix_their_backups(source, tmp_path, ar
 
 def test_h4_a_backup_that_has_just_been_finished_is_kept(source, tmp_path, monkeypatch) -> None:
     """By another one, which began when the directory was empty, too."""
-    target, original = tmp_path / "copy", backup_target._make_marker
+    target, original = tmp_path / "copy", backup._make_marker
 
     def late(path: str, work: str) -> bool:
         monkeypatch.undo()
         make_again(path_of(source), target)
         return original(path, work)
 
-    monkeypatch.setattr(backup_target, "_make_marker", late)
+    monkeypatch.setattr(backup, "_make_marker", late)
     with pytest.raises(xl.LedgerError, match="is not empty"):
         source.backup(target)
     complete(target)
@@ -659,7 +659,7 @@ def test_h4_a_marker_that_goes_away_meanwhile(source, tmp_path, monkeypatch, whe
     with child(HOLDS + MAKES, source.path, target) as process:
         assert line(process) == "inside"
         name = "__init__" if when == "before it is opened" else "take"
-        original = getattr(backup_target.Lock, name)
+        original = getattr(backup.Lock, name)
 
         def late(*args: Any) -> Any:
             monkeypatch.undo()
@@ -667,7 +667,7 @@ def test_h4_a_marker_that_goes_away_meanwhile(source, tmp_path, monkeypatch, whe
             assert process.wait(PATIENCE) == 0
             return original(*args)
 
-        monkeypatch.setattr(backup_target.Lock, name, late)
+        monkeypatch.setattr(backup.Lock, name, late)
         with pytest.raises(xl.LedgerError, match="is not empty"):
             source.backup(target)
     complete(target)

@@ -19,10 +19,10 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.maintenance import compaction
-from exclusivelog.local.maintenance.retention import delete_pending
+from exclusivelog.local.maintenance import views
+from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.records import U64
 from exclusivelog.local.shm.slots import Slots
-from exclusivelog.local.storage.rows import U64
 from testing.compactions import Sent, compacted, kept, read, state_of
 from testing.processes import PATIENCE, State, Worker, preload, send, until, within
 from testing.states import struck_after
@@ -347,7 +347,7 @@ def test_g7_a_topic_or_an_engine_that_ends_meanwhile(
     """Nothing stays of what was being made."""
     Writer(topic, 6).go_on(50)
     mortal = xl.open(path)
-    go_on = compaction._write
+    go_on = views._write
 
     def end_it(*args: Any) -> int:
         if what == "deleted":
@@ -357,7 +357,7 @@ def test_g7_a_topic_or_an_engine_that_ends_meanwhile(
             xl.open(path).close()  # who comes clears away what the dead have left
         return go_on(*args)
 
-    monkeypatch.setattr(compaction, "_write", end_it)
+    monkeypatch.setattr(views, "_write", end_it)
     if what == "closed":
         with pytest.raises(xl.EngineClosedError):
             mortal.topic("orders").compact()
@@ -517,15 +517,15 @@ def replace_some(topic: xl.Topic) -> None:
 
 def compact_in_two_halves(state: State) -> None:
     """Hold on before the new view becomes the topic's, until there is a file that says so."""
-    finish = compaction._finish
+    finish = views._finish
 
     def hold_on(work: Any) -> Any:
-        compaction._finish = finish
+        views._finish = finish
         Path(state.engine.path, "reached").touch()
         until(Path(state.engine.path, "go on").exists)
         return finish(work)
 
-    compaction._finish = hold_on
+    views._finish = hold_on
     state.topic.compact()
 
 
@@ -586,14 +586,14 @@ def compact_by_an_engine_that_is_closed(state: State) -> None:
     goes on, by another engine. See `let_it_finish`."""
     engine = xl.open(state.engine.path)
     reached, go_on = threading.Event(), threading.Event()
-    finish = compaction._finish
+    finish = views._finish
 
     def hold_on(work: Any) -> Any:
         reached.set()
         go_on.wait(PATIENCE)
         return finish(work)
 
-    compaction._finish = hold_on
+    views._finish = hold_on
     thread = threading.Thread(target=engine.topic("orders").compact, daemon=True)
     thread.start()
     assert reached.wait(PATIENCE)

@@ -22,10 +22,10 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import topics
-from exclusivelog.local.maintenance import compaction, retention
+from exclusivelog.local.maintenance import deletion, retention, views
 from exclusivelog.local.ownership import notifications
+from exclusivelog.local.records import PAIR
 from exclusivelog.local.storage import segments
-from exclusivelog.local.storage.rows import PAIR
 from testing.journals import never_pack, no_checkpoints
 from testing.processes import (
     PATIENCE,
@@ -422,7 +422,7 @@ def test_g8_everything_stays_sound_while_it_is_trimmed(engine, topic) -> None:
 
 
 def trim_step_by_step(says: Connection, path: str, before: int, step: int, behind: bool) -> None:
-    retention.DROPPED_AT_ONCE = 3
+    deletion.DROPPED_AT_ONCE = 3
     with xl.open(path) as engine:
         topic = engine.topic("orders")
         die_at_commit(step, behind=behind)
@@ -430,7 +430,7 @@ def trim_step_by_step(says: Connection, path: str, before: int, step: int, behin
 
 
 def delete_step_by_step(says: Connection, path: str, before: int, step: int, behind: bool) -> None:
-    retention.DROPPED_AT_ONCE = 3
+    deletion.DROPPED_AT_ONCE = 3
     with xl.open(path) as engine:
         die_at_commit(step, behind=behind)
         engine.delete_topic("orders")
@@ -522,7 +522,7 @@ def test_g8_dying_at_any_step_of_a_deletion(path, small_parts) -> None:
 
 def append_and_trim(says: Connection, path: str, seed: int) -> None:
     """For ever; what was done is told."""
-    retention.DROPPED_AT_ONCE = 3
+    deletion.DROPPED_AT_ONCE = 3
     dice = random.Random(seed)
     with xl.open(path) as engine:
         topic = engine.topic("orders")
@@ -781,7 +781,7 @@ def trim_what_is_old_in_two_halves(state: State) -> int:
 
 
 def compact_in_two_halves(state: State) -> int:
-    return in_two_halves(state, compaction, "_read", lambda s: s.topic.compact())
+    return in_two_halves(state, views, "_read", lambda s: s.topic.compact())
 
 
 @pytest.mark.parametrize("act", [trim_what_is_old_in_two_halves, compact_in_two_halves])

@@ -384,7 +384,7 @@ def test_g5_a_batch_of_more_than_an_array_can_hold_loses_nothing() -> None:
         import os
         import pyarrow as pa
         from exclusivelog import _core
-        from exclusivelog.messages.arrow import record_batch
+        from exclusivelog.messages import record_batch
         from testing.entries import values
 
         if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 6 << 30:
@@ -415,7 +415,7 @@ def test_g1_what_was_read_as_arrow_can_be_sent_as_it_is(engine, mixed) -> None:
 
 
 def test_g5_arrow_from_an_entry_made_by_hand() -> None:
-    from exclusivelog.messages.arrow import COLUMNS, record_batch
+    from exclusivelog.messages import COLUMNS, record_batch
 
     rows = [(b"%d" % n, None, None, n if n % 2 else None, None) for n in range(20)]
     entry = _core.Entry(encode(rows))

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import exclusivelog as xl
-from exclusivelog.local.fencing import owner_of
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.records import PREFIX
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, owner_of
+from exclusivelog.types import PREFIX
 from testing.processes import EXCLUSIVE, FENCING, MODES, PATIENCE, WAIT, State, rows, until
 
 ROLE = "billing"

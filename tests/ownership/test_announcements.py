@@ -17,9 +17,9 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.local.ownership import succession
+from exclusivelog.local.ownership import sessions
 from exclusivelog.local.records import pack_session, unpack_session
-from exclusivelog.messages.encoding import MOST_ANNOUNCED_BYTES
+from exclusivelog.messages import MOST_ANNOUNCED_BYTES
 from testing.processes import PATIENCE, State, Worker, hang, until
 
 SHARED, EXCLUSIVE = "shared", "exclusive"
@@ -206,7 +206,7 @@ def test_e_a_grant_announces_in_its_own_transaction(
         raise xl.LedgerFullError("no room left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(succession, "put_announcement", fail)
+        patch.setattr(sessions, "put_announcement", fail)
         with pytest.raises(xl.LedgerFullError):
             topic.producer(mode, announce=HERE)
     assert (topic.epoch, topic.owner, topic.announcement) == (0, None, None)

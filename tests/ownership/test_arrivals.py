@@ -24,7 +24,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.local.ownership.arrivals import Arrivals
+from exclusivelog.local.ownership.pending import Arrivals
 from exclusivelog.local.ownership.transfers import HandOver
 from testing.handovers import (
     KEEPALIVE,

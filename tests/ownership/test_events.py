@@ -18,7 +18,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.events import EVENTS, Event
-from exclusivelog.local.fencing import owner_of
+from exclusivelog.local.storage.tables import owner_of
 from testing.handovers import (
     KEEPALIVE,
     Chronicle,

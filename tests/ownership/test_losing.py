@@ -725,7 +725,7 @@ FORKS_INSIDE = """
     import os, signal, sys
     import exclusivelog as xl
     from exclusivelog.local.storage import environment
-    from exclusivelog.local.storage import ownership_tables
+    from exclusivelog.local.storage import tables
 
     # A fork waits for whoever is inside; not for itself, where others would have to wait, too.
     environment.FORK_WAIT_SECONDS = 0.1 if sys.argv[2] == "holder" else 60
@@ -739,14 +739,14 @@ FORKS_INSIDE = """
         children.append(pid)
 
     signal.signal(signal.SIGUSR1, fork)
-    method = getattr(ownership_tables.SessionTable, step)
+    method = getattr(tables.SessionTable, step)
 
     def strike(*args):
         if not children:
             signal.raise_signal(signal.SIGUSR1)
         return method(*args)
 
-    setattr(ownership_tables.SessionTable, step, strike)
+    setattr(tables.SessionTable, step, strike)
     try:
         if step == "drop_holder":
             producer.close()
@@ -800,7 +800,7 @@ OPENS_ITS_OWN = """
     from exclusivelog.local.maintenance import backup
     from exclusivelog.local.storage import environment
     from exclusivelog.local.log import entries
-    from exclusivelog.local.storage import ownership_tables
+    from exclusivelog.local.storage import tables
 
     environment.FORK_WAIT_SECONDS = 0.2  # else who looks must take more than five seconds
     where, (path, copy) = sys.argv[1], sys.argv[2:]
@@ -840,14 +840,14 @@ OPENS_ITS_OWN = """
 
     if where == "handler":
         signal.signal(signal.SIGUSR1, fork)
-        put_holder = ownership_tables.SessionTable.put_holder
+        put_holder = tables.SessionTable.put_holder
 
         def strike(*args):
             if not over.is_set():
                 signal.raise_signal(signal.SIGUSR1)
             return put_holder(*args)
 
-        ownership_tables.SessionTable.put_holder = strike
+        tables.SessionTable.put_holder = strike
         with topic.producer("exclusive_with_fencing") as producer:
             producer.send(b"of the parent")
         print(os.waitstatus_to_exitcode(os.waitpid(over.pid, 0)[1]), flush=True)

@@ -20,7 +20,7 @@ from exclusivelog import _core
 from exclusivelog.local import records
 from exclusivelog.local.ownership import admission
 from exclusivelog.local.records import Session
-from exclusivelog.local.storage.ownership_tables import queue_key
+from exclusivelog.local.storage.tables import queue_key
 from testing.processes import (
     EXCLUSIVE,
     FENCING,

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.ownership import held_claims
-from exclusivelog.local.shm import counters
+from exclusivelog.local.ownership import claims
+from exclusivelog.local.shm import lockfile
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -185,7 +185,7 @@ def test_f6_a_reader_that_waits_in_another_process_is_woken(
 
 def look_up_no_more(state: State) -> None:
     """A reader that sleeps here goes on only when it is woken."""
-    counters.READER_LOOK_UP_SECONDS = 10 * PATIENCE
+    lockfile.READER_LOOK_UP_SECONDS = 10 * PATIENCE
 
 
 def test_f6_a_reader_that_waits_in_another_thread_is_woken(topic: xl.Topic) -> None:
@@ -509,16 +509,16 @@ def test_f6_nor_does_one_whose_topic_is_made_anew_meanwhile(
     """Between the look at its topic and the claim, that is deleted, and there is another one of
     its name, which the group has a reader of. The claim is on the name."""
     readers: list[xl.Reader] = []
-    join = held_claims.join_group
+    join = claims.join_group
 
     def join_late(*args: Any) -> Any:
         engine.delete_topic("orders")
         with monkeypatch.context() as patch:
-            patch.setattr(held_claims, "join_group", join)
+            patch.setattr(claims, "join_group", join)
             readers.append(engine.topic("orders").reader(group="g"))
         return join(*args)
 
-    monkeypatch.setattr(held_claims, "join_group", join_late)
+    monkeypatch.setattr(claims, "join_group", join_late)
     with pytest.raises(xl.TopicNotFoundError):
         orders.reader(group="g")
     assert not readers[0].has_message_available()

@@ -26,7 +26,7 @@ import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog._core import strings
 from exclusivelog.local.storage import ledger
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once
 from testing.handovers import (
     KEEPALIVE,

@@ -30,7 +30,7 @@ from exclusivelog.local.files import (
     lock_open_file,
     standard_descriptors_taken,
 )
-from exclusivelog.local.shm.presence import FILES, Presence
+from exclusivelog.local.shm.slots import FILES, Presence
 from testing.children import ROOT, child, command, finish, line, tell
 from testing.journals import no_checkpoints
 from testing.processes import PATIENCE, open_producer, send, until, values

@@ -13,7 +13,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.shm import clocks
+from exclusivelog.local.shm import lockfile
 from testing.children import PATIENCE, ROOT, command, finish, line, tell
 from testing.processes import stop_outside
 
@@ -63,9 +63,9 @@ def process(offset: int, source: str, *args: object) -> Iterator[subprocess.Pope
 BEGIN = """
     import sys, time
     import exclusivelog as xl
-    from exclusivelog.local.shm import clocks
+    from exclusivelog.local.shm import lockfile
     if sys.argv[2] == "raw":
-        clocks.namespace_offset = lambda: 0
+        lockfile.namespace_offset = lambda: 0
     engine = xl.open(sys.argv[1], name="child", keepalive=float(sys.argv[3]))
     topic = engine.topic("orders")
 """
@@ -213,5 +213,5 @@ def test_c4_a_process_whose_clock_cannot_be_told_is_refused(path: str) -> None:
 
 
 def test_c4_without_a_namespace_the_clock_is_the_machine_s() -> None:
-    assert clocks.namespace_offset() == 0
+    assert lockfile.namespace_offset() == 0
     assert abs(_core.now() - time.monotonic_ns()) < 10**9

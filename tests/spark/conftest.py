@@ -51,7 +51,8 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """local[2,3]: two tasks at a time, three attempts each."""
-    from exclusivelog.spark.session import local_session, missing
+    from exclusivelog.spark.errors import missing
+    from exclusivelog.spark.session import local_session
 
     lacking = missing()
     assert lacking is None, lacking

@@ -19,14 +19,23 @@ from rich.console import Console
 
 import exclusivelog as xl
 from exclusivelog import _core, demo
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, recorded
 from exclusivelog.spark import __main__ as commands
-from exclusivelog.spark import archive, audit, compact, frames, leaders, plan, replay, report
-from exclusivelog.spark.audit import Summary, judge
+from exclusivelog.spark import (
+    archive,
+    audit,
+    compact,
+    judging,
+    leaders,
+    plan,
+    replay,
+    report,
+)
 from exclusivelog.spark.errors import SourceError
+from exclusivelog.spark.judging import Summary, judge
 from exclusivelog.spark.leaders import Story, Tenure, Told
-from exclusivelog.spark.page import page
+from exclusivelog.spark.report import page
 from exclusivelog.spark.session import local_session
 from tests.spark.sparks import as_bytes, epochs, fill, read, trim, values
 
@@ -496,10 +505,10 @@ def test_who_wrote_while_another_held_the_topic_is_named() -> None:
     grant = xl.Event(5, "orders", 1, "grant", "request", 0, None, party)
     for end, count in ((95, 1), (40, 0)):
         last = xl.Event(end, "orders", 1, "release", "closed", 0, party, None)
-        grants, tenures = audit._grants([grant, last]), audit._tenures([grant, last], set())
+        grants, tenures = judging._grants([grant, last]), judging._tenures([grant, last], set())
         failed = [v.facts for v in judge(summary, grants, tenures) if not v.holds]
         assert failed == ["epoch 1: b in between"] * count
-    tenures = audit._tenures([grant], {("orders", 1)})  # it holds it still
+    tenures = judging._tenures([grant], {("orders", 1)})  # it holds it still
     assert any(v.facts == "epoch 1: b in between" for v in judge(summary, grants, tenures))
 
 
@@ -651,7 +660,7 @@ def test_the_commands(command, path, tmp_path) -> None:
 
 def test_an_audit_that_finds_something_says_so_by_its_status(command, path, monkeypatch) -> None:
     fill(path)
-    monkeypatch.setattr(audit, "_grants", lambda events: Counter())
+    monkeypatch.setattr(judging, "_grants", lambda events: Counter())
     status, said, _ = command("audit", path)
     assert status == 1
     assert "FAILED\torders\tevery epoch is granted once" in said
@@ -663,8 +672,10 @@ def test_what_spark_passes_on_is_told_in_a_line(command, path, monkeypatch) -> N
     def read_on(spark, ledger, topic, number, start, stop):
         return read(spark, ledger, topic, number, start, stop + 1)
 
-    read = frames.read
-    monkeypatch.setattr(archive, "read", read_on)
+    from exclusivelog.spark import source
+
+    read = source.read
+    monkeypatch.setattr(source, "read", read_on)
     status, said, told = command("archive", path, "orders", f"{path}-archive", "--quiet")
     assert (status, said, len(told.splitlines())) == (1, "", 1)
     assert "[EXCLUSIVELOG_DATA_LOSS]" in told

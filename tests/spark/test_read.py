@@ -17,9 +17,18 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 import exclusivelog as xl
 from exclusivelog.spark import plan
 from exclusivelog.spark.errors import SourceError
-from exclusivelog.spark.handles import MOST_KEPT, Place, reading, writing
 from exclusivelog.spark.options import batch_options, stream_options
-from exclusivelog.spark.source import BatchReader, Budget, Rows, Slice, StreamReader
+from exclusivelog.spark.source import (
+    MOST_KEPT,
+    BatchReader,
+    Budget,
+    Place,
+    Rows,
+    Slice,
+    StreamReader,
+    reading,
+    writing,
+)
 from exclusivelog.spark.views import schema_of
 from tests.spark.sparks import (
     FORMAT,

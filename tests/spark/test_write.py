@@ -18,15 +18,15 @@ from pyspark.sql.types import StructType
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.storage import log_tables
-from exclusivelog.local.storage.rows import U64
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.local.records import U64
+from exclusivelog.local.storage import tables
+from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, record, recorded
 from exclusivelog.spark import staging
 from exclusivelog.spark.errors import SourceError
 from exclusivelog.spark.options import batch_write_options, stream_write_options
+from exclusivelog.spark.source import Job, Staged, StreamWriter
 from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
-from exclusivelog.spark.writer import Job, Staged, StreamWriter
 from tests.spark.sparks import (
     as_bytes,
     epochs,
@@ -128,8 +128,8 @@ def test_a_copy_of_a_checkpoint_is_told(engine) -> None:
 
 def test_what_is_remembered_of_runs_and_jobs_is_bounded(engine, monkeypatch) -> None:
     """The oldest go; those that go on are where they were, and a deleted topic keeps no numbers."""
-    monkeypatch.setattr(log_tables, "MOST_FENCES", 40)
-    monkeypatch.setattr(log_tables, "MOST_WRITERS", 40)
+    monkeypatch.setattr(tables, "MOST_FENCES", 40)
+    monkeypatch.setattr(tables, "MOST_WRITERS", 40)
     for n in range(200):
         append_once(engine, Run(f"job {n}", f"run {n}", "spark"), 0, {"a": [part(b"x")]})
         append_once(engine, Run("always", None, "spark"), n, {"a": [part(b"y")]})

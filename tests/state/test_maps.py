@@ -18,8 +18,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.local.maintenance.ages import Ages
-from exclusivelog.local.maintenance.retention import trim_what_is_old
+from exclusivelog.local.maintenance.retention import Ages, trim_what_is_old
 from exclusivelog.producer import Appended, Producer
 from testing.handovers import begin
 from testing.processes import PATIENCE, State, Worker, until

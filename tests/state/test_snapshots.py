@@ -24,12 +24,12 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.maintenance import snapshots
-from exclusivelog.local.maintenance.retention import delete_pending
+from exclusivelog.local import topics
+from exclusivelog.local.maintenance import views
+from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.records import U64
 from exclusivelog.local.storage.ledger import Transaction
-from exclusivelog.local.storage.rows import U64
-from exclusivelog.state import backend
-from exclusivelog.state.replica import Replica
+from exclusivelog.state.shared import Replica
 from testing.children import child, line, tell
 from testing.processes import PATIENCE, State, Worker, rows, threads_since, until
 from testing.states import (
@@ -147,7 +147,7 @@ def test_i4_they_are_bounded_by_the_state_not_by_the_history(
             shared.put("k0", number)
         shared.snapshot()
         with engine.ledger.read() as tables:
-            found = snapshots.read_snapshot(tables, topic.id)
+            found = views.read_snapshot(tables, topic.id)
         assert found is not None
         assert (found[0], len(found[1])) == (topic.next_offset, 2)
     assert not garbage(engine)
@@ -180,7 +180,7 @@ def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again
     found: list[int] = []
 
     def read_what_goes(tables: Any, number: int) -> Any:
-        horizon, items = snapshots.read_snapshot(tables, number)  # type: ignore[misc]
+        horizon, items = views.read_snapshot(tables, number)  # type: ignore[misc]
         if len(found) == 4:
             return horizon, items
         found.append(horizon)
@@ -188,7 +188,7 @@ def test_i4_whoever_opens_it_may_be_overtaken_by_other_snapshots_again_and_again
         topic.trim(before=shared.snapshot())
         raise xl.LedgerCorruptedError(f"the snapshot as of offset {horizon} is damaged")
 
-    monkeypatch.setattr(backend, "read_snapshot", read_what_goes)
+    monkeypatch.setattr(topics, "read_snapshot", read_what_goes)
     opened = xl.SharedMap(other)
     monkeypatch.undo()
     assert found == sorted(set(found))
@@ -293,11 +293,11 @@ def test_i4_one_that_was_left_behind_does_not_read_on_as_if_nothing_were(
 HELD_UP = """
     import sys
     import exclusivelog as xl
-    from exclusivelog.local.maintenance import snapshots
+    from exclusivelog.local.maintenance import views
 
     engine = xl.open(sys.argv[1])
     shared = xl.SharedMap(engine.topic("orders"), snapshot_every=None)
-    write_items = snapshots._write_items
+    write_items = views._write_items
 
     def hold_up(*args):
         if sys.argv[2] == "before":
@@ -307,7 +307,7 @@ HELD_UP = """
         print("there", flush=True)
         sys.stdin.readline()
 
-    snapshots._write_items = hold_up
+    views._write_items = hold_up
     shared.snapshot()
 """
 
@@ -421,14 +421,14 @@ def test_i4_writes_go_on_while_one_is_taken(
     engine: xl.Engine, shared: Map, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began, go_on = threading.Event(), threading.Event()
-    write_items = snapshots._write_items
+    write_items = views._write_items
 
     def slowly(*args: Any) -> None:
         began.set()
         assert go_on.wait(PATIENCE)
         write_items(*args)
 
-    monkeypatch.setattr(snapshots, "_write_items", slowly)
+    monkeypatch.setattr(views, "_write_items", slowly)
     fill(shared, 10)
     with ThreadPoolExecutor(1) as pool:
         taking = pool.submit(shared.snapshot)
@@ -443,14 +443,14 @@ def test_i4_writes_go_on_while_one_is_taken(
 def test_i4_closing_waits_for_the_one_in_the_background(
     topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_items, began = snapshots._write_items, threading.Event()
+    write_items, began = views._write_items, threading.Event()
 
     def slowly(*args: Any) -> None:
         began.set()
         time.sleep(0.3)
         write_items(*args)
 
-    monkeypatch.setattr(snapshots, "_write_items", slowly)
+    monkeypatch.setattr(views, "_write_items", slowly)
     threads = set(threading.enumerate())
     with xl.SharedMap(topic, snapshot_every=5) as shared:
         fill(shared, 5)
@@ -470,7 +470,7 @@ def test_i4_one_that_fails_is_told_and_costs_no_write(
         raise xl.LedgerFullError("no room")
 
     with xl.SharedMap(topic, snapshot_every=5) as shared, monkeypatch.context() as patch:
-        patch.setattr(snapshots, "_write_items", no_room)
+        patch.setattr(views, "_write_items", no_room)
         with caplog.at_level(logging.WARNING, "exclusivelog"):
             fill(shared, 7)
             until(lambda: "'orders': no snapshot: no room" in caplog.text)
@@ -524,14 +524,14 @@ def test_i4_one_whose_engine_is_closed_meanwhile_is_given_up_or_whole(
     """Two engines in one process: one is closed while it takes a snapshot, and the other one
     looks for what the dead have left."""
     written, go_on = threading.Event(), threading.Event()
-    write_items = snapshots._write_items
+    write_items = views._write_items
 
     def hold_up(*args: Any) -> None:
         write_items(*args)
         written.set()
         go_on.wait(PATIENCE)
 
-    monkeypatch.setattr(snapshots, "_write_items", hold_up)
+    monkeypatch.setattr(views, "_write_items", hold_up)
     mortal = xl.open(path)
     shared: Map = xl.SharedMap(mortal.topic("orders"))
     fill(shared, 10)

@@ -18,7 +18,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.local import files
 from exclusivelog.local.shm import lockfile, slots
-from exclusivelog.local.storage import location
+from exclusivelog.local.storage import environment
 from testing.children import ROOT, child, command, line, tell
 from testing.disks import needs_strace
 from testing.processes import open_producer, send, values
@@ -236,4 +236,4 @@ def test_c1_a_ledger_that_is_made_while_another_process_opens_it_is_no_stranger(
     xl.open(path).close()
     with contextlib.closing(files.Directory(path)) as directory:
         monkeypatch.setattr(files.Directory, "facts", lambda self, name: None)
-        location.refuse_strangers(directory)
+        environment.refuse_strangers(directory)

@@ -30,10 +30,10 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import faults
 from exclusivelog.local.log import entries
-from exclusivelog.local.storage import environment, ledger, ownership_tables
+from exclusivelog.local.storage import environment, ledger, tables
 from exclusivelog.local.storage.journal import CAPACITY, HEADER
 from exclusivelog.local.worker import BackgroundWorker, Heartbeat
-from exclusivelog.messages.encoding import Columns
+from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once
 from testing.children import ROOT, child, command, finish, line, tell
 from testing.disks import OPENS, disk, leave, needs_strace
@@ -284,15 +284,15 @@ def be_struck(state: State, error: OSError) -> None:
     def handler(*_: Any) -> None:
         raise error
 
-    put_holder = ownership_tables.SessionTable.put_holder
+    put_holder = tables.SessionTable.put_holder
 
     def strike(*args: Any) -> None:
-        ownership_tables.SessionTable.put_holder = put_holder
+        tables.SessionTable.put_holder = put_holder
         signal.raise_signal(signal.SIGUSR1)
         put_holder(*args)
 
     signal.signal(signal.SIGUSR1, handler)
-    ownership_tables.SessionTable.put_holder = strike
+    tables.SessionTable.put_holder = strike
     state.engine.topic("new").producer("exclusive")
 
 

@@ -20,9 +20,10 @@ import msgpack
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local import records
 from exclusivelog.local.shm import lockfile, slots
-from exclusivelog.local.storage import location, rows
-from exclusivelog.local.storage.location import file_system
+from exclusivelog.local.storage import environment
+from exclusivelog.local.storage.environment import file_system
 from testing.children import command, finish
 from testing.disks import OPENS, TELLS_ALL, digest, disk
 from testing.processes import values
@@ -184,7 +185,7 @@ def foreign_lmdb(path: Path, *names: str, **rows: bytes) -> None:
             txn.put(b"some", b"thing")
             for name in names:
                 table = env.open_db(name.encode(), txn=txn)
-                for key, value in rows.items():
+                for key, value in records.items():
                     txn.put(key.encode(), value, db=table)
     (path / "lock.mdb").unlink()
 
@@ -195,7 +196,7 @@ def database(path: Path) -> None:
         connection.commit()
 
 
-EVERY_TABLE = rows.NAMES
+EVERY_TABLE = records.NAMES
 FOREIGN: dict[str, Callable[[Path], object]] = {
     "text": lambda path: (path / "data.mdb").write_text("Dear diary,\n" * 1000),
     "zeros": lambda path: (path / "data.mdb").write_bytes(bytes(1 << 16)),
@@ -416,7 +417,7 @@ REMOTE = ["nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "fuse", "fuse.sshfs", "fu
 
 @pytest.mark.parametrize("kind", REMOTE)
 def test_h2_network_and_fuse_file_systems_are_refused(tmp_path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(location, "mount_of", lambda path: (kind, "rw"))
+    monkeypatch.setattr(environment, "mount_of", lambda path: (kind, "rw"))
     with pytest.raises(xl.LedgerError, match=re.escape(kind)):
         xl.open(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -424,7 +425,7 @@ def test_h2_network_and_fuse_file_systems_are_refused(tmp_path, monkeypatch, kin
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "overlay", "zfs", "unknown"])
 def test_h2_local_file_systems_are_taken(path, monkeypatch, kind) -> None:
-    monkeypatch.setattr(location, "mount_of", lambda path: (kind, "rw"))
+    monkeypatch.setattr(environment, "mount_of", lambda path: (kind, "rw"))
     with xl.open(path):
         pass
 
@@ -437,7 +438,7 @@ def test_h5_memory_is_taken_for_process_only(path, monkeypatch, kind) -> None:
         upper = kind == "overlay" and where != "/mem"
         return (kind, "rw,upperdir=/mem,workdir=/w") if upper else ("tmpfs", "rw")
 
-    monkeypatch.setattr(location, "mount_of", mount_of)
+    monkeypatch.setattr(environment, "mount_of", mount_of)
     with pytest.raises(xl.LedgerError, match="survives a power loss"):
         xl.open(path, durability="power")
     with xl.open(path, durability="process"):

@@ -28,8 +28,8 @@ import exclusivelog as xl
 import exclusivelog.aio
 from exclusivelog import _core
 from exclusivelog.local import versions
+from exclusivelog.local.records import NAMES
 from exclusivelog.local.shm import lockfile, slots
-from exclusivelog.local.storage.rows import NAMES
 from exclusivelog.local.versions import EARLIER_FORMATS, FORMAT
 from testing.children import child, command, finish, line, tell
 from testing.processes import PATIENCE, Worker, open_producer, send, workers
@@ -280,8 +280,8 @@ DIES_COPYING = """
 DIES_BEFORE_RAISING = """
     import os, signal, sys
     import exclusivelog as xl
-    from exclusivelog import upgrading
-    upgrading.raise_format = lambda directory: os.kill(os.getpid(), signal.SIGKILL)
+    from exclusivelog import opening
+    opening.raise_format = lambda directory: os.kill(os.getpid(), signal.SIGKILL)
     xl.upgrade(sys.argv[1])
 """
 
@@ -486,15 +486,15 @@ NEWER_UPGRADES = f"""
     import sys
     import exclusivelog as xl
     {NEWER}
-    from exclusivelog import upgrading
+    from exclusivelog import opening
     pretend_to_be_newer()
-    real = upgrading.raise_format
+    real = opening.raise_format
     def raise_format(directory):
         print("backed up", flush=True)
         sys.stdin.readline()
         real(directory)
-    upgrading.raise_format = raise_format
-    upgrading.ALONE_SECONDS = 0.2
+    opening.raise_format = raise_format
+    opening.ALONE_SECONDS = 0.2
     try:
         print(xl.upgrade(sys.argv[1]).after, flush=True)
     except xl.LedgerVersionError as error:

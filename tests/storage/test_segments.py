@@ -285,11 +285,11 @@ def test_g8_a_deletion_that_death_cut_short_is_ended_by_the_next_opening(path) -
         """
         import os, sys
         import exclusivelog as xl
-        from exclusivelog.local import topics
+        from exclusivelog.local import catalog
         from tests.storage.test_segments import send
         engine = xl.open(sys.argv[1])
         send(engine, "t")
-        topics.delete_pending = lambda ledger: os._exit(0)
+        catalog.delete_pending = lambda ledger: os._exit(0)
         engine.delete_topic("t")
         """,
         path,

@@ -13,12 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local import records
 from exclusivelog.local.log import entries
 from exclusivelog.local.log.entries import offset_at_time
-from exclusivelog.local.maintenance import ages, retention
+from exclusivelog.local.maintenance import retention
 from exclusivelog.local.ownership import notifications
-from exclusivelog.local.storage import log_tables, rows, time_marks
-from exclusivelog.local.storage.rows import U64
+from exclusivelog.local.records import U64
+from exclusivelog.local.storage import tables
 from testing.clocks import DAY, YEAR, WallClock
 from testing.journals import published_last_at
 from testing.processes import PATIENCE, State, Worker, until, values
@@ -53,7 +54,7 @@ def fill(topic: xl.Topic, count: int) -> None:
     topic.engine.ledger.checkpoint()
 
 
-def marks(topic: xl.Topic) -> list[time_marks.Mark]:
+def marks(topic: xl.Topic) -> list[records.Mark]:
     with topic.engine.ledger.read() as found:
         return found.topics.marks(topic.id)
 
@@ -213,7 +214,7 @@ def test_g8_a_clock_that_is_behind_makes_nobody_remove_young_messages(
     assert topic.trim(before=moment(now_ms() - 60_000)) == 0
     found = marks(topic)
     if behind == 300 * DAY:  # the control: whoever believed them would remove young messages
-        assert time_marks.first_marked_since(found, now_ms() - 60_000, 0, now_ms()) > 0
+        assert records.first_marked_since(found, now_ms() - 60_000, 0, now_ms()) > 0
     else:
         assert found == []  # a clock that was never set
 
@@ -241,11 +242,11 @@ def test_g8_a_clock_ahead_and_another_one_behind_remove_nothing_young_of_a_right
 
 
 def be_patient(state: State, seconds: float) -> None:
-    ages.PATIENCE_SECONDS = seconds
+    retention.PATIENCE_SECONDS = seconds
 
 
 def forget_arrivals(state: State) -> None:
-    ages.Arrivals.note = lambda self, next_offset, max_age: next_offset  # type: ignore[method-assign]
+    retention.Arrivals.note = lambda self, next_offset, max_age: next_offset  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("control", [False, True], ids=["", "control"])
@@ -275,9 +276,9 @@ def test_g8_a_message_that_seems_old_when_it_comes_stays(
 ) -> None:  # fmt: skip
     """It was sent under a clock that is fifty years behind, into an empty topic. Control: the
     retention worker goes by its publish time alone."""
-    monkeypatch.setattr(ages, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 0.0)
     if control:
-        monkeypatch.setattr(ages.Arrivals, "note", lambda self, end, max_age: end)
+        monkeypatch.setattr(retention.Arrivals, "note", lambda self, end, max_age: end)
     retain(topic, 60.0)
     clock.jump(-50 * YEAR)
     sent = worker(name="behind").call(send_one, b"young")
@@ -322,7 +323,7 @@ def test_g8_a_retention_worker_with_a_right_clock_stops_one_with_a_wrong_one(
     """The wrong one never gets its hour, which is a few seconds here. Control: it is alone, and
     believed at the end of it."""
     fill(topic, 20)
-    monkeypatch.setattr(ages, "PATIENCE_SECONDS", 4.0)
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 4.0)
     if alone:
         monkeypatch.setattr(retention.RetentionWorker, "start", lambda self: None)
     clock.jump(AHEAD)
@@ -344,7 +345,7 @@ def test_g8_what_is_overdue_goes_once_that_has_stood_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Nobody has applied retention for long: the log tells it once, and no trace stays behind."""
-    monkeypatch.setattr(ages, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(retention, "PATIENCE_SECONDS", 1.0)
     clock.jump(-50 * YEAR)
     process = worker(name="long ago")
     process.call(send_one, b"old")
@@ -372,8 +373,8 @@ def test_g8_that_messages_are_overdue_goes_with_their_topic(
 def test_g8_arrivals_hold_back_what_is_younger_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four messages a second, for a while, seen each time; then none. What is protected is never
     older than `max_age` and a hundredth."""
-    arrivals, times_seen, now = ages.Arrivals(), [], 1000.0
-    monkeypatch.setattr(ages, "time", SimpleNamespace(monotonic=lambda: now))
+    arrivals, times_seen, now = retention.Arrivals(), [], 1000.0
+    monkeypatch.setattr(retention, "time", SimpleNamespace(monotonic=lambda: now))
     for number in range(4000):
         now += 0.25 if number < 3000 else 0.15
         if number < 3000:
@@ -401,7 +402,7 @@ def test_g8_whatever_clocks_showed_nothing_younger_goes(
     topic = engine.topic("times")
     wrong = chance.choice([AHEAD, DAY, -300 * DAY, -3600])
     real, shown, sent, right_marks = now_ms() + 60_000, [0], [], []
-    for module in (log_tables, entries):
+    for module in (tables, entries):
         monkeypatch.setattr(module, "wall_ms", lambda: shown[0])
     for _ in range(chance.randrange(1, 40)):
         real += chance.choice([1, 10, 1000, 60_000, 3_600_000, DAY * 1000])
@@ -422,7 +423,7 @@ def test_g8_whatever_clocks_showed_nothing_younger_goes(
         row = found.topics.get(topic.id)
         for since in [real, real - 1, *(moment + d for moment in sent for d in (-1, 0, 1))]:
             answer = offset_at_time(found, row, min(since, real))
-            assert all(at < since + time_marks.SLACK_MS for at in sent[:answer]), (seed, since)
+            assert all(at < since + records.SLACK_MS for at in sent[:answer]), (seed, since)
             if wrong == AHEAD:
                 due = max((offset for offset, at in right_marks if at < since), default=0)
                 assert answer >= due, (seed, since)
@@ -436,9 +437,9 @@ def test_g8_marks_are_few_and_the_denser_the_younger() -> None:
     now, kept, truth = 1_800_000_000_000, [], []
     for number in range(1, YEAR // 60 // 4):
         now += 60_000
-        kept = time_marks.with_mark(kept, number, now)
+        kept = records.with_mark(kept, number, now)
         truth.append(now)
-    assert len(kept) == time_marks.MOST_MARKS
+    assert len(kept) == records.MOST_MARKS
     assert kept == sorted(kept)
     for offset, at in enumerate(truth[:: len(truth) // 1000]):
         offset *= len(truth) // 1000
@@ -454,7 +455,7 @@ def test_g8_a_topic_s_marks_go_with_it(engine: xl.Engine, topic: xl.Topic) -> No
     assert marks(topic) == [(3, pytest.approx(now_ms(), abs=5000))]
     engine.delete_topic("orders")
     with engine.ledger.read() as found:
-        assert found.rows.get("meta", rows.TIMES + U64.pack(topic.id)) is None
+        assert found.rows.get("meta", records.TIMES + U64.pack(topic.id)) is None
     again = engine.topic("orders")
     fill(again, 1)
     assert marks(again) == []
@@ -475,7 +476,7 @@ def test_g9_damaged_marks_keep_messages_and_hold_up_no_checkpoint(
     """Every byte counts: what is not whole says nothing, and is written anew."""
     published_last_at(topic, now_ms() + AHEAD * 1000)
     fill(topic, 3)
-    key = rows.TIMES + U64.pack(topic.id)
+    key = records.TIMES + U64.pack(topic.id)
     with engine.ledger.write_exclusive() as found:
         row = found.rows.get("meta", key)
     assert row is not None
@@ -501,8 +502,8 @@ def test_g8_marks_are_in_a_backup(engine: xl.Engine, topic: xl.Topic, tmp_path: 
 
 
 def test_g8_marks_of_equal_times_are_no_riddle() -> None:
-    found: list[time_marks.Mark] = []
+    found: list[records.Mark] = []
     for offset in range(5):
-        found = time_marks.with_mark(found, offset, 2 * 10**12)
-    assert time_marks.first_marked_since(found, 2 * 10**12, 0, 2 * 10**12) == 0
-    assert time_marks.first_marked_since(found, 2 * 10**12 + 1, 0, 2 * 10**12 + 1) == 4
+        found = records.with_mark(found, offset, 2 * 10**12)
+    assert records.first_marked_since(found, 2 * 10**12, 0, 2 * 10**12) == 0
+    assert records.first_marked_since(found, 2 * 10**12 + 1, 0, 2 * 10**12 + 1) == 4

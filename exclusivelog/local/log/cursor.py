@@ -24,10 +24,9 @@ from exclusivelog.local.log.entries import (
     read_entries,
     view_entries,
 )
-from exclusivelog.local.shm.counters import READER_LOOK_UP_SECONDS
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
-from exclusivelog.messages.encoding import to_ms
+from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.messages import to_ms
+from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 Found = TypeVar("Found")
 Loads = Callable[[bytes], object]
@@ -41,10 +40,13 @@ MIN_READ_AHEAD = 64 << 10  # bytes, from the second read at a position on
 class Host(Protocol):
     """What a cursor needs of the engine that opened it."""
 
-    ledger: Ledger
     unflushed: bool  # its readers see messages before they are flushed (rule H1)
     closed: bool
     forked: bool
+
+    @property
+    def ledger(self) -> Store:
+        """Where the log is kept."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
@@ -148,7 +150,7 @@ class LogCursor(_core.Cursor):
         self.word = host.ledger.lockfile.counters.place(topic)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> Store:
         """Where it reads."""
         return self._host.ledger
 
@@ -239,7 +241,8 @@ class LogCursor(_core.Cursor):
 
     def mark(self) -> int:
         """A number that changes with every append to the topic, for `wait`."""
-        return self._host.ledger.lockfile.atomics.load(self.word)
+        found: int = self._host.ledger.lockfile.atomics.load(self.word)
+        return found
 
     def wait(self, seen: int, seconds: float | None) -> None:
         """Sleep until `mark()` is no longer `seen`, or about so many seconds have passed; spins

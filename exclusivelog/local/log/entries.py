@@ -19,11 +19,8 @@ from exclusivelog.errors import (
     LedgerIOError,
     called_reentrantly,
 )
-from exclusivelog.local.fencing import check_may_write
-from exclusivelog.local.records import Session
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
-from exclusivelog.local.storage.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.records import SLACK_MS, Session, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.storage.tables import Store, Tables, check_may_write
 from exclusivelog.types import Report
 
 READ_BYTES = 1 << 20
@@ -47,7 +44,7 @@ class Work:
 Placed = list[tuple[_core.Batch, int]]
 
 
-def append(ledger: Ledger, works: Sequence[Work]) -> None:
+def append(ledger: Store, works: Sequence[Work]) -> None:
     """Append all batches, durably, and tell each its outcome (rule B9).
 
     Small ones go into the journal, large ones straight into the tables. The refusal of one
@@ -66,7 +63,7 @@ def append(ledger: Ledger, works: Sequence[Work]) -> None:
             append_to_tables(ledger, large)
 
 
-def _append_to_journal(ledger: Ledger, works: Sequence[Work]) -> None:
+def _append_to_journal(ledger: Store, works: Sequence[Work]) -> None:
     """One flush for all of them."""
     errors: list[ExclusiveLogError | None] = [None for _ in works]
     try:
@@ -81,7 +78,7 @@ def _append_to_journal(ledger: Ledger, works: Sequence[Work]) -> None:
             _flush_and_settle(ledger, work, refused)
 
 
-def _place(ledger: Ledger, work: Work) -> None:
+def _place(ledger: Store, work: Work) -> None:
     for batch in work.batches:
         if batch.placed:
             continue  # by a commit that was interrupted before its flush
@@ -93,7 +90,7 @@ def _place(ledger: Ledger, work: Work) -> None:
             raise refusal(ledger, work.appender, outcome, batch.base_sequence)
 
 
-def _flush_and_settle(ledger: Ledger, work: Work, error: ExclusiveLogError | None) -> None:
+def _flush_and_settle(ledger: Store, work: Work, error: ExclusiveLogError | None) -> None:
     appender = work.appender
     placed = [batch for batch in work.batches if batch.placed]
     if len(placed) < len(work.batches) and error is None:
@@ -116,7 +113,7 @@ def _flush_and_settle(ledger: Ledger, work: Work, error: ExclusiveLogError | Non
 REPAIRABLE = (Outcome.STALE, Outcome.FULL)
 
 
-def repair(ledger: Ledger, appender: _core.Appender, outcome: int) -> None:
+def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
     """Make a second try worthwhile; raises if it cannot be."""
     if outcome == Outcome.STALE:
         look_up(ledger, appender)
@@ -124,7 +121,7 @@ def repair(ledger: Ledger, appender: _core.Appender, outcome: int) -> None:
         ledger.checkpoint()
 
 
-def look_up(ledger: Ledger, appender: _core.Appender) -> None:
+def look_up(ledger: Store, appender: _core.Appender) -> None:
     """Find out whether this session may still write, and what its next message follows."""
     session, journal = appender.session, ledger.journal
     assert journal is not None
@@ -153,7 +150,7 @@ def look_up(ledger: Ledger, appender: _core.Appender) -> None:
 
 
 def refusal(
-    ledger: Ledger, appender: _core.Appender, outcome: int, sequence: int | None = None
+    ledger: Store, appender: _core.Appender, outcome: int, sequence: int | None = None
 ) -> ExclusiveLogError:
     """The error for an append that did not succeed."""
     if outcome == Outcome.DUPLICATE:
@@ -175,7 +172,7 @@ def refusal(
 
 
 def duplicate(
-    ledger: Ledger, appender: _core.Appender, sequence: int | None
+    ledger: Store, appender: _core.Appender, sequence: int | None
 ) -> DuplicateSequenceError:
     """This producer has sent that sequence id already."""
     last = appender.last_sequence
@@ -192,7 +189,7 @@ def duplicate(
 # ---- large batches -----------------------------------------------------------------------
 
 
-def append_to_tables(ledger: Ledger, works: Sequence[Work]) -> None:
+def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
     """Append all batches in one transaction of the tables."""
     placed: list[Placed] = [[] for _ in works]
     refused: list[ExclusiveLogError | None] = [None for _ in works]
@@ -225,13 +222,13 @@ def append_to_tables(ledger: Ledger, works: Sequence[Work]) -> None:
         work.appender.settle(batches, error_of_one, final, durable)
 
 
-def _append_each(ledger: Ledger, works: Sequence[Work]) -> None:
+def _append_each(ledger: Store, works: Sequence[Work]) -> None:
     for work in works:
         with contextlib.suppress(ExclusiveLogError):  # its receipts tell
             append_to_tables(ledger, [work])
 
 
-def _settle_by_the_tables(ledger: Ledger, work: Work, placed: Placed, cause: BaseException) -> None:
+def _settle_by_the_tables(ledger: Store, work: Work, placed: Placed, cause: BaseException) -> None:
     """After an interrupted transaction: what is in the ledger is acknowledged, the rest failed."""
     written: Placed = []
     durable = None
@@ -423,7 +420,7 @@ def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedErr
 def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
     """The first offset published at or after `time_ms`; the end if there is none.
 
-    Goes by effective times (see time_marks.py). A `time_ms` ahead of the clock can only have been
+    Goes by effective times (see records.py). A `time_ms` ahead of the clock can only have been
     taken from a publish time, and is compared with those alone.
     """
     now = wall_ms()
@@ -504,7 +501,7 @@ def _verify_views(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
                 yield f"topic {topic.name!r}: the entry {last} of its {name} is damaged: {error}"
 
 
-def verify(ledger: Ledger, unflushed: bool = False) -> Report:
+def verify(ledger: Store, unflushed: bool = False) -> Report:
     """Read and check every topic, each at one moment. The library's own are checked, and not
     counted."""
     topics, entries, messages, problems = 0, 0, 0, list[str]()
@@ -522,7 +519,7 @@ def verify(ledger: Ledger, unflushed: bool = False) -> Report:
     return Report(topics, entries, messages, tuple(problems))
 
 
-def _verify_one(ledger: Ledger, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:
+def _verify_one(ledger: Store, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:
     def check(tables: Tables) -> tuple[int, int, list[str]] | None:
         row = tables.latest(topic)
         return None if row.flags & _core.DELETED else verify_topic(tables, row)

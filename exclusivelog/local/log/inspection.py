@@ -4,15 +4,28 @@ its epochs and producers."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Protocol, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.backend import Epoch
 from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.local.log.cursor import Host
 from exclusivelog.local.log.entries import offset_at_time
 from exclusivelog.local.storage.segments import REFERENCE, is_reference
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Store, Tables
+
+Found = TypeVar("Found")
+
+
+class Host(Protocol):
+    """The engine that asks."""
+
+    @property
+    def ledger(self) -> Store:
+        """Where the log is kept."""
+
+    def look(self, find: Callable[[Tables], Found]) -> Found:
+        """What `find` finds in all that the engine's readers may see."""
 
 
 class Inspection:

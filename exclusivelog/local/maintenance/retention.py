@@ -1,8 +1,21 @@
-"""Trimming: removing old messages, by hand or by age and size (rule G8).
+"""Retention: removing messages, and which are too old.
+
+Trimming: removing old messages, by hand or by age and size (rule G8).
 
 A trim is one transaction that moves the topic's first offset, and others, each a bounded number of
 rows, that delete the entries before it. The next open of the ledger deletes what a crash has left.
 An entry that holds the first offset stays until all of its messages are old.
+
+Which messages of a topic are older than `max_age`, where wall clocks may be wrong.
+
+Retention cannot be undone, so it must not follow a clock that has just been set ten years ahead.
+Two things hold it back, both by the monotonic clock:
+
+- What this process has seen arrive within `max_age` stays.
+- Messages that have been due for more than an hour are *overdue*. Retention that runs removes
+  messages as soon as they are due; so either none has run for a while, or the clock has jumped.
+  Overdue messages go an hour later. If any process on the ledger finds meanwhile that they are
+  not overdue, because the clock was put back or its own is right, the hour begins anew.
 """
 
 from __future__ import annotations
@@ -22,14 +35,98 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.entries import offset_at_time
-from exclusivelog.local.maintenance.ages import Ages
+from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import View
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.shm.lockfile import boot_id
+from exclusivelog.local.storage.tables import Store, Tables
+
+# ---- what is too old -------------------------------------------------------------------
+
 
 log = logging.getLogger("exclusivelog")
 
-DROPPED_AT_ONCE = 1000
+ARRIVALS_RESOLUTION = 0.01  # of max_age: so much later than needed may a message go
+PATIENCE_SECONDS = 3600.0
+
+
+class Arrivals:
+    """How many messages one topic had when, as seen by this process.
+
+    What has arrived within `max_age` stays, whatever any wall clock says: a message that was sent
+    under a clock that is behind seems old at once, and to a clock ahead all messages do.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []  # (time of the monotonic clock, next offset)
+
+    def note(self, next_offset: int, max_age: float) -> int:
+        """The topic goes up to `next_offset` now; the offset from which on all messages have
+        arrived within `max_age` seconds, for certain."""
+        now = time.monotonic()
+        if not self._seen or now - self._seen[-1][0] >= max_age * ARRIVALS_RESOLUTION:
+            self._seen.append((now, next_offset))
+        while len(self._seen) > 1 and self._seen[1][0] <= now - max_age:
+            del self._seen[0]
+        return self._seen[0][1]
+
+
+class Ages:
+    """Decides for one topic, from round to round of a retention worker."""
+
+    def __init__(self, ledger: Store, topic: int) -> None:
+        self._ledger = ledger
+        self._topic = topic
+        self._arrivals = Arrivals()
+        self._told = False
+
+    def first_to_keep(
+        self, row: _core.TopicRow, max_age: float, first_since: Callable[[int], int]
+    ) -> int:
+        """The first offset that must stay. `first_since(ms)` is the first one published then or
+        later, as far as wall clocks can tell."""
+        young = self._arrivals.note(row.next_offset, max_age)
+        oldest = int((time.time() - max_age) * 1000)
+        first = min(young, first_since(oldest))
+        long_ago = oldest - int(PATIENCE_SECONDS * 1000)
+        if first <= row.first_offset or first_since(long_ago) < first:
+            self._forget()
+        # After max_age in this state they are that old, whatever the clock says.
+        elif not self._has_waited(min(PATIENCE_SECONDS, max_age)):
+            return row.first_offset
+        return max(row.first_offset, first)
+
+    def _forget(self) -> None:
+        self._told = False
+        with self._ledger.read() as tables:
+            if tables.retention.overdue(self._topic) is None:
+                return
+        with self._ledger.write_concurrent() as tables:
+            tables.retention.put_overdue(self._topic, None)
+
+    def _has_waited(self, wait: float) -> bool:
+        now = _core.now()
+        with self._ledger.read() as tables:
+            noted = tables.retention.overdue(self._topic)
+            name = tables.topics.get(self._topic).name
+        if noted is not None and noted[0] == boot_id() and noted[1] <= now:
+            return now - noted[1] >= wait * 1e9
+        with self._ledger.write_concurrent() as tables:
+            tables.retention.put_overdue(self._topic, (boot_id(), now))
+        if not self._told:
+            self._told = True
+            log.warning(
+                "%s: retention of topic %r: messages are older than max_age by more than an hour. "
+                "Was the clock set ahead? If not, they are removed in %.0f s",
+                self._ledger.path, name, wait,
+            )  # fmt: skip
+        return wait == 0
+
+
+# ---- trimming --------------------------------------------------------------------------
+
+
+log = logging.getLogger("exclusivelog")
+
 ROUND_SECONDS = 5.0
 
 
@@ -37,7 +134,7 @@ Renew = Callable[[int], object]
 Limits = tuple[float | None, int | None]  # max_age in seconds, max_bytes
 
 
-def trim(ledger: Ledger, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
+def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
     """Remove the messages before the offset `first`; returns the topic's new first offset.
     `limits`: only if the topic's retention is still that.
 
@@ -101,7 +198,7 @@ def _reaches(view: View | None, first: int) -> bool:
     return view is None or view.horizon >= first
 
 
-def first_to_retain(ledger: Ledger, topic: int, oldest: int | None, max_bytes: int | None) -> int:
+def first_to_retain(ledger: Store, topic: int, oldest: int | None, max_bytes: int | None) -> int:
     """The first offset that was published at `oldest` (ms since 1970) or later, and lies among the
     newest entries that have `max_bytes` together. Messages in the journal always stay."""
 
@@ -141,48 +238,11 @@ def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
     return first
 
 
-def delete_pending(ledger: Ledger) -> None:
-    """Delete the rows of deleted and trimmed topics, a bounded number in each transaction."""
-    _give_up_views(ledger)
-    with ledger.read() as tables:
-        discarded = tables.deletions.all()
-    for topic, before in discarded.items():
-        while True:
-            with ledger.write_concurrent() as tables:
-                if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
-                    tables.deletions.remove(topic, before)
-                    break
-
-
-def give_up_view(ledger: Ledger, topic: int, view: View | None) -> None:
-    """Delete a view or snapshot that could not be finished, unless it is the topic's already: an
-    interrupt may come after the commit."""
-    if view is not None:
-        with ledger.write_concurrent() as tables:
-            if view not in (tables.views.view(topic), tables.views.snapshot(topic)):
-                tables.deletions.add(view.id)
-
-
-def _give_up_views(ledger: Ledger) -> None:
-    # Those of processes that died while they compacted.
-    with ledger.read() as tables:
-        dead = [
-            view
-            for view, slot, engine in tables.views.unfinished()
-            if not ledger.lockfile.slots.exists(slot, engine)
-        ]
-    if dead:
-        with ledger.write_concurrent() as tables:
-            unfinished = {view for view, _, _ in tables.views.unfinished()}
-            for view in unfinished.intersection(dead):  # a topic has the others by now
-                tables.deletions.add(view)
-
-
 class RetentionWorker:
     """Applies the retention of every topic every few seconds. Its thread starts once a topic has
     a retention."""
 
-    def __init__(self, ledger: Ledger, renew: Renew) -> None:
+    def __init__(self, ledger: Store, renew: Renew) -> None:
         self._ledger = ledger
         self._renew = renew
         self._ages: dict[int, Ages] = {}
@@ -240,7 +300,7 @@ class RetentionWorker:
                 log.warning("retention: %s", error)
 
 
-def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
+def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
     """Trim one topic by age and size, as long as these are its limits; its first offset then."""
     max_age, max_bytes = limits
     note_time(ledger, topic)
@@ -256,7 +316,7 @@ def trim_what_is_old(ledger: Ledger, topic: int, limits: Limits, renew: Renew, a
     return trim(ledger, topic, first, renew, limits) if first > row.first_offset else first
 
 
-def note_time(ledger: Ledger, topic: int) -> None:
+def note_time(ledger: Store, topic: int) -> None:
     """Note a lower bound of the age of messages whose publish times are ahead of the clock; on an
     idle topic, no append does so."""
     with ledger.read() as tables:
@@ -266,7 +326,7 @@ def note_time(ledger: Ledger, topic: int) -> None:
         tables.topics.mark_time(tables.topics.get(topic))
 
 
-def set_retention(ledger: Ledger, topic: int, max_age: float | None, max_bytes: int | None) -> None:
+def set_retention(ledger: Store, topic: int, max_age: float | None, max_bytes: int | None) -> None:
     """Store a topic's retention, for every process; None for both keeps everything."""
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)

@@ -1,7 +1,7 @@
 """Who may write: pure decisions over rows. No I/O, no clock, no lock (rules A, B, D).
 
 Everything that decides about admission, epochs, the queue and fencing is here; what
-carries a decision out, inside one ledger transaction, is `sessions.py` and `succession.py`.
+carries a decision out, inside one ledger transaction, is `sessions.py`.
 
 >>> first = admit(epoch=3, owner=None, shared=False, waiting=False, request=Request("exclusive"))
 >>> first.verdict.name, first.epoch

@@ -25,7 +25,8 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.local.ownership import pending
-from exclusivelog.local.ownership.changes import (
+from exclusivelog.local.ownership.pending import Deliveries, Pending
+from exclusivelog.local.ownership.steps import (
     CLAIM_LOST,
     CLAIM_MOVED,
     FENCED,
@@ -35,9 +36,9 @@ from exclusivelog.local.ownership.changes import (
     REVOKED,
     TERMINATED,
     WANTED,
+    Successors,
+    moved_error,
 )
-from exclusivelog.local.ownership.moved_claims import Successors, moved_error
-from exclusivelog.local.ownership.pending import Deliveries, Pending
 from exclusivelog.local.records import Transfer, changed
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import OwnerInfo

@@ -25,41 +25,24 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     TopicTerminatedError,
 )
-from exclusivelog.local import records
-from exclusivelog.local.fencing import (
-    describe,
-    owner_info,
-    owner_of,
-    revoked,
-    waiter_info,
-)
 from exclusivelog.local.ownership import role_rows
-from exclusivelog.local.ownership.changes import (
+from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
+from exclusivelog.local.ownership.sessions import Sessions, Succession
+from exclusivelog.local.ownership.steps import (
     CLAIM_LOST,
     CLAIM_MOVED,
     FENCED,
     REVOKED,
     TERMINATED,
     WANTED,
-    Transactions,
     record,
     record_claim,
 )
-from exclusivelog.local.ownership.claims import Claims
-from exclusivelog.local.ownership.role_rows import ANCHORS, RoleRow
-from exclusivelog.local.ownership.sessions import Sessions
-from exclusivelog.local.ownership.succession import Succession
-from exclusivelog.local.records import (
-    FENCING,
-    Claimant,
-    Session,
-    Transfer,
-    is_role,
-    unpack_session,
-)
+from exclusivelog.local.records import FENCING, Claimant, Session, Transfer, is_role, unpack_session
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
-from exclusivelog.types import OwnerInfo, RoleInfo
+from exclusivelog.local.storage.tables import Tables, describe, owner_info, owner_of, revoked
+from exclusivelog.types import PREFIX, OwnerInfo
 
 ROLE = "role"  # the reason of events about a role's parts
 Place = tuple[tuple[int, int, int], int]  # in the order of rule D1
@@ -280,7 +263,7 @@ class RoleGrants:
     ) -> None:
         """Write the request down, and the anchor that its parts are bound to."""
         role = RoleRow(
-            seat.bound_to, row.id, seat.id, row.name.removeprefix(records.PREFIX),
+            seat.bound_to, row.id, seat.id, row.name.removeprefix(PREFIX),
             list(definition.topics), definition.groups, definition.claims,
         )  # fmt: skip
         role_rows.put(tables, role)
@@ -543,28 +526,6 @@ def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
 
 
 # ---- all of them -------------------------------------------------------------------------
-
-
-def list_roles(ledger: Transactions) -> list[RoleInfo]:
-    """All roles, by name."""
-    with ledger.read() as tables:
-        alive = ledger.lockfile.slots.alive
-        return [_info(tables, alive, *each) for each in role_rows.role_topics(tables)]
-
-
-def _info(tables: Tables, alive: Callable[[int, str], bool], name: str, topic: int) -> RoleInfo:
-    row = tables.topics.get(topic)
-    owner = owner_of(tables, row)
-    holder = owner if owner is not None and alive(owner.slot, owner.engine) else None
-    bound = role_rows.last(tables, topic) or RoleDefinition((), {}, {})
-    waiters = [waiter_info(w) for w in tables.sessions.waiters(topic) if alive(w.slot, w.engine)]
-    return RoleInfo(
-        name, row.epoch, None if holder is None else owner_info(holder),
-        tuple(sorted(tables.topics.get(each).name for each in bound.topics)),
-        {group: tuple(topics) for group, topics in bound.groups.items()},
-        {group: tuple(resources) for group, resources in bound.claims.items()},
-        tuple(waiters),
-    )  # fmt: skip
 
 
 def with_roles(ledger: Ledger, now: Callable[[], int] = _core.now) -> Sessions:

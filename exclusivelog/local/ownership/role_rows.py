@@ -15,16 +15,16 @@ seat or waiting beside it, and all producers that are opened with `claim=role.cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import RoleDefinition
-from exclusivelog.local.records import PREFIX, Claimant, Session
-from exclusivelog.local.storage.rows import PAIR, U64, u64
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.records import PAIR, U64, Claimant, Session, u64
+from exclusivelog.local.storage.tables import Store, Tables, owner_info, owner_of, waiter_info
+from exclusivelog.types import PREFIX, RoleInfo
 
 ANCHORS = "__role__"  # the group of the claim sessions that bind the parts
 REQUEST, PART, PART_OF, LAST = b"role", b"role in", b"role of", b"role last"
@@ -187,3 +187,28 @@ def _unpack(data: bytes) -> RoleRow:
 def _unpack_last(data: bytes) -> RoleDefinition:
     topics, groups, claims = msgpack.unpackb(data)
     return RoleDefinition(tuple(topics), groups, claims)
+
+
+# ---- for those who ask ------------------------------------------------------------------
+
+
+def list_roles(ledger: Store) -> list[RoleInfo]:
+    """All roles, by name."""
+    with ledger.read() as tables:
+        alive = ledger.lockfile.slots.alive
+        return [_info(tables, alive, *each) for each in role_topics(tables)]
+
+
+def _info(tables: Tables, alive: Callable[[int, str], bool], name: str, topic: int) -> RoleInfo:
+    row = tables.topics.get(topic)
+    owner = owner_of(tables, row)
+    holder = owner if owner is not None and alive(owner.slot, owner.engine) else None
+    bound = last(tables, topic) or RoleDefinition((), {}, {})
+    waiters = [waiter_info(w) for w in tables.sessions.waiters(topic) if alive(w.slot, w.engine)]
+    return RoleInfo(
+        name, row.epoch, None if holder is None else owner_info(holder),
+        tuple(sorted(tables.topics.get(each).name for each in bound.topics)),
+        {group: tuple(topics) for group, topics in bound.groups.items()},
+        {group: tuple(resources) for group, resources in bound.claims.items()},
+        tuple(waiters),
+    )  # fmt: skip

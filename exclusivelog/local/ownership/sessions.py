@@ -1,4 +1,13 @@
-"""Requests for topics, and every other change of who holds or awaits one: `Requests` decides within
+"""Who holds or awaits a topic: steps (`Succession`), requests, and a transaction for each call.
+
+Who holds a topic after whom: every step of that within one transaction of the ledger.
+
+A session is a row: in `holders` once it is admitted, in `queue` while it waits. A missing row
+means fenced, released or dead; all are treated alike. What is decided here is decided by the rows,
+the live engines and the clock alone, so that the model checker (`proof.model`) runs this very code
+over tables in memory.
+
+Requests for topics, and every other change of who holds or awaits one: `Requests` decides within
 a transaction, with `admission.py`; `Sessions` has the transactions, one for each call (rule A2).
 """
 
@@ -21,26 +30,397 @@ from exclusivelog.errors import (
     TopicTerminatedError,
 )
 from exclusivelog.local import records
-from exclusivelog.local.fencing import (
+from exclusivelog.local.ownership import admission, role_rows, steps
+from exclusivelog.local.ownership.admission import Verdict
+from exclusivelog.local.ownership.steps import (
+    FENCED,
+    GRANTED,
+    HANDED_OVER,
+    MOVES,
+    RESOURCES,
+    RETRY_AT,
+    REVOKED,
+    TERMINATED,
+    WANTED,
+    Living,
+    Roles,
+    Transactions,
+    Transfers,
+    put_announcement,
+    record,
+)
+from exclusivelog.local.records import (
+    SHARED,
+    WAIT,
+    Claimant,
+    Registration,
+    Session,
+    StillReleasing,
+    Transfer,
+    changed,
+    is_role,
+)
+from exclusivelog.local.storage.tables import (
+    Tables,
     describe,
+    fenced_by,
     owner_info,
     owner_of,
+    revoked,
     told,
     waiter_info,
 )
-from exclusivelog.local.ownership import admission, seats
-from exclusivelog.local.ownership.admission import Verdict
-from exclusivelog.local.ownership.changes import (
-    HANDED_OVER,
-    TERMINATED,
-    WANTED,
-    Transactions,
-    record,
-)
-from exclusivelog.local.ownership.succession import Succession
-from exclusivelog.local.records import Registration, Session, StillReleasing, Transfer, is_role
-from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
+
+# ---- what follows whom -----------------------------------------------------------------
+
+
+# The rows (key, data) of a topic's queue that come into question.
+Choose = Callable[[Tables, _core.TopicRow], Iterable[tuple[bytes, bytes]]]
+
+
+class Succession:
+    """Grants, promotions, evictions and releases of one ledger's topics, each a step of a
+    transaction. `now` is the machine's monotonic clock, in ns."""
+
+    def __init__(self, living: Living, now: Callable[[], int] = _core.now) -> None:
+        self.now = now
+        self.transfers = Transfers(living, now)
+        self._living = living
+
+    @property
+    def roles(self) -> Roles:
+        """What binds the parts of roles together."""
+        return self.transfers.roles
+
+    def alive(self, party: Session | Claimant) -> bool:
+        """Does its engine exist, and respond?"""
+        return self._living.alive(party.slot, party.engine)
+
+    def exists(self, party: Session | Claimant) -> bool:
+        """Does its engine exist, responsive or not?"""
+        return self._living.exists(party.slot, party.engine)
+
+    def end_of(self, party: Session | Claimant) -> str:
+        """How an engine ended that does not live: an event's reason."""
+        return "hung" if self.exists(party) else "dead"
+
+    # ---- grant ---------------------------------------------------------------------------
+
+    def admit(
+        self, tables: Tables, row: _core.TopicRow, session: Session, reason: str,
+        transfer: Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """The session holds the topic from now on, `transfer`: by this hand-over."""
+        moved = reason == HANDED_OVER and transfer is not None and transfer.lineage
+        lineage = transfer.lineage if moved and transfer else session.id
+        if session.announce is not None:
+            put_announcement(tables, session, session.announce)
+        session = changed(session, lineage=lineage, announce=None)
+        tables.sessions.put_holder(session)
+        if session.exclusive:
+            row.owner = session.id
+            row.epoch = session.epoch
+            row.flags &= ~_core.RECREATED
+            if session.mode == WAIT:
+                tables.sessions.learn(row.id, session.priority)
+            record(tables, row, "grant", reason, target=session)
+            if is_role(row.name):
+                self.roles.admitted(tables, session)
+        else:
+            row.shared += 1
+
+    def _grant(
+        self, tables: Tables, row: _core.TopicRow, waiter: Session, reason: str,
+        transfer: Transfer | None,
+    ) -> None:  # fmt: skip
+        winner = changed(waiter, since=time.time_ns() // 1_000_000)
+        tables.sessions.drop_waiter(winner)
+        row.waiting -= 1
+        self.admit(tables, row, winner, reason, transfer)
+        sequence, namesake = tables.producers.get(row.id, winner.name)
+        if namesake != winner.id:  # else the row is as it has to be: a page less to write
+            tables.producers.put(row.id, winner.name, sequence, winner.id)
+        tables.notifications.post(winner, GRANTED, winner.epoch, winner.since, sequence)
+        if row.waiting and winner.notify_on_contention:
+            tables.notifications.post(winner, WANTED)  # behind the grant
+
+    # ---- leave ---------------------------------------------------------------------------
+
+    def leave(
+        self, tables: Tables, session: Session, kind: str, reason: str, promote: bool = True,
+        row: _core.TopicRow | None = None,
+    ) -> _core.TopicRow | None:  # fmt: skip
+        """A session has ended; one that is not registered any more is passed over (rule B7). Unless
+        it does `promote`, the caller does. `row`: the topic's, if the caller changes it, too."""
+        if row is None:
+            consequence = f"producer {session.name!r} is taken away from it"
+            row = tables.topics.sound(session.topic, consequence)
+        if row is None:
+            tables.sessions.drop_holder(session)
+            tables.transfers.drop_seat(session.topic, session.id)
+            tables.sessions.drop_waiter(session)
+            self.roles.dropped(tables, session, kind, reason)
+            return None
+        if (holder := tables.sessions.holder(session.topic, session.id)) is not None:
+            self.drop_holder(tables, row, holder, kind, reason)
+        elif tables.sessions.waiting(session):
+            self.drop_waiter(tables, row, session)
+        else:
+            return None
+        if promote:
+            self.promote(tables, row)
+        tables.topics.put(row)
+        return row
+
+    def drop_holder(
+        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
+        rival: Session | Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """The session no longer holds the topic; `rival` is to have it."""
+        tables.sessions.drop_holder(session)
+        tables.producers.free(session)
+        if not session.exclusive:
+            row.shared -= 1
+            steps.pass_seat_on(self, tables, row, session)
+        elif row.owner == session.id:
+            row.owner = 0
+            record(tables, row, kind, reason, source=session, target=rival)
+        if not row.owner and not row.shared:
+            row.freed = self.now()
+        if session.bound_to:
+            self.roles.dropped(tables, session, kind, reason)
+
+    def drop_waiter(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
+        """The session no longer waits."""
+        if tables.sessions.drop_waiter(session):
+            tables.producers.free(session)
+            row.waiting -= 1
+            if session.bound_to:
+                self.roles.dropped(tables, session, "evict", "waited")
+
+    def remove_dead(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
+        """A session whose engine is dead, or unresponsive for too long, holds or waits no more."""
+        if session.epoch or not session.exclusive:
+            self.drop_holder(tables, row, session, "evict", self.end_of(session))
+        else:
+            self.drop_waiter(tables, row, session)
+        self.tell_fenced(tables, row, session, owner_of(tables, row))
+
+    def tell_fenced(
+        self, tables: Tables, row: _core.TopicRow, session: Session, rival: Session | None
+    ) -> None:
+        """Notify a session that was evicted, unless its process is gone; one that is unresponsive
+        reads it when it goes on."""
+        if not self.exists(session):
+            return
+        if role_rows.binds(tables, session):  # its role is lost: its sends are told the same
+            tables.notifications.post(session, REVOKED, str(revoked(row, session)))
+        else:
+            tables.notifications.post(session, FENCED, str(fenced_by(row, session, rival)))
+
+    def evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
+        """Fence all who hold or await the topic."""
+        steps.cancel_seats(self, tables, row, "another owner came first")
+        for session in tables.sessions.holders(row.id):
+            self.drop_holder(tables, row, session, "evict", "fenced", rival)
+            self.tell_fenced(tables, row, session, rival)
+        for session in list(tables.sessions.waiters(row.id)):
+            self.drop_waiter(tables, row, session)
+            self.tell_fenced(tables, row, session, rival)
+
+    def evict_dead(
+        self, tables: Tables, row: _core.TopicRow, mode: str, name: str | None = None
+    ) -> None:
+        """Evict sessions of dead engines that could stand in a request's way, and promote a living
+        waiter before anyone new (rules C2, D4)."""
+        for session in _holders_in_the_way(tables, row, mode, name):
+            # One may have ended with a claim that moved when another one was dropped.
+            if not self.alive(session) and tables.sessions.holds(row.id, session.id):
+                self.drop_holder(tables, row, session, "evict", self.end_of(session))
+                self.tell_fenced(tables, row, session, None)
+        self.promote(tables, row)
+        if row.waiting:
+            dead = []
+            for waiter in tables.sessions.waiters(row.id):
+                if self.alive(waiter):
+                    break
+                dead.append(waiter)
+            for waiter in dead:
+                self.drop_waiter(tables, row, waiter)
+                self.tell_fenced(tables, row, waiter, owner_of(tables, row))
+        tables.topics.put(row)
+
+    def end_claims(
+        self, tables: Tables, claimants: Sequence[Claimant], kind: str,
+        row: _core.TopicRow | None = None,
+    ) -> None:  # fmt: skip
+        """Claims are gone, and with them the producers that are bound to them, admitted or waiting;
+        `kind` is evict or release (rules B2, F5). `row`: of a topic that the caller changes, too,
+        and promotes."""
+        for claimant in claimants:
+            self.roles.claim_ended(tables, claimant, kind)
+            tables.claims.drop_claimant(claimant.id)
+        bound = [
+            session for claimant in claimants for session in tables.sessions.bound_to(claimant.id)
+        ]
+        with tables.topics.in_hand(row) as rows:
+            for session in bound:
+                own = rows.get(session.topic)
+                left = self.leave(tables, session, kind, "claim", promote=False, row=own)
+                if left is not None and self.exists(session):
+                    tables.notifications.post(session, REVOKED, str(revoked(left, session)))
+            # Only now: none of them may be promoted in place of another one.
+            self.promote_all(tables, {session.topic for session in bound} - rows.keys())
+        for claimant in claimants:
+            for resource in claimant.generations:
+                last, holder = tables.claims.claim(claimant.group, resource)
+                if holder == claimant.id:
+                    tables.claims.put_claim(claimant.group, resource, last, 0)
+        tables.announce.add(RESOURCES)
+
+    # ---- promote -------------------------------------------------------------------------
+
+    def promote(self, tables: Tables, row: _core.TopicRow) -> None:
+        """Make the best waiter the owner of a topic without a holder (rules A3, D4), or tell it
+        when to retry (rules D7, E3). Where roles are concerned, that is done at the end of the
+        transaction."""
+        if not self.roles.postpones(tables, row):
+            self.promote_now(tables, row)
+
+    def promote_now(
+        self, tables: Tables, row: _core.TopicRow, choose: Choose | None = None
+    ) -> None:
+        """The same, at once. `choose` gives the rows of the queue that come into question."""
+        if row.shared:
+            steps.end_overdue_seats(self, tables, row)
+        if row.shared and row.waiting:
+            self._await_seats(tables, row)
+        if row.owner or row.shared:
+            return
+        transfer = self.transfers.current(tables, row)
+        if transfer is not None and transfer.session:
+            transfer = self.assign(tables, row, transfer)  # its holder is gone some other way
+        if not row.waiting:
+            return
+        promotion = self._select(tables, row, transfer, choose)
+        for session in (*promotion.dead, *promotion.stale):
+            self.drop_waiter(tables, row, session)
+            self.tell_fenced(tables, row, session, promotion.winner)
+        if promotion.winner is not None:
+            reason = "promotion" if transfer is None else HANDED_OVER
+            self.transfers.end(tables, row, transfer, promotion.winner, reason)
+            self._grant(tables, row, promotion.winner, reason, transfer)
+            row.later = row.due = 0
+        elif promotion.later is not None:
+            self._retry_at(tables, row, promotion.later, promotion.due)
+
+    def promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
+        """Promote on all of these topics. `due`: because it is time to retry."""
+        for topic in topics:
+            row = tables.topics.sound(topic, "no waiter is promoted there")
+            if row is None:
+                continue
+            if due:
+                row.later = row.due = 0  # this is the retry
+            self.promote(tables, row)
+            tables.topics.put(row)
+
+    def _select(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None,
+        choose: Choose | None = None,
+    ) -> admission.Promotion:  # fmt: skip
+        rows = tables.sessions.queue(row.id) if choose is None else choose(tables, row)
+        try:
+            return admission.promote(
+                row.epoch, row.id, rows, self._living.alive,
+                now=self.now(), freed=self.freed(row), transfer=transfer,
+                known=tables.sessions.known(row.id),
+            )  # fmt: skip
+        except (ValueError, TypeError) as error:
+            raise tables.rows.damaged("queue", error) from None
+
+    def _await_seats(self, tables: Tables, row: _core.TopicRow) -> None:
+        """The destination of a seat gives it back at the deadline, unless it is unresponsive: so
+        the best waiter retries then (rule E4)."""
+        due = steps.next_seat_deadline(tables, row.id)
+        if due is not None:
+            best = next((w for w in tables.sessions.waiters(row.id) if self.alive(w)), None)
+            if best is not None:
+                self._retry_at(tables, row, best, due)
+
+    def _retry_at(self, tables: Tables, row: _core.TopicRow, waiter: Session, due: int) -> None:
+        """Have a waiter's engine retry the promotion at that time: told once, however many come
+        behind it."""
+        if (row.later, row.due) != (waiter.id, due):
+            row.later, row.due = waiter.id, due
+            tables.notifications.post(waiter, RETRY_AT, row.id, due)
+
+    def freed(self, row: _core.TopicRow) -> int:
+        """Since when a free topic is free: at the earliest since its ledger was opened."""
+        return max(row.freed if row.freed <= self.now() else 0, self._living.opened)
+
+    # ---- hand over -----------------------------------------------------------------------
+
+    def assign(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
+    ) -> Transfer:
+        """From now on the topic is reserved, and has no holder (rules E1, E3)."""
+        assigned = replace(transfer, session=0)
+        tables.transfers.put(assigned)
+        self.tell_assigned(tables, row, transfer, source, "unload")
+        return assigned
+
+    def tell_assigned(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
+        reason: str,
+    ) -> None:  # fmt: skip
+        """What this hand-over is of is reserved for its destination: its claims move now."""
+        record(tables, row, "assigned", reason, source=source, target=transfer)
+        self.move_claims(tables, row, transfer)
+        tables.announce.add(MOVES)
+        tables.ring.add(transfer.slot)  # requests may wait for it there
+
+    def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The claims of its groups follow the topic."""
+        moved = steps.claims_that_move(tables, row, transfer)
+        if not moved:
+            return
+        self.end_claims(tables, moved, "evict", row)
+        steps.notify_moved(self._living, tables, row, moved, transfer)
+        for claimant in moved:
+            reason = f"group {claimant.group}"
+            record(tables, row, "moved", reason, source=claimant, target=transfer)
+
+
+def clear(succession: Succession, tables: Tables, row: _core.TopicRow) -> Session | None:
+    """Remove the dead from a topic; a living session that holds or awaits it, if any."""
+    everyone = [*tables.sessions.holders(row.id), *tables.sessions.waiters(row.id)]
+    for session in everyone:
+        if succession.alive(session):
+            return session
+    for session in everyone:
+        succession.remove_dead(tables, row, session)
+    return None
+
+
+def _holders_in_the_way(
+    tables: Tables, row: _core.TopicRow, mode: str, name: str | None
+) -> Sequence[Session]:
+    if row.owner:
+        owner = owner_of(tables, row)
+        return [owner] if owner is not None else []
+    if mode != SHARED or row.waiting:
+        return tables.sessions.holders(row.id)
+    # A shared producer is not in another one's way, and there may be many; but for its
+    # namesake, whose seat may have been on its way (rule A6).
+    number = 0 if name is None else tables.producers.get(row.id, name)[1]
+    namesake = tables.sessions.holder(row.id, number) if number else None
+    return [] if namesake is None else [namesake]
+
+
+# ---- requests, and all other calls -----------------------------------------------------
+
 
 EVICTED_AT_FIRST = 50
 EVICTED_AT_ONCE = 1000  # sessions in one transaction: others wait for the ledger meanwhile
@@ -82,7 +462,7 @@ class Requests:
         transfer = self._transfers.current(tables, row)
         seat = None
         if not session.exclusive and row.shared:
-            seat = seats.find(tables, row, session.engine, session.name, follows)
+            seat = steps.find_seat(tables, row, session.engine, session.name, follows)
         verdict, epoch = self._judge(tables, row, session, owner, transfer, seat)
         if verdict not in _ADMITTED:
             refusal = _refusal(tables, row, session, verdict, owner, transfer)
@@ -153,7 +533,7 @@ class Requests:
     def _admit_to_seat(
         self, tables: Tables, row: _core.TopicRow, session: Session, seat: Session
     ) -> None:
-        transfer = seats.take(tables, row, seat, session)
+        transfer = steps.take_seat(tables, row, seat, session)
         record(tables, row, "admit", HANDED_OVER, source=None, target=session)
         reason = _why(session, Verdict.ADMIT, transfer)
         self._succession.admit(tables, row, session, reason, transfer)
@@ -210,7 +590,7 @@ class Requests:
     def _check_unbroken(
         self, tables: Tables, row: _core.TopicRow, engine: str, lineage: int
     ) -> None:
-        if seats.find(tables, row, engine, "", lineage) is not None:
+        if steps.find_seat(tables, row, engine, "", lineage) is not None:
             return
         transfer = self._transfers.current(tables, row)
         if transfer is None or transfer.target != engine or transfer.lineage != lineage:
@@ -402,9 +782,9 @@ class Sessions:
         this lineage of hand-overs goes on: it has had no other owner in between."""
         with self._ledger.read() as tables:
             row = tables.topics.get(topic)
-            seat = seats.held(tables, topic, lineage) if row.shared else None
+            seat = steps.held_seat(tables, topic, lineage) if row.shared else None
             if seat is not None:
-                return seat.engine, 0 if seats.reserved(tables, seat) else seat.id
+                return seat.engine, 0 if steps.is_reserved(tables, seat) else seat.id
             owner = owner_of(tables, row)
             if owner is not None:
                 return (owner.engine, owner.id) if owner.lineage == lineage else None
@@ -426,7 +806,7 @@ class Sessions:
         that is reserved for a producer still to come."""
         with self._ledger.read() as tables:
             there = [s for s in tables.sessions.holders(topic) if self.succession.alive(s)]
-            return [owner_info(s) for s in there if not seats.reserved(tables, s)]
+            return [owner_info(s) for s in there if not steps.is_reserved(tables, s)]
 
     def owner(self, topic: int) -> OwnerInfo | None:
         """The topic's owner, if it has one that lives."""

@@ -11,7 +11,7 @@ Owned(b, e+1)    b's best waiter, or its next producer, has the topic; the row i
 ```
 
 The claims of the groups that the call names move in the transaction that assigns the topic; one
-shared producer moves as seats.py says. The last two are one transaction where b has a waiter.
+shared producer moves as steps.py says. The last two are one transaction where b has a waiter.
 The row ends by itself: at its deadline, with the death of its destination, or when another
 session becomes owner first. So whichever process dies at whichever step, the topic has its old
 owner, its new one, or is promoted as usual.
@@ -22,21 +22,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from exclusivelog import _core
-from exclusivelog.errors import ProducerMovedError, TopicNotFoundError
-from exclusivelog.local.fencing import (
-    describe,
-    fenced,
-    owner_info,
-    owner_of,
-)
-from exclusivelog.local.ownership import role_rows, seats
-from exclusivelog.local.ownership.changes import MOVES, RELEASE, record
-from exclusivelog.local.ownership.succession import Succession
+from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.local.ownership import role_rows, steps
+from exclusivelog.local.ownership.steps import MOVES, RELEASE, record
 from exclusivelog.local.records import Session, Transfer, is_role
-from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Store, Tables, describe, fenced, owner_info, owner_of
 from exclusivelog.types import EngineInfo, Move, TransferInfo
 
 POLL_SECONDS = 0.25  # a death sends no wake-up
@@ -74,10 +67,38 @@ class Begun:
     lineage: int = 0
 
 
+class Succession(steps.Sessions, Protocol):
+    """Who holds a topic after whom; see sessions.py."""
+
+    @property
+    def roles(self) -> steps.Roles:
+        """The roles among the sessions."""
+
+    def evict_dead(self, tables: Tables, row: _core.TopicRow, mode: str) -> None:
+        """Evict what dead engines have on the topic."""
+
+    def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The claims of a hand-over's groups go with it."""
+
+    def assign(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
+    ) -> Transfer:
+        """From now on the topic is reserved for the destination."""
+
+    def promote(self, tables: Tables, row: _core.TopicRow) -> None:
+        """The best waiter gets a topic that is free."""
+
+    def drop_holder(
+        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
+        rival: Session | Transfer | None = None,
+    ) -> None:  # fmt: skip
+        """The session no longer holds the topic."""
+
+
 class HandOver:
     """The steps of moves, each one transaction."""
 
-    def __init__(self, ledger: Ledger, succession: Succession) -> None:
+    def __init__(self, ledger: Store, succession: Succession) -> None:
         self._ledger = ledger
         self._succession = succession
         self._transfers = succession.transfers
@@ -214,7 +235,7 @@ class HandOver:
         if seat is None or not seat.session:
             return None
         if not self._transfers.can_succeed(seat):
-            seats.end_overdue(self._succession, tables, row)
+            steps.end_overdue_seats(self._succession, tables, row)
             tables.topics.put(row)
             tables.announce.add(MOVES)
             return None
@@ -238,7 +259,7 @@ class HandOver:
                 if transfer is not None and until in (None, transfer.until):
                     self._transfers.cancel(tables, row, transfer, reason)
                     cancelled.append(row.name)
-                elif seats.cancel(self._succession, tables, row, reason, until):
+                elif steps.cancel_seats(self._succession, tables, row, reason, until):
                     cancelled.append(row.name)
                 self._succession.promote(tables, row)
                 tables.topics.put(row)
@@ -263,12 +284,12 @@ class HandOver:
         self, tables: Tables, row: _core.TopicRow, to: EngineInfo, lineage: int,
         holder: Session | None, name: str | None = None,
     ) -> Move:  # fmt: skip
-        holder = holder or seats.held(tables, row.id, lineage)
+        holder = holder or steps.held_seat(tables, row.id, lineage)
         if holder is None:
             return _move(row, None, to, "failed", "its producer is gone", name)
         name = name or holder.name
         if holder.engine == to.id:
-            state = "assigned" if seats.reserved(tables, holder) else "owned"
+            state = "assigned" if steps.is_reserved(tables, holder) else "owned"
             return _move(row, holder, to, state, producer=name)
         seat = tables.transfers.seat(row.id, holder.id)
         if seat is not None and seat.target == to.id and self._succession.now() < seat.until:
@@ -306,13 +327,14 @@ class HandOver:
         transfer = tables.transfers.get(row.id)
         if transfer is not None and row.owner in (0, transfer.session) and not row.shared:
             yield owner_of(tables, row), transfer, False
-        for holder, seat in seats.under_way(tables, row.id):
+        for holder, seat in steps.seats_under_way(tables, row.id):
             yield holder, seat, True
 
     def changes(self) -> int:
         """Grows with every step of any move."""
         lockfile = self._ledger.lockfile
-        return lockfile.atomics.load(lockfile.counters.place(MOVES))
+        found: int = lockfile.atomics.load(lockfile.counters.place(MOVES))
+        return found
 
     def wait_for_a_change(self, seen: int, seconds: float) -> None:
         """Sleep until a move has gone on, or an engine may have died."""
@@ -361,13 +383,3 @@ def _transfer_info(
         until=time.time_ns() // 1_000_000 + (transfer.until - _core.now()) // 1_000_000,
         producer=holder.name if alone and holder is not None else None, groups=transfer.groups,
     )  # fmt: skip
-
-
-def moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
-    """What the producer `name` of a topic ends with that was handed over."""
-    error = ProducerMovedError(
-        f"topic {topic!r}: it was handed over by producer {name!r} to engine {to.name!r} (id "
-        f"{to.target}, pid {to.pid}); send there"
-    )
-    error.successor = EngineInfo(to.target, to.name, to.pid, to.properties, 0.0)
-    return error

@@ -1,7 +1,7 @@
 """`owners.lock`: the file that all processes on a ledger map, created once and never removed.
 
 What it says counts only while an engine lives that has written it: the process that opens a
-ledger alone (see presence.py) initialises it, whatever it says.
+ledger alone (see slots.py) initialises it, whatever it says.
 
 ```text
 offset   size        what
@@ -11,11 +11,23 @@ offset   size        what
 40       4           counts the engines that have opened the ledger: waiting engines watch it
 48       8           when the first of the engines opened it, ns of the machine's monotonic clock
 1024     320         the journal's mutexes and positions (see _native/journal_lock.h)
-4096     1024 x 64   one wake-up counter for each topic (see counters.py)
+4096     1024 x 64   one wake-up counter for each topic
 69632    512 x 1024  one slot for each open engine (see slots.py)
 ```
 
 The places of the magic, device, inode and boot id are the same in all versions: see versions.py.
+
+Readers wait on the wake-up counters: u32 counter of commits, u32 number of waiting readers; topics
+are hashed.
+
+The machine's monotonic clock, in every time namespace.
+
+Heartbeats and deadlines in shared files are compared between processes (rule C4). A time
+namespace (`unshare --time --monotonic N`, some containers) adds a fixed offset to the monotonic
+clock of the processes in it, so the offset is subtracted before a time is stored or compared.
+
+`/proc/self/timens_offsets` gives the offsets of the namespace of future *children*. That is the
+process's own namespace, unless it has called `unshare(CLONE_NEWTIME)` and not forked since.
 """
 
 from __future__ import annotations
@@ -29,15 +41,142 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
 from exclusivelog.local.files import Directory, fill_holes
-from exclusivelog.local.shm.clocks import boot_id, find_clock
-from exclusivelog.local.shm.counters import TOPICS, TopicCounters
 from exclusivelog.local.shm.slots import ARRIVALS, SLOT_COUNT, SLOT_SIZE, SLOTS, Slots
 from exclusivelog.local.versions import LOCK_NAME, LOCK_VERSION, refuse_other_lock_file
+from exclusivelog.waits import READER_LOOK_UP_SECONDS
+
+# ---- clocks ----------------------------------------------------------------------------
+
+
+# The inode of the time namespace in which a machine boots: its offsets are 0, and fixed.
+INITIAL = 0xEFFFFFFA
+
+
+def find_clock(path: str) -> None:
+    """Set `_core.now()` to the machine's monotonic clock. Call it at each opening of `path`: a
+    forked child may be in another namespace than its parent.
+
+    Raises LedgerError where the namespace's offset cannot be read.
+    """
+    offset = namespace_offset()
+    if offset is None:
+        raise LedgerError(
+            f"{path} cannot be opened: this process is in a time namespace whose clock offset "
+            "cannot be read, so that heartbeats could not be compared with other processes'. It "
+            "has called unshare(CLONE_NEWTIME); open the ledger in a child of it"
+        )
+    _core.set_clock_offset(offset)
+
+
+def namespace_offset() -> int | None:
+    """How far this process's monotonic clock is ahead of the machine's, in ns; None if the offset
+    cannot be read.
+
+    >>> namespace_offset()
+    0
+    """
+    try:
+        own = os.stat("/proc/self/ns/time").st_ino
+    except OSError:
+        return 0  # this kernel has no time namespaces
+    if own == INITIAL:
+        return 0
+    # A parent in the same namespace, whose children are in it, too, has the same offset.
+    for process in ("self", str(os.getppid())):
+        found = _offset_for_children(process, own)
+        if found is not None:
+            return found
+    return None
+
+
+def _offset_for_children(process: str, namespace: int) -> int | None:
+    try:
+        if os.stat(f"/proc/{process}/ns/time_for_children").st_ino != namespace:
+            return None
+        lines = Path(f"/proc/{process}/timens_offsets").read_text().splitlines()
+        rows = {fields[0]: fields[1:] for fields in map(str.split, lines)}
+        seconds, nanoseconds = rows["monotonic"]
+        return int(seconds) * 1_000_000_000 + int(nanoseconds)
+    except (OSError, LookupError, ValueError):
+        return None
+
+
+def boot_id() -> bytes:
+    """16 bytes that change when the machine boots, and its monotonic clock starts again."""
+    text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    return bytes.fromhex(text.strip().replace("-", ""))
+
+
+# ---- counters --------------------------------------------------------------------------
+
+
+TOPICS, TOPIC_COUNT, TOPIC_SIZE = 4096, 1024, 64
+POLL_SECONDS = 0.02  # where no writer can wake the reader, or not for all topics that it waits for
+SPIN_NS = 40_000
+
+
+class TopicCounters:
+    """The counters of all topics. `shared`: writers of other processes change them."""
+
+    def __init__(self, atomics: _core.SharedWords, shared: bool) -> None:
+        self._atomics = atomics
+        self._shared = shared
+
+    def place(self, topic: int) -> int:
+        """The offset of this topic's counter in the file."""
+        return TOPICS + (topic * 0x9E3779B1 % TOPIC_COUNT) * TOPIC_SIZE
+
+    def announce(self, topic: int) -> None:
+        """Wake the readers that wait for this topic: something was appended."""
+        at = self.place(topic)
+        self._atomics.add(at, 1)
+        if self._atomics.load(at + 4):
+            self._atomics.wake(at)
+
+    def wait(self, at: int, seen: int, timeout: float | None, spin: bool) -> None:
+        """Wait until the counter at `at` differs from `seen`, for `timeout` seconds at most; it
+        may return earlier. None: as long as a reader waits at once.
+
+        `spin`: poll for some microseconds first. While data flows that costs reader and writer
+        less than a wake-up.
+        """
+        if spin and self._atomics.watch(at, seen, SPIN_NS):
+            return
+        # A reader killed here leaves its count behind: writers then make a needless wake-up call.
+        self._atomics.add(at + 4, 1)
+        try:
+            longest = READER_LOOK_UP_SECONDS if self._shared else POLL_SECONDS
+            if timeout is not None:
+                longest = min(longest, max(0.0, timeout))
+            self._atomics.wait(at, seen, int(longest * 1e9))
+        finally:
+            self._atomics.add(at + 4, -1)
+
+    def wait_any(self, places: Sequence[int], seen: Sequence[int], seconds: float) -> None:
+        """Wait until one of the counters at `places` differs from its value in `seen`, for
+        `seconds` at most; it may return earlier."""
+        for at in places:
+            self._atomics.add(at + 4, 1)
+        try:
+            longest = READER_LOOK_UP_SECONDS if self._shared else POLL_SECONDS
+            if len(places) > _core.MOST_WAITED_FOR:
+                longest = POLL_SECONDS
+            longest = min(longest, max(0.0, seconds))
+            if not self._atomics.wait_any(list(places), list(seen), int(longest * 1e9)):
+                self._atomics.wait(places[0], seen[0], int(min(longest, POLL_SECONDS) * 1e9))
+        finally:
+            for at in places:
+                self._atomics.add(at + 4, -1)
+
+
+# ---- the file --------------------------------------------------------------------------
+
 
 NAME = "owners.lock"
 MAGIC = int.from_bytes(LOCK_NAME + bytes([LOCK_VERSION]), "little")

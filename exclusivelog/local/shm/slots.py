@@ -1,4 +1,4 @@
-"""Slots of the lock file: one for each open engine, with its liveness, heartbeat and description.
+"""Liveness: slots of the lock file, one for each open engine, with its heartbeat and description.
 
 ```text
 69632    512 x 1024  slots, one per open engine:
@@ -25,25 +25,53 @@ walks the list before it frees the process's memory, so that a take-over does no
 (0.3 ms for 1 GiB, where an OFD lock took 25 ms: `python -m bench.liveness`), and a forked child
 inherits nothing. A process that dumps core is dead only once the dump is written. Slots do not
 decide who may write: the epoch in the ledger does (rule B2).
+
+Which processes have a ledger open: the kernel's locks say so, not shared memory.
+
+A process holds shared open-file locks of `journal`, `data.mdb` and `owners.lock` while it has the
+ledger open. A process that gets all of them exclusively is alone: what the lock file says is out
+of date, so this process initialises it and recovers the journal (rule H3). A process that does not
+get them joins live engines, and leaves the shared memory as it is.
+
+There are three files because one may have been replaced while an engine had it open. The kernel
+drops the locks when the last process with these descriptors closes them, or dies. They do not
+conflict with any program's `flock`.
+
+Stalled processes that hold the writer lock, and so hold up all others.
+
+A thread holds the writer lock for microseconds at an append, and for about a millisecond at a
+change of the tables; the kernel frees the lock when the thread dies. But a process that is
+*stopped* there (SIGSTOP, a debugger, a frozen container) keeps out all others: no process can take
+a lock from a thread that may go on at any time. `StallWatch` logs which process it is.
+
+With `kill_stalled=True`, it is killed once it has been silent for longer than its own `keepalive`
+(rule C3); so is a process that is stopped inside a read (see storage/pinned.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import logging
 import mmap
 import os
 import random
 import secrets
+import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerFullError
+from exclusivelog.local.files import DATA, JOURNAL, OWNERS, Directory, is_locked, lock_open_file
 from exclusivelog.types import EngineInfo
 from exclusivelog.version import __version__
+
+# ---- slots -----------------------------------------------------------------------------
+
 
 ARRIVALS, OPENED = 40, 48  # in the file's header
 SLOTS, SLOT_COUNT, SLOT_SIZE = 69632, 512, 1024
@@ -333,3 +361,189 @@ class Slot:
     def forget(self) -> None:
         """In a forked child: the slot is the parent's."""
         self._hold.forget()
+
+
+# ---- open files ------------------------------------------------------------------------
+
+
+FILES = (JOURNAL, DATA, OWNERS)
+ATTEMPT_SECONDS = 1.0  # a dying process keeps its locks for a moment
+
+
+class Presence:
+    """This process's locks on a ledger. Create it while the lock file is locked for opening."""
+
+    def __init__(self, directory: Directory) -> None:
+        self._path = directory.path
+        self._fds: list[int] = []
+        self.alone = False
+        try:
+            for name in FILES:
+                self._fds.append(directory.open(name, os.O_RDWR))
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release the locks; in a forked child, close the parent's descriptors. A second call does
+        nothing."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+    def enter(self) -> None:
+        """Find out whether this process is alone, and keep every other process from being alone."""
+        end = time.monotonic() + ATTEMPT_SECONDS
+        # A dying process that was alone releases its locks one after the other: both attempts may
+        # fail for a moment, and then this process is alone.
+        while not (self._take_alone() or self._lock("read")):
+            if time.monotonic() > end:
+                raise self._opened_elsewhere()
+            time.sleep(0.002)
+        self._show_earlier_versions()
+
+    def _show_earlier_versions(self) -> None:
+        # Versions before lock-file version 4 remove the lock file of a later one unless a process
+        # holds a `flock` of the journal. Nothing else depends on this lock.
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fds[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def admit_others(self) -> None:
+        """Recovery is complete: let other processes join."""
+        if self.alone:
+            self.alone = False
+            if not self._lock("read"):
+                raise self._opened_elsewhere()
+
+    def _take_alone(self) -> bool:
+        self.alone = self._lock("write")
+        return self.alone
+
+    def _lock(self, kind: str) -> bool:
+        return all(lock_open_file(fd, kind) for fd in self._fds)
+
+    def _opened_elsewhere(self) -> LedgerError:
+        return LedgerError(
+            f"{self._path} is being opened by another process with another lock file; was "
+            "owners.lock replaced? Close every engine, then open it"
+        )
+
+
+def writers_live(journal: int) -> bool:
+    """Does an engine have the ledger open to write? `journal` is a descriptor of the journal."""
+    return is_locked(journal)
+
+
+# ---- stalled processes -----------------------------------------------------------------
+
+
+log = logging.getLogger("exclusivelog")
+
+
+def process_of(thread: int) -> int | None:
+    """The id of the process that a thread belongs to; None if it has ended, or is hidden from this
+    process."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        status = Path(f"/proc/{thread}/status").read_text().splitlines()
+        return int(next(line for line in status if line.startswith("Tgid:")).split()[1])
+    return None
+
+
+class StallWatch:
+    """Logs each process that holds others up once, and kills it where `kill_stalled` allows that.
+
+    `killers` counts the engines of this process that were opened with `kill_stalled`.
+    """
+
+    def __init__(self, path: str, slots: Slots, journal: _core.Journal, killers: int) -> None:
+        self.killers = killers
+        self._path = path
+        self._slots = slots
+        self._journal = journal  # it drops its reference to this watch when it is closed
+        self._reported = (0, 0, 0)
+
+    def stalled(self, thread: int) -> None:
+        """Called when this process has waited for this thread for half a second."""
+        # The thread may itself wait for another one, which is stopped.
+        inside = [other for other in self._inside() if other]
+        thread = next(filter(is_stopped, inside), thread)
+        self._report(thread)
+        if self.killers:
+            for suspect in {thread, *inside}:
+                self._kill_if_inside(suspect)
+
+    def _inside(self) -> tuple[int, int]:
+        threads: tuple[int, int] = self._journal.inside
+        return threads
+
+    def _report(self, thread: int) -> None:
+        # Each of these changes if the thread goes on.
+        appends = self._inside()[0] == thread
+        stall = thread, self._journal.version, self._journal.tail if appends else 0
+        if stall == self._reported:
+            return
+        self._reported = stall
+        pid = process_of(thread)
+        engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
+        log.warning(
+            "%s: waited half a second for the writer lock, held by %s. If that process is "
+            "stopped, all writers wait until it is continued or killed",
+            self._path, ", ".join(map(describe, engines)) or f"thread {thread}",
+        )  # fmt: skip
+
+    def _kill_if_inside(self, thread: int) -> None:
+        pid = process_of(thread)
+        if pid is not None:
+            # While the thread still holds the lock, it lives: its id was not given to another.
+            self.kill_if_stalled(
+                pid, lambda: thread in self._inside() and process_of(thread) == pid,
+                "while it holds the writer lock",
+            )  # fmt: skip
+
+    def kill_if_stalled(self, pid: int, holds: Callable[[], bool], where: str) -> None:
+        """Kill another process if `kill_stalled` allows it, and all engines of that process have
+        been silent for longer than their keepalive. `holds()`: does it still hold others up,
+        `where` the log says?"""
+        if self.killers and pid != os.getpid():
+            engines = list(self._slots.in_process(pid))
+            if self._all_stalled(engines):
+                self._kill(pid, holds, where, [engine for _, engine in engines])
+
+    def _all_stalled(self, engines: list[tuple[int, EngineInfo]]) -> bool:
+        alive = self._slots.alive
+        return bool(engines) and not any(alive(slot, engine.id) for slot, engine in engines)
+
+    def _kill(
+        self, pid: int, holds: Callable[[], bool], where: str, engines: list[EngineInfo]
+    ) -> None:
+        try:
+            process = os.pidfd_open(pid)
+        except OSError:
+            return  # it has ended
+        try:
+            # Check again: this process may have been stopped itself since, and that one gone on.
+            if holds() and self._all_stalled(list(self._slots.in_process(pid))):
+                log.error(
+                    "%s: killing %s, silent for longer than its keepalive %s",
+                    self._path, ", ".join(map(describe, engines)), where,
+                )  # fmt: skip
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        except OSError as error:
+            log.warning("%s: process %d cannot be killed: %s", self._path, pid, error)
+        finally:
+            os.close(process)
+
+    def inside(self) -> EngineInfo | None:
+        """The engine that appends or holds the writer lock at this moment; None if none does."""
+        for thread in self._inside():
+            pid = process_of(thread) if thread else None
+            for _, engine in () if pid is None else self._slots.in_process(pid):
+                return engine
+        return None
+
+
+def describe(engine: EngineInfo) -> str:
+    """An engine and how long it has been silent, for a message."""
+    return (
+        f"engine {engine.name!r} (id {engine.id}, pid {engine.pid}), silent for "
+        f"{engine.heartbeat_age:.1f} s"
+    )

@@ -36,13 +36,12 @@ from exclusivelog.events import EVENTS
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
 from exclusivelog.local.storage.checkpointer import Checkpointer
+from exclusivelog.local.storage.environment import identity, make_directory, refuse_file_system
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
-from exclusivelog.local.storage.location import identity, make_directory, refuse_file_system
 from exclusivelog.local.storage.opening import OpenFiles, Options
 from exclusivelog.local.storage.pinned import PinnedPages
-from exclusivelog.local.storage.recovery import recover
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage.tables import Tables, recover
 
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
 DEFAULT_MAX_READERS = 1022

@@ -1,6 +1,6 @@
 """Opening a ledger: its files are checked, created and opened, by one process at a time.
 
-The kernel's locks say which process is alone on the ledger, and recovers it (presence.py)."""
+The kernel's locks say which process is alone on the ledger, and recovers it (slots.py)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ from exclusivelog import _core
 from exclusivelog.errors import LedgerCorruptedError, LedgerError
 from exclusivelog.local.files import DATA, JOURNAL, Directory, fill_holes
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, LockFile
-from exclusivelog.local.shm.presence import Presence, writers_live
-from exclusivelog.local.shm.stalls import StallWatch
+from exclusivelog.local.shm.slots import Presence, StallWatch, writers_live
 from exclusivelog.local.storage.environment import (
     Environment,
     check_format,
     check_header,
-    create_environment,
-    open_tables,
-)
-from exclusivelog.local.storage.journal import inode, open_file
-from exclusivelog.local.storage.location import (
     copy_up,
+    create_environment,
     is_mounted_read_only,
+    open_tables,
     refuse_incomplete,
     refuse_remains,
     refuse_strangers,
 )
+from exclusivelog.local.storage.journal import inode, open_file
 from exclusivelog.local.storage.segments import Segments
 from exclusivelog.local.versions import LOCK_VERSION, in_use, lock_version, refuse_other_lock_file
 

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import lmdb
 
-from exclusivelog.local.shm.slots import Slots
-from exclusivelog.local.shm.stalls import StallWatch, describe
+from exclusivelog.local.shm.slots import Slots, StallWatch, describe
 from exclusivelog.local.storage.environment import Reading, parse_readers
 
 log = logging.getLogger("exclusivelog")

@@ -1,16 +1,18 @@
-"""The ledger's tables: keys, rows, and typed access to them within one transaction.
+"""The ledger's tables: keys, rows, and typed access to them.
+
+Also the fencing check, and the errors of a session that may not write.
 
 ```text
 table      key                                              value
 meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id given (u64)
            b"journal"                                       generation, position applied, a mark and
                                                             the oldest version behind it (u64)
-           b"times", topic id                               time marks (see time_marks.py)
+           b"times", topic id                               time marks (see records.py)
            b"overdue", topic id                             boot id, ns of the machine's monotonic
-                                                            clock (see ages.py)
+                                                            clock (see retention.py)
            b"kind", topic id                                msgpack: what state the topic holds
            b"announced", topic id                           msgpack: what its owner announced last
-                                                            (see announcements.py)
+                                                            (see steps.py)
            b"priorities", topic id                          the best and the lowest priority of
                                                             its waiters so far (i64, rule D7)
            b"role ...", ...                                 of roles (see role_rows.py)
@@ -49,39 +51,1110 @@ last offset: the entry that holds an offset is then the first at or after it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+import secrets
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import fields, replace
+from typing import Any, Protocol, TypeVar
+
+import lmdb
+import msgpack
 
 from exclusivelog import _core
 from exclusivelog._core import TopicRow
-from exclusivelog.errors import LedgerCorruptedError
-from exclusivelog.local.storage.log_tables import (
-    AppliedJournal,
-    CursorTable,
-    EntryTable,
-    LargeEntries,
-    OnceTable,
-    ProducerTable,
-    TopicTable,
+from exclusivelog.errors import (
+    EngineClosedError,
+    LedgerCorruptedError,
+    LedgerFullError,
+    ProducerFencedError,
+    ProducerRevokedError,
+    TopicNotFoundError,
+    TopicTerminatedError,
 )
-from exclusivelog.local.storage.maintenance_tables import DeletionTable, RetentionTable, ViewTable
-from exclusivelog.local.storage.ownership_tables import (
-    ClaimTable,
-    NotificationTable,
-    SessionTable,
-    TransferTable,
+from exclusivelog.local.records import (
+    ANNOUNCED,
+    CLAIMANT_FIELDS,
+    KIND,
+    OVERDUE,
+    PAIR,
+    PRIORITIES,
+    TIMES,
+    U64,
+    Claimant,
+    Known,
+    Mark,
+    Rows,
+    Session,
+    Transfer,
+    View,
+    is_ahead,
+    is_marked,
+    is_role,
+    pack_marks,
+    pack_session,
+    u64,
+    unpack_marks,
+    unpack_session,
+    wall_ms,
+    widened,
+    with_mark,
+    without_trimmed,
 )
-from exclusivelog.local.storage.rows import PAIR, Rows
 from exclusivelog.local.storage.segments import (
     LARGE_ENTRY,
+    REFERENCE,
+    REFERENCE_MAGIC,
     Segments,
+    has_room,
     is_reference,
+    space,
 )
+from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
 
-if TYPE_CHECKING:
-    import lmdb
+# ---- what is appended ------------------------------------------------------------------
+
+
+log = logging.getLogger("exclusivelog")
+# They go with it, key by key.
+OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
+COLLECTED_BYTES = 256 << 10  # that are copied out of the journal at once
+PRODUCER = struct.Struct(">qQ")
+BATCH = struct.Struct(">qQ")
+OLD_BATCH = struct.Struct(">q")
+MOST_FENCES = 4096  # of a topic: the runs that are remembered as superseded
+MOST_WRITERS = 4096  # of a topic: the jobs whose last number is remembered
+APPLIED = struct.Struct(">QQQQ")
+Kind = dict[str, str | None]  # of the state that a topic holds
+
+
+class TopicTable:
+    """Topics: their names and rows, their time marks, and what state they hold."""
+
+    __slots__ = ("_in_hand", "rows")
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._in_hand: dict[int, TopicRow] = {}
+
+    @contextlib.contextmanager
+    def in_hand(self, row: TopicRow | None) -> Iterator[dict[int, TopicRow]]:
+        """Rows that are being changed, and are written back later by who changes them: this one,
+        too, for as long. Nobody else may read them from the table meanwhile. By topic."""
+        before, self._in_hand = self._in_hand, dict(self._in_hand)
+        if row is not None:
+            self._in_hand[row.id] = row
+        try:
+            yield self._in_hand
+        finally:
+            self._in_hand = before
+
+    def id_of(self, name: str) -> int | None:
+        """The id of the topic of that name, also of a deleted one."""
+        return self.rows.find("names", name.encode(), u64)
+
+    def get(self, topic: int) -> TopicRow:
+        """The topic's row; it must exist."""
+        row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
+        if row is None:
+            raise LedgerCorruptedError(f"{self.rows.path}: the row of topic {topic} is missing")
+        return row
+
+    def sound(self, topic: int, consequence: str) -> TopicRow | None:
+        """The topic's row; None where it is damaged, which is logged with its consequence. What
+        is done for many topics in one transaction must not fail for all of them."""
+        try:
+            return self.get(topic)
+        except LedgerCorruptedError as error:
+            log.error("%s; %s", error, consequence)
+            return None
+
+    def put(self, row: TopicRow) -> None:
+        """Write the row back."""
+        self.rows.put("topics", U64.pack(row.id), row.pack())
+        self.mark_time(row)
+
+    def find(self, name: str) -> TopicRow | None:
+        """The row of the topic of that name, unless it was deleted."""
+        topic = self.id_of(name)
+        row = None if topic is None else self.get(topic)
+        return None if row is None or row.flags & _core.DELETED else row
+
+    def create(self, name: str) -> TopicRow:
+        """Make a topic of that name; there must be none."""
+        row = TopicRow()
+        row.id = self.rows.next_id(b"topic")
+        row.name = name
+        former = self.id_of(name)
+        if former is not None:
+            row.epoch = self.get(former).epoch  # no epoch is ever used twice (rule B1)
+            row.flags = _core.RECREATED
+            OnceTable(self.rows).move_fences(
+                former, row.id
+            )  # and who was fenced stays so (rule B4)
+        self.put(row)
+        self.rows.put("names", row.name.encode(), U64.pack(row.id))
+        return row
+
+    def all(self) -> list[tuple[str, int]]:
+        """(name, id) of all topics in the order of their names, deleted ones too."""
+        return [
+            (key.decode(), self.rows.decode("names", u64, data))
+            for key, data in self.rows.cursor("names")
+        ]
+
+    def marks(self, topic: int) -> list[Mark]:
+        """The topic's time marks, in the order of their offsets."""
+        return unpack_marks(self.rows.get("meta", TIMES + U64.pack(topic)))
+
+    def lacks_mark(self, row: TopicRow) -> bool:
+        """Are there messages ahead of the clock that no mark tells the age of?"""
+        now = wall_ms()
+        gone = row.flags & _core.DELETED or row.first_offset == row.next_offset
+        if gone or not is_ahead(row.last_publish_time, now):
+            return False
+        return not is_marked(self.marks(row.id), row.next_offset, now)
+
+    def mark_time(self, row: TopicRow) -> None:
+        """Where the topic's publish times lie ahead of the clock: remember that its messages had
+        been published by now."""
+        if self.lacks_mark(row):
+            marks = with_mark(self.marks(row.id), row.next_offset, wall_ms())
+            self._put_marks(row.id, marks)
+
+    def drop_marks(self, topic: int, before: int) -> None:
+        """What stood before an offset is gone, and with it what marks said about it."""
+        marks = self.marks(topic)
+        left = without_trimmed(marks, before)
+        if left != marks:
+            self._put_marks(topic, left)
+
+    def _put_marks(self, topic: int, marks: list[Mark]) -> None:
+        key = TIMES + U64.pack(topic)
+        if marks:
+            self.rows.put("meta", key, pack_marks(marks))
+        else:
+            self.rows.delete("meta", key)
+
+    def kind(self, topic: int) -> Kind:
+        """What state the topic holds: {"holds": "map" or "state", and of a map the names of its
+        serialisers}; {} where no one has written one."""
+        return self.rows.find("meta", KIND + U64.pack(topic), msgpack.unpackb) or {}
+
+    def put_kind(self, topic: int, kind: Kind) -> None:
+        """Write what `kind` reads."""
+        self.rows.put("meta", KIND + U64.pack(topic), msgpack.packb(kind))
+
+
+class LargeEntries:
+    """The large entries, within one transaction.
+
+    `emptied` collects the segments that can be removed once the transaction is durable.
+    """
+
+    __slots__ = ("_grown", "_rows", "_segments", "emptied")
+
+    def __init__(self, rows: Rows, segments: Segments) -> None:
+        self._rows = rows
+        self._segments = segments
+        self._grown: dict[int, int] = {}  # {segment: where it ended before}
+        self.emptied: set[int] = set()
+
+    def segments(self) -> dict[int, tuple[int, int]]:
+        """{segment: (committed end, number of live entries)}."""
+        return {
+            u64(key): self._rows.decode("segments", PAIR.unpack, row)
+            for key, row in self._rows.cursor("segments")
+        }
+
+    def total_bytes(self) -> int:
+        """The length of all segments together."""
+        return self._total()[0]
+
+    def load(self, row: bytes) -> bytes | memoryview:
+        """The bytes of the entry that a row is, or refers to; ValueError if they are missing."""
+        return self._segments.load(row)
+
+    def put(self, entry: bytes) -> bytes:
+        """Write an entry into the newest segment; the row that refers to it."""
+        segment, end, live = self._newest()
+        stop = space(end) + len(entry)
+        self._add_to_total(stop - end)
+        self._grown.setdefault(segment, end)
+        position = self._segments.append(segment, end, entry)
+        self._rows.put("segments", U64.pack(segment), PAIR.pack(stop, live + 1))
+        return REFERENCE.pack(REFERENCE_MAGIC, segment, position, len(entry))
+
+    def free(self, topic: int, last_offset: int, row: bytes) -> None:
+        """Free the entry of this topic that `row` refers to, if it refers to one."""
+        if not self._refers_to_its_own(topic, last_offset, row):
+            return
+        segment = REFERENCE.unpack(row)[1]
+        key = U64.pack(segment)
+        found = self._rows.find("segments", key, PAIR.unpack)
+        if found is None:
+            return
+        end, live = found
+        if live > 1:
+            self._rows.put("segments", key, PAIR.pack(end, live - 1))
+        else:
+            self._rows.delete("segments", key)
+            self._add_to_total(-end)
+            self.emptied.add(segment)
+
+    def sync(self) -> None:
+        """Make entries durable, before the rows that refer to them."""
+        if self._grown:
+            self._segments.sync(max(self._grown))  # one that is full was synced before
+
+    def undo(self) -> None:
+        """Undo what the transaction has written."""
+        for segment, end in self._grown.items():
+            with contextlib.suppress(OSError):  # the next one overwrites it
+                self._segments.cut(segment, end)
+
+    def _total(self) -> tuple[int, int]:
+        # The limit is the highest with which an engine has opened the ledger, as LMDB's own is.
+        total, limit = self._rows.find("meta", b"large", PAIR.unpack) or (0, 0)
+        return total, max(limit, self._segments.limit)
+
+    def _add_to_total(self, count: int) -> None:
+        total, limit = self._total()
+        if count > 0 and total + count > limit:
+            raise LedgerFullError(
+                f"{self._rows.path}: large entries take {total} bytes of {limit}, another one "
+                "does not fit; open the ledger with a larger map_size, or trim it"
+            )
+        self._rows.put("meta", b"large", PAIR.pack(total + count, limit))
+
+    def _newest(self) -> tuple[int, int, int]:
+        cursor = self._rows.cursor("segments")
+        if cursor.last():
+            end, live = self._rows.decode("segments", PAIR.unpack, cursor.value())
+            if has_room(end, self._total()[1]):
+                return u64(cursor.key()), end, live
+        self.sync()  # it takes no more entries
+        return self._rows.next_id(b"segment"), 0, 0
+
+    def _refers_to_its_own(self, topic: int, last_offset: int, row: bytes) -> bool:
+        # A damaged row must not free another topic's segment: rather keep the space.
+        if not is_reference(row):
+            return False
+        try:
+            if _core.ends_as(self.load(row), topic, last_offset):
+                return True
+        except ValueError as error:
+            log.debug("%s: %s", self._rows.path, error)
+        log.warning(
+            "%s: the space of a damaged entry of topic %d is not freed", self._rows.path, topic
+        )
+        return False
+
+
+class EntryTable:
+    """Entries: those in the tables, and behind them those in the journal."""
+
+    __slots__ = ("_journal", "_large", "rows", "scanned")
+
+    def __init__(self, rows: Rows, large: LargeEntries, journal: AppliedJournal) -> None:
+        self.rows, self._large, self._journal = rows, large, journal
+        self.scanned = 0  # how far `walk` has read the journal
+
+    def put(self, topic: int, last_offset: int, entry: bytes) -> None:
+        """Append an entry behind all others of its topic."""
+        key = PAIR.pack(topic, last_offset)
+        row = entry if len(entry) < LARGE_ENTRY else self._large.put(entry)
+        if not self.rows.put("entries", key, row, overwrite=False):
+            raise LedgerCorruptedError(
+                f"{self.rows.path}: topic {topic} has an entry at offset {last_offset} already, "
+                "behind its own end"
+            )
+
+    def walk(self, topic: int, offset: int, since: int = 0) -> Iterator[tuple[int, bytes]]:
+        """(last offset, row) of the entries from the one that holds `offset` on, those in the
+        journal last; `load` makes an entry of a row.
+
+        What the journal has of it before the position `since` is passed over; `scanned` then
+        says how far it was read.
+        """
+        for key, data in self.rows.under("entries", topic, U64.pack(offset)):
+            last = u64(key)
+            yield last, data
+            offset = last + 1
+        yield from self._frames(topic, offset, max(self._journal.applied, since))
+
+    def _frames(self, topic: int, offset: int, start: int) -> Iterator[tuple[int, bytes]]:
+        journal, self.scanned = self._journal, start
+        while journal.file is not None and self.scanned < journal.visible:
+            found = journal.file.collect(
+                topic, offset, self.scanned, journal.visible, journal.generation, COLLECTED_BYTES
+            )
+            for last, entry, position in found:
+                yield last, entry
+                self.scanned = position  # only now has it been taken
+            if not found:
+                self.scanned = journal.visible
+
+    def load(self, row: bytes) -> bytes | memoryview:
+        """The bytes of the entry that a row is, or refers to; ValueError if they are not there."""
+        return self._large.load(row)
+
+    def last_offset_before(self, topic: int, offset: int) -> int | None:
+        """The last offset of the entry that ends before `offset`."""
+        frames = [
+            last for last, _ in self._frames(topic, 0, self._journal.applied) if last < offset
+        ]
+        if frames:
+            return frames[-1]
+        cursor = self.rows.cursor("entries")
+        found = cursor.set_range(PAIR.pack(topic, offset))
+        if not (cursor.prev() if found else cursor.last()):
+            return None
+        owner, last = PAIR.unpack(cursor.key())
+        return last if owner == topic else None
+
+    def drop(self, topic: int, most: int, before: int | None = None) -> int:
+        """Delete up to `most` rows of a deleted topic, or (`before`) of its entries that end
+        before an offset; how many went."""
+        count = 0
+        prefix = U64.pack(topic)
+        for table in OF_A_TOPIC if before is None else ("entries",):
+            cursor = self.rows.cursor(table)
+            while count < most and cursor.set_range(prefix) and cursor.key().startswith(prefix):
+                if table == "entries":
+                    last = PAIR.unpack(cursor.key())[1]
+                    if before is not None and last >= before:
+                        break
+                    self._large.free(topic, last, cursor.value())
+                cursor.delete()
+                count += 1
+        return count
+
+    def newest(self, row: TopicRow) -> Iterator[tuple[int, int]]:
+        """(bytes, first offset) of the topic's entries, the newest first."""
+        cursor = self.rows.cursor("entries")
+        found = cursor.set_range(PAIR.pack(row.id, row.next_offset))
+        found = cursor.prev() if found else cursor.last()
+        while found:
+            topic, last = PAIR.unpack(cursor.key())
+            if topic != row.id or last < row.first_offset:
+                return
+            data = cursor.value()
+            size = REFERENCE.unpack(data)[3] if is_reference(data) else len(data)
+            found = cursor.prev()
+            begin = row.first_offset
+            if found:
+                topic, last = PAIR.unpack(cursor.key())
+                begin = max(begin, last + 1) if topic == row.id else begin
+            yield size, begin
+
+
+class ProducerTable:
+    """Producer names: their last sequence ids, and who has them."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def get(self, topic: int, name: str) -> tuple[int, int]:
+        """(last sequence id or -1, live session or 0) of a producer name (rules A6, G2)."""
+        key = U64.pack(topic) + name.encode()
+        return self.rows.find("producers", key, PRODUCER.unpack) or (-1, 0)
+
+    def unused_name(self, topic: int, name: str) -> str:
+        """The name, or one like it, such that nobody had it before."""
+        found = name
+        while self.get(topic, found) != (-1, 0):
+            found = f"{name}-{secrets.token_hex(3)}"
+        return found
+
+    def put(self, topic: int, name: str, sequence: int, session: int) -> None:
+        """Write what `producer` reads."""
+        key = U64.pack(topic) + name.encode()
+        self.rows.put("producers", key, PRODUCER.pack(sequence, session))
+
+    def free(self, session: Session) -> None:
+        """The session's name may be registered again; its last sequence id stays."""
+        sequence, holder = self.get(session.topic, session.name)
+        if holder != session.id:
+            return
+        if sequence >= 0:
+            self.put(session.topic, session.name, sequence, 0)
+        else:  # it never sent anything: nothing is left of it (rule A2)
+            key = U64.pack(session.topic) + session.name.encode()
+            self.rows.delete("producers", key)
+
+    def all(self, topic: int) -> list[tuple[str, int, int]]:
+        """(name, last sequence id, live session or 0) of all that have written to a topic."""
+        return [
+            (name.decode(), *self.rows.decode("producers", PRODUCER.unpack, data))
+            for name, data in self.rows.under("producers", topic)
+        ]
+
+
+class CursorTable:
+    """Where reader groups go on."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def get(self, topic: int, group: str) -> int | None:
+        """The offset at which a reader group goes on; None if it has not committed yet."""
+        return self.rows.find("cursors", U64.pack(topic) + group.encode(), u64)
+
+    def all(self, topic: int) -> list[tuple[str, int]]:
+        """(group, offset at which it goes on) of all that have committed on a topic."""
+        return [
+            (group.decode(), self.rows.decode("cursors", u64, data))
+            for group, data in self.rows.under("cursors", topic)
+        ]
+
+    def put(self, topic: int, group: str, offset: int) -> None:
+        """Write what `cursor` reads."""
+        key = U64.pack(topic) + group.encode()
+        self.rows.put("cursors", key, U64.pack(offset))
+
+
+class OnceTable:
+    """Batches that are appended once (see once.py): the runs that write them, and their numbers."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def fence(self, topic: int, token: str) -> int | None:
+        """The epoch under which the run with this token writes; None if it is unknown."""
+        return self.rows.find("fences", U64.pack(topic) + token.encode(), u64)
+
+    def put_fence(self, topic: int, token: str, epoch: int) -> None:
+        """Write what `fence` reads. Of the runs of a topic the last `MOST_FENCES` are kept."""
+        key = U64.pack(topic) + token.encode()
+        if self.rows.get("fences", key) is None:
+            self._make_room("fences", topic, MOST_FENCES, u64)
+        self.rows.put("fences", key, U64.pack(epoch))
+
+    def _make_room(self, table: str, topic: int, most: int, age: Callable[[bytes], int]) -> None:
+        """Delete the oldest rows of a topic, unless there is room for one more: an eighth of
+        them, so that they are looked through rarely."""
+        rows = [
+            (self.rows.decode(table, age, row), key) for key, row in self.rows.under(table, topic)
+        ]
+        if len(rows) < most:
+            return
+        for _, key in sorted(rows)[: len(rows) - most + most // 8 + 1]:
+            self.rows.delete(table, U64.pack(topic) + key)
+
+    def move_fences(self, former: int, topic: int) -> None:
+        """A topic that was deleted is made anew: who was fenced there stays so (rule B4)."""
+        for token, data in list(self.rows.under("fences", former)):
+            self.rows.put("fences", U64.pack(topic) + token, data)
+            self.rows.delete("fences", U64.pack(former) + token)
+
+    def batch(self, topic: int, writer: str) -> int | None:
+        """The number of the last batch of a writer; None if there was none."""
+        return self.rows.find("batches", U64.pack(topic) + writer.encode(), _unpack_batch)
+
+    def put_batch(self, topic: int, writer: str, number: int) -> None:
+        """Write what `batch` reads. The `MOST_WRITERS` of a topic that came last are kept."""
+        key = U64.pack(topic) + writer.encode()
+        if self.rows.get("batches", key) is None:
+            self._make_room("batches", topic, MOST_WRITERS, _age_of_batch)
+        self.rows.put("batches", key, BATCH.pack(number, self.rows.next_id(b"batch")))
+
+    def batches(self, topic: int) -> list[tuple[str, int]]:
+        """(writer, number of its last batch) of all that have appended batches to a topic."""
+        return [
+            (writer.decode(), self.rows.decode("batches", _unpack_batch, data))
+            for writer, data in self.rows.under("batches", topic)
+        ]
+
+
+class AppliedJournal:
+    """The journal, as one transaction sees it.
+
+    `applied` is the position up to which it is in the tables, `visible` the one up to which it is
+    to be read, too; `file` is None where a ledger is read without its journal.
+    """
+
+    __slots__ = ("_mark", "_oldest", "_rows", "applied", "file", "generation", "visible")
+
+    def __init__(self, rows: Rows, file: _core.Journal | None) -> None:
+        self._rows, self.file = rows, file
+        self.visible = 0
+        self.generation, self.applied, self._mark, self._oldest = 0, 0, 0, 0
+        if file is not None:
+            self.generation, self.applied, self._mark, self._oldest = self._read()
+
+    def _read(self) -> tuple[int, int, int, int]:
+        return self._rows.find("meta", b"journal", _unpack_applied) or (0, 0, 0, 0)
+
+    def _write(self) -> None:
+        row = APPLIED.pack(self.generation, self.applied, self._mark, self._oldest)
+        self._rows.put("meta", b"journal", row)
+
+    def live_end(self) -> int:
+        """How far the journal's frames can be trusted where nobody knows how far it came."""
+        assert self.file is not None
+        return self.file.live_end(self.applied, self.generation, self._mark, self._oldest)
+
+    def mark(self, position: int, version: int) -> None:
+        """From this position on, all frames that count will have this version, or a later one. What
+        an appender left there that died before it had moved the tail is older, and is void: the
+        topic may have gone on without it (rules B10, D8)."""
+        if (position, version) != (self._mark, self._oldest):
+            self._mark, self._oldest = position, version
+            self._write()
+
+    def see(self, visible: int | None) -> None:
+        """Read the journal, too, up to this position (None: as far as it goes)."""
+        if visible is None and self.file is not None:
+            visible = self.live_end()
+        self.visible = visible or 0
+
+    def begin_generation(self, generation: int, position: int) -> None:
+        """The journal goes on with a new generation: all that it had is here."""
+        self.generation, self.applied = generation, position
+        self._mark = self._oldest = 0  # of the frames that were before
+        self._write()
+
+    def record_generation(self) -> None:
+        """Where nothing was to be recovered, opening a ledger gives the journal a new generation
+        without a commit. The first one that changes anything records it: before anybody appends,
+        as nobody may who was not let in by a commit."""
+        if self.file is not None and self._rows.changed:
+            generation = self.file.unrecorded_generation(self.generation, self.applied)
+            if generation:
+                self.begin_generation(generation, self.applied)
+
+    def advance(self, stop: int, version: int | None) -> None:
+        """The tables have all before the position `stop`. `version`: what is appended behind that
+        has this one, or a later one (see `mark`)."""
+        self.applied = stop
+        if version is not None and stop >= self._mark:
+            self._mark, self._oldest = stop, version
+        self._write()
+
+    def end_of(self, topic: int, since: int) -> tuple[int, int] | None:
+        """(next offset, publish time) of what it has of a topic behind the position `since`."""
+        start = max(self.applied, since)
+        if self.file is None or start >= self.visible:
+            return None
+        return self.file.end_of(topic, start, self.visible, self.generation)
+
+
+def _unpack_batch(data: bytes) -> int:
+    # Rows of older versions have no counter.
+    last: int = (BATCH if len(data) == BATCH.size else OLD_BATCH).unpack(data)[0]
+    return last
+
+
+def _age_of_batch(data: bytes) -> int:
+    age: int = BATCH.unpack(data)[1] if len(data) == BATCH.size else 0
+    return age
+
+
+def _unpack_applied(data: bytes) -> tuple[int, int, int, int]:
+    if len(data) == PAIR.size:  # of an earlier version
+        generation, applied = PAIR.unpack(data)
+        return generation, applied, 0, 0
+    generation, applied, mark, oldest = APPLIED.unpack(data)
+    return generation, applied, mark, oldest
+
+
+log = logging.getLogger("exclusivelog")
+
+
+def recover(
+    path: str, txn: lmdb.Transaction[bytes], applied: AppliedJournal, large: LargeEntries,
+    apply: Callable[[int], None], journal: _core.Journal,
+    begin_life: Callable[[], None] | None,
+) -> None:  # fmt: skip
+    """Apply the journal's frames in the write transaction `txn`, commit it, and begin a new
+    generation of frames. `apply(position)` applies them up to there.
+
+    `begin_life` initialises the shared memory; None where other engines have the ledger open,
+    which is recovered because a flush has failed.
+    """
+    alone = begin_life is not None
+    # Acknowledged frames count even if a frame before them is damaged.
+    known = journal.known_end(applied.applied, applied.generation)
+    if begin_life is not None:
+        begin_life()
+    journal.lock()
+    try:
+        end = applied.live_end()
+        if known > end:
+            log.error(
+                "%s/journal is damaged at position %d, or an older one was put back", path, end
+            )
+        stop = max(end, known) if alone else journal.tail
+        generation = secrets.randbits(63) | 1
+        # Skip the commit where nothing was applied: no process appends before the first
+        # transaction of this life, which records the generation.
+        if stop > applied.applied or not alone or not applied.generation:
+            apply(stop)
+            applied.begin_generation(generation, applied.applied)
+            large.sync()
+            txn.commit()
+        journal.begin(generation, applied.applied)
+    except BaseException:
+        large.undo()
+        raise
+    finally:
+        journal.unlock()
+
+
+Found = TypeVar("Found")
+
+
+# ---- ownership -------------------------------------------------------------------------
+
+
+log = logging.getLogger("exclusivelog")
+PLACE = struct.Struct(">QQQIQ")
+INDEX = struct.Struct(">QBQ")
+SLOT = struct.Struct(">H")
+KNOWN = struct.Struct(">qq")
+HIGHEST_PRIORITY = 2**63 - 1
+HOLDER, WAITER = 0, 1
+TRANSFER_FIELDS = [field.name for field in fields(Transfer)]
+
+
+class SessionTable:
+    """Sessions, admitted or waiting, by topic, by engine and by claim."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def holder(self, topic: int, session: int) -> Session | None:
+        """An admitted session."""
+        return self.rows.find("holders", PAIR.pack(topic, session), unpack_session)
+
+    def holds(self, topic: int, session: int) -> bool:
+        """Is this session admitted?"""
+        return self.rows.get("holders", PAIR.pack(topic, session)) is not None
+
+    def holders(self, topic: int) -> list[Session]:
+        """All admitted sessions of a topic."""
+        return list(self._sessions("holders", topic))
+
+    def put_holder(self, session: Session) -> None:
+        """Register an admitted session."""
+        key = PAIR.pack(session.topic, session.id)
+        self.rows.put("holders", key, pack_session(session))
+        self._index(session, HOLDER, key)
+
+    def drop_holder(self, session: Session) -> None:
+        """Remove an admitted session."""
+        self.rows.delete("holders", PAIR.pack(session.topic, session.id))
+        self._unindex(session, HOLDER)
+
+    def waiters(self, topic: int) -> Iterator[Session]:
+        """The topic's queue, best first (rule D1). Lazy; do not change it while walking."""
+        return self._sessions("queue", topic)
+
+    def queue(self, topic: int) -> Iterable[tuple[bytes, bytes]]:
+        """(key, data) of the queue's rows from the topic's best waiter on, behind its last one
+        those of other topics: what `admission.promote` walks."""
+        cursor = self.rows.cursor("queue")
+        return cursor if cursor.set_range(U64.pack(topic)) else ()
+
+    def waiting(self, session: Session) -> bool:
+        """Is this session still in the queue?"""
+        return self.rows.get("queue", queue_key(session)) is not None
+
+    def put_waiter(self, session: Session) -> None:
+        """Put a session into the queue."""
+        key = queue_key(session)
+        self.rows.put("queue", key, pack_session(session))
+        self._index(session, WAITER, key)
+
+    def drop_waiter(self, session: Session) -> bool:
+        """Take a session out of the queue; False if it was not there."""
+        self._unindex(session, WAITER)
+        return self.rows.delete("queue", queue_key(session))
+
+    def known(self, topic: int) -> Known | None:
+        """The best and the lowest priority of the topic's waiters so far; None before one of
+        them has had it (rule D7)."""
+        return self.rows.find("meta", PRIORITIES + U64.pack(topic), KNOWN.unpack)
+
+    def learn(self, topic: int, *priorities: int) -> None:
+        """Widen what `known` reads by these priorities, and by those of the queue."""
+        known = self.known(topic)
+        found = widened(known, *priorities, *self._ends_of_queue(topic))
+        if found != known:
+            self.rows.put("meta", PRIORITIES + U64.pack(topic), KNOWN.pack(*found))
+
+    def _ends_of_queue(self, topic: int) -> Iterator[int]:
+        """The priorities of its first and of its last waiter, if there is one."""
+        cursor = self.rows.cursor("queue")
+        if cursor.set_range(U64.pack(topic)) and cursor.key().startswith(U64.pack(topic)):
+            yield HIGHEST_PRIORITY - PLACE.unpack(cursor.key())[1]
+            if cursor.prev() if cursor.set_range(U64.pack(topic + 1)) else cursor.last():
+                yield HIGHEST_PRIORITY - PLACE.unpack(cursor.key())[1]
+
+    def _sessions(self, table: str, topic: int) -> Iterator[Session]:
+        for _, data in self.rows.under(table, topic):
+            yield self.rows.decode(table, unpack_session, data)
+
+    def _index(self, session: Session, kind: int, key: bytes) -> None:
+        index = INDEX.pack(int(session.engine, 16), kind, session.id)
+        self.rows.put("engines", index, SLOT.pack(session.slot) + key)
+        if session.bound_to:
+            binding = PAIR.pack(session.bound_to, session.id)
+            self.rows.put("claimants", binding, bytes([kind]) + key)
+
+    def _unindex(self, session: Session, kind: int) -> None:
+        index = INDEX.pack(int(session.engine, 16), kind, session.id)
+        self.rows.delete("engines", index)
+        if session.bound_to:
+            self.rows.delete("claimants", PAIR.pack(session.bound_to, session.id))
+
+    def engines(self) -> Iterator[tuple[str, int]]:
+        """(engine id, slot) of every engine that has sessions here, dead or alive."""
+        cursor = self.rows.cursor("engines")
+        found = cursor.first()
+        while found:
+            engine = INDEX.unpack(cursor.key())[0]
+            yield f"{engine:016x}", SLOT.unpack(cursor.value()[:2])[0]
+            found = cursor.set_range(INDEX.pack(engine, 255, 0))
+
+    def bound_to(self, claimant: int) -> list[Session]:
+        """The sessions, admitted or waiting, of the producers that are bound to a claim."""
+        rows = self.rows.under("claimants", claimant)
+        return self._found((value[0], value[1:]) for key, value in rows if key)
+
+    def _found(self, places: Iterable[tuple[int, bytes]]) -> list[Session]:
+        found: list[Session] = []
+        for kind, key in places:
+            table = "holders" if kind == HOLDER else "queue"
+            data = self.rows.get(table, key)
+            if data is not None:
+                found.append(self.rows.decode(table, unpack_session, data))
+        return found
+
+    def topics_of(self, engine: str) -> Iterator[int]:
+        """The topics that an engine's sessions hold or await, one by one."""
+        for _, value in self.rows.under("engines", int(engine, 16)):
+            yield u64(value[2:10])
+
+    def of_engine(self, engine: str) -> list[Session]:
+        """An engine's sessions, those that hold a topic first."""
+        rows = self.rows.under("engines", int(engine, 16))
+        return self._found((key[0], value[SLOT.size :]) for key, value in rows)
+
+
+class NotificationTable:
+    """What engines are told of changes of ownership."""
+
+    __slots__ = ("ring", "rows")
+
+    def __init__(self, rows: Rows, ring: set[int]) -> None:
+        self.rows, self.ring = rows, ring
+
+    def post(self, session: Session | Claimant, kind: str, *details: Any) -> None:
+        """Tell the session's engine what became of it, once this is durable."""
+        key = PAIR.pack(int(session.engine, 16), self.rows.next_id(b"mail"))
+        self.rows.put("mail", key, msgpack.packb([kind, session.id, *details]))
+        self.ring.add(session.slot)
+
+    def read(self, engine: str, after: int) -> list[tuple[int, list[Any]]]:
+        """(number, [kind, session, ...]) of an engine's mail behind number `after`."""
+        rows = self.rows.under("mail", int(engine, 16), U64.pack(after + 1))
+        return [(u64(key), self.rows.decode("mail", msgpack.unpackb, data)) for key, data in rows]
+
+    def engines(self) -> Iterator[str]:
+        """The engines that have mail, dead or alive."""
+        cursor = self.rows.cursor("mail")
+        found = cursor.first()
+        while found:
+            box, _ = PAIR.unpack(cursor.key())
+            yield f"{box:016x}"
+            found = cursor.set_range(PAIR.pack(box, 2**64 - 1))
+
+    def drop(self, engine: str, up_to: int) -> None:
+        """Delete an engine's mail up to a number."""
+        cursor = self.rows.cursor("mail")
+        box = int(engine, 16)
+        while cursor.set_range(PAIR.pack(box, 0)):
+            owner, number = PAIR.unpack(cursor.key())
+            if owner != box or number > up_to:
+                break
+            cursor.delete()
+
+
+class ClaimTable:
+    """Claims of resources, and the claim sessions that have them (rules F1-F5)."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def claim(self, group: str, resource: str) -> tuple[int, int]:
+        """(last generation or 0, claimant or 0) of a resource."""
+        return self.rows.find("claims", claim_key(group, resource), PAIR.unpack) or (0, 0)
+
+    def put_claim(self, group: str, resource: str, generation: int, claimant: int) -> None:
+        """Write what `claim` reads."""
+        row = PAIR.pack(generation, claimant)
+        self.rows.put("claims", claim_key(group, resource), row)
+
+    def claimant(self, claimant: int) -> Claimant | None:
+        """A claim session, if it was not severed or released."""
+        return self.rows.find("claimants", U64.pack(claimant), _unpack_claimant)
+
+    def put_claimant(self, claimant: Claimant) -> None:
+        """Register a claim session."""
+        row = msgpack.packb([getattr(claimant, name) for name in CLAIMANT_FIELDS])
+        self.rows.put("claimants", U64.pack(claimant.id), row)
+
+    def claimants(self) -> Iterator[Claimant]:
+        """All claim sessions, in the order in which they were made, dead or alive."""
+        for key, data in self.rows.cursor("claimants"):
+            if len(key) == U64.size:
+                yield self.rows.decode("claimants", _unpack_claimant, data)
+
+    def drop_claimant(self, claimant: int) -> None:
+        """Remove a claim session."""
+        self.rows.delete("claimants", U64.pack(claimant))
+
+
+class TransferTable:
+    """Hand-overs of topics, and of single shared producers."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def get(self, topic: int) -> Transfer | None:
+        """The topic's hand-over that is under way, or was given up half-way."""
+        return self.rows.find("transfers", U64.pack(topic), _unpack_transfer)
+
+    def put(self, transfer: Transfer) -> None:
+        """Write what `transfer` reads."""
+        self.rows.put("transfers", U64.pack(transfer.topic), _pack_transfer(transfer))
+
+    def drop(self, topic: int) -> None:
+        """The hand-over has ended, one way or another."""
+        self.rows.delete("transfers", U64.pack(topic))
+
+    def seat(self, topic: int, session: int) -> Transfer | None:
+        """The hand-over of one shared producer's session (see steps.py)."""
+        return self.rows.find("transfers", PAIR.pack(topic, session), _unpack_transfer)
+
+    def seats(self, topic: int) -> Iterator[tuple[int, Transfer]]:
+        """(session, hand-over) of every shared producer of a topic that moves by itself."""
+        for key, data in self.rows.under("transfers", topic):
+            if key:
+                yield u64(key), self.rows.decode("transfers", _unpack_transfer, data)
+
+    def put_seat(self, session: int, seat: Transfer) -> None:
+        """Write what `seat` reads."""
+        self.rows.put("transfers", PAIR.pack(seat.topic, session), _pack_transfer(seat))
+
+    def drop_seat(self, topic: int, session: int) -> None:
+        """This session moves no longer."""
+        self.rows.delete("transfers", PAIR.pack(topic, session))
+
+
+def queue_key(session: Session) -> bytes:
+    """Sorts as rule D1 says: priority, then creation, then the random tie."""
+    return PLACE.pack(
+        session.topic, HIGHEST_PRIORITY - session.priority, session.created, session.tie, session.id
+    )
+
+
+def claim_key(group: str, resource: str) -> bytes:
+    """No two pairs of names have the same one."""
+    prefix = group.encode()
+    return bytes([len(prefix)]) + prefix + resource.encode()
+
+
+def _unpack_claimant(data: bytes) -> Claimant:
+    return Claimant(*msgpack.unpackb(data))
+
+
+def _pack_transfer(transfer: Transfer) -> bytes:
+    facts = [getattr(transfer, name) for name in TRANSFER_FIELDS]
+    if not transfer.groups:  # then the row is one that earlier versions read, too
+        facts.pop()
+    packed: bytes = msgpack.packb(facts)
+    return packed
+
+
+def _unpack_transfer(data: bytes) -> Transfer:
+    transfer = Transfer(*msgpack.unpackb(data))
+    return replace(transfer, groups=tuple(transfer.groups))
+
+
+# ---- maintenance -----------------------------------------------------------------------
+
+
+log = logging.getLogger("exclusivelog")
+INSTANT = struct.Struct(">16sQ")
+MAKER = struct.Struct(">HQ")
+
+
+class ViewTable:
+    """Compacted views and snapshots: those that are whole, and those that are being made."""
+
+    __slots__ = ("_deletions", "rows")
+
+    def __init__(self, rows: Rows, deletions: DeletionTable) -> None:
+        self.rows, self._deletions = rows, deletions
+
+    def view(self, topic: int) -> View | None:
+        """The topic's compacted view, if there is one."""
+        return self.rows.find("views", U64.pack(topic), _unpack_view)
+
+    def check_making(self, view: View) -> None:
+        """EngineClosedError unless the engine that began to make this view has it still: once
+        that is closed, others clear away what it leaves."""
+        row = self.rows.get("trash", U64.pack(view.id))
+        if row is None or len(row) != MAKER.size:
+            raise EngineClosedError("the engine was closed while it compacted, or took a snapshot")
+
+    def put_view(self, topic: int, view: View) -> None:
+        """This view is whole, and the topic's from now on."""
+        self.rows.delete("trash", U64.pack(view.id))
+        self.rows.put("views", U64.pack(topic), PAIR.pack(view.id, view.horizon))
+
+    def snapshot(self, topic: int) -> View | None:
+        """Where the newest snapshot of the topic's state is, if there is one."""
+        return self.rows.find("snapshots", U64.pack(topic), _unpack_view)
+
+    def put_snapshot(self, topic: int, snapshot: View) -> None:
+        """This snapshot is whole, and replaces the last one."""
+        former = self.snapshot(topic)
+        if former is not None:
+            self._deletions.add(former.id)
+        self.rows.delete("trash", U64.pack(snapshot.id))
+        row = PAIR.pack(snapshot.id, snapshot.horizon)
+        self.rows.put("snapshots", U64.pack(topic), row)
+
+    def drop(self, topic: int) -> None:
+        """The topic is gone, and its view, snapshot and kind with it."""
+        self.rows.delete("meta", KIND + U64.pack(topic))
+        for table, found in (("views", self.view(topic)), ("snapshots", self.snapshot(topic))):
+            if found is not None:
+                self.rows.delete(table, U64.pack(topic))
+                self._deletions.add(found.id)
+
+    def begin(self, view: int, slot: int, engine: str) -> None:
+        """An engine begins to make a view; it is to go should the engine die."""
+        maker = MAKER.pack(slot, int(engine, 16))
+        self.rows.put("trash", U64.pack(view), maker)
+
+    def unfinished(self) -> Iterator[tuple[int, int, str]]:
+        """(view, slot, engine) of all that are being made, or were when their maker died."""
+        for key, value in self.rows.cursor("trash"):
+            if len(value) == MAKER.size:
+                slot, engine = MAKER.unpack(value)
+                yield u64(key), slot, f"{engine:016x}"
+
+
+class DeletionTable:
+    """What is still to be deleted: rows of deleted topics, and entries that were trimmed."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def add(self, topic: int) -> None:
+        """Mark a deleted topic's rows as still to go."""
+        self.rows.put("trash", U64.pack(topic), b"")
+        for what in (PRIORITIES, ANNOUNCED, TIMES, OVERDUE):
+            self.rows.delete("meta", what + U64.pack(topic))
+
+    def add_before(self, topic: int, offset: int) -> None:
+        """Mark a topic's entries that end before an offset as still to go."""
+        self.rows.put("trash", U64.pack(topic), U64.pack(offset))
+
+    def all(self) -> dict[int, int | None]:
+        """{topic: the offset before which its entries are to go, or None: all of it}."""
+        return {
+            u64(key): u64(value) if value else None
+            for key, value in self.rows.cursor("trash")
+            if len(value) != MAKER.size
+        }
+
+    def remove(self, topic: int, before: int | None) -> None:
+        """What `discarded` said has gone, unless more has come since."""
+        value = b"" if before is None else U64.pack(before)
+        if self.rows.get("trash", U64.pack(topic)) == value:
+            self.rows.delete("trash", U64.pack(topic))
+
+
+class RetentionTable:
+    """How long topics keep their messages, and what is overdue."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+
+    def all(self) -> dict[int, tuple[float | None, int | None]]:
+        """{topic: (max_age in seconds, max_bytes)} of the topics that do not keep all."""
+        return {
+            u64(key): self.rows.decode("retention", _unpack_limits, row)
+            for key, row in self.rows.cursor("retention")
+        }
+
+    def get(self, topic: int) -> tuple[float | None, int | None]:
+        """One topic's; (None, None) where it keeps all."""
+        return self.rows.find("retention", U64.pack(topic), _unpack_limits) or (None, None)
+
+    def put(self, topic: int, max_age: float | None, max_bytes: int | None) -> None:
+        """Write what `retentions` reads."""
+        if max_age is None and max_bytes is None:
+            self.rows.delete("retention", U64.pack(topic))
+            return
+        row = msgpack.packb([max_age, max_bytes])
+        self.rows.put("retention", U64.pack(topic), row)
+
+    def overdue(self, topic: int) -> tuple[bytes, int] | None:
+        """Since when messages of the topic are overdue (see retention.py): a boot, and ns of its
+        monotonic clock. None where none are."""
+        row = self.rows.get("meta", OVERDUE + U64.pack(topic))
+        if row is None or len(row) != INSTANT.size:
+            return None
+        boot, since = INSTANT.unpack(row)
+        return boot, since
+
+    def put_overdue(self, topic: int, since: tuple[bytes, int] | None) -> None:
+        """Write what `overdue` reads."""
+        key = OVERDUE + U64.pack(topic)
+        if since is None:
+            self.rows.delete("meta", key)
+        else:
+            self.rows.put("meta", key, INSTANT.pack(*since))
+
+
+def _unpack_view(data: bytes) -> View:
+    return View(*PAIR.unpack(data))
+
+
+def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
+    max_age, max_bytes = msgpack.unpackb(data)
+    return max_age, max_bytes
+
+
+# ---- all of them -----------------------------------------------------------------------
+
 
 log = logging.getLogger("exclusivelog")
 
@@ -252,3 +1325,127 @@ class Tables:
             row.next_offset = max(row.next_offset, end[0])
             row.last_publish_time = max(row.last_publish_time, end[1])
         return row
+
+
+# ---- transactions --------------------------------------------------------------------------
+
+
+class Store(Protocol):
+    """The ledger, as those know it who read and change its tables; `Ledger` is one."""
+
+    path: str
+    journal: _core.Journal | None
+
+    @property
+    def lockfile(self) -> Any:
+        """The `LockFile`; no type, as that would put these tables upon the shared memory."""
+
+    @property
+    def busy_here(self) -> bool:
+        """Is this thread in a transaction?"""
+
+    def read(self) -> AbstractContextManager[Tables]:
+        """A snapshot."""
+
+    def look(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
+        """What `find` returns for a snapshot of tables and journal."""
+
+    def write_exclusive(self) -> AbstractContextManager[Tables]:
+        """An exclusive write."""
+
+    def write_checkpointed(self) -> AbstractContextManager[Tables]:
+        """An exclusive write whose tables have all that the journal has."""
+
+    def write_concurrent(self) -> AbstractContextManager[Tables]:
+        """A write beside those that append."""
+
+    def check(self) -> None:
+        """LedgerError if it has failed."""
+
+    def checkpoint(self) -> None:
+        """Move what is in the journal into the tables."""
+
+    def settle(self) -> None:
+        """Find out whether a transaction committed whose process died while it did."""
+
+
+# ---- who may write ---------------------------------------------------------------------
+
+
+def owner_info(session: Session) -> OwnerInfo:
+    """The public facts of a session that holds a topic (rule A5)."""
+    return OwnerInfo(
+        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
+        producer_name=session.name, access_mode=AccessMode(session.mode),
+        priority=session.priority, epoch=session.epoch, since=session.since,
+        session=session.id, properties=session.properties,
+    )  # fmt: skip
+
+
+def waiter_info(session: Session) -> WaiterInfo:
+    """The public facts of a session in the queue."""
+    return WaiterInfo(
+        engine_id=session.engine, engine_name=session.engine_name, pid=session.pid,
+        producer_name=session.name, priority=session.priority, since=session.since,
+        session=session.id, properties=session.properties,
+    )  # fmt: skip
+
+
+def told(topic: str) -> str:
+    """A topic, or the role whose own topic it is, for a message."""
+    return f"role {topic.removeprefix(PREFIX)!r}" if is_role(topic) else f"topic {topic!r}"
+
+
+def describe(session: Session) -> str:
+    """The holder, for a message."""
+    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(session.since / 1000))
+    epoch = f"epoch {session.epoch}, " if session.exclusive else ""
+    return (
+        f"producer {session.name!r} of engine {session.engine_name!r} (id {session.engine}, "
+        f"pid {session.pid}, {epoch}since {since} UTC)"
+    )
+
+
+def fenced(tables: Tables, row: _core.TopicRow, session: Session) -> ProducerFencedError:
+    """The error of a session that may no longer write."""
+    if session.bound_to and tables.claims.claimant(session.bound_to) is None:
+        return revoked(row, session)
+    return fenced_by(row, session, owner_of(tables, row))
+
+
+def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
+    """What a session is told that was fenced, and who owns the topic now."""
+    now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
+    return ProducerFencedError(
+        f"{told(row.name)}: producer {session.name!r} with epoch {session.epoch} was fenced; "
+        f"the topic is {now}. Close it and open a new one",
+        holder=None if owner is None else owner_info(owner),
+    )
+
+
+def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:
+    """The error of a producer whose claim is lost."""
+    return ProducerRevokedError(
+        f"{told(row.name)}: producer {session.name!r} was fenced: the claim or role that it was "
+        "bound to was revoked or released. Make a new one with engine.own or engine.role, and open "
+        "a new producer"
+    )
+
+
+def owner_of(tables: Tables, row: _core.TopicRow) -> Session | None:
+    """The session that owns the topic; its engine may be dead."""
+    return tables.sessions.holder(row.id, row.owner) if row.owner else None
+
+
+def check_may_write(tables: Tables, row: _core.TopicRow, session: Session) -> None:
+    """Raise unless session and epoch may write to the topic, whose row the append will change."""
+    if row.flags & _core.DELETED:
+        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+    if row.flags & _core.TERMINATED:
+        raise TopicTerminatedError(f"topic {row.name!r} was terminated at offset {row.next_offset}")
+    if session.exclusive:
+        valid = row.admits(session.id, session.epoch)
+    else:
+        valid = tables.sessions.holds(session.topic, session.id)
+    if not valid:
+        raise fenced(tables, row, session)

@@ -26,9 +26,9 @@ def _kill_the_driver() -> None:
 
 
 def _kill_at(instant: str) -> None:
-    from exclusivelog.spark import writer
+    from exclusivelog.spark import source
 
-    commit = writer.append_once
+    commit = source.append_once
 
     def append_once(engine, run, number, batches):
         if instant == f"before:{number}":
@@ -38,21 +38,21 @@ def _kill_at(instant: str) -> None:
             _kill_the_driver()
         return found
 
-    writer.append_once = append_once
+    source.append_once = append_once
 
 
 def _be_elsewhere(only: str) -> None:
     # Tasks alone: the driver's own workers get the executors' environment, too.
     from pyspark import TaskContext
 
-    from exclusivelog.spark import handles, staging
+    from exclusivelog.spark import source, staging
 
-    here, shared = handles.boot_id, staging.Directory.shared.fget
+    here, shared = source.boot_id, staging.Directory.shared.fget
 
     def away() -> bool:
         return TaskContext.get() is not None and Path(only, "away").exists()
 
-    handles.boot_id = lambda: "another machine's" if away() else here()
+    source.boot_id = lambda: "another machine's" if away() else here()
     staging.Directory.shared = property(
         lambda self: shared(self) and (self.root.startswith(only) or not away())
     )

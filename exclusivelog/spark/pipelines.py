@@ -1,18 +1,28 @@
-"""Directories of a pipeline, wherever Spark can write them, and names for what it records."""
+"""What the pipelines share: directories, DataFrames, progress.
+
+Directories of a pipeline, wherever Spark can write them, and names for what it records.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 from urllib.parse import quote
 
 from exclusivelog.backend import NAME_BYTES
+from exclusivelog.spark.errors import PIPELINE, SourceError
+from exclusivelog.spark.options import file_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-LONGEST = 255  # bytes of a file's name
+
+# ---- directories -----------------------------------------------------------------------
 
 
 def job_name(kind: str, *about: str) -> str:
@@ -25,15 +35,6 @@ def job_name(kind: str, *about: str) -> str:
     if len(name.encode()) <= NAME_BYTES and name.isprintable():
         return name
     return f"{kind}:{hashlib.sha256(name.encode()).hexdigest()}"
-
-
-def file_name(quoted: str) -> str:
-    """A quoted name that a file can have: quoted, a name of 255 bytes has three times as many.
-
-    >>> file_name("orders"), len(file_name("%E6" * 255))
-    ('orders', 64)
-    """
-    return quoted if len(quoted) <= LONGEST else hashlib.sha256(quoted.encode()).hexdigest()
 
 
 def place(root: str, topic: str) -> str:
@@ -108,3 +109,75 @@ class Files:
             stream.close()
         self.remove(path)
         self.rename(temporary, path)
+
+
+# ---- frames ----------------------------------------------------------------------------
+
+
+CHUNK = 5_000_000  # messages a range
+
+
+def check_chunk(chunk: int) -> None:
+    """SourceError unless so many messages at once get somewhere."""
+    if chunk < 1:
+        raise SourceError(PIPELINE, f"chunk={chunk}: it takes a whole number from 1 on")
+
+
+def with_origin(frame: DataFrame) -> DataFrame:
+    """The columns that can be written, with the origin's offset and epoch as properties."""
+    origin = "map('origin_offset', cast(offset as string), 'origin_epoch', cast(epoch as string))"
+    former = (
+        "map_filter(coalesce(properties, cast(map() as map<string,string>)), "
+        "(k, v) -> k not in ('origin_offset', 'origin_epoch'))"
+    )
+    properties = f"map_concat({former}, {origin}) as properties"
+    return frame.selectExpr("key", "value", "event_time", properties)
+
+
+# ---- progress --------------------------------------------------------------------------
+
+
+LOOK_SECONDS = 0.25
+ERASE = "\r\x1b[K"
+
+
+class Progress:
+    """Steps, each a line that stays; while one is under way, Spark's tasks on a line that
+    changes in place. Where `out` is no terminal, only what stays. None: silence."""
+
+    def __init__(self, spark: SparkSession, out: TextIO | None) -> None:
+        self._tracker = spark.sparkContext.statusTracker()
+        self._out = out
+        self._live = out is not None and out.isatty()
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        if self._out is not None:
+            print(f"{ERASE if self._live else ''}{text}", file=self._out, flush=True)
+
+    @contextlib.contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        """Something that takes a while: its name and time stay."""
+        begun, ended = time.monotonic(), threading.Event()
+        thread = threading.Thread(target=self._watch, args=(text, begun, ended), daemon=True)
+        if self._live:
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if self._live:
+                thread.join(10)
+        self.say(f"{text}: {time.monotonic() - begun:.1f} s")
+
+    def _watch(self, text: str, begun: float, ended: threading.Event) -> None:
+        while not ended.wait(LOOK_SECONDS):
+            done, tasks = self._tasks()
+            left = f", task {done} of {tasks}" if tasks else ""
+            seconds = time.monotonic() - begun
+            print(f"{ERASE}{text} ... {seconds:.0f} s{left}", end="", file=self._out, flush=True)
+
+    def _tasks(self) -> tuple[int, int]:
+        stages = [self._tracker.getStageInfo(stage) for stage in self._tracker.getActiveStageIds()]
+        known = [stage for stage in stages if stage is not None]
+        return sum(s.numCompletedTasks for s in known), sum(s.numTasks for s in known)

@@ -1,0 +1,126 @@
+"""All that one ledger has: topics, roles, claims, engines; see `exclusivelog.backend.Catalog`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from exclusivelog import _core
+from exclusivelog.backend import check_name, is_internal
+from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
+from exclusivelog.local.log.entries import verify
+from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.names import checked, create_topic, list_topics
+from exclusivelog.local.ownership import steps
+from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.role_rows import list_roles
+from exclusivelog.local.ownership.sessions import Sessions, clear
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import describe, owner_info
+from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Report, RoleInfo
+
+
+class Host(Protocol):
+    """The engine that asks."""
+
+    ledger: Ledger
+    sessions: Sessions
+    unflushed: bool
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's row as it is now."""
+
+
+class LocalCatalog:
+    """What an engine can learn of its ledger as a whole, and change there."""
+
+    def __init__(self, engine: Host) -> None:
+        self._engine = engine
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._engine.ledger
+
+    # ---- topics ----------------------------------------------------------------------------
+
+    def topic(self, name: str, create: bool) -> tuple[int, str]:
+        """(id, name) of the topic of that name, made if need be; or TopicNotFoundError."""
+        return create_topic(self._ledger, name, create)
+
+    def topics(self) -> list[str]:
+        """The names of the topics that exist, sorted; without the library's own."""
+        self._engine.check_open()
+        return list_topics(self._ledger)
+
+    def delete(self, name: str, own: bool = False) -> None:
+        """Remove a topic that nobody holds or awaits; `own`: it is one of the library's."""
+        delete_topic(self._ledger, self._engine.sessions, name, own)
+
+    # ---- ownership -------------------------------------------------------------------------
+
+    def claims(self, group: str | None) -> list[ClaimInfo]:
+        """The claims that live engines hold, the oldest first."""
+        return Claims(self._ledger, self._engine.sessions.succession).living(group)
+
+    def groups(self) -> list[GroupInfo]:
+        """The reader groups of all topics."""
+        there = [create_topic(self._ledger, name, False) for name in self.topics()]
+        claims = Claims(self._ledger, self._engine.sessions.succession)
+        return claims.groups(
+            (name, topic, checked(self._engine.latest(topic)).next_offset) for topic, name in there
+        )
+
+    def roles(self) -> list[RoleInfo]:
+        """All roles, by name."""
+        return list_roles(self._ledger)
+
+    # ---- facts -----------------------------------------------------------------------------
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that have this ledger open."""
+        return self._ledger.lockfile.slots.engines()
+
+    def inside(self) -> EngineInfo | None:
+        """The engine that is inside the critical section now."""
+        return None if self._ledger.watch is None else self._ledger.watch.inside()
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes and counts, and the oldest reader."""
+        topics, engines = self.topics(), self.engines()
+        return {
+            **self._ledger.stats(), "topics": len(topics), "engines": len(engines),
+            "oldest_reader": self._ledger.oldest_reader(),
+        }  # fmt: skip
+
+    def verify(self) -> Report:
+        """Read everything."""
+        return verify(self._ledger, self._engine.unflushed)
+
+
+def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:
+    """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`. `own`: it is one of
+    the library's."""
+    check_name(name, "name")
+    if is_internal(name) and not own:
+        raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
+    with ledger.write_exclusive() as tables:
+        row = tables.topics.find(name)
+        if row is None:
+            raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
+        steps.cancel_seats(sessions.succession, tables, row, "the topic was deleted")
+        holder = clear(sessions.succession, tables, row)
+        if holder is not None:
+            raise ProducerBusyError(
+                f"topic {name!r} cannot be deleted; it is held by {describe(holder)}",
+                holder=owner_info(holder),
+            )
+        row.flags |= _core.DELETED
+        tables.topics.put(row)
+        if (transfer := tables.transfers.get(row.id)) is not None:
+            sessions.succession.transfers.cancel(tables, row, transfer, "the topic was deleted")
+        tables.deletions.add(row.id)
+        tables.views.drop(row.id)
+        tables.announce.add(row.id)
+    delete_pending(ledger)

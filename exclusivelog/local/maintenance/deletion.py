@@ -1,0 +1,49 @@
+"""Deleting what transactions have left to delete: rows of topics, old messages, views (rule G8).
+
+A bounded number of rows goes in each transaction, beside those that append. The next open of the
+ledger deletes what a crash has left.
+"""
+
+from __future__ import annotations
+
+from exclusivelog.local.records import View
+from exclusivelog.local.storage.tables import Store
+
+DROPPED_AT_ONCE = 1000
+
+
+def delete_pending(ledger: Store) -> None:
+    """Delete the rows of deleted and trimmed topics, a bounded number in each transaction."""
+    _give_up_views(ledger)
+    with ledger.read() as tables:
+        discarded = tables.deletions.all()
+    for topic, before in discarded.items():
+        while True:
+            with ledger.write_concurrent() as tables:
+                if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
+                    tables.deletions.remove(topic, before)
+                    break
+
+
+def give_up_view(ledger: Store, topic: int, view: View | None) -> None:
+    """Delete a view or snapshot that could not be finished, unless it is the topic's already: an
+    interrupt may come after the commit."""
+    if view is not None:
+        with ledger.write_concurrent() as tables:
+            if view not in (tables.views.view(topic), tables.views.snapshot(topic)):
+                tables.deletions.add(view.id)
+
+
+def _give_up_views(ledger: Store) -> None:
+    # Those of processes that died while they compacted.
+    with ledger.read() as tables:
+        dead = [
+            view
+            for view, slot, engine in tables.views.unfinished()
+            if not ledger.lockfile.slots.exists(slot, engine)
+        ]
+    if dead:
+        with ledger.write_concurrent() as tables:
+            unfinished = {view for view, _, _ in tables.views.unfinished()}
+            for view in unfinished.intersection(dead):  # a topic has the others by now
+                tables.deletions.add(view)

@@ -1,0 +1,54 @@
+"""Topics by name: found, made, listed."""
+
+from __future__ import annotations
+
+from exclusivelog import _core
+from exclusivelog.backend import check_name, is_internal
+from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
+from exclusivelog.events import EVENTS
+from exclusivelog.local.storage.tables import Store, Tables
+
+
+def existing(tables: Tables, topic: int) -> _core.TopicRow:
+    """The topic's row, or TopicNotFoundError if it was deleted."""
+    return checked(tables.topics.get(topic))
+
+
+def checked(row: _core.TopicRow) -> _core.TopicRow:
+    """The row, or TopicNotFoundError if its topic was deleted."""
+    if row.flags & _core.DELETED:
+        raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+    return row
+
+
+def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
+    """(id, name) of the topic of that name, made if need be."""
+    check_name(name, "topic")
+    with ledger.read() as tables:
+        row = tables.topics.find(name)
+    if row is not None:
+        return row.id, row.name
+    if not create:
+        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
+    if is_internal(name) and name != EVENTS:
+        raise ValueError(f"topic={name!r}: names that begin with __ are kept for the library")
+    with ledger.write_exclusive() as tables:
+        row = tables.topics.find(name) or tables.topics.create(name)
+        return row.id, row.name
+
+
+def list_topics(ledger: Store) -> list[str]:
+    """The names of the topics that exist, sorted; without the library's own."""
+    with ledger.read() as tables:
+        return [
+            name
+            for name, topic in tables.topics.all()
+            if not is_internal(name) and not _is_deleted(tables, topic)
+        ]
+
+
+def _is_deleted(tables: Tables, topic: int) -> bool:
+    try:
+        return bool(tables.topics.get(topic).flags & _core.DELETED)
+    except LedgerCorruptedError:
+        return False  # it is there, and whoever opens it learns what is wrong with it

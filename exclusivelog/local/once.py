@@ -1,0 +1,169 @@
+"""Appending batches exactly once: what `exclusivelog.once` does, in the tables of one ledger."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from exclusivelog import _core
+from exclusivelog.backend import Appended, OnceRun
+from exclusivelog.errors import LedgerError
+from exclusivelog.local import records
+from exclusivelog.local.names import create_topic, existing
+from exclusivelog.local.ownership.sessions import Sessions
+from exclusivelog.local.records import Session
+from exclusivelog.local.storage.ledger import Ledger
+from exclusivelog.local.storage.tables import Tables
+from exclusivelog.messages import Columns
+from exclusivelog.types import AccessMode, EngineInfo
+
+ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
+
+
+class Host(Protocol):
+    """The engine of those who append."""
+
+    id: str
+    name: str
+    info: EngineInfo
+    ledger: Ledger
+    sessions: Sessions
+
+    @property
+    def slot(self) -> int:
+        """Its place in the lock file; LedgerError where it is read-only, and has none."""
+
+
+class LocalOnce:
+    """Batches of one ledger's topics; see `exclusivelog.backend.Once`."""
+
+    def __init__(self, engine: Host) -> None:
+        self._engine = engine
+
+    def append(
+        self, run: OnceRun, number: int | None, batches: Mapping[str, Iterable[Columns]]
+    ) -> dict[str, Appended]:
+        """Append a batch to topics, unless it is in them already."""
+        engine = self._engine
+        try:
+            # Creates topics, too; a failure leaves none.
+            with engine.ledger.write_checkpointed() as tables:
+                return {
+                    name: _append(engine, tables, _topic(tables, name), run, number, parts)
+                    for name, parts in batches.items()
+                }
+        except _SourceFailed as failed:
+            raise failed.error from None
+
+    def record(self, topic: str | int, writer: str, number: int) -> None:
+        """Store a writer's last number, unless it has come further."""
+        found = self._id_of(topic)
+        with self._engine.ledger.write_concurrent() as tables:
+            existing(tables, found)
+            before = tables.once.batch(found, writer)
+            if before is None or number > before:
+                tables.once.put_batch(found, writer, number)
+
+    def recorded(self, topic: str | int) -> dict[str, int]:
+        """Writer -> its last number."""
+        found = self._id_of(topic)
+        with self._engine.ledger.read() as tables:
+            return dict(tables.once.batches(existing(tables, found).id))
+
+    def _id_of(self, topic: str | int) -> int:
+        if isinstance(topic, str):
+            return create_topic(self._engine.ledger, topic, False)[0]
+        return topic
+
+
+class _SourceFailed(Exception):
+    """The caller's source of messages raised: this is no error of the ledger (rule H2)."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _each(parts: Iterable[Columns]) -> Iterator[Columns]:
+    try:
+        yield from parts
+    except Exception as error:
+        raise _SourceFailed(error) from error
+
+
+def _topic(tables: Tables, name: str) -> int:
+    row = tables.topics.find(name) or tables.topics.create(name)
+    return row.id
+
+
+def _append(
+    engine: Host,
+    tables: Tables,
+    topic: int,
+    run: OnceRun,
+    number: int | None,
+    parts: Iterable[Columns],
+) -> Appended:
+    row, session = engine.sessions.requests.visit(tables, _session(engine, tables, topic, run))
+    first = row.next_offset
+    last = None if run.writer is None else tables.once.batch(topic, run.writer)
+    if run.token is not None and session.exclusive:
+        begins = tables.once.fence(topic, run.token) is None
+        if begins and number is not None and last is not None and number < last:
+            raise _went_back(row, run, number, last)
+        tables.once.put_fence(topic, run.token, session.epoch)
+    if number is None or last is None or number > last:
+        _write(tables, row, session, parts)
+        if run.writer is not None and number is not None:
+            tables.once.put_batch(topic, run.writer, number)
+    tables.topics.put(row)
+    return Appended(range(first, row.next_offset), session.epoch)
+
+
+def _went_back(row: _core.TopicRow, run: OnceRun, number: int, last: int) -> LedgerError:
+    # A run begins with the last batch of the one before, or with the next one.
+    return LedgerError(
+        f"topic {row.name!r}: job {run.writer!r} comes with batch {number}, and its batch {last} "
+        "is in the log: this run uses a copy of its checkpoint, or one that was restored. "
+        "Nothing was written; use the checkpoint that wrote last, or a new one"
+    )
+
+
+def _session(engine: Host, tables: Tables, topic: int, run: OnceRun) -> Session:
+    mode = AccessMode.parse(run.access_mode).value
+    shared = mode == records.SHARED
+    return Session(
+        id=tables.rows.next_id(b"session"), topic=topic, engine=engine.id, slot=engine.slot,
+        pid=engine.info.pid, engine_name=engine.name, name=run.producer, mode=mode, priority=0,
+        created=_core.now(), tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
+        claim=None if shared or run.token is None else _claim(tables, topic, run.token),
+        engine_properties=dict(engine.info.properties),
+    )  # fmt: skip
+
+
+def _claim(tables: Tables, topic: int, token: str) -> int | None:
+    epoch, row = tables.once.fence(topic, token), tables.topics.get(topic)
+    # No epoch of a recreated topic can be claimed; but its last owner was this run.
+    return None if row.flags & _core.RECREATED and epoch == row.epoch else epoch
+
+
+def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterable[Columns]) -> None:
+    published = max(row.last_publish_time, time.time_ns() // 1_000_000)
+    sequence, holder = tables.producers.get(row.id, session.name)
+    appender = _core.Appender(session.name.encode(), sequence, ENTRY_MESSAGES, ENTRY_BYTES)
+    for part in _each(parts):
+        batch = part.batch(appender)
+        appender.add_batch(batch)
+        appender.take()
+        for last, entry in batch.stamp(
+            row.id, row.next_offset, session.epoch, session.id, published
+        ):
+            tables.entries.put(row.id, last, entry)
+            row.next_offset = last + 1
+        appender.settle([(batch, batch.base_offset)])
+    if appender.last_sequence > sequence:
+        row.last_publish_time = published
+        tables.producers.put(row.id, session.name, appender.last_sequence, holder)
+        tables.announce.add(row.id)

@@ -1,0 +1,532 @@
+"""Steps of a change of ownership, each within the caller's transaction: telling it, announcing,
+moving claims and seats.
+
+What a change needs: the machine's live engines, the kinds of notifications and wake-up counters,
+the records in `__events__` (rule E5).
+
+What the owner of a topic announces: where it can be reached, say, or what it is at.
+
+One row per topic, written by its owner alone: in the transaction of its grant (`announce=`), or
+later in one that compares session and epoch as an append does (`producer.announce`). It stays
+when its owner leaves, until another one announces: who succeeds reads what the last one said.
+
+Claims that move with a topic (rules E1, F5, F6).
+
+The claims of the groups that a hand-over names, on the resource that has the topic's name, are
+revoked in the very transaction in which the topic is assigned to its destination: those of group
+readers, and those of `engine.own`. As always, a claim session is lost as a whole. Its engine gets
+a notification that names the successor, so that the old holder's error can.
+
+Moving one shared producer without the others (rules E1 to E4).
+
+Among shared producers there is no owner, and so no ownership to hand over; what moves is a seat:
+the place of one producer among those that may write. A row of the table `transfers` under (topic,
+session) says so:
+
+```text
+releasing    the row of a shared producer's own session; its engine drains it, and releases it
+assigned     the seat is a session of the destination already, which no producer has yet: it keeps
+             the name, and keeps the topic shared, until the destination's next shared producer
+             takes it. The destination itself gives it back at the deadline.
+owned        a producer of the destination has the session; the row is gone
+```
+
+A reserved seat is an ordinary session in all else: it is evicted with its engine, and fenced by
+force. So whichever process dies at whichever step, the other shared producers notice nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.backend import RoleDefinition
+from exclusivelog.errors import OwnershipLostError, ProducerMovedError, describe_engine
+from exclusivelog.events import EVENTS, Event
+from exclusivelog.local.records import (
+    ANNOUNCED,
+    SHARED,
+    U64,
+    Claimant,
+    Session,
+    Transfer,
+    is_role,
+    wall_ms,
+)
+from exclusivelog.local.storage.tables import Tables, owner_of
+from exclusivelog.types import Announcement, EngineInfo
+
+# ---- events and notifications ----------------------------------------------------------
+
+
+# Kinds of notifications: to a waiter that it was granted or fenced; to an engine that it is to
+# retry a promotion at a time; to an owner that it is to release its topic, or that a session waits
+# for it; to a waiter that the topic was terminated.
+GRANTED, FENCED, RETRY_AT, RELEASE = "granted", "fenced", "later", "release"
+WANTED, TERMINATED = "wanted", "sealed"
+REVOKED = "revoked"  # a producer's claim is gone
+CLAIM_LOST = "claim-lost"  # the session is a claim's
+CLAIM_MOVED = "claim moved"  # it names the successor
+# Wake-up counters; no topic has these ids.
+RESOURCES = 0  # a resource may be free
+MOVES = 2**63  # a move has made a step
+HANDED_OVER = "hand-over"  # the reason of a grant
+
+
+class Living(Protocol):
+    """Which engines of the machine live: the ledger's lock file, or the model checker's."""
+
+    @property
+    def opened(self) -> int:
+        """When the ledger was opened by the first of its engines, in ns of the monotonic clock."""
+
+    def alive(self, slot: int, engine: str) -> bool:
+        """Does this engine exist, and send its heartbeats?"""
+
+    def exists(self, slot: int, engine: str) -> bool:
+        """Does this engine exist, responsive or not?"""
+
+    def present(self) -> list[EngineInfo]:
+        """The engines that exist."""
+
+
+class LockFile(Protocol):
+    """Where engines register."""
+
+    @property
+    def slots(self) -> Living:
+        """One for each engine."""
+
+
+class Transactions(Protocol):
+    """The ledger whose rows change, each time in one transaction: all of it or, if it raises,
+    nothing."""
+
+    @property
+    def lockfile(self) -> LockFile:
+        """Which engines live."""
+
+    def read(self) -> AbstractContextManager[Tables]:
+        """A snapshot."""
+
+    def write_exclusive(self) -> AbstractContextManager[Tables]:
+        """An exclusive write."""
+
+    def write_checkpointed(self) -> AbstractContextManager[Tables]:
+        """An exclusive write whose tables have all that the journal has."""
+
+    def write_concurrent(self) -> AbstractContextManager[Tables]:
+        """A write beside those that append."""
+
+
+def record(
+    tables: Tables, row: _core.TopicRow, kind: str, reason: str, *,
+    source: Session | Claimant | None = None, target: Session | Transfer | None = None,
+) -> None:  # fmt: skip
+    """Record a change of a topic's ownership in `__events__`, within its transaction (rule E5)."""
+    about = next((each for each in (target, source) if isinstance(each, Session)), None)
+    tables.events.append(
+        Event(
+            time=time.time_ns() // 1_000_000, topic=row.name, epoch=row.epoch, kind=kind,
+            reason=reason, priority=0 if about is None else about.priority,
+            source=_party(source), target=_party(target),
+        )
+    )  # fmt: skip
+
+
+def record_claim(
+    tables: Tables, about: Claimant, kind: str, reason: str, *,
+    source: Claimant | None = None, target: Claimant | None = None,
+) -> None:  # fmt: skip
+    """Record a change of each of a claim's resources in `__events__`; not for readers of
+    `__events__` itself, which such a record would wake again and again."""
+    now = time.time_ns() // 1_000_000
+    for resource, generation in about.generations.items():
+        if about.reads and resource == EVENTS:
+            continue
+        tables.events.append(
+            Event(
+                now, "", 0, kind, reason, 0, _party(source), _party(target), about.group,
+                resource, generation,
+            )
+        )  # fmt: skip
+
+
+def _party(party: Session | Claimant | Transfer | None) -> dict[str, Any] | None:
+    if party is None:
+        return None
+    if isinstance(party, Transfer):
+        engine, name, properties = party.target, party.name, party.properties
+    else:
+        engine, name, properties = party.engine, party.engine_name, party.engine_properties
+    session = party if isinstance(party, Session) else None
+    return {
+        "engine": engine, "engine_name": name, "pid": party.pid,
+        "producer": None if session is None else session.name,
+        "properties": {} if session is None else session.properties,
+        "engine_properties": properties,
+    }  # fmt: skip
+
+
+# ---- announcements ---------------------------------------------------------------------
+
+
+def put_announcement(tables: Tables, session: Session, info: Mapping[str, str]) -> None:
+    """Replace the topic's announcement. The session owns the topic: the caller has compared."""
+    row = [
+        dict(info), session.epoch, wall_ms(), session.engine, session.engine_name, session.pid,
+        session.name, session.id,
+    ]  # fmt: skip
+    tables.rows.put("meta", ANNOUNCED + U64.pack(session.topic), msgpack.packb(row))
+
+
+def announcement(tables: Tables, topic: int) -> Announcement | None:
+    """What was announced last; None where nothing ever was."""
+    return tables.rows.find("meta", ANNOUNCED + U64.pack(topic), _unpack_announcement)
+
+
+def _unpack_announcement(data: bytes) -> Announcement:
+    return Announcement(*msgpack.unpackb(data))
+
+
+# ---- claims that move ------------------------------------------------------------------
+
+
+MOST_REMEMBERED = 4096  # successors that an engine can name
+
+
+def claims_that_move(tables: Tables, row: _core.TopicRow, to: Transfer) -> list[Claimant]:
+    """The claims that move with this topic, but for those that the destination has."""
+    moved = []
+    for group in to.groups:
+        _, number = tables.claims.claim(group, row.name)
+        holder = tables.claims.claimant(number) if number else None
+        if holder is not None and holder.engine != to.target:
+            moved.append(holder)
+    return moved
+
+
+def notify_moved(
+    living: Living, tables: Tables, row: _core.TopicRow, moved: list[Claimant], to: Transfer
+) -> None:
+    """Name the successor to the engines that had these claims."""
+    for holder in moved:
+        if living.exists(holder.slot, holder.engine):
+            tables.notifications.post(
+                holder, CLAIM_MOVED, to.target, to.name, to.pid, to.properties
+            )
+    tables.announce.add(row.id)  # a reader that waits for messages must learn of it
+
+
+def moved_error(claim: str, successor: EngineInfo) -> OwnershipLostError:
+    """What the holder of a claim is told that has moved."""
+    return OwnershipLostError(
+        f"{claim} was handed over with its topic to {describe_engine(successor)}; claim it there",
+        successor=successor,
+    )
+
+
+class Successors:
+    """Where the claims of one engine have moved, as far as it was notified."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, EngineInfo] = {}
+
+    def note(self, claimant: int, *party: Any) -> EngineInfo:
+        """A notification has been read: it names this one."""
+        successor = self._known[claimant] = _engine_of(*party)
+        while len(self._known) > MOST_REMEMBERED:
+            self._known.pop(next(iter(self._known)))
+        return successor
+
+    def of(self, tables: Tables, claimant: Claimant) -> EngineInfo | None:
+        """Who has what this claim was on; None if it did not move."""
+        # What another thread reads and forgets meanwhile is known behind that.
+        for _, (kind, number, *party) in tables.notifications.read(claimant.engine, 0):
+            if kind == CLAIM_MOVED and number == claimant.id:
+                return _engine_of(*party)
+        return self._known.get(claimant.id)
+
+
+def _engine_of(engine: str, name: str, pid: int, properties: dict[str, str]) -> EngineInfo:
+    return EngineInfo(engine, name, pid, properties, 0.0)
+
+
+# ---- seats of shared producers ---------------------------------------------------------
+
+
+class Roles(Protocol):
+    """What role_grants.py does for the sessions of a ledger: all within their transactions."""
+
+    def evict_dead(self, tables: Tables, definition: RoleDefinition, mode: str) -> None:
+        """Evict what dead engines have on the role's topics."""
+
+    def register(
+        self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
+    ) -> None:
+        """Write the request down, and the anchor that its parts are bound to."""
+
+    def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
+        """Is all of the role free, for a request that was not queued?"""
+
+    def queue(self, tables: Tables, seat: Session) -> None:
+        """The seat waits: so does a part on each of the role's topics, at the same place."""
+
+    def admitted(self, tables: Tables, seat: Session) -> None:
+        """The seat was granted: take all that the role binds. Raises where it is not free."""
+
+    def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
+        """A session that is bound to something no longer holds or waits."""
+
+    def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
+        """The same for a claim."""
+
+    def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
+        """Is this topic's next owner chosen at the end of the transaction?"""
+
+    def cancelled(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
+    ) -> None:
+        """The hand-over of a role has ended without its destination."""
+
+    def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
+        """The hand-over of a role has got more time."""
+
+
+class Transfers:
+    """The hand-overs under way: which can still succeed. `roles` is set by `with_roles`."""
+
+    roles: Roles
+
+    def __init__(self, living: Living, now: Callable[[], int]) -> None:
+        self._living = living
+        self._now = now
+
+    def current(self, tables: Tables, row: _core.TopicRow) -> Transfer | None:
+        """The topic's hand-over, if it can still succeed; else it is ended here."""
+        transfer = tables.transfers.get(row.id)
+        if transfer is None:
+            return None
+        if not self.has_destination(transfer):
+            self.cancel(tables, row, transfer, "the destination is gone")
+        elif self._now() >= transfer.until:
+            self.cancel(tables, row, transfer, "deadline")
+        elif row.owner and transfer.session != row.owner:
+            self.cancel(tables, row, transfer, "another owner came first")
+        else:
+            return transfer
+        return None
+
+    def has_destination(self, transfer: Transfer) -> bool:
+        """Does the engine live that this hand-over goes to?"""
+        return self._living.alive(transfer.slot, transfer.target)
+
+    def can_succeed(self, transfer: Transfer) -> bool:
+        """Does its destination live, and is there time left?"""
+        return self.has_destination(transfer) and self._now() < transfer.until
+
+    def cancel(self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str) -> None:
+        """The hand-over ends without its destination (rule E4)."""
+        tables.transfers.drop(row.id)
+        if is_role(row.name):
+            self.roles.cancelled(tables, row, transfer, reason)
+        tables.ring.add(transfer.slot)  # requests that wait for it there are decided as usual
+        record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
+
+    def end(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, winner: Session,
+        reason: str,
+    ) -> None:  # fmt: skip
+        """This session gets the topic: the hand-over has succeeded, or has ended without its
+        destination."""
+        if transfer is None:
+            return
+        if not winner.exclusive:
+            self.cancel(tables, row, transfer, "a shared producer of it came first")
+        elif reason != HANDED_OVER:
+            self.cancel(tables, row, transfer, "another owner came first")
+        else:
+            tables.transfers.drop(row.id)
+
+    def releasing_to(self, tables: Tables, row: _core.TopicRow, engine: str) -> Transfer | None:
+        """The hand-over to this engine, of the topic or of a shared producer's seat, whose source
+        has not released it yet, and still has time to. Changes nothing."""
+        if row.flags & (_core.DELETED | _core.TERMINATED):
+            return None
+        if not row.owner:
+            return releasing_to(tables, row.id, engine, self._now())
+        transfer = tables.transfers.get(row.id)
+        if transfer is None or transfer.target != engine or self._now() >= transfer.until:
+            return None
+        return transfer if transfer.session and transfer.session == row.owner else None
+
+
+class Sessions(Protocol):
+    """What a move of a seat needs of the sessions of its ledger."""
+
+    @property
+    def transfers(self) -> Transfers:
+        """Which hand-overs can still succeed."""
+
+    def now(self) -> int:
+        """The machine's monotonic clock, in ns."""
+
+    def tell_assigned(
+        self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
+        reason: str,
+    ) -> None:  # fmt: skip
+        """It is reserved for its destination."""
+
+    def drop_holder(
+        self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str
+    ) -> None:
+        """The session no longer holds the topic."""
+
+
+def held_seat(tables: Tables, topic: int, lineage: int) -> Session | None:
+    """The shared session that this lineage of hand-overs has led to."""
+    return next(
+        (h for h in tables.sessions.holders(topic) if h.lineage == lineage and not h.exclusive),
+        None,
+    )
+
+
+def is_reserved(tables: Tables, session: Session) -> bool:
+    """Is this the session of a seat that no producer has taken yet?"""
+    seat = tables.transfers.seat(session.topic, session.id)
+    return seat is not None and not seat.session
+
+
+def releasing_to(tables: Tables, topic: int, engine: str, now: int) -> Transfer | None:
+    """A seat on its way to this engine that its producer has not released yet."""
+    return next(
+        (
+            seat
+            for _, seat in tables.transfers.seats(topic)
+            if seat.session and seat.target == engine and now < seat.until
+        ),
+        None,
+    )
+
+
+def find_seat(
+    tables: Tables, row: _core.TopicRow, engine: str, name: str, lineage: int | None
+) -> Session | None:
+    """The reserved seat that a shared request of this engine takes: that of the producer which it
+    follows, or that has its name, or the one that was reserved first."""
+    there = [
+        holder
+        for session, seat in tables.transfers.seats(row.id)
+        if not seat.session and seat.target == engine
+        and (holder := tables.sessions.holder(row.id, session)) is not None
+    ]  # fmt: skip
+    if lineage is not None:
+        return next((seat for seat in there if seat.lineage == lineage), None)
+    named = (seat for seat in there if seat.name == name)
+    return next(named, there[0] if there else None)
+
+
+def take_seat(tables: Tables, row: _core.TopicRow, seat: Session, session: Session) -> Transfer:
+    """A producer takes the seat; its session has the seat's id from now on."""
+    transfer = tables.transfers.seat(row.id, seat.id)
+    assert transfer is not None
+    tables.transfers.drop_seat(row.id, seat.id)
+    tables.sessions.drop_holder(seat)
+    if seat.name != session.name:
+        tables.producers.free(seat)
+    row.shared -= 1  # it is counted again when the session is admitted
+    return transfer
+
+
+def pass_seat_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, session: Session) -> None:
+    """A shared session has ended: where its seat was on its way, reserve it."""
+    seat = tables.transfers.seat(row.id, session.id)
+    if seat is None:
+        return
+    tables.transfers.drop_seat(row.id, session.id)
+    if not seat.session:
+        return  # it was the reservation that has ended
+    if not sessions.transfers.can_succeed(seat):
+        record(tables, row, "cancel", "producer", source=session, target=seat)
+        return
+    there = Session(
+        id=tables.rows.next_id(b"session"), topic=row.id, engine=seat.target, slot=seat.slot,
+        pid=seat.pid, engine_name=seat.name, name=session.name, mode=SHARED,
+        priority=session.priority, created=sessions.now(), tie=0,
+        since=time.time_ns() // 1_000_000, epoch=row.epoch, properties=session.properties,
+        engine_properties=seat.properties, lineage=seat.lineage,
+    )  # fmt: skip
+    sequence, _ = tables.producers.get(row.id, session.name)
+    tables.sessions.put_holder(there)
+    tables.producers.put(row.id, session.name, sequence, there.id)
+    row.shared += 1
+    tables.transfers.put_seat(there.id, replace(seat, session=0))
+    tables.notifications.post(there, RETRY_AT, row.id, seat.until)
+    sessions.tell_assigned(tables, row, seat, session, "producer")
+
+
+def next_seat_deadline(tables: Tables, topic: int) -> int | None:
+    """When the first of the topic's reserved seats is to be given back; None if there is none."""
+    return min(
+        (seat.until for _, seat in tables.transfers.seats(topic) if not seat.session), default=None
+    )
+
+
+def end_overdue_seats(sessions: Sessions, tables: Tables, row: _core.TopicRow) -> None:
+    """End the moves of seats that cannot succeed any more."""
+    for session, seat in _all_seats(tables, row):
+        if not sessions.transfers.has_destination(seat):
+            _end_seat(sessions, tables, row, session, seat, "the destination is gone")
+        elif not sessions.transfers.can_succeed(seat):
+            _end_seat(sessions, tables, row, session, seat, "deadline")
+
+
+def cancel_seats(
+    sessions: Sessions, tables: Tables, row: _core.TopicRow, reason: str, until: int | None = None
+) -> bool:
+    """End the moves of this topic's seats (only those with this deadline, unless None): a producer
+    that has not released its seat keeps it. Were there any?"""
+    found = [each for each in _all_seats(tables, row) if until in (None, each[1].until)]
+    for session, seat in found:
+        _end_seat(sessions, tables, row, session, seat, reason)
+    return bool(found)
+
+
+def _all_seats(tables: Tables, row: _core.TopicRow) -> list[tuple[int, Transfer]]:
+    return list(tables.transfers.seats(row.id)) if row.shared else []
+
+
+def _end_seat(
+    sessions: Sessions, tables: Tables, row: _core.TopicRow, session: int, seat: Transfer,
+    reason: str,
+) -> None:  # fmt: skip
+    tables.transfers.drop_seat(row.id, session)
+    tables.ring.add(seat.slot)
+    holder = tables.sessions.holder(row.id, session)
+    record(tables, row, "cancel", reason, source=holder if seat.session else None, target=seat)
+    if holder is not None and not seat.session:
+        sessions.drop_holder(tables, row, holder, "release", reason)
+
+
+def seats_under_way(tables: Tables, topic: int) -> Iterator[tuple[Session, Transfer]]:
+    """(session, seat) of the topic's shared producers that are on their way, or reserved."""
+    for session, seat in list(tables.transfers.seats(topic)):
+        holder = tables.sessions.holder(topic, session)
+        if holder is not None:
+            yield holder, seat
+
+
+def topic_moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
+    """What the producer `name` of a topic ends with that was handed over."""
+    error = ProducerMovedError(
+        f"topic {topic!r}: it was handed over by producer {name!r} to engine {to.name!r} (id "
+        f"{to.target}, pid {to.pid}); send there"
+    )
+    error.successor = EngineInfo(to.target, to.name, to.pid, to.properties, 0.0)
+    return error

@@ -1,1 +1,0 @@
-"""Encoding and decoding of messages: Python values, Arrow, items of shared states."""

@@ -1,0 +1,291 @@
+"""Opening a ledger on this machine, and raising one of an earlier format to this version's.
+
+Opening a ledger never raises its format, because the earlier version could not open it afterwards.
+`upgrade` does, after a backup (rule H2). From before the backup until the new format is durable, no
+engine of any version may have the ledger open: see docs/format.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from exclusivelog import threads
+from exclusivelog.backend import check_name
+from exclusivelog.engine import Engine
+from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
+from exclusivelog.local.faults import translated
+from exclusivelog.local.files import DATA, LOCK, Directory, is_locked, lock_open_file
+from exclusivelog.local.maintenance.backup import FILES as BACKED_UP
+from exclusivelog.local.maintenance.backup import copy_at_rest
+from exclusivelog.local.runtime import Runtime
+from exclusivelog.local.shm.lockfile import NAME as OWNERS
+from exclusivelog.local.shm.lockfile import make_lock_file
+from exclusivelog.local.storage.environment import (
+    UNFINISHED_BACKUP,
+    check_format,
+    check_header,
+    check_path,
+    raise_format,
+)
+from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.local.storage.opening import Options
+from exclusivelog.local.versions import FORMAT, told_users
+from exclusivelog.messages import encode_properties
+from exclusivelog.state.past import map_at
+from exclusivelog.topic import Topic
+from exclusivelog.waits import check_seconds
+
+LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
+ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
+
+
+class LocalEngine(Runtime, Engine):
+    """An engine on a ledger of this machine."""
+
+    def renew(self, topic: int) -> int:
+        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
+        topic's end as it is now. Returns that."""
+        with self.ledger.read() as tables:
+            row, kind, view = (
+                tables.topics.get(topic),
+                tables.topics.kind(topic),
+                tables.views.view(topic),
+            )
+        end = row.next_offset
+        if kind.get("holds") == "map":
+            end, items = map_at(Topic(self, topic, row.name), end)
+            self.snapshot(topic, end, items.items())
+        if view is not None:
+            self.compact(topic)
+        return end
+
+
+def open(
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    *,
+    durability: Literal["power", "process"] = "power",
+    keepalive: float | None = 30.0,
+    readonly: bool = False,
+    create: bool = True,
+    mode: int = 0o700,
+    map_size: int = DEFAULT_MAP_SIZE,
+    max_readers: int = DEFAULT_MAX_READERS,
+    kill_stalled: bool = False,
+) -> Engine:
+    """Open the ledger in a directory; make it if there is none.
+
+    - `path`: a directory on a local disk. Network and FUSE file systems are refused, and so is
+      one that has other files and no ledger.
+    - `name`: for people, in errors and listings (default: `engine-` and the process id).
+    - `properties`: a mapping of str to str for others to see, such as an address.
+    - `durability`: "power": what this engine acknowledges survives a power loss, at the price
+      of one flush that all who wait share. "process": it survives the death of any process; a
+      power loss may take about the last second, and never damages the log (rule H1). Readers
+      see what their own engine's durability promises (rule G6).
+    - `keepalive`: seconds without a heartbeat after which others may take this engine's
+      topics (rule C3); None: never.
+    - `readonly`: read only; takes no slot, changes nothing.
+    - `create`: False raises LedgerError where there is no ledger.
+    - `mode`: of the directory, if it is made; the files get its read and write bits.
+    - `map_size`: how many bytes the tables can grow to, and the large entries beside them.
+      Address space, not disk.
+    - `max_readers`: read transactions at the same time, in all processes together; the
+      first opener decides.
+    - `kill_stalled`: kill stalled processes. A process that is stopped while it holds the writer
+      lock (microseconds, so this is rare) stops all writers; one that is stopped inside a read
+      makes the tables grow. With True, this process sends it SIGKILL, if permitted, once it has
+      been silent for longer than its own `keepalive`. Default: False; the log, `inside()` and
+      `stats()` then name the process.
+
+    Raises UnsupportedError (a URL, such as "pulsar://host"), LedgerError (no directory, no
+    permission, remote, other files; no thread or no address space to be had; threads that gevent or
+    eventlet has replaced), LedgerFullError (no room), LedgerVersionError (another format, not a
+    ledger, or in use by engines of a version that cannot share it), LedgerCorruptedError.
+
+    >>> xl.open(path, name="worker-1").topics()
+    []
+    """
+    if isinstance(path, str) and "://" in path:
+        raise UnsupportedError(f"path={path!r}: no engine opens URLs; give a local directory")
+    if durability not in ("power", "process"):
+        raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
+    if keepalive is not None:
+        check_seconds(keepalive, "keepalive", "seconds above 0, or None for never")
+        if not 0 < keepalive <= LONGEST_KEEPALIVE:
+            raise ValueError(
+                f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
+                f"{LONGEST_KEEPALIVE:.0f}, or None for never"
+            )
+    if not isinstance(map_size, int) or map_size < 1 << 20:
+        raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
+    if not isinstance(max_readers, int) or max_readers < 1:
+        raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
+    if name is not None:
+        check_name(name, "name")
+    encode_properties(properties or {})
+    where = check_path(path)
+    threads.refuse_patched(where)
+    ledger = Ledger.open(
+        where,
+        Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
+        power=durability == "power",
+    )
+    try:
+        return LocalEngine(
+            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
+            unflushed=durability == "process", kill_stalled=bool(kill_stalled),
+        )  # fmt: skip
+    except BaseException:
+        ledger.close()
+        raise
+
+
+# ---- raising a format --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What `upgrade` did to the ledger at `path`.
+
+    - `path`: the ledger's directory.
+    - `before`, `after`: its formats; equal if there was nothing to upgrade.
+    - `backup`: the directory of the backup; None if there was nothing to upgrade.
+    - `problems`: the damage found in the backup, and so in the ledger; empty unless
+      `despite_damage` was given.
+    """
+
+    path: str
+    before: int
+    after: int
+    backup: str | None
+    problems: tuple[str, ...] = ()
+
+
+def upgrade(
+    path: str | os.PathLike[str],
+    backup: str | os.PathLike[str] | None = None,
+    *,
+    despite_damage: bool = False,
+) -> Upgrade:
+    """Raise a ledger of an earlier format to this version's; a complete backup is made first.
+
+    - `path`: the ledger's directory. No process, of any version, may have it open.
+    - `backup`: an empty or new directory for the backup (default: `<path>.format-<N>` beside the
+      ledger, or `<path>.format-<N>.2` and so on if that is taken; N is the old format). The backup
+      is a ledger of the old format, which the old version can open.
+    - `despite_damage`: upgrade although `Engine.verify` finds damage in the backup. Upgrading
+      neither repairs nor adds damage. Default: refuse with LedgerCorruptedError.
+
+    Returns an `Upgrade`. A ledger that already has this version's format is left as it is. An
+    upgrade that fails or is killed leaves the ledger whole, in one of the two formats; call it
+    again.
+
+    Raises LedgerVersionError if the format cannot be upgraded, or a process has the ledger open
+    (the message names its pid); LedgerCorruptedError if the backup shows damage; LedgerFullError
+    if there is no room for the backup; LedgerError if the backup cannot be made at that place.
+
+    >>> with xl.open(path) as engine:
+    ...     orders = engine.topic("orders")
+    >>> done = xl.upgrade(path)
+    >>> done.before == done.after, done.backup
+    (True, None)
+    """
+    place = os.path.abspath(check_path(path))
+    with open(place, "upgrade", readonly=True) as engine:  # or why it cannot be upgraded
+        before = engine.ledger.format
+    if before == FORMAT:
+        return Upgrade(place, FORMAT, FORMAT, None)
+    if Ledger.is_open_here(place):
+        raise LedgerVersionError(f"{place} is open in this process; close its engines first")
+    with contextlib.closing(Directory(place)) as directory, translated(place), _alone(directory):
+        check_header(directory)
+        check_format(directory, readonly=True, beside_others=False)
+        target = _target(place, backup, before)
+        copy_at_rest(directory, target)
+        problems = _check_backup(place, target, despite_damage)
+        raise_format(directory)
+    return Upgrade(place, before, FORMAT, target, problems)
+
+
+def _target(place: str, backup: str | os.PathLike[str] | None, before: int) -> str:
+    if backup is not None:
+        return os.path.abspath(check_path(backup, "backup"))
+    names = [f"{place}.format-{before}{more}" for more in ("", *(f".{n}" for n in range(2, 1000)))]
+    return next(name for name in names if _is_free(name))
+
+
+def _is_free(path: str) -> bool:
+    """May a backup go there: nothing, an empty directory, or what a killed upgrade left?"""
+    try:
+        found = set(os.listdir(path))
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return False
+    return not found or (UNFINISHED_BACKUP in found and found <= {UNFINISHED_BACKUP, *BACKED_UP})
+
+
+def _check_backup(place: str, target: str, despite_damage: bool) -> tuple[str, ...]:
+    with open(target, "upgrade", readonly=True) as engine:
+        problems = engine.verify().problems
+    if problems and not despite_damage:
+        raise LedgerCorruptedError(
+            f"{place} was not upgraded: its backup shows damage ({len(problems)}: {problems[0]}). "
+            f"The backup is at {target}. Restore an earlier backup, or upgrade with "
+            "despite_damage=True (--despite-damage), which leaves the damage as it is"
+        )
+    return problems
+
+
+@contextlib.contextmanager
+def _alone(directory: Directory) -> Iterator[None]:
+    """Keep every process, of any version, from opening the ledger to write. LedgerVersionError
+    while one has it open."""
+    os.close(make_lock_file(directory))  # every version locks it first
+    fds = [
+        directory.open(name, os.O_RDWR)
+        for name in (OWNERS, "journal", DATA)
+        if directory.facts(name) is not None
+    ]
+    try:
+        end = time.monotonic() + ALONE_SECONDS
+        while not _take_all(directory, fds):
+            if time.monotonic() > end:
+                raise LedgerVersionError(
+                    f"{directory.path} is in use by {told_users(directory)}. An upgrade needs the "
+                    "ledger alone: close these processes first"
+                )
+            time.sleep(0.01)
+        yield
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def _take_all(directory: Directory, fds: list[int]) -> bool:
+    """Lock the files as each version does that opens them, the earliest ones by `flock`."""
+    try:
+        for fd in fds:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return all(lock_open_file(fd, "write") for fd in fds) and not _is_read(directory)
+
+
+def _is_read(directory: Directory) -> bool:
+    """Does any process have LMDB's lock file open? A read-only engine locks nothing else."""
+    if directory.facts(LOCK) is None:
+        return False
+    fd = directory.open(LOCK, os.O_RDONLY)
+    try:
+        return is_locked(fd)
+    finally:
+        os.close(fd)

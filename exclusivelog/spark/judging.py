@@ -1,0 +1,231 @@
+"""Judging what a topic says of its epochs: the verdicts of audits and reports."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from exclusivelog.engine import Engine
+from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.events import Event
+from exclusivelog.spark.leaders import Verdict
+
+if TYPE_CHECKING:
+    pass
+
+Record = dict[str, Any]
+Epoch = tuple[str, int]  # topic, number
+
+SHOWN = 3  # faults that are named, of each kind
+FOREVER = 2**63
+
+
+@dataclass
+class Span:
+    """The messages of one epoch and one producer; `times` are the first and the last one's of
+    each run."""
+
+    epoch: int
+    producer: str
+    first: int
+    last: int
+    messages: int = 0
+    times: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Tenure:
+    """Who owns an epoch, and from when to when, in ms since 1970; more than once where it came
+    back (rule B5). Whose end was not told, may hold it still, or leave it between batches."""
+
+    producer: str
+    held: list[tuple[int, int]] = field(default_factory=list)
+
+    def covers(self, time: int) -> bool:
+        """Did it hold the topic then, for certain?"""
+        return any(start < time < end for start, end in self.held)
+
+
+@dataclass
+class Summary:
+    """A topic, summed up from its runs in the order of their offsets."""
+
+    topic: str
+    spans: dict[tuple[int, str], Span] = field(default_factory=dict)
+    sequences: dict[str, int] = field(default_factory=dict)
+    falls: list[str] = field(default_factory=list)
+    gaps: int = 0
+
+    def add(self, run: Record) -> None:
+        """Take the next run."""
+        key = run["epoch"], run["producer"]
+        span = self.spans.get(key)
+        if span is None:
+            span = self.spans[key] = Span(*key, run["first_offset"], run["last_offset"])
+        span.last = max(span.last, run["last_offset"])
+        span.messages += run["messages"]
+        span.times += [run.get("first_time", 0), run.get("last_time", 0)]
+        self.gaps += run["gaps"]
+        before = self.sequences.get(run["producer"], -1)
+        if run["falls"] or run["first_sequence_id"] <= before:
+            self.falls.append(f"{run['producer']} at offset {run['first_offset']}")
+        self.sequences[run["producer"]] = run["last_sequence_id"]
+
+    @property
+    def epochs(self) -> list[list[Span]]:
+        """The spans of each epoch, by epoch."""
+        found: dict[int, list[Span]] = {}
+        for span in self.spans.values():
+            found.setdefault(span.epoch, []).append(span)
+        return [found[epoch] for epoch in sorted(found)]
+
+
+def names_of(engine: Engine, topics: Sequence[str] | None) -> list[str]:
+    """These topics, or (None) all; TopicNotFoundError for one that does not exist: nothing can
+    be said about it."""
+    known = engine.topics()
+    for topic in topics or ():
+        if topic not in known:
+            raise TopicNotFoundError(f"{engine.path} has no topic {topic!r}")
+    return known if topics is None else list(dict.fromkeys(topics))
+
+
+def owned(engine: Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
+    """(topic, epoch) of those that somebody holds now."""
+    owners = ((topic, engine.topic(topic, create=False).owner) for topic in topics)
+    return {(topic, owner.epoch) for topic, owner in owners if owner is not None}
+
+
+def verdicts(
+    topics: Iterable[str], found: Iterable[Record], events: Sequence[Event],
+    held: Set[tuple[str, int]] = frozenset(),
+) -> list[Verdict]:  # fmt: skip
+    """Every claim about each of these topics, judged by its `runs`; the events were read after
+    them, and `held` is what is `owned` now."""
+    grants, tenures = _grants(events), _tenures(events, held)
+    return [verdict for one in _summaries(found, topics) for verdict in judge(one, grants, tenures)]
+
+
+def _summaries(found: Iterable[Record], topics: Iterable[str]) -> list[Summary]:
+    summaries = {topic: Summary(topic) for topic in topics}
+    for record in found:
+        summaries[record["topic"]].add(record)
+    return list(summaries.values())
+
+
+def _grants(events: Iterable[Event]) -> Counter[Epoch]:
+    """(topic, epoch) -> how often it was granted, not counting who only came back."""
+    return Counter(
+        (event.topic, event.epoch)
+        for event in events
+        if event.kind == "grant" and event.reason != "reconnect"
+    )
+
+
+def _tenures(events: Iterable[Event], held: Set[tuple[str, int]]) -> dict[Epoch, Tenure]:
+    """(topic, epoch) -> its owner. A run of batches (`once.py`) holds the topic within its
+    transactions alone, and gives nothing back."""
+    found: dict[Epoch, Tenure] = {}
+    since: dict[Epoch, int] = {}
+    for event in events:
+        epoch = event.topic, event.epoch
+        if event.kind == "grant" and event.target is not None:
+            found.setdefault(epoch, Tenure(event.target["producer"]))
+            since[epoch] = event.time
+        elif event.kind in ("release", "evict") and epoch in since:
+            found[epoch].held.append((since.pop(epoch), event.time))
+    for epoch in since.keys() & held:
+        found[epoch].held.append((since[epoch], FOREVER))
+    return found
+
+
+# ---- judging -----------------------------------------------------------------------------
+
+
+def judge(
+    summary: Summary, grants: Counter[Epoch], tenures: Mapping[Epoch, Tenure] | None = None
+) -> list[Verdict]:
+    """Every claim about one topic.
+
+    >>> summary = Summary("orders")
+    >>> summary.add(dict(epoch=1, producer="a", first_offset=0, last_offset=4, messages=5,
+    ...                  first_sequence_id=0, last_sequence_id=4, falls=0, gaps=0))
+    >>> summary.add(dict(epoch=2, producer="b", first_offset=3, last_offset=9, messages=5,
+    ...                  first_sequence_id=0, last_sequence_id=4, falls=0, gaps=0))
+    >>> [verdict.claim for verdict in judge(summary, Counter()) if not verdict.holds]
+    ['epochs never interleave', 'every epoch is granted once']
+    """
+    return [
+        Verdict(summary.topic, claim, not faults, "; ".join(faults[:SHOWN]) or facts)
+        for claim, (faults, facts) in {
+            "epochs never interleave": _interleaving(summary),
+            "offsets are dense": _density(summary),
+            "one producer in each exclusive epoch": _producers(summary, grants, tenures or {}),
+            "sequence ids rise": (summary.falls, f"{len(summary.sequences)} producers"),
+            "every epoch is granted once": _granted(summary, grants),
+        }.items()
+    ]
+
+
+Found = tuple[list[str], str]
+
+
+def _interleaving(summary: Summary) -> Found:
+    faults, end, before = [], -1, None
+    for spans in summary.epochs:
+        first, epoch = min(span.first for span in spans), spans[0].epoch
+        if first <= end:
+            faults.append(f"epoch {epoch} begins at offset {first}, within epoch {before}")
+        end, before = max(end, *(span.last for span in spans)), epoch
+    return faults, f"{len(summary.epochs)} epochs"
+
+
+def _density(summary: Summary) -> Found:
+    spans = list(summary.spans.values())
+    if not spans:
+        return [], "0 messages"
+    first, last = min(span.first for span in spans), max(span.last for span in spans)
+    count = sum(span.messages for span in spans)
+    faults = [] if last - first + 1 == count else [f"{count} messages from {first} to {last}"]
+    if summary.gaps:
+        faults.append(f"{summary.gaps} offsets do not follow the one before")
+    return faults, f"{count:,} messages from {first} to {last}"
+
+
+def _producers(summary: Summary, grants: Counter[Epoch], tenures: Mapping[Epoch, Tenure]) -> Found:
+    """Others may share an exclusive epoch while its owner is away: never while it holds it."""
+    faults, exclusive = [], 0
+    for spans in summary.epochs:
+        epoch = spans[0].epoch
+        if not grants[summary.topic, epoch]:
+            continue  # shared producers write under the epoch that was there before them
+        exclusive += 1
+        others = _in_between(spans, tenures.get((summary.topic, epoch)))
+        if others:
+            faults.append(f"epoch {epoch}: {', '.join(sorted(others))} in between")
+    return faults, f"{exclusive} exclusive epochs"
+
+
+def _in_between(spans: Sequence[Span], tenure: Tenure | None) -> list[str]:
+    """Who wrote among the messages of the epoch's owner, and not while it was away."""
+    first = min(spans, key=lambda span: span.first)
+    name = first.producer if tenure is None else tenure.producer
+    owner = next((span for span in spans if span.producer == name), None)
+    if owner is None or owner.last - owner.first + 1 == owner.messages:
+        return []
+    return [
+        span.producer for span in spans
+        if span is not owner and (tenure is None or any(map(tenure.covers, span.times)))
+    ]  # fmt: skip
+
+
+def _granted(summary: Summary, grants: Counter[Epoch]) -> Found:
+    faults = []
+    for spans in summary.epochs:
+        epoch = spans[0].epoch
+        count = grants[summary.topic, epoch]
+        if count > 1 or (count == 0 and epoch > 0):
+            faults.append(f"epoch {epoch} was granted {count} times")
+    return faults, f"{sum(1 for topic, _ in grants if topic == summary.topic)} grants"
