@@ -455,4 +455,4 @@ def test_without_its_extra_it_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (1, b"")
     (line,) = done.stderr.decode().splitlines()
-    assert line.endswith("pip install exclusivelog[cli]")
+    assert line.endswith("pip install 'exclusivelog[cli]'")

@@ -235,7 +235,7 @@ def test_h2_the_command_upgrades_into_the_backup_that_it_is_given(made, tmp_path
     copy = str(tmp_path / "copy")
     done = run("upgrade", made.path, "--backup", copy)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"{made.path} was raised from format 3 to {FORMAT}; backup: {copy}\n"
+    assert done.stdout == f"{made.path} was upgraded from format 3 to {FORMAT}; backup: {copy}\n"
     with xl.open(made.path) as engine:
         check_messages(engine, made.told)
     with xl.open(copy, readonly=True) as engine:
