@@ -479,7 +479,7 @@ def unload(
         typer.Option("--to", metavar="ENGINE", help="Its id or its name.", show_default=False),
     ],
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds; a topic not released by then stays with its owner.")
+        float, typer.Option(min=0, help="Seconds; a topic not released by then keeps its owner.")
     ] = 10.0,
     group: Annotated[
         list[str] | None,

@@ -112,7 +112,7 @@ def append_once(
     if number is not None:
         _check_number(number)
     if (number is None) != (run.writer is None):
-        raise ValueError(f"number={number!r} and writer={run.writer!r}: both, or none")
+        raise ValueError(f"number={number!r} and writer={run.writer!r}: give both or neither")
     for name in batches:
         check_writable(name)
     try:
@@ -153,7 +153,7 @@ def check_writable(topic: object) -> str:
     """Return the name; ValueError or TypeError if no topic of that name can be appended to."""
     name = check_name(topic, "topic")
     if is_internal(name):
-        raise ValueError(f"topic {name!r} is internal: it can only be read")
+        raise ValueError(f"topic {name!r} is internal to the library; it can only be read")
     return name
 
 
@@ -189,9 +189,9 @@ def _append(
 def _went_back(row: _core.TopicRow, run: Run, number: int, last: int) -> LedgerError:
     # A run begins with the last batch of the one before, or with the next one.
     return LedgerError(
-        f"topic {row.name!r}: job {run.writer!r} comes with batch {number}, and its batch {last} "
-        "is in the log: this run uses a copy of its checkpoint, or one that was restored. "
-        "Nothing was written; use the checkpoint that wrote last, or a new one"
+        f"topic {row.name!r}: job {run.writer!r} sends batch {number}, but its batch {last} "
+        "is in the log already: this run uses a copied or restored checkpoint. "
+        "Nothing was written; use the original checkpoint, or a new one"
     )
 
 

@@ -62,7 +62,7 @@ def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> P
     now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
     return ProducerFencedError(
         f"{told(row.name)}: producer {session.name!r} with epoch {session.epoch} was fenced; "
-        f"the topic is {now}. Close it and open a new one",
+        f"the topic is {now}. Close this producer and open a new one",
         holder=None if owner is None else owner_info(owner),
     )
 
@@ -86,7 +86,9 @@ def check_may_write(tables: Tables, row: _core.TopicRow, session: Session) -> No
     if row.flags & _core.DELETED:
         raise TopicNotFoundError(f"topic {row.name!r} was deleted")
     if row.flags & _core.TERMINATED:
-        raise TopicTerminatedError(f"topic {row.name!r} was terminated at offset {row.next_offset}")
+        raise TopicTerminatedError(
+            f"topic {row.name!r} was terminated at offset {row.next_offset}; it can only be read"
+        )
     if session.exclusive:
         valid = row.admits(session.id, session.epoch)
     else:

@@ -157,7 +157,7 @@ def create_topic(ledger: Ledger, name: str, create: bool) -> tuple[int, str]:
     if not create:
         raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
     if is_internal(name) and name != EVENTS:
-        raise ValueError(f"topic={name!r}: names that begin with __ are kept for the library")
+        raise ValueError(f"topic={name!r}: names that begin with __ are reserved for the library")
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name) or tables.topics.create(name)
         return row.id, row.name
@@ -185,7 +185,7 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
     the library's."""
     check_name(name, "name")
     if is_internal(name) and not own:
-        raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
+        raise ValueError(f"topic={name!r} is internal to the library; it cannot be deleted")
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name)
         if row is None:
@@ -194,7 +194,8 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         holder = clear(sessions.succession, tables, row)
         if holder is not None:
             raise ProducerBusyError(
-                f"topic {name!r} cannot be deleted; it is held by {describe(holder)}",
+                f"topic {name!r} cannot be deleted while it is held by {describe(holder)}; close "
+                "that producer first",
                 holder=owner_info(holder),
             )
         row.flags |= _core.DELETED

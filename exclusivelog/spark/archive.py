@@ -110,8 +110,8 @@ class Archive:
             raise SourceError(
                 PIPELINE,
                 f"the ledger has recorded that offsets before {self._done} of topic "
-                f"{self._topic.name!r} are in {self._where}, and there is no archive: is it "
-                "mounted? Choose another directory to begin anew",
+                f"{self._topic.name!r} are in {self._where}, but there is no archive: is it "
+                "mounted? Choose another directory to start a new archive",
             )
         if found is None:
             self._files.write(f"{self._where}/_ledger", mark)

@@ -104,7 +104,7 @@ def _refuse_overwriting(overwrite: bool) -> None:
         raise SourceError(
             OVERWRITE,
             'a log is only ever appended to: mode("append"), or outputMode("append"); write to '
-            "another topic where a new beginning is wanted",
+            "another topic to start afresh",
         )
 
 
@@ -204,8 +204,8 @@ class Rows:
 def _ended_early(span: Span, at: int) -> SourceError:
     return SourceError(
         DATA_LOSS,
-        f"topic {span.topic!r} ends at offset {at}, before {span.end}: it was made anew since the "
-        "query was planned, or a power cut took what was not acknowledged",
+        f"topic {span.topic!r} ends at offset {at}, before {span.end}: it was created again since "
+        "the query was planned, or a power cut took what was not acknowledged",
     )
 
 

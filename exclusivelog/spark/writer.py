@@ -90,7 +90,7 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
         raise SourceError(SCHEMA, "there is no column 'value'; a message without one is a "
                           "tombstone: lit(None).cast('binary')")  # fmt: skip
     if options.topic is None and "topic" not in kinds:
-        raise SourceError(SCHEMA, "which topic? Name it with the option topic, or with a column "
+        raise SourceError(SCHEMA, "no topic is given. Name it with the option topic, or a column "
                           "'topic'")  # fmt: skip
 
 
@@ -135,7 +135,7 @@ class _Writer:
         column = batch.column("topic")
         names = pc.unique(column).to_pylist()
         if None in names:
-            raise SourceError(SCHEMA, "the column 'topic' is null in a row; which topic?")
+            raise SourceError(SCHEMA, "the column 'topic' is null in a row; give each row a topic")
         for name in names:
             try:
                 check_writable(name)

@@ -750,7 +750,7 @@ def test_h4_a_backup_removes_only_what_a_backup_makes(source, tmp_path) -> None:
         source.backup(target)
     assert (target / "data.mdb").read_bytes() == b"a leftover"
     (target / "notes").rename(work / "notes")
-    with pytest.raises(xl.LedgerError, match="'notes', which no backup puts there"):
+    with pytest.raises(xl.LedgerError, match="'notes', which is not from a backup"):
         source.backup(target)
     assert (work / "notes").read_bytes() == b"mine"
     refused_in_every_way(target)

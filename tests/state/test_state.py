@@ -326,7 +326,7 @@ def test_i3_functions_cannot_break_the_state(topic: xl.Topic) -> None:
             counts.write(lambda state: [["b", 100]], spoil)
         kept: list[dict[str, int]] = []
         counts.read(kept.append)
-        with pytest.raises(RuntimeError, match="this view of the state is over"):
+        with pytest.raises(RuntimeError, match="this view of the state has expired"):
             len(kept[0])
         assert spoil(counts.read(lambda state: state)) == {"a": 100, "b": 100, "c": 100}
         assert counts.read(dict) == {"a": 1, "b": 100}

@@ -237,8 +237,8 @@ def _refusal(
 ) -> OwnershipError:
     if holder is None:
         error = OwnershipError(
-            f"resource {resource!r} of group {group!r} has been at generation {last}; {wanted} is "
-            "over. Claim it with None for the next one"
+            f"resource {resource!r} of group {group!r} has been at generation {last}: {wanted} is "
+            "out of date. Claim it with None for the next one"
         )
     else:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(holder.since / 1000))

@@ -152,7 +152,7 @@ class LocalGroupCursor(HeldClaim):
         )  # fmt: skip
         raise ReaderFencedError(
             f"topic {names}: this reader of group {self.group!r} was fenced by a later "
-            f"one{by}. Close it and open a new one"
+            f"one{by}. Close this reader and open a new one"
         )
 
     def _holder(self, tables: Tables) -> Claimant | None:

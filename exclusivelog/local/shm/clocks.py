@@ -30,7 +30,7 @@ def find_clock(path: str) -> None:
     if offset is None:
         raise LedgerError(
             f"{path} cannot be opened: this process is in a time namespace whose clock offset "
-            "cannot be read, so that heartbeats could not be compared with other processes'. It "
+            "cannot be read, so heartbeats cannot be compared with those of other processes. It "
             "has called unshare(CLONE_NEWTIME); open the ledger in a child of it"
         )
     _core.set_clock_offset(offset)

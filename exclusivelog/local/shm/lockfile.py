@@ -180,8 +180,8 @@ class LockFile:
             )
         raise LedgerError(
             f"{self.path} is in use by engines that know it as another file or under another boot "
-            "id (a container with a boot id of its own, another mount, a file put in its place); "
-            "open the ledger as they do, or close them first"
+            "id (a container with a boot id of its own, another mount, a replaced file); "
+            "open the ledger by their path, or close them first"
         )
 
     @property

@@ -99,7 +99,7 @@ class Slots:
                 with contextlib.suppress(BlockingIOError):
                     return Slot(self, index, info, keepalive)
         raise LedgerFullError(
-            f"{self.path}: all {SLOT_COUNT} engines that a ledger takes at once are open"
+            f"{self.path}: {SLOT_COUNT} engines have the ledger open, the most possible; close one"
         )
 
     @property
@@ -211,8 +211,8 @@ class Slots:
             if theirs != ours and self.exists(index, engine):
                 raise LedgerError(
                     f"{self.path} is in use by {self._info(index, engine).name!r}, an engine of "
-                    "another pid namespace (a container, say); processes that share a ledger "
-                    "must share their process ids"
+                    "another pid namespace (such as a container); processes that share a ledger "
+                    "must share a pid namespace"
                 )
 
     def refuse_engines_that_answer(self) -> None:
@@ -226,8 +226,8 @@ class Slots:
             if self.atomics.wake(at + PRESENCE) or is_stopped(thread):
                 raise LedgerError(
                     f"{self.path} is in use by engine {self._info(index, engine).name!r} (pid "
-                    f"{self.atomics.load(at + PID)}) through another path (an overlay and its "
-                    "upper directory, say), which shares no locks; open the ledger by one path "
+                    f"{self.atomics.load(at + PID)}) through another path (an overlay, "
+                    "for example), which shares no locks; open the ledger by one path "
                     "only. If this is a copy, remove its owners.lock"
                 )
 

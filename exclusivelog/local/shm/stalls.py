@@ -72,7 +72,7 @@ class StallWatch:
         engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
         log.warning(
             "%s: waited half a second for the writer lock, held by %s. If that process is "
-            "stopped, all writers wait until it is continued or killed",
+            "stopped, all writers wait until it is resumed or killed",
             self._path, ", ".join(map(describe, engines)) or f"thread {thread}",
         )  # fmt: skip
 
@@ -109,7 +109,7 @@ class StallWatch:
             # Check again: this process may have been stopped itself since, and that one gone on.
             if holds() and self._all_stalled(list(self._slots.in_process(pid))):
                 log.error(
-                    "%s: killing %s, silent for longer than its keepalive %s",
+                    "%s: killing the unresponsive %s: silent for longer than its keepalive %s",
                     self._path, ", ".join(map(describe, engines)), where,
                 )  # fmt: skip
                 signal.pidfd_send_signal(process, signal.SIGKILL)

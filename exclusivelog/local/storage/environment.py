@@ -126,7 +126,7 @@ def _check_kind(data: str, head: bytes) -> None:
         raise LedgerCorruptedError(f"{data} is cut off after {len(head)} bytes")
     magic, version = struct.unpack_from("<II", head, 16)
     if magic != LMDB_MAGIC:
-        raise LedgerVersionError(f"{data} is not a ledger's file; choose another directory")
+        raise LedgerVersionError(f"{data} is no LMDB file of a ledger; choose another directory")
     if version != 1:
         raise LedgerVersionError(
             f"{data} has LMDB file format {version}; this version of exclusivelog reads format 1"
@@ -196,7 +196,7 @@ class Environment:
             if self.lost:
                 self.lmdb.close()
                 raise LedgerFullError(
-                    f"{self.path}: the disk did not take what LMDB stored in its lock file; make "
+                    f"{self.path}: the disk is full: it did not store LMDB's lock file; make "
                     "room, then open it again"
                 )
         except BaseException:
@@ -225,7 +225,9 @@ class Environment:
     def use(self) -> Iterator[lmdb.Environment]:
         """LMDB's environment, which stays open while the block runs."""
         if not self.gate.enter():
-            raise EngineClosedError(f"the ledger {self.path} was closed meanwhile")
+            raise EngineClosedError(
+                f"the ledger {self.path} was closed during the call; open it again"
+            )
         try:
             yield self.lmdb
         finally:
@@ -359,7 +361,7 @@ def _no_address_space(path: str, map_size: int) -> LedgerError:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "has no limit" if soft == resource.RLIM_INFINITY else f"is {soft}"
     return LedgerError(
-        f"{path}: map_size={map_size} bytes of address space cannot be had (RLIMIT_AS {limit}). "
+        f"{path}: map_size={map_size} bytes of address space were refused (RLIMIT_AS {limit}). "
         "Open it with a smaller map_size, or raise the limit (ulimit -v)"
     )
 
@@ -401,7 +403,7 @@ def _refuse_older_data(env: lmdb.Environment, newest: int, path: str) -> None:
     none as new, it was replaced by an older file while they had the ledger open."""
     if newest > env.info()["last_txnid"]:
         raise LedgerError(
-            f"{path}/data.mdb was replaced by an older one (a backup that was put back, say) while "
+            f"{path}/data.mdb was replaced by an older one (such as a restored backup) while "
             "an engine with readonly=True has the ledger open; close that engine, then open it"
         )
 

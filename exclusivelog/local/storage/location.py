@@ -174,8 +174,8 @@ def refuse_strangers(directory: Directory) -> None:
     if strangers and DATA not in names:  # else another process has created the ledger since
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
         raise LedgerError(
-            f"{directory.path} has other files ({strangers[0]!r}{more}) and no ledger; choose a "
-            "directory of its own, which open() makes"
+            f"{directory.path} has other files ({strangers[0]!r}{more}) but no ledger; choose a "
+            "directory of its own; open() creates it"
         )
 
 
@@ -184,7 +184,7 @@ def refuse_remains(directory: Directory) -> None:
     one would hide that all acknowledged messages are lost."""
     if directory.facts(DATA) is None and (_has_frames(directory) or _has_segments(directory)):
         raise LedgerCorruptedError(
-            f"{directory.path} has the journal or segments of a ledger, and no {DATA}: it was "
+            f"{directory.path} has the journal or segments of a ledger, but no {DATA}: it was "
             "removed, with all acknowledged messages; restore a backup, or choose another directory"
         )
 

@@ -223,7 +223,7 @@ class Tables:
             try:
                 last, session = self.producers.get(bundle.topic, name)
             except LedgerCorruptedError as error:  # the journal has the newest of its ids
-                log.error("%s; it is written anew", error)
+                log.error("%s; it is written again", error)
                 last, session = -1, 0
             self.producers.put(bundle.topic, name, max(last, sequence), session)
 
