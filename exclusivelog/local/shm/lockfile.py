@@ -144,7 +144,7 @@ class LockFile:
             if time.monotonic() > deadline:
                 raise LedgerError(
                     f"{self.path} has been locked by another process for {OPENING_TIMEOUT:.0f} s; "
-                    "is one stopped while it opens the ledger?"
+                    "if it is stopped while it opens the ledger, resume or kill it"
                 )
             # Back off: many processes that poll take the processor from the one that opens.
             pause = min(1.2 * pause, 0.2)
