@@ -723,7 +723,7 @@ def test_h4_a_target_that_is_replaced_meanwhile_is_an_error(source, tmp_path, ar
 def test_h4_what_others_put_into_the_target_meanwhile_is_kept(source, tmp_path, around) -> None:
     target = tmp_path / "copy"
     around("_copy_journal", int, lambda: (target / "data.mdb").write_bytes(b"another's"))
-    with pytest.raises(xl.LedgerError, match=r"was given 'data\.mdb' while"):
+    with pytest.raises(xl.LedgerError, match=r"'data\.mdb' appeared in"):
         source.backup(target)
     assert (target / "data.mdb").read_bytes() == b"another's"
     assert os.listdir(target / UNFINISHED_BACKUP) == ["lock"]
