@@ -196,7 +196,7 @@ def _check(
     if not dense or (written is not None and found["hash"] != written["hash"]):
         raise SourceError(
             PIPELINE,
-            f"{where} does not hold offsets {start} to {stop - 1} as the topic has them: it has "
-            f"{found['n']} messages from {found['low']} to {found['high']}; remove it, and run "
+            f"{where} does not hold offsets {start} to {stop - 1} as the topic has them. It has "
+            f"{found['n']} messages from {found['low']} to {found['high']}. Remove it, and run "
             "the archive again",
         )

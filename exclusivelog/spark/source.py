@@ -205,7 +205,7 @@ def _ended_early(span: Span, at: int) -> SourceError:
     return SourceError(
         DATA_LOSS,
         f"topic {span.topic!r} ends at offset {at}, before {span.end}: it was created again since "
-        "the query was planned, or a power cut took what was not acknowledged",
+        "the query was planned, or a power cut removed unacknowledged messages",
     )
 
 
