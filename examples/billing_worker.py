@@ -90,7 +90,7 @@ class Story:
 
     def await_biller(self, epoch: int, patience: float = PATIENCE) -> xl.OwnerInfo:
         """Wait until the holder with this epoch has billed some orders; return the holder."""
-        billing = f"somebody bills under epoch {epoch}"
+        billing = f"a worker bills under epoch {epoch}"
         until(billing, lambda: self._count(epoch) >= BILLS, patience)
         [role] = self._engine.roles()
         assert role.holder is not None
@@ -168,7 +168,7 @@ def main() -> int:
     """Run the example, and check the log."""
     parser = argparse.ArgumentParser(description="Billing with failover.")
     parser.add_argument("--keepalive", type=float, default=1.0, metavar="SECONDS",
-                        help="of silence until a worker is passed over (default: 1)")  # fmt: skip
+                        help="of silence until a waiter takes over (default: 1)")  # fmt: skip
     parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS",
                         help="to wait for the next worker (default: %(default)g)")  # fmt: skip
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
@@ -203,7 +203,7 @@ def tell(
     story.stop(second)
     third = story.await_biller(3, patience)
     os.kill(second.pid, signal.SIGCONT)
-    story.say(f"{second.engine_name} goes on")
+    story.say(f"{second.engine_name} resumes")
     told = [losses.read_next(PATIENCE).value]
     last = engine.roles()[0].waiters[-1]
     [move] = engine.unload(INVOICES, to=last.engine_id)

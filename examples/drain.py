@@ -11,7 +11,7 @@ numbered message to each every few milliseconds. Then the topics move, twice:
    which is one of the new engine's properties.
 2. Close and elect: the third worker closes its producers, and the first in the queue of each topic
    becomes its owner. The topics move one by one, each in its own transaction. No process chooses
-   the new owner, and no process is told.
+   the new owner, and no error names it.
 
 In the end the parent reads the log: how long did each topic get no message, and is any number
 missing, or there twice?
@@ -176,7 +176,7 @@ def judge(
             loss["topic"] for loss in told
             if (loss["to"], loss["address"]) == (CHOSEN, ADDRESSES[CHOSEN])
         ),
-        f"what was refused to {OLD} was the first that {CHOSEN} sent": all(
+        f"the messages refused to {OLD} were the first that {CHOSEN} sent": all(
             begins[loss["topic"]].get(CHOSEN) == loss["refused"] for loss in told
         ),
     }  # fmt: skip
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     if options.topics < 1:
-        parser.error("--topics: it takes 1 at least")
+        parser.error("--topics: at least 1")
     with directory(options.path) as path, xl.open(path, "parent") as engine:
         topics = [engine.topic(f"{PREFIX}{number}") for number in range(options.topics)]
         readers = {topic.name: topic.reader("latest") for topic in topics}

@@ -102,7 +102,7 @@ def main() -> int:
     parser.add_argument("--watchers", type=int, default=3, help="how many (default: 3)")
     parser.add_argument("--changes", type=int, default=40, help="of host and port (default: 40)")
     parser.add_argument("--slowest", type=float, default=5.0, metavar="SECONDS",
-                        help="that a change may take to be seen (default: 5)")  # fmt: skip
+                        help="until a change must be seen (default: 5)")  # fmt: skip
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     names = {f"watcher-{number}" for number in range(1, options.watchers + 1)}
@@ -137,15 +137,15 @@ def main() -> int:
         again = start(victim, watch, path, victim)
         watched.await_change(names, "limit", 50)
         first = watched.first[again.pid or 0]
-        print(f"{victim}, started again behind offset {trimmed}, begins with {first}\n")
+        print(f"{victim}, restarted after a trim to offset {trimmed}, begins with {first}\n")
 
         torn = [seen for seen in watched.all if seen["host"][5:] != str(seen["port"] - 7000)]
         return verdict({
             "every change was seen by all, in time": max(took) < options.slowest,
             "no process saw a host with another host's port": not torn,
-            "of two rivals one succeeded, the other was told": sorted(tries)
+            "of two administrators one succeeded first, the other retried": sorted(tries)
             == [[False, True], [True]] and config["limit"] == 50,
-            "the restarted watcher began with the newest": trimmed > 0
+            "the restarted watcher began with the newest configuration": trimmed > 0
             and first == dict(config.scan()),
         })  # fmt: skip
 

@@ -123,7 +123,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="A job table on its log.")
     parser.add_argument("--jobs", type=int, default=80, help="how many (default: 80)")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: 3)")
-    parser.add_argument("--kills", type=int, default=4, help="of workers (default: 4)")
+    parser.add_argument("--kills", type=int, default=4, help="workers to kill (default: 4)")
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     jobs = [f"job-{number}" for number in range(options.jobs)]
@@ -139,7 +139,7 @@ def main() -> int:
             for kill in range(1, options.kills + 1):
                 part = kill * options.jobs // (options.kills + 1)
                 until("jobs are done", lambda part=part: states(table)["done"] >= part)
-                until("somebody has a job", lambda: busy(table, engine) or all_done())
+                until("a worker has a job", lambda: busy(table, engine) or all_done())
                 pids = busy(table, engine)
                 victim = next((w for w in workers if w.pid in pids), workers[0])
                 victim.kill()

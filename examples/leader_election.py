@@ -91,7 +91,7 @@ class Story:
             if message.epoch > self.epoch:
                 break
         else:
-            raise TimeoutError(f"nobody led after epoch {self.epoch} in {patience:g} s")
+            raise TimeoutError(f"no worker led after epoch {self.epoch} within {patience:g} s")
         self.epoch = message.epoch
         self._say(f"{message.producer_name} leads, epoch {self.epoch}")
         time.sleep(REIGN)
@@ -122,7 +122,7 @@ class Story:
     def go_on(self, name: str) -> dict[str, Any]:
         """SIGCONT; return what the worker reports about its loss."""
         os.kill(self._workers[name].pid or 0, signal.SIGCONT)
-        self._say(f"{name} goes on")
+        self._say(f"{name} resumes")
         loss: dict[str, Any] = self._losses.read_next(PATIENCE).value
         self._say(f"{name} could not send {loss['decision']!r}:")
         print(textwrap.indent(textwrap.fill(loss["error"], 88), " " * 10))
@@ -159,15 +159,15 @@ def judge(
 def main() -> int:
     """Run the example, and check the log."""
     parser = argparse.ArgumentParser(description="Leader election among processes.")
-    parser.add_argument("--workers", type=int, default=3, help="how many (default: 3, the least)")
+    parser.add_argument("--workers", type=int, default=3, help="how many, at least 3 (default: 3)")
     parser.add_argument("--keepalive", type=float, default=1.0, metavar="SECONDS",
-                        help="of silence until a leader is passed over (default: 1)")  # fmt: skip
+                        help="of silence until a waiter takes over (default: 1)")  # fmt: skip
     parser.add_argument("--patience", type=float, default=PATIENCE, metavar="SECONDS",
                         help="to wait for the next leader (default: %(default)g)")  # fmt: skip
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     if options.workers < 3:
-        parser.error("--workers: it takes 3 at least; one is killed, and one is stopped")
+        parser.error("--workers: at least 3, because one is killed and one is stopped")
     names = [f"worker-{number}" for number in range(1, options.workers + 1)]
     with directory(options.path) as path, xl.open(path, "parent") as engine, processes() as start:
         before = engine.topic(DECISIONS).epoch

@@ -78,7 +78,7 @@ def until(what: str, condition: Callable[[], bool], patience: float = PATIENCE) 
     deadline = time.monotonic() + patience
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {patience:g} s in vain: {what}")
+            raise TimeoutError(f"not within {patience:g} s: {what}")
         time.sleep(0.005)
 
 

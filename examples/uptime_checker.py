@@ -145,16 +145,16 @@ def expect(line: Connection, word: str) -> None:
     try:
         said = line.recv() if line.poll(PATIENCE) else "nothing"
     except EOFError:
-        said = "nothing any more"
+        said = "its end"
     if said != word:
-        raise TimeoutError(f"a worker was to say {word!r} in {PATIENCE:g} s, and said {said}")
+        raise TimeoutError(f"expected {word!r} from a worker in {PATIENCE:g} s, received {said}")
 
 
 def look(topics: Sequence[xl.Topic]) -> list[str]:
     """Wait until each endpoint has a live owner, and for some checks; return the owners."""
     until("each endpoint has a worker", lambda: all(topic.owner for topic in topics))
     time.sleep(WATCHED)
-    return [topic.owner.engine_name if topic.owner else "nobody" for topic in topics]
+    return [topic.owner.engine_name if topic.owner else "none" for topic in topics]
 
 
 def show(names: Sequence[str], outcomes: dict[str, Outcome]) -> None:
@@ -175,11 +175,11 @@ def main() -> int:
     parser.add_argument("--endpoints", type=int, default=12, help="how many (default: 12)")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: 3)")
     parser.add_argument("--settle", type=float, default=1.5, metavar="SECONDS",
-                        help="that newcomers leave to better ones (default: 1.5)")  # fmt: skip
+                        help="left to higher priorities (default: 1.5)")  # fmt: skip
     parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
     options = parser.parse_args()
     if options.workers < 2 or options.endpoints < 1:
-        parser.error("it takes 2 workers and 1 endpoint at least")
+        parser.error("give at least 2 workers and 1 endpoint")
 
     workers = [f"worker-{number}" for number in range(1, options.workers + 1)]
     wanted = {f"endpoint-{number}": choices(number, workers) for number in range(options.endpoints)}
@@ -198,9 +198,9 @@ def main() -> int:
         for dead in ([], workers[:1], workers)
     ]
     return verdict({
-        "with priorities, each endpoint has the best choice that lives": spread.owners == best,
-        "the standby is given nothing while a worker lives": spread.given_to_standby == 0,
-        "without, the first worker has all, then the next one": [set(o) for o in fifo.owners]
+        "with priorities, each endpoint has its best live worker": spread.owners == best,
+        "the standby has no endpoint while a worker lives": spread.given_to_standby == 0,
+        "without priorities, one worker has all endpoints": [set(o) for o in fifo.owners]
         == [{name} for name in (workers[0], workers[1], STANDBY)],
         "no endpoint ever had two workers at a time": all(
             never_interleaved(log) for log in spread.logs + fifo.logs

@@ -1,8 +1,8 @@
 """The `exclusivelog` command: inspect a ledger, send, verify, back up, and the demo.
 
 Needs the extra `[cli]`. Commands that only read open the ledger with `readonly=True`. Tables are
-drawn on a terminal, and are tab-separated lines anywhere else. Exit status: 0, 1 for what
-went wrong, 2 for wrong arguments.
+drawn on a terminal, and are tab-separated lines anywhere else. Exit status: 0 for success, 1 for
+an error, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ else:
     INSTALLED = True
     # Evaluated when the commands are read, so that only this branch needs typer.
     LedgerPath = Annotated[
-        str, typer.Argument(metavar="PATH", help="The ledger's directory.", show_default=False)
+        str, typer.Argument(metavar="PATH", help="The directory of the log.", show_default=False)
     ]
     TopicName = Annotated[
         str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)
     ]
     AsJson = Annotated[
-        bool, typer.Option("--json", help="JSON, with all that is known: an object a line.")
+        bool, typer.Option("--json", help="Print all fields, one JSON object per line.")
     ]
     MaybeGroup = Annotated[
         str | None, typer.Argument(metavar="GROUP", help="Only this group.", show_default=False)
@@ -64,13 +64,13 @@ P = ParamSpec("P")
 def main() -> None:
     """The entry point."""
     if not INSTALLED:
-        sys.exit("exclusivelog: this command needs more: pip install exclusivelog[cli]")
+        sys.exit("exclusivelog: the command needs the extra cli: pip install 'exclusivelog[cli]'")
     _build()()
 
 
 def _build() -> typer.Typer:
     app = typer.Typer(
-        help="An append-only log with one fenced writer: inspect a ledger, send, verify.",
+        help="Inspect and maintain an append-only log with one fenced writer (a ledger).",
         add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     )  # fmt: skip
     app.callback()(_options)
@@ -136,9 +136,9 @@ def _look(path: str) -> xl.Engine:
 
 
 def topics(path: LedgerPath, as_json: AsJson = False) -> None:
-    """List the topics: messages, epoch, owner, how many wait, and what each holds.
+    """List the topics: number of messages, epoch, owner, number of waiters, and kind.
 
-    The last column is messages, map, state, or events.
+    The kind is what the topic holds: messages, map, state, or events.
     """
     with _look(path) as engine:
         found = (engine.topic(name) for name in engine.topics())
@@ -172,7 +172,7 @@ def _who_holds(topic: xl.Topic) -> str:
 
 
 def info(path: LedgerPath, topic: MaybeTopic = None, as_json: AsJson = False) -> None:
-    """Show what a ledger uses and who has it open, or a topic's facts."""
+    """Show a ledger's statistics and open engines, or the details of one topic."""
     with _look(path) as engine:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
@@ -249,13 +249,13 @@ def owners(
     path: LedgerPath,
     topic: MaybeTopic = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Every change of ownership so far, instead.")
+        bool, typer.Option("--history", help="Show every change of ownership so far instead.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with all that is known.")
+        bool, typer.Option("--json", help="Print all fields, one JSON object per line.")
     ] = False,
 ) -> None:
-    """Show who holds, what is being handed over to whom, and who waits, the next one first."""
+    """Show each topic's owner, its hand-over if one is under way, and its queue in order."""
     with _look(path) as engine:
         if history:
             _show_events(engine.history(topic), as_json)
@@ -278,7 +278,7 @@ def owners(
         if inside is not None:
             print(
                 f"engine {inside.name!r} (id {inside.id}, pid {inside.pid}), silent for "
-                f"{inside.heartbeat_age:.1f} s, is inside the ledger; others wait for it"
+                f"{inside.heartbeat_age:.1f} s, is in the critical section; all writers wait for it"
             )
 
 
@@ -304,11 +304,11 @@ def claims(
     path: LedgerPath,
     group: MaybeGroup = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Every claim, loss and release so far, instead.")
+        bool, typer.Option("--history", help="Show every claim, loss and release so far instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show who holds which resource, a line for each, also readers of groups."""
+    """Show each claimed resource and its holder, including the readers of reader groups."""
     with _look(path) as engine:
         if history:
             records = (_claim_event(event) for event in engine.history(group=group)
@@ -338,13 +338,13 @@ def _claim_event(event: xl.Event) -> dict[str, Any]:
 
 def roles(
     path: LedgerPath,
-    role: Annotated[str | None, typer.Argument(help="Only this role.")] = None,
+    role: Annotated[str | None, typer.Argument(metavar="ROLE", help="Only this role.")] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Every change of holder so far, instead.")
+        bool, typer.Option("--history", help="Show every change of holder so far instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show the roles: what each binds, who holds it, and how many wait for it."""
+    """Show each role: what it binds, its holder, and its number of waiters."""
     with _look(path) as engine:
         found = [info for info in engine.roles() if role in (None, info.name)]
         if history:
@@ -371,7 +371,7 @@ def groups(
     group: MaybeGroup = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the reader groups: where they go on in each topic, how far behind, and who reads."""
+    """Show each reader group: its position in each topic, its lag, and its reader."""
     with _look(path) as engine:
         found = [info for info in engine.groups() if group in (None, info.group)]
         _list(GROUPS, (_group_row(info) for info in found), as_json)
@@ -471,31 +471,31 @@ def unload(
     topics: Annotated[
         list[str],
         typer.Argument(
-            metavar="TOPIC...", help="Topics, or one prefix of names.", show_default=False
+            metavar="TOPIC...", help="Topics, or one prefix of topic names.", show_default=False
         ),
     ],
     to: Annotated[
         str,
-        typer.Option("--to", metavar="ENGINE", help="Its id, or its name.", show_default=False),
+        typer.Option("--to", metavar="ENGINE", help="Its id or its name.", show_default=False),
     ],
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds; an owner that is late keeps its topic.")
+        float, typer.Option(min=0, help="Seconds; a topic not released by then keeps its owner.")
     ] = 10.0,
     group: Annotated[
         list[str] | None,
         typer.Option(
             "--group", metavar="GROUP", show_default=False,
-            help="Its claims on the topics move along; repeat.",
+            help="Also move this group's claims on the topics. Repeatable.",
         ),
     ] = None,
     producer: Annotated[
         str | None,
         typer.Option(
-            "--producer", metavar="NAME", show_default=False, help="Only this producer moves."
+            "--producer", metavar="NAME", show_default=False, help="Move only this producer."
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Move the ownership of topics to another engine, without an election."""
+    """Hand topics over to an engine that you name, whatever the order of the queue."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         moves = engine.unload(
             topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
@@ -519,12 +519,12 @@ def unload(
 def _engine_id(engine: xl.Engine, name: str) -> str:
     named = [other.id for other in engine.engines() if other.name == name]
     if len(named) > 1:
-        raise ValueError(f"--to {name}: {len(named)} engines have that name; take an id")
+        raise ValueError(f"--to {name}: {len(named)} engines have that name; give an engine id")
     return named[0] if named else name
 
 
 def verify(path: LedgerPath) -> None:
-    """Read and check everything; exit status 1 if something is wrong."""
+    """Read the whole ledger and check it. The exit status is 1 if there is damage."""
     with _look(path) as engine:
         report = engine.verify()
     for problem in report.problems:
@@ -545,24 +545,24 @@ def tail(
     path: LedgerPath,
     topic: TopicName,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more at the end.")
+        bool, typer.Option("--follow", "-f", help="At the end, wait for new messages.")
     ] = False,
     count: Annotated[
         int | None,
         typer.Option(
             "-n", min=0, metavar="N", show_default=False,
-            help="The last N messages (10 unless told); with --from: the first N from there.",
+            help="The last N messages (default 10). With --from: the first N from there.",
         ),
     ] = None,
     start: Annotated[
         str | None,
         typer.Option(
             "--from", metavar="earliest|latest|OFFSET", show_default=False,
-            help="Begin there, and show all from there on.",
+            help="Start there, and show all messages up to the end.",
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a line, with all that is known.")
+        bool, typer.Option("--json", help="Print all fields, one JSON object per line.")
     ] = False,
 ) -> None:  # fmt: skip
     """Show a topic's messages.
@@ -600,7 +600,7 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
     elif start.isdecimal():
         reader.seek(int(start))
     else:
-        raise typer.BadParameter(f"--from {start}: it takes earliest, latest, or an offset")
+        raise typer.BadParameter(f"--from {start}: it takes earliest, latest or an offset")
     return count
 
 
@@ -640,33 +640,33 @@ def send(
     values: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="VALUE", show_default=False, help="The messages; none: stdin's lines."
+            metavar="VALUE", show_default=False, help="Messages. Default: the lines of stdin."
         ),
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", "-k", help="A key for every message.")
     ] = None,
     mode: Annotated[
-        xl.AccessMode, typer.Option("--mode", help="How the topic is shared with others.")
+        xl.AccessMode, typer.Option("--mode", help="The producer's access mode.")
     ] = xl.AccessMode.SHARED,
     name: Annotated[
-        str | None, typer.Option("--name", help="The producer's name; sequence ids go by it.")
+        str | None, typer.Option("--name", help="The producer's name; it has the sequence ids.")
     ] = None,
     priority: Annotated[
-        int, typer.Option("--priority", help="Place in the queue: higher first.")
+        int, typer.Option("--priority", help="In the queue, higher priorities come first.")
     ] = 0,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Wait in the queue no longer."),
+        typer.Option("--timeout", metavar="SECONDS", help="Wait in the queue at most this long."),
     ] = None,
     properties: Annotated[
         list[str] | None,
-        typer.Option("--property", metavar="K=V", help="A property for every message; repeat."),
+        typer.Option("--property", metavar="K=V", help="A property for every message. Repeatable."),
     ] = None,
 ) -> None:  # fmt: skip
-    """Send messages, and print each one's offset once it is durable.
+    """Send messages, and print the offset of each once it is durable.
 
-    Makes the ledger and the topic if there is none.
+    The ledger and the topic are created if they are missing.
     """
     pairs = dict(_split(pair) for pair in properties or [])
     with xl.open(path, ENGINE_NAME) as engine:
@@ -703,7 +703,7 @@ def _lines_of_stdin() -> Iterator[list[bytes]]:
 
 
 def compact(path: LedgerPath, topic: TopicName) -> None:
-    """Make a topic's compacted view anew: the last message of every key."""
+    """Compact a topic: build the view that has only the last message of each key."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         kept = engine.topic(topic, create=False).compact()
     print(f"{topic} is compacted: {kept} messages")
@@ -713,10 +713,10 @@ def trim(
     path: LedgerPath,
     topic: TopicName,
     before: Annotated[
-        int | None, typer.Option(min=0, help="What stands before this offset goes.")
+        int | None, typer.Option(min=0, help="Remove messages before this offset.")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Of the newest entries that may stay.")
+        int | None, typer.Option(min=0, help="Keep at most so many bytes of the newest messages.")
     ] = None,
 ) -> None:
     """Remove a topic's old messages for good."""
@@ -736,9 +736,9 @@ def backup(
         ),
     ],
 ) -> None:
-    """Copy a ledger, consistent and compacted, while others write.
+    """Copy a ledger to another directory, consistently, also while it is in use.
 
-    If it is interrupted, every command refuses the copy; run it again with the same arguments.
+    Every command refuses an interrupted backup. Run the backup again with the same arguments.
     """
     with _look(path) as engine:
         engine.backup(to)
@@ -751,17 +751,16 @@ def upgrade(
         str | None,
         typer.Option(
             "--backup", metavar="TO", show_default=False,
-            help="A new or empty directory for the backup; else PATH.format-N, beside the ledger.",
+            help="A new or empty directory for the backup. Default: PATH.format-N.",
         ),
     ] = None,
     despite_damage: Annotated[
-        bool, typer.Option("--despite-damage", help="Upgrade a ledger that is damaged, as it is.")
+        bool, typer.Option("--despite-damage", help="Upgrade although the ledger is damaged.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Raise a ledger of an earlier format to this version's, after a complete backup.
+    """Back up a ledger of an earlier format, then upgrade it to this version's format.
 
-    Close every engine on the ledger first. Earlier versions open the backup, and no longer the
-    ledger.
+    Close every engine on the ledger first. Earlier versions can then open only the backup.
     """
     done = xl.upgrade(path, to, despite_damage=despite_damage)
     for problem in done.problems:
@@ -769,7 +768,7 @@ def upgrade(
     if done.backup is None:
         print(f"{path} has format {done.after} already: nothing to do")
         return
-    print(f"{path} was raised from format {done.before} to {done.after}; backup: {done.backup}")
+    print(f"{path} was upgraded from format {done.before} to {done.after}; backup: {done.backup}")
 
 
 def demo(
@@ -777,37 +776,37 @@ def demo(
         int, typer.Option(min=0, help="How many leaders to kill.")
     ] = main_job.DEFAULT_KILLS,
     seed: Annotated[
-        int | None, typer.Option(help="Chooses when; random unless told.", show_default=False)
+        int | None, typer.Option(help="Seed of the moments. Default: random.", show_default=False)
     ] = None,
     path: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR", show_default=False,
-            help="Keep the ledger there, and go on with what is in it; else a temporary one.",
+            help="The ledger's directory, kept and continued. Default: a temporary one.",
         ),
     ] = None,
     data: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR", show_default=False,
-            help="The events and the truth; else examples/data beside the source.",
+            help="The events and their expected result. Default: examples/data of the source.",
         ),
     ] = None,
     events: Annotated[
-        int | None, typer.Option(min=1, help="Only the first of the events.", show_default=False)
+        int | None, typer.Option(min=1, help="Send only the first N events.", show_default=False)
     ] = None,
     rate: Annotated[
-        float, typer.Option(min=1, help="Events that come in per second.")
+        float, typer.Option(min=1, help="Events per second.")
     ] = main_job.DEFAULT_RATE,
     report: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE", show_default=False,
-            help="Let Spark audit the log, and write a page with its leaders in pictures.",
+            help="Audit the log with Spark, and write an HTML page with charts of its leaders.",
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Send real events through leaders that are killed: is each there, once?"""
+    """Send real events while leaders are killed, then check that each is there once."""
     # An end by SIGTERM must not leave the temporary ledger behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not main_job.demo(

@@ -83,7 +83,9 @@ def read_events(directory: Path, most: int | None = None) -> list[bytes]:
     try:
         lines = gzip.decompress(path.read_bytes()).splitlines()
     except FileNotFoundError:
-        raise DemoError(f"there is no {path}; name the data's directory with --data DIR") from None
+        raise DemoError(
+            f"there is no {path}; give the directory of the data with --data DIR"
+        ) from None
     except UNREADABLE as error:
         raise DemoError(f"{path} cannot be read: {error}") from None
     return lines if most is None else lines[:most]
@@ -211,7 +213,7 @@ def catch_up(reader: xl.Reader, events: Sequence[bytes], count: int) -> int:
     for message in reader:
         if count >= len(events) or message.value != events[count]:
             raise DemoError(
-                f"topic {TOPIC!r} holds something else than the event at offset {message.offset}; "
+                f"topic {TOPIC!r} does not hold the expected event at offset {message.offset}; "
                 "choose another directory with --path"
             )
         count += 1

@@ -112,7 +112,9 @@ class Engine(_Backend, Closing):
         [('a', b'to a'), ('b', b'to b')]
         """
         if isinstance(topics, str):
-            raise TypeError(f"topics={topics!r}: it takes several names; one has topic.reader")
+            raise TypeError(
+                f"topics={topics!r}: it takes several names; for one topic, use topic.reader"
+            )
         names = list(topics)
         if not names:
             raise ValueError("topics is empty; it takes the names of the topics to read")

@@ -98,7 +98,7 @@ def append_once(
     if number is not None:
         _check_number(number)
     if (number is None) != (run.writer is None):
-        raise ValueError(f"number={number!r} and writer={run.writer!r}: both, or none")
+        raise ValueError(f"number={number!r} and writer={run.writer!r}: give both or neither")
     for name in batches:
         check_writable(name)
     return engine.once.append(run, number, batches)
@@ -115,7 +115,7 @@ def check_writable(topic: object) -> str:
     """Return the name; ValueError or TypeError if no topic of that name can be appended to."""
     name = check_name(topic, "topic")
     if is_internal(name):
-        raise ValueError(f"topic {name!r} is internal: it can only be read")
+        raise ValueError(f"topic {name!r} is internal to the library; it can only be read")
     return name
 
 

@@ -260,8 +260,8 @@ def _alone(directory: Directory) -> Iterator[None]:
         while not _take_all(directory, fds):
             if time.monotonic() > end:
                 raise LedgerVersionError(
-                    f"{directory.path} is in use by {told_users(directory)}. An upgrade needs the "
-                    "ledger alone: close these processes first"
+                    f"{directory.path} is in use by {told_users(directory)}. No engine may have "
+                    "it open during an upgrade: close these processes first"
                 )
             time.sleep(0.01)
         yield

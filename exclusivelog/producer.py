@@ -248,7 +248,7 @@ class Producer(Sender, Closing):
 
     def _still_paused(self, timeout: float | None) -> WaitTimeoutError:
         return WaitTimeoutError(
-            f"topic {self.topic!r} is being handed over, or a transaction commits, and it took "
+            f"topic {self.topic!r} was paused by a hand-over or the commit of a transaction for "
             f"longer than timeout={timeout} s; nothing was sent"
         )
 
@@ -589,8 +589,8 @@ class Producer(Sender, Closing):
         given = check_info(info)
         if not self.session.exclusive:
             raise ValueError(
-                f"announce: producer {self.name!r} of topic {self.topic!r} is shared; only an "
-                "owner announces. Open it with another access mode"
+                f"announce: producer {self.name!r} of topic {self.topic!r} is shared, and only an "
+                "owner can announce. Open it with another access mode"
             )
         if transaction is None:
             self._check()
@@ -652,6 +652,11 @@ class ProducerFuture(GrantFuture[Producer]):
     def __init__(self, engine: Backend, topic: int, name: str, options: Options) -> None:
         super().__init__(engine, topic)
         self._topic, self._options = name, options
+
+    @property
+    def waited(self) -> str:
+        """What the error of a timeout says."""
+        return f"topic {self._topic!r}: {super().waited}"
 
     def make(self, session: Any, last_sequence: int) -> Producer:
         """The producer of a session that was granted."""

@@ -370,7 +370,9 @@ class GroupReader(Closing):
             if found is not None:
                 return found
             if all(reader.cursor.is_over() for reader in self.readers):
-                raise TopicTerminatedError(f"all of topics {', '.join(self.topics)} have ended")
+                raise TopicTerminatedError(
+                    f"topics {', '.join(self.topics)} are all terminated, and read to their ends"
+                )
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise self.nothing_came(timeout)

@@ -81,16 +81,16 @@ class RoleClaim(Claim):
     def _lost_error(self) -> OwnershipLostError:
         role = f"role {self._role.name!r}"
         if self._role.closed:
-            return OwnershipLostError(f"{role} was closed; ask for it again with engine.role")
+            return OwnershipLostError(f"{role} was closed; request it again with engine.role")
         successor = self._session.successor()
         if successor is not None:
             return OwnershipLostError(
-                f"{role} was handed over to {describe_engine(successor)}; ask for it there",
+                f"{role} was handed over to {describe_engine(successor)}; request it there",
                 successor=successor,
             )
         return OwnershipLostError(
-            f"{role} with epoch {self._role.epoch} was lost: the role, or a part of it, was taken "
-            "by another owner. Ask for it again with engine.role"
+            f"{role} with epoch {self._role.epoch} was lost: another owner has taken it or a "
+            "part of it. Request it again with engine.role"
         )
 
     def lose(self, error: OwnershipLostError) -> None:
@@ -381,7 +381,7 @@ class RoleFuture(GrantFuture[Role]):
     @property
     def waited(self) -> str:
         """What a timeout says."""
-        return f"role {self.topic.name.removeprefix(PREFIX)!r} was not granted in time"
+        return f"role {self.topic.name.removeprefix(PREFIX)!r} was not granted within its timeout"
 
     def in_the_way(self) -> Set[int]:
         """The topics whose holders keep it waiting, and the roles that have its claims."""
@@ -421,7 +421,7 @@ def ask(
     check_role_name(name)
     chosen = AccessMode.parse(access_mode)
     if chosen is AccessMode.SHARED:
-        raise ValueError("access_mode=shared: a role has one holder; it takes the other modes")
+        raise ValueError("access_mode=shared: a role has one holder; use another access mode")
     check_queue_options(priority, timeout, settle)
     if on_lost is not None and not callable(on_lost):
         raise TypeError("on_lost takes a function of (role, error)")
@@ -470,7 +470,7 @@ def _names(argument: str, names: Iterable[str]) -> list[str]:
     found = list(dict.fromkeys(names))
     for name in found:
         if is_internal(check_name(name, argument)):
-            raise ValueError(f"{argument}: {name!r} is the library's own")
+            raise ValueError(f"{argument}: {name!r} is internal to the library")
     return found
 
 
@@ -482,7 +482,7 @@ def _groups(groups: Groups, topics: list[str]) -> dict[str, list[str]]:
     for group, read in found.items():
         check_group(group)
         if not read:
-            raise ValueError(f"groups: {group!r} has no topics to read; it takes one at least")
+            raise ValueError(f"groups: {group!r} has no topics to read; it takes at least one")
         for topic in read:
             check_resource("groups", topic)
     return found
@@ -503,7 +503,7 @@ def _claims(
             check_generation(resource, generation)
             if resource in reading.get(group, ()):
                 raise ValueError(
-                    f"claims: group {group!r} has topic {resource!r} in groups already"
+                    f"claims: group {group!r} claims topic {resource!r} already, in groups="
                 )
         found[group] = dict(resources)
     return found

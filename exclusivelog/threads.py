@@ -74,7 +74,7 @@ def refusal(path: str, error: RuntimeError) -> LedgerError | None:
         return LedgerError(f"{path}: no thread can be started while the interpreter shuts down")
     if REFUSED in text:
         return LedgerError(
-            f"{path}: the system starts no more threads for this process ({limits()}); nothing was "
+            f"{path}: the system refuses another thread to this process ({limits()}); nothing was "
             "changed. Raise the limit (ulimit -u, pids.max), or end other threads"
         )
     return None

@@ -279,7 +279,7 @@ producer; it is held by producer 'leader' ...
     ) -> ProducerRequest:
         mode = AccessMode.parse(access_mode)
         if is_internal(self.name):
-            raise ValueError(f"topic {self.name!r} is the library's own: it can only be read")
+            raise ValueError(f"topic {self.name!r} is internal to the library; it can only be read")
         name, epoch = options.get("name"), options.get("topic_epoch")
         if name is not None:
             check_name(name, "name")
@@ -292,7 +292,7 @@ producer; it is held by producer 'leader' ...
         encode_properties(properties)
         announce = options.get("announce")
         if announce is not None and mode is AccessMode.SHARED:
-            raise ValueError("announce: only an owner announces; it takes another access_mode")
+            raise ValueError("announce: a shared producer cannot announce; use another access_mode")
         return ProducerRequest(
             self.id, mode.value, name, priority, epoch, timeout, int(settle * 1e9),
             dict(properties), None if announce is None else check_info(announce, "announce"),
@@ -305,7 +305,7 @@ producer; it is held by producer 'leader' ...
             return 0
         if not isinstance(claim, Claim):
             raise TypeError(
-                f"claim={claim!r}: it takes a claim made by engine.own or a role's, or None"
+                f"claim={claim!r}: it takes a claim of engine.own, the claim of a role, or None"
             )
         if claim.engine is not self._engine:
             raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
@@ -428,7 +428,7 @@ producer; it is held by producer 'leader' ...
         """
         self._engine.check_open()
         if group is None and generation is not None:
-            raise ValueError(f"generation={generation!r}: it takes a group= beside it")
+            raise ValueError(f"generation={generation!r}: it needs group= as well")
         reader = Reader(
             self._engine, self.id, self.name, start, inclusive=inclusive,
             deserializer=deserializer, read_compacted=read_compacted, trimmed=trimmed,

@@ -190,7 +190,7 @@ def own(
     if on_lost is not None and not callable(on_lost):
         raise TypeError("on_lost takes a function of (claim, error)")
     if not isinstance(resources, Mapping) or not resources:
-        raise TypeError("resources takes a mapping of names to generations, one at least")
+        raise TypeError("resources takes a mapping of names to generations, at least one")
     for resource, generation in resources.items():
         check_resource("resources", resource)
         check_generation(resource, generation)

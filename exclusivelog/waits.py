@@ -131,7 +131,7 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
     def waited(self) -> str:
         """What the error of a timeout says."""
         name = "" if self.session is None else self.session.name
-        return f"producer {name!r} waited for its topic in vain"
+        return f"producer {name!r} was not granted the topic within its timeout"
 
     def make(self, session: Any, last_sequence: int) -> Granted:
         """What the future gives, now that its session was granted."""

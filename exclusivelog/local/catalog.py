@@ -104,7 +104,7 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
     the library's."""
     check_name(name, "name")
     if is_internal(name) and not own:
-        raise ValueError(f"topic={name!r} is the library's own: it cannot be deleted")
+        raise ValueError(f"topic={name!r} is internal to the library; it cannot be deleted")
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name)
         if row is None:
@@ -113,7 +113,8 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         holder = clear(sessions.succession, tables, row)
         if holder is not None:
             raise ProducerBusyError(
-                f"topic {name!r} cannot be deleted; it is held by {describe(holder)}",
+                f"topic {name!r} cannot be deleted while it is held by {describe(holder)}; close "
+                "that producer first",
                 holder=owner_info(holder),
             )
         row.flags |= _core.DELETED

@@ -119,25 +119,29 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
         )
     if isinstance(error, lmdb.ReadersFullError):
         return LedgerFullError(
-            f"{path}: max_readers transactions read at the same time; close some, or remove "
+            f"{path}: all max_readers reader slots are in use; close some readers, or remove "
             "lock.mdb while no engine is open and open again with more"
         )
     # LMDB's copy reports a truncated write as an invalid argument.
     if code in NO_ROOM or (code in (errno.EIO, errno.EINVAL) and _ran_out_of_room(path)):
-        return LedgerFullError(f"{path}: no room left ({error}); nothing was written")
+        return LedgerFullError(
+            f"{path}: no space left on the disk ({error}); nothing was written. Free some space"
+        )
     if isinstance(error, lmdb.Error) and code == errno.EAGAIN:
         return LedgerError(
-            f"{path}: a process of another pid namespace (a container, say) reads it, and has the "
-            f"same id there as this one, {os.getpid()}; processes that share a ledger must share "
-            "their process ids"
+            f"{path}: a process in another pid namespace (such as a container) reads it with the "
+            f"same process id as this one, {os.getpid()}; processes that share a ledger must share "
+            "a pid namespace"
         )
     if code in SHORT_OF:
         return LedgerError(
-            f"{path}: the system is short of files or memory ({error}); nothing was written. "
+            f"{path}: out of file descriptors or memory ({error}); nothing was written. "
             "Try again, or raise the limit (ulimit -n, -v)"
         )
     if code in NO_SUCH_PLACE:
-        return LedgerError(f"{path} cannot be opened: {error}; a ledger lives in a directory")
+        return LedgerError(
+            f"{path} cannot be opened: {error}; give a directory that exists or can be created"
+        )
     if code in (errno.EACCES, errno.EROFS, errno.EPERM) or isinstance(error, lmdb.ReadonlyError):
         return LedgerError(
             f"{path} cannot be written ({error}); check its owner and mount"

@@ -31,7 +31,7 @@ def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
     if not create:
         raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
     if is_internal(name) and name != EVENTS:
-        raise ValueError(f"topic={name!r}: names that begin with __ are kept for the library")
+        raise ValueError(f"topic={name!r}: names that begin with __ are reserved for the library")
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name) or tables.topics.create(name)
         return row.id, row.name

@@ -75,7 +75,7 @@ def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
     def call(topic: int) -> int:
         found = reference()
         if found is None:
-            raise EngineClosedError("the engine is gone")
+            raise EngineClosedError("the engine was closed; open a new one")
         return found(topic)
 
     return call

@@ -131,7 +131,7 @@ class Unloading:
         destination = engine.ledger.lockfile.slots.find(to)
         if destination is None:
             raise LedgerError(
-                f"to={to!r} is no live engine on {engine.path}; {_who_is_there(engine)}"
+                f"to={to!r} is not a live engine on {engine.path}; {_who_is_there(engine)}"
             )
         self._slot, self._to = destination
         self._engine = engine
@@ -216,7 +216,7 @@ def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str
         return [topics]
     found = [name for name in known if name.startswith(topics.removesuffix("*"))]
     if not found:
-        raise TopicNotFoundError(f"{path} has no topic {topics!r}, and none that begins so")
+        raise TopicNotFoundError(f"{path} has no topic {topics!r}, and none that begins with it")
     return found
 
 

@@ -94,7 +94,7 @@ class BackgroundWorker:
                 if not self._ledger.integrity.failed:  # that was said when it happened
                     log.warning("engine %s: %s", self._name, error)
             except Exception:  # the worker must not die: waiters depend on it
-                log.exception("engine %s: a round of its background worker failed", self._name)
+                log.exception("engine %s: its background worker failed, and continues", self._name)
             if engine.closed:
                 return
             if self._pending.awaits:
@@ -289,7 +289,9 @@ def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> 
     """Start a thread that goes on whatever it meets, for an engine on this ledger."""
 
     def failed(error: BaseException) -> None:
-        log.error("engine %s: thread %s: an error; it goes on", engine, name, exc_info=error)
+        log.error(
+            "engine %s: thread %s: an error; the thread continues", engine, name, exc_info=error
+        )
 
     keep = functools.partial(_core.keep_running, run, failed)
     return threads.start(path, threading.Thread(target=keep, name=name, daemon=True))

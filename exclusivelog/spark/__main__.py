@@ -39,7 +39,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         command = add(commands)
         command.add_argument("--master", default="local[*]", help="where Spark runs (%(default)s)")
         command.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE",
-                             type=_pair, help="a setting of Spark's; repeat")  # fmt: skip
+                             type=_pair, help="a Spark setting; repeatable")  # fmt: skip
         command.add_argument("--quiet", action="store_true", help="show no progress")
     return parser.parse_args(arguments)
 
@@ -54,48 +54,48 @@ def _add(commands: Commands, name: str, text: str) -> Parser:
 
 
 def _add_archive(commands: Commands) -> Parser:
-    parser = _add(commands, "archive", "what is new in a topic, into Parquet; then trim it")
+    parser = _add(commands, "archive", "copy new messages of a topic to Parquet; then trim it")
     parser.add_argument("ledger")
     parser.add_argument("topic")
     parser.add_argument("to", help="a directory, or an address that Spark can write to")
     parser.add_argument("--before", type=_place, metavar="OFFSET|TIME", help="stop there")
-    parser.add_argument("--chunk", type=int, default=CHUNK, help="messages a range (%(default)s)")
+    parser.add_argument("--chunk", type=int, default=CHUNK, help="messages per range (%(default)s)")
     parser.add_argument("--keep", type=_days, metavar="DAYS",
-                        help="then trim what is archived and older; 0: all of it")  # fmt: skip
+                        help="then trim archived messages older than this; 0: all")  # fmt: skip
     return parser
 
 
 def _add_compact(commands: Commands) -> Parser:
-    parser = _add(commands, "compact", "the last message of each key, into Parquet or a topic")
+    parser = _add(commands, "compact", "write each key's last message to Parquet or a topic")
     parser.add_argument("ledger")
     parser.add_argument("topic")
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--to", metavar="DIR", help="for Parquet; what it had is replaced")
-    target.add_argument("--to-topic", metavar="TOPIC", help="of the same ledger")
+    target.add_argument("--to", metavar="DIR", help="write Parquet there, replacing its contents")
+    target.add_argument("--to-topic", metavar="TOPIC", help="a topic of the same ledger")
     return parser
 
 
 def _add_replay(commands: Commands) -> Parser:
-    parser = _add(commands, "replay", "a range of a topic, or an archive, into another topic")
+    parser = _add(commands, "replay", "copy a range of a topic or an archive to another topic")
     parser.add_argument("source", help="a ledger, or an archive")
     parser.add_argument("topic")
     parser.add_argument("to", help="the ledger to append to")
-    parser.add_argument("--to-topic", metavar="TOPIC", help="there (default: the same name)")
+    parser.add_argument("--to-topic", metavar="TOPIC", help="its topic (default: the same name)")
     parser.add_argument("--start", type=int, metavar="OFFSET", help="the first message")
-    parser.add_argument("--end", type=int, metavar="OFFSET", help="the first one left out")
+    parser.add_argument("--end", type=int, metavar="OFFSET", help="the end, exclusive")
     parser.add_argument("--chunk", type=int, default=CHUNK, help="messages at once (%(default)s)")
     return parser
 
 
 def _add_audit(commands: Commands) -> Parser:
-    parser = _add(commands, "audit", "is a log what exclusive access promises? exit status 1: no")
+    parser = _add(commands, "audit", "check epochs, offsets and producers; exit status 1: a fault")
     parser.add_argument("ledger")
     parser.add_argument("topics", nargs="*", metavar="topic", help="only these")
     return parser
 
 
 def _add_report(commands: Commands) -> Parser:
-    parser = _add(commands, "report", "who led, what failovers cost, where the load went: a page")
+    parser = _add(commands, "report", "write a page: leaders, cost of take-overs, load over time")
     parser.add_argument("ledger")
     parser.add_argument("to", metavar="to.html")
     parser.add_argument("topics", nargs="*", metavar="topic", help="only these")

@@ -116,8 +116,8 @@ class Archive:
             raise SourceError(
                 PIPELINE,
                 f"the ledger has recorded that offsets before {self._done} of topic "
-                f"{self._topic.name!r} are in {self._where}, and there is no archive: is it "
-                "mounted? Choose another directory to begin anew",
+                f"{self._topic.name!r} are in {self._where}, but there is no archive: is it "
+                "mounted? Choose another directory to start a new archive",
             )
         if found is None:
             self._files.write(f"{self._where}/_ledger", mark)
@@ -204,7 +204,7 @@ def _check(
     if not dense or (written is not None and found["hash"] != written["hash"]):
         raise SourceError(
             PIPELINE,
-            f"{where} does not hold offsets {start} to {stop - 1} as the topic has them: it has "
-            f"{found['n']} messages from {found['low']} to {found['high']}; remove it, and run "
+            f"{where} does not hold offsets {start} to {stop - 1} as the topic has them. It has "
+            f"{found['n']} messages from {found['low']} to {found['high']}. Remove it, and run "
             "the archive again",
         )

@@ -49,7 +49,7 @@ def run(
     Raises SourceError: PIPELINE for a directory that is something else's.
     """
     if (to is None) == (to_topic is None):
-        raise SourceError(PIPELINE, "to and to_topic: one of them")
+        raise SourceError(PIPELINE, "to and to_topic: give one of them")
     if to_topic == topic:
         raise SourceError(PIPELINE, f"topic {topic!r} cannot be compacted into itself")
     progress = Progress(spark, out)

@@ -172,8 +172,8 @@ def check_there(here: _core.TopicRow, offset: int, strict: bool) -> int:
         raise SourceError(
             DATA_LOSS,
             f"topic {here.name!r} has offsets {here.first_offset} to {here.next_offset - 1}; "
-            f"{offset} {gone}, or the topic was made anew. failOnDataLoss=false reads what there "
-            "is",
+            f"{offset} {gone}, or the topic was created again. failOnDataLoss=false reads "
+            "what there is",
         )
     return nearest
 
@@ -219,7 +219,7 @@ def goes_on(
         raise SourceError(
             DATA_LOSS,
             f"topic {min(gone)!r} was deleted, perhaps with messages that were not read. "
-            "failOnDataLoss=false goes on without it",
+            "failOnDataLoss=false continues without it",
         )
     found = {}
     for topic, end in wanted.items():
@@ -315,8 +315,8 @@ def made_anew(topic: str) -> SourceError:
     """What was to be read of the topic is gone."""
     return SourceError(
         DATA_LOSS,
-        f"topic {topic!r} was deleted and made anew, perhaps with messages that were not read. "
-        "failOnDataLoss=false goes on with what there is",
+        f"topic {topic!r} was deleted and created again, perhaps with messages that were not read. "
+        "failOnDataLoss=false continues with the new topic",
     )
 
 

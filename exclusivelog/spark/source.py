@@ -257,7 +257,7 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
         raise SourceError(SCHEMA, "there is no column 'value'; a message without one is a "
                           "tombstone: lit(None).cast('binary')")  # fmt: skip
     if options.topic is None and "topic" not in kinds:
-        raise SourceError(SCHEMA, "which topic? Name it with the option topic, or with a column "
+        raise SourceError(SCHEMA, "no topic is given. Name it with the option topic, or a column "
                           "'topic'")  # fmt: skip
 
 
@@ -302,7 +302,7 @@ class _Writer:
         column = batch.column("topic")
         names = pc.unique(column).to_pylist()
         if None in names:
-            raise SourceError(SCHEMA, "the column 'topic' is null in a row; which topic?")
+            raise SourceError(SCHEMA, "the column 'topic' is null in a row; give each row a topic")
         for name in names:
             try:
                 check_writable(name)
@@ -463,7 +463,7 @@ def _refuse_overwriting(overwrite: bool) -> None:
         raise SourceError(
             OVERWRITE,
             'a log is only ever appended to: mode("append"), or outputMode("append"); write to '
-            "another topic where a new beginning is wanted",
+            "another topic to start afresh",
         )
 
 
@@ -563,8 +563,8 @@ class Rows:
 def _ended_early(span: Span, at: int) -> SourceError:
     return SourceError(
         DATA_LOSS,
-        f"topic {span.topic!r} ends at offset {at}, before {span.end}: it was made anew since the "
-        "query was planned, or a power cut took what was not acknowledged",
+        f"topic {span.topic!r} ends at offset {at}, before {span.end}: it was created again since "
+        "the query was planned, or a power cut removed unacknowledged messages",
     )
 
 

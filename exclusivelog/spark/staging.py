@@ -163,9 +163,9 @@ class Stage:
         if not self._directory.shared:
             raise SourceError(
                 STAGING,
-                f"the output of this task is larger than inlineLimit={self._limit} bytes, and "
+                f"the output of this task is larger than inlineLimit={self._limit} bytes. But "
                 f"{self._directory.root} on {socket.gethostname()!r} is not the driver's "
-                "directory of that name: name one with stagingDir that all machines share, or "
+                "directory of that name. Set stagingDir to one that all machines share, or "
                 "raise inlineLimit",
             )
         os.makedirs(self._where, exist_ok=True)
@@ -332,7 +332,7 @@ def check_arrived(pieces: Mapping[str, list[Piece]]) -> None:
         if path is not None and not os.path.exists(path):
             raise SourceError(
                 STAGING,
-                f"{path} is staged, and the driver on {socket.gethostname()!r} does not see it: "
+                f"{path} is staged, but the driver on {socket.gethostname()!r} does not see it: "
                 "another run of this query has removed it, or stagingDir is not shared by all "
                 "machines",
             )

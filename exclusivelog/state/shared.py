@@ -476,8 +476,8 @@ class Shared(_core.SharedBase, Closing):
     def _check_outside(self) -> None:
         if self._inside == threading.get_ident():
             raise RuntimeError(
-                f"topic {self.topic.name!r}: called from inside one of its own functions, whose "
-                "result would rest on what this changes; call it afterwards"
+                f"topic {self.topic.name!r}: called from inside a function that this state runs, "
+                "whose result would depend on this call; call it after that function has returned"
             )
 
     # ---- reading -------------------------------------------------------------------------

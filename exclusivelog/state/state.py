@@ -211,7 +211,7 @@ def _codecs_of(
 ) -> dict[bytes | None, Codec]:  # fmt: skip
     """{mark: codec} of snapshots; new ones are written with the first."""
     if (encode_state is None) != (decode_state is None):
-        raise TypeError("encode_state and decode_state belong together: give both, or neither")
+        raise TypeError("encode_state and decode_state: give both or neither")
     codecs: dict[bytes | None, Codec] = {}
     if encode_state is not None and decode_state is not None:
         codecs[OWN] = encode_state, decode_state

@@ -72,7 +72,7 @@ class _View:
     def _valid(self) -> Any:
         if self._scope.over:
             raise RuntimeError(
-                "this view of the state is over: it is valid only inside the function that was "
+                "this view of the state has expired: it is valid only inside the function that was "
                 "given it; return what you need, or `copy()` it there"
             )
         return self._of

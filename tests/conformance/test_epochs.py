@@ -101,7 +101,7 @@ def test_b1_an_epoch_of_a_deleted_topic_cannot_be_claimed(
     topic.producer(EXCLUSIVE).close()
     engine.delete_topic("orders")
     again = engine.topic("orders")
-    with pytest.raises(FENCED, match="is over"):
+    with pytest.raises(FENCED, match="is out of date"):
         again.producer(mode, topic_epoch=1)
     again.producer(mode).close()
     assert again.epoch == 2

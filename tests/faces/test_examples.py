@@ -58,7 +58,7 @@ def test_a_zombies_message_in_the_log_is_seen(path, engine) -> None:
 def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
     status, output, errors = run("leader_election.py", "--keepalive", 60, "--patience", 8)
     assert (status, output.count(" leads, epoch ")) == (1, 2)
-    assert errors == "FAILED nobody led after epoch 2 in 8 s\n"
+    assert errors == "FAILED no worker led after epoch 2 within 8 s\n"
 
 
 # ---- the billing worker ------------------------------------------------------------------
@@ -89,7 +89,7 @@ def test_a_bill_that_nobody_with_the_role_has_written_is_seen(path, engine) -> N
 def test_a_worker_that_hangs_within_its_keepalive_keeps_its_role() -> None:
     status, output, errors = run("billing_worker.py", "--keepalive", 60, "--patience", 2)
     assert (status, output.count(" bills, epoch ")) == (1, 2)
-    assert errors == "FAILED waited 2 s in vain: somebody bills under epoch 3\n"
+    assert errors == "FAILED not within 2 s: a worker bills under epoch 3\n"
 
 
 # ---- the uptime checker ------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
 def test_without_time_to_settle_the_first_has_everything() -> None:
     status, output, errors = run("uptime_checker.py", "--endpoints", 6, "--settle", 0)
     assert (status, errors) == (1, "")
-    assert failed(output) == ["with priorities, each endpoint has the best choice that lives"]
+    assert failed(output) == ["with priorities, each endpoint has its best live worker"]
     assert loads(output)["worker-1"] == [6, 0, 0, 6, 0, 0]
 
 

@@ -138,7 +138,7 @@ def test_h2_a_limit_on_threads_is_named_and_leaves_nothing_behind() -> None:
     assert len(refused) >= 4
     for each in refused:
         assert "RLIMIT_NPROC" in each
-        assert "no more threads" in each
+        assert "refuses another thread" in each
         assert "512" not in each
 
 
@@ -188,7 +188,7 @@ def test_h2_a_call_that_finds_no_thread_says_so_and_can_be_repeated(
         with monkeypatch.context() as patch:
             if call not in ("aio", "close"):
                 no_threads(patch)
-            with pytest.raises(xl.LedgerError, match="no more threads"):
+            with pytest.raises(xl.LedgerError, match=r"no more threads|refuses another thread"):
                 calls[call]()
         assert topic.epoch == epoch
         assert call == "close" or values(topic) == []
@@ -231,7 +231,7 @@ def test_h2_the_513th_engine_is_told_of_the_512_others(path) -> None:
         first = engines.enter_context(xl.open(path))
         with first.ledger.lockfile.opening():
             slots = [first.ledger.lockfile.slots.join("e", {}, None) for _ in range(SLOT_COUNT - 1)]
-        with pytest.raises(xl.LedgerFullError, match="all 512 engines"):
+        with pytest.raises(xl.LedgerFullError, match="512 engines"):
             xl.open(path)
         slots.pop().leave()
         engines.enter_context(xl.open(path))

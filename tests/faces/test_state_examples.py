@@ -63,7 +63,7 @@ def test_a_change_is_seen_in_all_processes() -> None:
     assert "40 changes, seen by 3" in output
     assert "[[False, True], [True]], and it is 40" in output
     newest = "{'limit': 50, 'host': 'host-40', 'port': 7040}"
-    assert f"watcher-1, started again behind offset 86, begins with {newest}" in output
+    assert f"watcher-1, restarted after a trim to offset 86, begins with {newest}" in output
 
 
 def test_a_change_that_takes_too_long_is_told() -> None:

@@ -723,7 +723,7 @@ def test_h4_a_target_that_is_replaced_meanwhile_is_an_error(source, tmp_path, ar
 def test_h4_what_others_put_into_the_target_meanwhile_is_kept(source, tmp_path, around) -> None:
     target = tmp_path / "copy"
     around("_copy_journal", int, lambda: (target / "data.mdb").write_bytes(b"another's"))
-    with pytest.raises(xl.LedgerError, match=r"was given 'data\.mdb' while"):
+    with pytest.raises(xl.LedgerError, match=r"'data\.mdb' appeared in"):
         source.backup(target)
     assert (target / "data.mdb").read_bytes() == b"another's"
     assert os.listdir(target / UNFINISHED_BACKUP) == ["lock"]
@@ -750,7 +750,7 @@ def test_h4_a_backup_removes_only_what_a_backup_makes(source, tmp_path) -> None:
         source.backup(target)
     assert (target / "data.mdb").read_bytes() == b"a leftover"
     (target / "notes").rename(work / "notes")
-    with pytest.raises(xl.LedgerError, match="'notes', which no backup puts there"):
+    with pytest.raises(xl.LedgerError, match="'notes', which is not from a backup"):
         source.backup(target)
     assert (work / "notes").read_bytes() == b"mine"
     refused_in_every_way(target)

@@ -333,7 +333,7 @@ def test_e_wrong_information_is_refused_by_name(
 
 
 def test_e_only_an_owner_announces(topic: xl.Topic) -> None:
-    with pytest.raises(ValueError, match="announce: only an owner"):
+    with pytest.raises(ValueError, match="announce: a shared producer"):
         topic.producer(SHARED, announce=HERE)
     assert topic.holders == []
     with topic.producer(SHARED) as shared, pytest.raises(ValueError, match="is shared"):

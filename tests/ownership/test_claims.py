@@ -168,12 +168,12 @@ def test_f5_a_claim_ends_with_its_engine(engine, path) -> None:
 def test_own_waits_for_an_owner_to_go(engine, worker) -> None:
     held = engine.own("g", {"a": 50})
     threading.Timer(0.2, held.release).start()
-    with pytest.raises(xl.OwnershipError, match="is over"):
+    with pytest.raises(xl.OwnershipError, match="is out of date"):
         engine.own("g", {"a": 49}, timeout=20)  # it went, and left its generation
     other = worker()
     other.call(own, "g", {"a": 60})
     threading.Timer(0.2, other.signal, [signal.SIGKILL]).start()
-    with pytest.raises(xl.OwnershipError, match="is over"):
+    with pytest.raises(xl.OwnershipError, match="is out of date"):
         engine.own("g", {"a": 59}, timeout=20)
     held = engine.own("g", {"a": 70})
     with pytest.raises(xl.OwnershipError, match="is held"):

@@ -558,7 +558,7 @@ def test_e5_nobody_deletes_or_creates_what_is_the_library_s(engine: xl.Engine) -
         with pytest.raises(ValueError, match="cannot be deleted"):
             engine.delete_topic(EVENTS)
         for name in ("__events", "__mine__", "__"):
-            with pytest.raises(ValueError, match="kept for the library"):
+            with pytest.raises(ValueError, match="reserved for the library"):
                 engine.topic(name)
     assert len(list(engine.history())) == 2
 

@@ -263,7 +263,7 @@ def test_e1_the_command_says_what_became_of_each(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("orders", "--to", "nobody"), "no live engine"),
+        (("orders", "--to", "nobody"), "not a live engine"),
         (("missing", "--to", "destination"), "missing"),
         (("orders", "missing", "--to", "destination"), "missing"),
         (("orders", "--to", "twin"), "2 engines have that name"),
@@ -294,7 +294,7 @@ def test_e1_an_engine_that_is_not_there_is_an_error_that_says_who_is(
         gone.kill()
         before = rows(engine)
         for to in ("f" * 16, gone.id, "", "test"):
-            with pytest.raises(xl.LedgerError, match="no live engine") as error:
+            with pytest.raises(xl.LedgerError, match="not a live engine") as error:
                 engine.unload("orders", to=to)
             assert engine.id in str(error.value)
         assert rows(engine) == before
@@ -359,7 +359,7 @@ def test_e1_a_topic_that_is_free_is_assigned(
     destination = quick("destination")
     [move] = engine.unload("orders", to=destination.id)
     assert (move.state, move.epoch, move.source) == ("assigned", 0, None)
-    with pytest.raises(FENCED, match="on its way to engine 'destination'"):
+    with pytest.raises(FENCED, match="being handed over to engine 'destination'"):
         topic.producer(EXCLUSIVE)
     assert destination.call(open_producer, EXCLUSIVE) == 1
 
@@ -386,7 +386,7 @@ def test_e1_a_conflicting_move_is_refused_and_the_first_goes_on(
     for state in ("releasing", "assigned"):
         [move] = engine.unload("orders", to=second.id, timeout=5)
         assert (move.state, move.ok) == ("failed", False)
-        assert f"on its way to engine 'first' (id {first.id})" in move.reason
+        assert f"being handed over to engine 'first' (id {first.id})" in move.reason
         if state == "releasing":
             thaw(source)
             assert moved(moving.result(PATIENCE)) == [("orders", "assigned")]
@@ -586,7 +586,7 @@ def test_e2_a_send_waits_no_longer_than_its_timeout(
         release.await_it()
         for use in (producer.send, lambda value, **options: producer.send_many([value], **options)):
             start = time.monotonic()
-            with pytest.raises(xl.WaitTimeoutError, match="being handed over"):
+            with pytest.raises(xl.WaitTimeoutError, match="paused by a hand-over"):
                 use(b"no", timeout=0.1)
             assert 0.1 <= time.monotonic() - start < PATIENCE / 2
         release.go_on()
@@ -782,7 +782,9 @@ def test_e3_the_reservation_keeps_everybody_else_away(
         with pytest.raises(Failed, match=kind) as refused:
             process.call(open_producer, mode, timeout=0.1)
         if mode != WAIT:
-            assert f"on its way to engine 'destination' (id {destination.id})" in str(refused.value)
+            assert f"being handed over to engine 'destination' (id {destination.id})" in str(
+                refused.value
+            )
     with pytest.raises(KEPT_AWAY[mode]):
         topic.producer(mode, timeout=0.1)
     assert (topic.owner, topic.holders, topic.waiters, topic.epoch) == (None, [], [], 1)

@@ -175,7 +175,9 @@ def test_a2_a_role_of_which_a_topic_is_held_is_refused_and_nothing_changes(
         with pytest.raises(FENCED, match="'payments' is held by producer 'plain'") as error:
             role(engine, EXCLUSIVE)
         assert error.value.holder.producer_name == "plain"
-        with pytest.raises(xl.WaitTimeoutError, match="role 'billing' was not granted in time"):
+        with pytest.raises(
+            xl.WaitTimeoutError, match="role 'billing' was not granted within its timeout"
+        ):
             role(engine, WAIT, timeout=0.2)
         assert (traces(engine), own_epochs(engine)) == (before, epochs)
 
@@ -185,12 +187,12 @@ def test_a1_a_shared_role_and_other_wrong_arguments_are_refused(engine: xl.Engin
         "one holder": {"access_mode": SHARED},
         "unknown": {"access_mode": "first"},
         "several names": {"topics": "invoices"},
-        "library's own": {"topics": ["__events__"]},
+        "internal to the library": {"topics": ["__events__"]},
         "several names; put": {"groups": {"g": "orders"}},
         "no topics to read": {"groups": ["g"]},
         "mapping of resources": {"claims": {"g": ["x"]}},
         "generation": {"claims": {"g": {"x": -1}}},
-        "in groups already": {"groups": {"g": ["x"]}, "claims": {"g": {"x": None}}},
+        "already, in groups=": {"groups": {"g": ["x"]}, "claims": {"g": {"x": None}}},
         "priority": {"priority": "high"},
         "on_lost": {"on_lost": 1},
         "settle": {"settle": -1},

@@ -192,7 +192,7 @@ def test_a_topic_that_is_made_anew_while_it_is_archived_is_told_of(
         make_anew(path)
 
     monkeypatch.setattr(archive, "record", record_and_replace)
-    with pytest.raises((SourceError, PySparkException), match=r"made anew|was deleted"):
+    with pytest.raises((SourceError, PySparkException), match=r"created again|was deleted"):
         archive.run(spark, path, "orders", str(tmp_path / "a"), chunk=4)
     monkeypatch.undo()
     assert rows(spark, tmp_path / "a" / "orders") == expected(*range(4))
@@ -213,7 +213,7 @@ def test_a_topic_that_is_made_anew_while_it_is_compacted_is_told_of(
         return found
 
     monkeypatch.setattr(plan, "row", find_and_replace)
-    with pytest.raises((SourceError, PySparkException), match=r"made anew|was deleted"):
+    with pytest.raises((SourceError, PySparkException), match=r"created again|was deleted"):
         compact.run(spark, path, "orders", to=str(tmp_path / "c"))
     assert not (tmp_path / "c").exists()
 

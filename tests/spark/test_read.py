@@ -510,7 +510,7 @@ def test_offsets_of_a_topic_that_was_made_anew_are_not_taken_for_the_old_ones(pa
     end = reader.latestOffset(reader.initialOffset(), everything)
     made_anew(path, 8)
     later = reader.latestOffset(end, everything)
-    with pytest.raises(SourceError, match=r"DATA_LOSS.*made anew"):
+    with pytest.raises(SourceError, match=r"DATA_LOSS.*created again"):
         reader.partitions(end, later)
     options["failOnDataLoss"] = "false"
     reader = StreamReader(stream_options(options), schema_of("messages"))
@@ -525,7 +525,7 @@ def test_what_was_planned_is_not_read_from_a_topic_that_was_made_anew(path) -> N
     options = batch_options({"path": path, "topic": "orders"})
     [part] = BatchReader(options, schema_of("messages")).partitions()
     made_anew(path, 8)
-    with pytest.raises(SourceError, match=r"DATA_LOSS.*made anew"):
+    with pytest.raises(SourceError, match=r"DATA_LOSS.*created again"):
         list(Rows(schema_of("messages"), True).of(part))
     assert list(Rows(schema_of("messages"), False).of(part)) == []
 

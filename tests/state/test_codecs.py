@@ -286,7 +286,7 @@ def test_i3_a_view_reads_as_what_it_shows_and_objects_are_copied() -> None:
     assert state["a"] == [1, 2, {"b": 3}]
     assert plain == {"x": [1, 2, {"b": 3}], "y": ({1, 2}, 1)}
     for use in (len, list, bool, lambda s: s["a"], lambda s: s == {}, lambda s: s.copy()):
-        with pytest.raises(RuntimeError, match="view of the state is over"):
+        with pytest.raises(RuntimeError, match="view of the state has expired"):
             use(seen)
 
 

@@ -326,7 +326,7 @@ def test_i3_functions_cannot_break_the_state(topic: xl.Topic) -> None:
             counts.write(lambda state: [["b", 100]], spoil)
         kept: list[dict[str, int]] = []
         counts.read(kept.append)
-        with pytest.raises(RuntimeError, match="this view of the state is over"):
+        with pytest.raises(RuntimeError, match="this view of the state has expired"):
             len(kept[0])
         assert spoil(counts.read(lambda state: state)) == {"a": 100, "b": 100, "c": 100}
         assert counts.read(dict) == {"a": 1, "b": 100}
@@ -449,7 +449,7 @@ def test_i3_functions_must_not_call_back(shared: Map, topic: xl.Topic) -> None:
             lambda: shared.update_multiple(once_more, lambda key, value: 8),
             lambda: shared.update_multiple(None, once_more),
         ):
-            with pytest.raises(RuntimeError, match="own functions"):
+            with pytest.raises(RuntimeError, match="a function that this state runs"):
                 within(call, 10)
     assert topic.next_offset == 1
     assert shared.update("a", one_more).value == 2
@@ -468,7 +468,7 @@ def test_i3_functions_of_a_state_must_not_call_back(topic: xl.Topic) -> None:
                 lambda back=back: counts.write(back),
                 lambda back=back: counts.write(lambda state: [["a", 1]], back),
             ):
-                with pytest.raises(RuntimeError, match="own functions"):
+                with pytest.raises(RuntimeError, match="a function that this state runs"):
                     within(call, 10)
         assert counts.write(lambda state: [["b", 1]], dict) == {"a": 4, "b": 1}
 
@@ -500,7 +500,7 @@ def test_i3_closing_inside_a_function_waits_for_nobody_who_waits_for_it(
         counts.close()
         return []
 
-    with pytest.raises(RuntimeError, match="own functions"):
+    with pytest.raises(RuntimeError, match="a function that this state runs"):
         within(lambda: (counts.read if inside == "read" else counts.write)(close))
     until(lambda: topic.next_offset == 1)
     counts.close()

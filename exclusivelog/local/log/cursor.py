@@ -298,7 +298,7 @@ class LogCursor(_core.Cursor):
         if self.position < row.first_offset:
             raise OffsetTrimmedError(
                 f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
-                'was trimmed. seek("earliest") goes on with what there is'
+                'was trimmed. seek("earliest") continues at the first message that is left'
             )
         found = read_entries(
             tables, row, self.position, self._loads, most_bytes=self._ahead,

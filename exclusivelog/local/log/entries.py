@@ -143,8 +143,8 @@ def look_up(ledger: Store, appender: _core.Appender) -> None:
             appender.looked_up(version, sequence)
             return
     raise LedgerError(
-        f"{ledger.path}: tables and shared memory have not agreed for {LOOK_UP_SECONDS:.0f} s; was "
-        "a file put back while a process had the ledger open? Close every engine, and end the "
+        f"{ledger.path}: tables and shared memory have disagreed for {LOOK_UP_SECONDS:.0f} s; was "
+        "a file restored while a process had the ledger open? Close every engine, and end the "
         "children of processes that had it open; then open it again"
     )
 
@@ -156,7 +156,9 @@ def refusal(
     if outcome == Outcome.DUPLICATE:
         return duplicate(ledger, appender, sequence)
     if outcome == Outcome.NO_ROOM:
-        return LedgerFullError(f"{ledger.path}/journal: no room left; nothing was written")
+        return LedgerFullError(
+            f"{ledger.path}/journal: no space left on the disk; nothing was written. Free some"
+        )
     if outcome == Outcome.HELD_HERE:
         return called_reentrantly(ledger.path)
     try:
@@ -164,10 +166,12 @@ def refusal(
     except LedgerIOError as error:
         return error
     if outcome == Outcome.CLOSED:
-        return EngineClosedError(f"the ledger {ledger.path} was closed meanwhile")
+        return EngineClosedError(
+            f"the ledger {ledger.path} was closed during the call; open it again"
+        )
     return LedgerIOError(
         f"{ledger.path}/journal was recovered by another process while this waited for its "
-        "flush; sequence ids settle what is in the log"
+        "flush. Send again with the same sequence_id: a message that is in the log is refused"
     )
 
 
@@ -241,8 +245,8 @@ def _settle_by_the_tables(ledger: Store, work: Work, placed: Placed, cause: Base
             durable, _ = tables.producers.get(work.session.topic, work.session.name)
     except Exception as failure:
         error = LedgerIOError(
-            f"{ledger.path}: the commit was interrupted by {cause!r}, and the ledger cannot say "
-            f"how far it came: {failure}"
+            f"{ledger.path}: the commit was interrupted by {cause!r}, and it is unknown "
+            f"whether it completed: {failure}"
         )
     work.appender.settle(written, error, False, durable)
 
@@ -354,7 +358,7 @@ def view_entries(
             name = tables.topics.get(topic).name
             raise LedgerCorruptedError(
                 f"topic {name!r}: an entry of its compacted view, up to offset {last}, is "
-                f"damaged: {error}; compact() makes it anew from what is not trimmed, and "
+                f"damaged: {error}; compact() builds it again from what is not trimmed, and "
                 f"seek({last + 1}) steps over it",
                 topic=name, offsets=range(position, last + 1),
             ) from None  # fmt: skip

@@ -99,7 +99,7 @@ class Target:
         others = set(os.listdir(self.work)) - {LOCK}
         if others:
             raise LedgerError(
-                f"{self.work} holds {min(others)!r}, which no backup puts there; remove it, then "
+                f"{self.work} holds {min(others)!r}, which is not from a backup; remove it, then "
                 "run the backup again"
             )
 
@@ -136,7 +136,7 @@ class Target:
         others = set(os.listdir(self.path)) - {UNFINISHED_BACKUP}
         if others:
             raise LedgerError(
-                f"{self.path} was given {min(others)!r} while the backup was made; a backup goes "
+                f"{min(others)!r} appeared in {self.path} while the backup was made; a backup goes "
                 "into a directory of its own"
             )
 
@@ -356,7 +356,7 @@ def explained(ledger: str, path: str) -> Iterator[None]:
         code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
         if code in NO_ROOM:
             raise LedgerFullError(
-                f"{path}: no room left for the backup ({error}); make room, then run it again"
+                f"{path}: no space left for the backup ({error}); free some, then run it again"
             ) from error
         if code not in NOT_WRITABLE:
             raise

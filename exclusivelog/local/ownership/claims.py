@@ -252,8 +252,8 @@ def _refusal(
 ) -> OwnershipError:
     if holder is None:
         error = OwnershipError(
-            f"resource {resource!r} of group {group!r} has been at generation {last}; {wanted} is "
-            "over. Claim it with None for the next one"
+            f"resource {resource!r} of group {group!r} has been at generation {last}: {wanted} is "
+            "out of date. Claim it with None for the next one"
         )
     else:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(holder.since / 1000))
@@ -409,7 +409,7 @@ class LocalGroupCursor(HeldClaim):
         )  # fmt: skip
         raise ReaderFencedError(
             f"topic {names}: this reader of group {self.group!r} was fenced by a later "
-            f"one{by}. Close it and open a new one"
+            f"one{by}. Close this reader and open a new one"
         )
 
     def _holder(self, tables: Tables) -> Claimant | None:

@@ -56,7 +56,7 @@ class Arrival:
         """What the request fails with at its deadline."""
         assert self.refusal is not None
         return WaitTimeoutError(
-            f"the hand-over of its topic to this engine took longer than timeout={self.timeout} s: "
+            f"the hand-over to this engine took longer than timeout={self.timeout} s: "
             f"{self.refusal}",
             holder=self.refusal.holder,
         )

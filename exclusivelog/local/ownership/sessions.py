@@ -595,7 +595,7 @@ class Requests:
         transfer = self._transfers.current(tables, row)
         if transfer is None or transfer.target != engine or transfer.lineage != lineage:
             raise ProducerFencedError(
-                f"topic {row.name!r} had another owner meanwhile; open a new producer"
+                f"topic {row.name!r} has had another owner since; open a new producer"
             )
 
     def _check_name(
@@ -853,8 +853,8 @@ def _refusal(
 ) -> ExclusiveLogError:  # fmt: skip
     if verdict is Verdict.INVALID:
         return InvalidEpochError(
-            f"{told(row.name)}: topic_epoch={session.claim} was never granted; the topic is at "
-            f"epoch {row.epoch}. It takes the epoch that this producer had, or None"
+            f"{told(row.name)}: topic_epoch={session.claim} was never granted: the topic is at "
+            f"epoch {row.epoch}. Pass the epoch that this producer had, or None"
         )
     holder = (
         owner
@@ -863,18 +863,18 @@ def _refusal(
     )
     by = f"; it is held by {describe(holder)}" if holder is not None else ""
     if transfer is not None:
-        by += f"; it is on its way to engine {transfer.name!r} (id {transfer.target})"
+        by += f"; it is being handed over to engine {transfer.name!r} (id {transfer.target})"
     info = None if holder is None else owner_info(holder)
     if verdict is Verdict.STALE:
         return ProducerFencedError(
-            f"topic {row.name!r} is at epoch {row.epoch}, topic_epoch={session.claim} is over: it "
-            f"has had a later owner{by}. Open a producer without topic_epoch",
+            f"topic {row.name!r} is at epoch {row.epoch}: topic_epoch={session.claim} is out of "
+            f"date, it has had a later owner{by}. Open a producer without topic_epoch",
             holder=info,
         )
     if verdict is Verdict.BUSY:
-        way_out = "wait until it is free, or ask for another access mode"
+        way_out = "try again when it is free, or use another access mode"
         return ProducerBusyError(
-            f"topic {row.name!r} takes no shared producer now{by}; {way_out}", holder=info
+            f"topic {row.name!r} is not free for a shared producer{by}; {way_out}", holder=info
         )
     holds = "holder" if is_role(row.name) else "producer"
     return ProducerFencedError(

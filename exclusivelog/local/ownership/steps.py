@@ -525,7 +525,7 @@ def seats_under_way(tables: Tables, topic: int) -> Iterator[tuple[Session, Trans
 def topic_moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
     """What the producer `name` of a topic ends with that was handed over."""
     error = ProducerMovedError(
-        f"topic {topic!r}: it was handed over by producer {name!r} to engine {to.name!r} (id "
+        f"topic {topic!r} was handed over by producer {name!r} to engine {to.name!r} (id "
         f"{to.target}, pid {to.pid}); send there"
     )
     error.successor = EngineInfo(to.target, to.name, to.pid, to.properties, 0.0)

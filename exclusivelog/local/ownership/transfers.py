@@ -137,7 +137,7 @@ class HandOver:
     def _begin_seat(self, tables: Tables, row: _core.TopicRow, holder: Session, wish: Wish) -> Move:
         to, seat = wish.to, tables.transfers.seat(row.id, holder.id)
         if holder.engine != to.id and seat is not None and seat.target != to.id:
-            other = f"it is on its way to engine {seat.name!r} (id {seat.target})"
+            other = f"it is being handed over to engine {seat.name!r} (id {seat.target})"
             return _move(row, holder, to, "failed", other, holder.name)
         if holder.engine != to.id and seat is not None and not seat.session:
             other = f"it is reserved for engine {seat.name!r} (id {seat.target})"
@@ -170,7 +170,7 @@ class HandOver:
             self._move_claims(tables, row, wish, owner)
             return _move(row, owner, to, "owned")
         if under_way is not None and under_way.target != to.id:
-            other = f"it is on its way to engine {under_way.name!r} (id {under_way.target})"
+            other = f"it is being handed over to engine {under_way.name!r} (id {under_way.target})"
             return _move(row, owner, to, "failed", other)
         if row.shared:
             return _move(

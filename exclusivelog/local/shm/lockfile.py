@@ -68,7 +68,7 @@ def find_clock(path: str) -> None:
     if offset is None:
         raise LedgerError(
             f"{path} cannot be opened: this process is in a time namespace whose clock offset "
-            "cannot be read, so that heartbeats could not be compared with other processes'. It "
+            "cannot be read, so heartbeats cannot be compared with those of other processes. It "
             "has called unshare(CLONE_NEWTIME); open the ledger in a child of it"
         )
     _core.set_clock_offset(offset)
@@ -283,7 +283,7 @@ class LockFile:
             if time.monotonic() > deadline:
                 raise LedgerError(
                     f"{self.path} has been locked by another process for {OPENING_TIMEOUT:.0f} s; "
-                    "is one stopped while it opens the ledger?"
+                    "if it is stopped while it opens the ledger, resume or kill it"
                 )
             # Back off: many processes that poll take the processor from the one that opens.
             pause = min(1.2 * pause, 0.2)
@@ -319,8 +319,8 @@ class LockFile:
             )
         raise LedgerError(
             f"{self.path} is in use by engines that know it as another file or under another boot "
-            "id (a container with a boot id of its own, another mount, a file put in its place); "
-            "open the ledger as they do, or close them first"
+            "id (a container with a boot id of its own, another mount, a replaced file); "
+            "open the ledger by their path, or close them first"
         )
 
     @property

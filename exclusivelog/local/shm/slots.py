@@ -127,7 +127,7 @@ class Slots:
                 with contextlib.suppress(BlockingIOError):
                     return Slot(self, index, info, keepalive)
         raise LedgerFullError(
-            f"{self.path}: all {SLOT_COUNT} engines that a ledger takes at once are open"
+            f"{self.path}: {SLOT_COUNT} engines have the ledger open, the most possible; close one"
         )
 
     @property
@@ -239,8 +239,8 @@ class Slots:
             if theirs != ours and self.exists(index, engine):
                 raise LedgerError(
                     f"{self.path} is in use by {self._info(index, engine).name!r}, an engine of "
-                    "another pid namespace (a container, say); processes that share a ledger "
-                    "must share their process ids"
+                    "another pid namespace (such as a container); processes that share a ledger "
+                    "must share a pid namespace"
                 )
 
     def refuse_engines_that_answer(self) -> None:
@@ -254,8 +254,8 @@ class Slots:
             if self.atomics.wake(at + PRESENCE) or is_stopped(thread):
                 raise LedgerError(
                     f"{self.path} is in use by engine {self._info(index, engine).name!r} (pid "
-                    f"{self.atomics.load(at + PID)}) through another path (an overlay and its "
-                    "upper directory, say), which shares no locks; open the ledger by one path "
+                    f"{self.atomics.load(at + PID)}) through another path (an overlay, "
+                    "for example), which shares no locks; open the ledger by one path "
                     "only. If this is a copy, remove its owners.lock"
                 )
 
@@ -486,7 +486,7 @@ class StallWatch:
         engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
         log.warning(
             "%s: waited half a second for the writer lock, held by %s. If that process is "
-            "stopped, all writers wait until it is continued or killed",
+            "stopped, all writers wait until it is resumed or killed",
             self._path, ", ".join(map(describe, engines)) or f"thread {thread}",
         )  # fmt: skip
 
@@ -523,7 +523,7 @@ class StallWatch:
             # Check again: this process may have been stopped itself since, and that one gone on.
             if holds() and self._all_stalled(list(self._slots.in_process(pid))):
                 log.error(
-                    "%s: killing %s, silent for longer than its keepalive %s",
+                    "%s: killing the unresponsive %s: silent for longer than its keepalive %s",
                     self._path, ", ".join(map(describe, engines)), where,
                 )  # fmt: skip
                 signal.pidfd_send_signal(process, signal.SIGKILL)

@@ -51,9 +51,7 @@ class Checkpointer:
                     self._thread = threads.start(self._path, thread)
 
     def _log(self, error: BaseException) -> None:
-        log.error(
-            "%s: the thread that makes checkpoints failed, and goes on", self._path, exc_info=error
-        )
+        log.error("%s: the checkpoint thread failed, and continues", self._path, exc_info=error)
 
     def poll(self) -> None:
         """Ask for a checkpoint if the backlog stalls: the process that appended it may have died.

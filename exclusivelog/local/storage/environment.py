@@ -208,8 +208,8 @@ def refuse_strangers(directory: Directory) -> None:
     if strangers and DATA not in names:  # else another process has created the ledger since
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
         raise LedgerError(
-            f"{directory.path} has other files ({strangers[0]!r}{more}) and no ledger; choose a "
-            "directory of its own, which open() makes"
+            f"{directory.path} has other files ({strangers[0]!r}{more}) but no ledger; choose a "
+            "directory of its own; open() creates it"
         )
 
 
@@ -218,7 +218,7 @@ def refuse_remains(directory: Directory) -> None:
     one would hide that all acknowledged messages are lost."""
     if directory.facts(DATA) is None and (_has_frames(directory) or _has_segments(directory)):
         raise LedgerCorruptedError(
-            f"{directory.path} has the journal or segments of a ledger, and no {DATA}: it was "
+            f"{directory.path} has the journal or segments of a ledger, but no {DATA}: it was "
             "removed, with all acknowledged messages; restore a backup, or choose another directory"
         )
 
@@ -335,7 +335,7 @@ def _check_kind(data: str, head: bytes) -> None:
         raise LedgerCorruptedError(f"{data} is cut off after {len(head)} bytes")
     magic, version = struct.unpack_from("<II", head, 16)
     if magic != LMDB_MAGIC:
-        raise LedgerVersionError(f"{data} is not a ledger's file; choose another directory")
+        raise LedgerVersionError(f"{data} is no LMDB file of a ledger; choose another directory")
     if version != 1:
         raise LedgerVersionError(
             f"{data} has LMDB file format {version}; this version of exclusivelog reads format 1"
@@ -405,7 +405,7 @@ class Environment:
             if self.lost:
                 self.lmdb.close()
                 raise LedgerFullError(
-                    f"{self.path}: the disk did not take what LMDB stored in its lock file; make "
+                    f"{self.path}: the disk is full: it did not store LMDB's lock file; make "
                     "room, then open it again"
                 )
         except BaseException:
@@ -434,7 +434,9 @@ class Environment:
     def use(self) -> Iterator[lmdb.Environment]:
         """LMDB's environment, which stays open while the block runs."""
         if not self.gate.enter():
-            raise EngineClosedError(f"the ledger {self.path} was closed meanwhile")
+            raise EngineClosedError(
+                f"the ledger {self.path} was closed during the call; open it again"
+            )
         try:
             yield self.lmdb
         finally:
@@ -568,7 +570,7 @@ def _no_address_space(path: str, map_size: int) -> LedgerError:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "has no limit" if soft == resource.RLIM_INFINITY else f"is {soft}"
     return LedgerError(
-        f"{path}: map_size={map_size} bytes of address space cannot be had (RLIMIT_AS {limit}). "
+        f"{path}: map_size={map_size} bytes of address space were refused (RLIMIT_AS {limit}). "
         "Open it with a smaller map_size, or raise the limit (ulimit -v)"
     )
 
@@ -610,7 +612,7 @@ def _refuse_older_data(env: lmdb.Environment, newest: int, path: str) -> None:
     none as new, it was replaced by an older file while they had the ledger open."""
     if newest > env.info()["last_txnid"]:
         raise LedgerError(
-            f"{path}/data.mdb was replaced by an older one (a backup that was put back, say) while "
+            f"{path}/data.mdb was replaced by an older one (such as a restored backup) while "
             "an engine with readonly=True has the ledger open; close that engine, then open it"
         )
 

@@ -67,8 +67,8 @@ class Integrity:
         if self._failure is None and failed:
             # Fail only this process: another one may have opened the ledger again by now.
             self._failure = LedgerIOError(
-                f"{self._path}: a write or flush failed ({os.strerror(failed)}), and nothing may "
-                "pretend to be durable; close every engine on it and open it again"
+                f"{self._path}: a write or flush failed ({os.strerror(failed)}), so no send can be "
+                "acknowledged; close every engine on it and open it again"
             )
             log.error("%s", self._failure)
         self.raise_failure()
@@ -84,8 +84,8 @@ class Integrity:
     def _check_files(self) -> None:
         if self._is_page_lost():
             self.fail(LedgerIOError(
-                f"{self._path}: the disk did not read or take a page of a mapped file (it is full "
-                "or was shut down, or a file was cut off); close every engine and open it again"
+                f"{self._path}: the disk failed to read or write a page of a mapped file (the disk "
+                "is full or shut down, or a file was cut off); close every engine and open it again"
             ))  # fmt: skip
         elif time.monotonic() > self._due or (self._journal and self._journal.left):
             self.check_place()
@@ -133,7 +133,9 @@ class Integrity:
         """The library's error for one of LMDB's or the system's, which fails this ledger if it is
         final; None for any other."""
         if self.closed and isinstance(error, lmdb.Error):
-            return EngineClosedError(f"the ledger {self._path} was closed meanwhile")
+            return EngineClosedError(
+                f"the ledger {self._path} was closed during the call; open it again"
+            )
         raised = translation(self._path, error, self._readonly)
         if isinstance(raised, LedgerIOError):
             self.fail(raised)

@@ -115,7 +115,9 @@ class Ledger:
             if options.create:
                 make_directory(path, options.mode)
             if not os.path.isdir(path):
-                raise LedgerError(f"{path} is not a directory; a ledger is a directory of its own")
+                raise LedgerError(
+                    f"{path} does not exist or is not a directory; a ledger is a directory"
+                )
             # An open ledger keeps its directory open, so no other directory has its identity.
             ledger = _open_ledgers.get(identity(path))
             if ledger is None:

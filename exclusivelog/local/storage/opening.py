@@ -134,9 +134,9 @@ class OpenFiles:
         given_up = self.directory.facts(JOURNAL_GIVEN_UP) is not None
         if used and not given_up and not inode(self.directory):
             raise LedgerCorruptedError(
-                f"{self.path}/journal was removed; what was acknowledged last may have been in it. "
+                f"{self.path}/journal was removed; the last acknowledged messages may be in it. "
                 f"Put it back, restore a backup, or make an empty file {JOURNAL_GIVEN_UP!r} there "
-                "to go on without it"
+                "to open the ledger without it"
             )
         if given_up and not self.readonly:
             self.directory.remove(JOURNAL_GIVEN_UP)
@@ -202,8 +202,8 @@ class OpenFiles:
         if self._unprotected >= 0 and writers_live(self._unprotected):
             raise LedgerError(
                 f"{self.path} is mounted read-only here, and an engine writes to it by another "
-                "mount: it cannot know what is read here. Mount it read-write and open it with "
-                "readonly=True, or read a backup"
+                "mount, and cannot see which pages are read here. Mount it read-write and open it "
+                "with readonly=True, or read a backup"
             )
 
     def _check_same_files(self, journal: _core.Journal) -> None:

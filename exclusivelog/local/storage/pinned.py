@@ -106,7 +106,7 @@ class PinnedPages:
 
     def _report(self, reading: Reading, behind: int, seconds: float) -> None:
         log.warning(
-            "%s: data.mdb grows because of one read, which has gone on for %.0f s and is %d "
+            "%s: data.mdb grows because of one read, which has lasted %.0f s and is %d "
             "transactions behind. LMDB reuses no page freed since until it ends. It is in %s",
             self._path, seconds, behind, self._name(reading),
         )  # fmt: skip

@@ -1296,7 +1296,7 @@ class Tables:
             try:
                 last, session = self.producers.get(bundle.topic, name)
             except LedgerCorruptedError as error:  # the journal has the newest of its ids
-                log.error("%s; it is written anew", error)
+                log.error("%s; it is written again", error)
                 last, session = -1, 0
             self.producers.put(bundle.topic, name, max(last, sequence), session)
 
@@ -1418,7 +1418,7 @@ def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> P
     now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
     return ProducerFencedError(
         f"{told(row.name)}: producer {session.name!r} with epoch {session.epoch} was fenced; "
-        f"the topic is {now}. Close it and open a new one",
+        f"the topic is {now}. Close this producer and open a new one",
         holder=None if owner is None else owner_info(owner),
     )
 
@@ -1442,7 +1442,9 @@ def check_may_write(tables: Tables, row: _core.TopicRow, session: Session) -> No
     if row.flags & _core.DELETED:
         raise TopicNotFoundError(f"topic {row.name!r} was deleted")
     if row.flags & _core.TERMINATED:
-        raise TopicTerminatedError(f"topic {row.name!r} was terminated at offset {row.next_offset}")
+        raise TopicTerminatedError(
+            f"topic {row.name!r} was terminated at offset {row.next_offset}; it can only be read"
+        )
     if session.exclusive:
         valid = row.admits(session.id, session.epoch)
     else:
