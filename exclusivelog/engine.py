@@ -29,7 +29,6 @@ from exclusivelog.messages.encoding import encode_properties
 from exclusivelog.reader import GroupReader
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
-from exclusivelog.state.past import map_at
 from exclusivelog.topic import Topic
 from exclusivelog.transaction import Transaction
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
@@ -315,6 +314,8 @@ class Engine(Runtime, Closing):
     def renew(self, topic: int) -> int:
         """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
         topic's end as it is now. Returns that."""
+        from exclusivelog.state.past import map_at  # shared maps load only where there is one
+
         with self.ledger.read() as tables:
             row, kind, view = (
                 tables.topics.get(topic),

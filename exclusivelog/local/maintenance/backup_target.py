@@ -18,7 +18,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 
@@ -231,6 +230,8 @@ def _make_directory(path: str, mode: int) -> list[str]:
 def _make_marked(path: str, mode: int) -> None:
     """The directory with its marker in it from the first instant: an empty one would be opened as
     a new ledger."""
+    import tempfile  # with all of shutil, for a backup alone
+
     above, name = os.path.split(path)
     made = tempfile.mkdtemp(prefix=f".{name}-", suffix=f".{UNFINISHED_BACKUP}", dir=above)
     try:

@@ -11,10 +11,10 @@ process's own namespace, unless it has called `unshare(CLONE_NEWTIME)` and not f
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError
+from exclusivelog.local.files import read_whole
 
 # The inode of the time namespace in which a machine boots: its offsets are 0, and fixed.
 INITIAL = 0xEFFFFFFA
@@ -61,7 +61,7 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
     try:
         if os.stat(f"/proc/{process}/ns/time_for_children").st_ino != namespace:
             return None
-        lines = Path(f"/proc/{process}/timens_offsets").read_text().splitlines()
+        lines = read_whole(f"/proc/{process}/timens_offsets").decode().splitlines()
         rows = {fields[0]: fields[1:] for fields in map(str.split, lines)}
         seconds, nanoseconds = rows["monotonic"]
         return int(seconds) * 1_000_000_000 + int(nanoseconds)
@@ -71,5 +71,5 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
 
 def boot_id() -> bytes:
     """16 bytes that change when the machine boots, and its monotonic clock starts again."""
-    text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    text = read_whole("/proc/sys/kernel/random/boot_id").decode()
     return bytes.fromhex(text.strip().replace("-", ""))

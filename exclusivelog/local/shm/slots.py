@@ -36,12 +36,12 @@ import random
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerFullError
+from exclusivelog.local.files import read_whole
 from exclusivelog.types import EngineInfo
 from exclusivelog.version import __version__
 
@@ -63,7 +63,7 @@ POLL_SECONDS = 0.02  # where a thread cannot wait for all that may wake it
 def is_stopped(thread: int) -> bool:
     """Is this thread stopped, by a signal or a debugger?"""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return read_whole(f"/proc/{thread}/stat").rpartition(b")")[2].split()[0] in b"Tt"
     return False
 
 

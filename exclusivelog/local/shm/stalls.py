@@ -16,9 +16,9 @@ import logging
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 from exclusivelog import _core
+from exclusivelog.local.files import read_whole
 from exclusivelog.local.shm.slots import Slots, is_stopped
 from exclusivelog.types import EngineInfo
 
@@ -29,8 +29,8 @@ def process_of(thread: int) -> int | None:
     """The id of the process that a thread belongs to; None if it has ended, or is hidden from this
     process."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        status = Path(f"/proc/{thread}/status").read_text().splitlines()
-        return int(next(line for line in status if line.startswith("Tgid:")).split()[1])
+        status = read_whole(f"/proc/{thread}/status").splitlines()
+        return int(next(line for line in status if line.startswith(b"Tgid:")).split()[1])
     return None
 
 

@@ -9,7 +9,6 @@ import functools
 import os
 import resource
 import secrets
-import shutil
 import struct
 import threading
 import time
@@ -55,6 +54,8 @@ META_PAGE_SIZE, META_LAST_PAGE, META_TXN, META_BYTES = 40, 136, 144, 152
 def create_environment(directory: Directory, mode: int) -> None:
     """Create a whole data.mdb or none: LMDB's own creation, if interrupted, leaves a file that
     cannot be used."""
+    import shutil  # with all compressors: only who creates a ledger waits for them
+
     for leftover in directory.names():
         if leftover.startswith(CREATING):
             shutil.rmtree(leftover, dir_fd=directory.fd)
@@ -412,13 +413,16 @@ def _open_databases(env: lmdb.Environment, readonly: bool) -> dict[str, Any]:
     if readonly:
         return {name: _open_database(env, name) for name in NAMES}
     with env.begin(write=True) as txn:
-        return {name: _open_database(env, name, txn=txn) for name in NAMES}
+        return {name: _open_database(env, name, txn) for name in NAMES}
 
 
-def _open_database(env: lmdb.Environment, name: str, **options: Any) -> Any:
-    with contextlib.suppress(lmdb.NotFoundError):
-        return env.open_db(name.encode(), create=False, **options)
-    return None
+def _open_database(
+    env: lmdb.Environment, name: str, txn: lmdb.Transaction | None = None
+) -> Any:
+    try:
+        return env.open_db(name.encode(), txn, create=False)
+    except lmdb.NotFoundError:
+        return None
 
 
 # ---- raised ------------------------------------------------------------------------------
