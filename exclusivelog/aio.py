@@ -65,6 +65,7 @@ from exclusivelog.claims import Claim, OnLost
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import (
     ExclusiveLogError,
+    LedgerError,
     OwnershipError,
     TopicTerminatedError,
     WaitTimeoutError,

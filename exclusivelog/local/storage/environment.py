@@ -416,9 +416,7 @@ def _open_databases(env: lmdb.Environment, readonly: bool) -> dict[str, Any]:
         return {name: _open_database(env, name, txn) for name in NAMES}
 
 
-def _open_database(
-    env: lmdb.Environment, name: str, txn: lmdb.Transaction | None = None
-) -> Any:
+def _open_database(env: lmdb.Environment, name: str, txn: lmdb.Transaction | None = None) -> Any:
     try:
         return env.open_db(name.encode(), txn, create=False)
     except lmdb.NotFoundError:
