@@ -26,7 +26,6 @@ import fcntl
 import mmap
 import os
 import random
-import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -224,7 +223,7 @@ def make_lock_file(directory: Directory, mode: int = 0o600) -> int:
 def _make_whole(directory: Directory, mode: int) -> None:
     # Create the whole file under another name, then link it: only one creator succeeds, and one
     # that dies leaves no partial lock file.
-    temporary = f"{NAME}.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary = f"{NAME}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
         os.posix_fallocate(fd, 0, SIZE)  # a full disk must fail here, not as SIGBUS later

@@ -33,7 +33,6 @@ import contextlib
 import mmap
 import os
 import random
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 
@@ -240,7 +239,7 @@ class Slot:
         self._atomics = atomics = slots.atomics
         self.wake_ups = self._at + WAKE_UPS  # where the counter is
         self.index = index
-        self.engine = f"{secrets.randbits(63) | 1:016x}"
+        self.engine = f"{int.from_bytes(os.urandom(8)) >> 1 | 1:016x}"
         self._hold = _core.Hold(atomics, self._at + ALIVE, self._at + NODE, self._at + PRESENCE)
         atomics.store(self._at + PID, os.getpid())
         atomics.store64(self._at + NAMESPACE, _pid_namespace())

@@ -8,7 +8,6 @@ import errno
 import functools
 import os
 import resource
-import secrets
 import struct
 import threading
 import time
@@ -59,7 +58,7 @@ def create_environment(directory: Directory, mode: int) -> None:
     for leftover in directory.names():
         if leftover.startswith(CREATING):
             shutil.rmtree(leftover, dir_fd=directory.fd)
-    name = f"{CREATING}{secrets.token_hex(8)}"
+    name = f"{CREATING}{os.urandom(8).hex()}"
     os.mkdir(name, mode, dir_fd=directory.fd)
     temporary = Directory(os.path.join(directory.path, name), directory)
     try:
@@ -74,7 +73,7 @@ def create_environment(directory: Directory, mode: int) -> None:
                 database = env.open_db(table.encode(), txn=txn)
                 if table == "meta":
                     header = {
-                        "version": FORMAT, "uuid": secrets.token_hex(16), "library": __version__,
+                        "version": FORMAT, "uuid": os.urandom(16).hex(), "library": __version__,
                     }  # fmt: skip
                     txn.put(HEADER, msgpack.packb(header), db=database)
         temporary.sync()
@@ -220,7 +219,10 @@ class Environment:
     @property
     def lost(self) -> bool:
         """Could a page of LMDB's files not be read or written (see _native/guard.pxi)?"""
-        return any(guard.lost for guard in self._guards)
+        for guard in self._guards:  # noqa: SIM110 - each transaction asks, so no generator
+            if guard.lost:
+                return True
+        return False
 
     @contextlib.contextmanager
     def use(self) -> Iterator[lmdb.Environment]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import secrets
+import os
 import struct
 from collections.abc import Callable, Iterator
 
@@ -388,7 +388,7 @@ class ProducerTable:
         """The name, or one like it, such that nobody had it before."""
         found = name
         while self.get(topic, found) != (-1, 0):
-            found = f"{name}-{secrets.token_hex(3)}"
+            found = f"{name}-{os.urandom(3).hex()}"
         return found
 
     def put(self, topic: int, name: str, sequence: int, session: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 from collections.abc import Callable
 
 import lmdb
@@ -38,7 +38,7 @@ def recover(
                 "%s/journal is damaged at position %d, or an older one was put back", path, end
             )
         stop = max(end, known) if alone else journal.tail
-        generation = secrets.randbits(63) | 1
+        generation = int.from_bytes(os.urandom(8)) >> 1 | 1
         # Skip the commit where nothing was applied: no process appends before the first
         # transaction of this life, which records the generation.
         if stop > applied.applied or not alone or not applied.generation:
