@@ -105,7 +105,7 @@ def _measure_opening(figure: Figure, settings: Settings, path: str) -> None:
     for _ in range(settings.rounds_or(ROUNDS) * OPENINGS):
         start = time.perf_counter()
         engine = xl.open(path)
-        samples.append((time.perf_counter() - start))
+        samples.append(time.perf_counter() - start)
         engine.close()
     series = Series("open of an existing ledger", "s", samples)
     figure.series.append(series)
