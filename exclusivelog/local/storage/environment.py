@@ -53,11 +53,9 @@ META_PAGE_SIZE, META_LAST_PAGE, META_TXN, META_BYTES = 40, 136, 144, 152
 def create_environment(directory: Directory, mode: int) -> None:
     """Create a whole data.mdb or none: LMDB's own creation, if interrupted, leaves a file that
     cannot be used."""
-    import shutil  # with all compressors: only who creates a ledger waits for them
-
     for leftover in directory.names():
         if leftover.startswith(CREATING):
-            shutil.rmtree(leftover, dir_fd=directory.fd)
+            _remove_created(directory, leftover)
     name = f"{CREATING}{os.urandom(8).hex()}"
     os.mkdir(name, mode, dir_fd=directory.fd)
     temporary = Directory(os.path.join(directory.path, name), directory)
@@ -81,7 +79,19 @@ def create_environment(directory: Directory, mode: int) -> None:
         directory.sync()
     finally:
         temporary.close()
-        shutil.rmtree(name, ignore_errors=True, dir_fd=directory.fd)
+        with contextlib.suppress(OSError):
+            _remove_created(directory, name)
+
+
+def _remove_created(directory: Directory, name: str) -> None:
+    # It has files alone, and shutil would be imported with all compressors.
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory.fd)
+    try:
+        for file in os.listdir(fd):
+            os.unlink(file, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=directory.fd)
 
 
 def check_format(directory: Directory, readonly: bool, beside_others: bool) -> bool:
