@@ -24,6 +24,7 @@ from bench import (
     sharing,
     space,
     sparks,
+    start,
     state,
     tail,
     takeover,
@@ -56,6 +57,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P15": busy.p15,
     "P16": sparks.p16,
     "P17": zombies.p17,
+    "P23": start.p23,
 }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from bench import handover, plots, report, sparks, state, waiters, zombies
+from bench import handover, plots, report, sparks, start, state, waiters, zombies
 from bench.conftest import RESULTS
 from bench.measure import Figure, Row, Settings, prepare_directory
 from bench.zombies import Reign, Told, judge, value
@@ -60,6 +60,13 @@ def test_p17(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for what, row in rows.items():
         assert row.holds is not False, what
     assert rows["appends tried by former owners"].ours > 4 * zombies.TRIES
+
+
+def test_p23(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "OPENINGS", 1)
+    figure = start.p23(settings)
+    counts(figure, tmp_path)
+    assert {row.unit for row in figure.rows} == {"s", "B"}
 
 
 # ---- the judge of P17, and its controls --------------------------------------------------

@@ -12,36 +12,66 @@ with xl.open("data/log") as engine:
 ```
 """
 
-from exclusivelog import serde
-from exclusivelog._core import Message, Receipt
-from exclusivelog.engine import Engine
-from exclusivelog.errors import *  # noqa: F403
-from exclusivelog.errors import __all__ as _errors
-from exclusivelog.events import Event
-from exclusivelog.opening import Upgrade, open, upgrade
-from exclusivelog.producer import Producer
-from exclusivelog.reader import GroupReader, Reader
-from exclusivelog.roles import Role, RoleFuture
-from exclusivelog.state.map import Change, SharedMap
-from exclusivelog.state.past import MapChange, MapWatch
-from exclusivelog.state.state import SharedState
-from exclusivelog.topic import Topic
-from exclusivelog.transaction import Claim, Transaction
-from exclusivelog.types import (
-    AccessMode,
-    Announcement,
-    ClaimInfo,
-    EngineInfo,
-    GroupInfo,
-    Move,
-    OwnerInfo,
-    Report,
-    RoleInfo,
-    TransferInfo,
-    WaiterInfo,
-)
-from exclusivelog.unload import UnloadFuture
 from exclusivelog.version import __version__
+
+TYPE_CHECKING = False  # as typing's; its import would take longer than all of this file
+
+if TYPE_CHECKING:
+    from exclusivelog import errors as errors
+    from exclusivelog import events as events
+    from exclusivelog import serde
+    from exclusivelog import types as types
+    from exclusivelog._core import Message, Receipt
+    from exclusivelog.engine import Engine
+    from exclusivelog.errors import (
+        DuplicateSequenceError,
+        EngineClosedError,
+        ExclusiveLogError,
+        InvalidEpochError,
+        LedgerCorruptedError,
+        LedgerError,
+        LedgerFullError,
+        LedgerIOError,
+        LedgerVersionError,
+        OffsetTrimmedError,
+        OwnershipError,
+        OwnershipLostError,
+        ProducerBusyError,
+        ProducerFencedError,
+        ProducerMovedError,
+        ProducerRevokedError,
+        ReaderFencedError,
+        StateError,
+        TopicNotFoundError,
+        TopicTerminatedError,
+        TransactionAbortedError,
+        UnsupportedError,
+        WaitTimeoutError,
+    )
+    from exclusivelog.events import Event
+    from exclusivelog.opening import Upgrade, open, upgrade
+    from exclusivelog.producer import Producer
+    from exclusivelog.reader import GroupReader, Reader
+    from exclusivelog.roles import Role, RoleFuture
+    from exclusivelog.state.map import Change, SharedMap
+    from exclusivelog.state.past import MapChange, MapWatch
+    from exclusivelog.state.state import SharedState
+    from exclusivelog.topic import Topic
+    from exclusivelog.transaction import Claim, Transaction
+    from exclusivelog.types import (
+        AccessMode,
+        Announcement,
+        ClaimInfo,
+        EngineInfo,
+        GroupInfo,
+        Move,
+        OwnerInfo,
+        Report,
+        RoleInfo,
+        TransferInfo,
+        WaiterInfo,
+    )
+    from exclusivelog.unload import UnloadFuture
 
 __all__ = [
     "AccessMode",
@@ -49,18 +79,35 @@ __all__ = [
     "Change",
     "Claim",
     "ClaimInfo",
+    "DuplicateSequenceError",
     "Engine",
+    "EngineClosedError",
     "EngineInfo",
     "Event",
+    "ExclusiveLogError",
     "GroupInfo",
     "GroupReader",
+    "InvalidEpochError",
+    "LedgerCorruptedError",
+    "LedgerError",
+    "LedgerFullError",
+    "LedgerIOError",
+    "LedgerVersionError",
     "MapChange",
     "MapWatch",
     "Message",
     "Move",
+    "OffsetTrimmedError",
     "OwnerInfo",
+    "OwnershipError",
+    "OwnershipLostError",
     "Producer",
+    "ProducerBusyError",
+    "ProducerFencedError",
+    "ProducerMovedError",
+    "ProducerRevokedError",
     "Reader",
+    "ReaderFencedError",
     "Receipt",
     "Report",
     "Role",
@@ -68,15 +115,69 @@ __all__ = [
     "RoleInfo",
     "SharedMap",
     "SharedState",
+    "StateError",
     "Topic",
+    "TopicNotFoundError",
+    "TopicTerminatedError",
     "Transaction",
+    "TransactionAbortedError",
     "TransferInfo",
     "UnloadFuture",
+    "UnsupportedError",
     "Upgrade",
+    "WaitTimeoutError",
     "WaiterInfo",
     "__version__",
     "open",
     "serde",
     "upgrade",
-    *_errors,
 ]
+
+# Where each name comes from. A module is imported when one of its names is asked for (PEP 562):
+# a program that only sends needs no shared maps, and the command's help needs nothing.
+_MODULES = ("errors", "events", "serde", "types")
+_NAMES_OF = {
+    "_core": ("Message", "Receipt"),
+    "engine": ("Engine",),
+    "errors": (
+        "DuplicateSequenceError", "EngineClosedError", "ExclusiveLogError", "InvalidEpochError",
+        "LedgerCorruptedError", "LedgerError", "LedgerFullError", "LedgerIOError",
+        "LedgerVersionError", "OffsetTrimmedError", "OwnershipError", "OwnershipLostError",
+        "ProducerBusyError", "ProducerFencedError", "ProducerMovedError", "ProducerRevokedError",
+        "ReaderFencedError", "StateError", "TopicNotFoundError", "TopicTerminatedError",
+        "TransactionAbortedError", "UnsupportedError", "WaitTimeoutError",
+    ),
+    "events": ("Event",),
+    "opening": ("Upgrade", "open", "upgrade"),
+    "producer": ("Producer",),
+    "reader": ("GroupReader", "Reader"),
+    "roles": ("Role", "RoleFuture"),
+    "state.map": ("Change", "SharedMap"),
+    "state.past": ("MapChange", "MapWatch"),
+    "state.state": ("SharedState",),
+    "topic": ("Topic",),
+    "transaction": ("Claim", "Transaction"),
+    "types": (
+        "AccessMode", "Announcement", "ClaimInfo", "EngineInfo", "GroupInfo", "Move", "OwnerInfo",
+        "Report", "RoleInfo", "TransferInfo", "WaiterInfo",
+    ),
+    "unload": ("UnloadFuture",),
+}  # fmt: skip
+_HOMES = {name: module for module, names in _NAMES_OF.items() for name in names}
+
+if not TYPE_CHECKING:  # which would take every name for one of these
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name in _MODULES:
+            return import_module(f"exclusivelog.{name}")
+        if name not in _HOMES:
+            raise AttributeError(f"module 'exclusivelog' has no attribute {name!r}")
+        found = getattr(import_module(f"exclusivelog.{_HOMES[name]}"), name)
+        globals()[name] = found  # the next time it is found without this function
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

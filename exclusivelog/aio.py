@@ -63,6 +63,7 @@ from exclusivelog.backend import without_outcome
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import (
     ExclusiveLogError,
+    LedgerError,
     OwnershipError,
     TopicTerminatedError,
     WaitTimeoutError,
@@ -122,7 +123,29 @@ SLICE_SECONDS = 0.25
 
 async def _in_thread(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     loop = asyncio.get_running_loop()
-    return await threads.in_executor(loop, functools.partial(call, *args, **kwargs))
+    return await _in_executor(loop, functools.partial(call, *args, **kwargs))
+
+
+def _in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> asyncio.Future[R]:
+    """`call()` in a thread of the loop's executor, or LedgerError: then it is never called,
+    though the executor has it in its queue by then."""
+    outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
+
+    def run() -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    try:
+        with threads.needed("asyncio's executor"):
+            loop.run_in_executor(None, run)
+    except LedgerError:
+        if outcome.cancel():
+            raise
+    return asyncio.wrap_future(outcome, loop=loop)
 
 
 def _as(method: Callable[..., Any]) -> Callable[[F], F]:
@@ -196,13 +219,13 @@ async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
             close(made.pop())
 
     loop = asyncio.get_running_loop()
-    running = threads.in_executor(loop, run)
+    running = _in_executor(loop, run)
     try:
         await asyncio.shield(running)
     except asyncio.CancelledError:
         abandoned.set()
         running.add_done_callback(_drop_outcome)
-        giving_back = threads.in_executor(loop, give_back)
+        giving_back = _in_executor(loop, give_back)
         await asyncio.wait({running, giving_back}, timeout=GIVEN_BACK_SECONDS)
         raise
     return made.pop()

@@ -37,7 +37,6 @@ from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READ
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, told_users
 from exclusivelog.messages import encode_properties
-from exclusivelog.state.past import map_at
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_seconds
 
@@ -51,6 +50,8 @@ class LocalEngine(Runtime, Engine):
     def renew(self, topic: int) -> int:
         """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
         topic's end as it is now. Returns that."""
+        from exclusivelog.state.past import map_at  # shared maps load only where there is one
+
         with self.ledger.read() as tables:
             row, kind, view = (
                 tables.topics.get(topic),

@@ -253,8 +253,12 @@ class Producer(Sender, Closing):
         )
 
     def _check(self) -> None:
-        self._session.engine.check_alone()
-        lost = self._lost or self._session.lost  # the session knows first (rule B4)
+        session = self._session
+        lost = self._lost or session.lost  # the session knows first (rule B4)
+        if lost is None and not self._closed and self._moved is None:
+            session.engine.check_open()
+            return
+        session.engine.check_alone()
         if lost is not None:
             raise lost
         if self._closed:

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import builtins
 import datetime as _dt
-import decimal as _decimal
+import functools as _functools
 import json as _json
-import uuid as _uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,34 +52,45 @@ msgpack = Serde(_msgpack.packb, lambda data: _msgpack.unpackb(data, strict_map_k
 
 # ---- exact -------------------------------------------------------------------------------
 
-# (type, encode, decode); the index in this list is the extension type's code on disk.
-_EXACT: list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = [
-    (tuple, list, tuple),
-    (set, list, set),
-    (frozenset, list, frozenset),
-    (int, builtins.str, int),  # of more than 64 bits
-    (_dt.datetime, _dt.datetime.isoformat, _dt.datetime.fromisoformat),
-    (_dt.date, _dt.date.isoformat, _dt.date.fromisoformat),
-    (_dt.time, _dt.time.isoformat, _dt.time.fromisoformat),
-    (_dt.timedelta, lambda d: [d.days, d.seconds, d.microseconds], lambda d: _dt.timedelta(*d)),
-    (_decimal.Decimal, builtins.str, _decimal.Decimal),
-    (complex, lambda c: [c.real, c.imag], lambda c: complex(*c)),
-    (_uuid.UUID, lambda u: u.hex, _uuid.UUID),
-]
-_CODES = {kind: code for code, (kind, _, _) in enumerate(_EXACT)}
+
+@_functools.cache
+def _kinds() -> list[tuple[type, Callable[[Any], Any], Callable[[Any], Any]]]:
+    """(type, encode, decode); the index in this list is the extension type's code on disk."""
+    # Only here: who uses another serialiser need not wait for these two.
+    import decimal
+    import uuid
+
+    return [
+        (tuple, list, tuple),
+        (set, list, set),
+        (frozenset, list, frozenset),
+        (int, builtins.str, int),  # of more than 64 bits
+        (_dt.datetime, _dt.datetime.isoformat, _dt.datetime.fromisoformat),
+        (_dt.date, _dt.date.isoformat, _dt.date.fromisoformat),
+        (_dt.time, _dt.time.isoformat, _dt.time.fromisoformat),
+        (_dt.timedelta, lambda d: [d.days, d.seconds, d.microseconds], lambda d: _dt.timedelta(*d)),
+        (decimal.Decimal, builtins.str, decimal.Decimal),
+        (complex, lambda c: [c.real, c.imag], lambda c: complex(*c)),
+        (uuid.UUID, lambda u: u.hex, uuid.UUID),
+    ]
+
+
+@_functools.cache
+def _codes() -> dict[type, int]:
+    return {kind: code for code, (kind, _, _) in enumerate(_kinds())}
 
 
 def _to_extension(value: Any) -> _msgpack.ExtType:
-    code = _CODES.get(type(value))
+    code = _codes().get(type(value))
     if code is None:
         raise TypeError(f"the serialiser exact does not take {type(value).__name__}: {value!r}")
-    return _msgpack.ExtType(code, _dump_exact(_EXACT[code][1](value)))
+    return _msgpack.ExtType(code, _dump_exact(_kinds()[code][1](value)))
 
 
 def _from_extension(code: int, data: builtins.bytes) -> Any:
-    if code >= len(_EXACT):
+    if code >= len(_kinds()):
         raise ValueError(f"msgpack extension {code} is unknown to the serialiser exact")
-    return _EXACT[code][2](_load_exact(data))
+    return _kinds()[code][2](_load_exact(data))
 
 
 def _dump_exact(value: Any) -> builtins.bytes:

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import _thread
-import asyncio
-import concurrent.futures
 import contextlib
 import resource
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import BuiltinFunctionType
-from typing import TypeVar
 
 from exclusivelog.errors import LedgerError
-
-R = TypeVar("R")
 
 # What Python says when the system refuses a thread, and while the interpreter shuts down.
 REFUSED, SHUTTING_DOWN = "can't start new thread", "at interpreter shutdown"
@@ -61,8 +55,11 @@ def needed(path: str) -> Iterator[None]:
 
 def start(path: str, thread: threading.Thread) -> threading.Thread:
     """Start this thread, for the ledger in `path`; LedgerError if there can be none."""
-    with needed(path):
+    try:  # not `needed`: each commit of the main thread starts one
         thread.start()
+    except RuntimeError as error:
+        with needed(path):
+            raise error
     return thread
 
 
@@ -96,30 +93,9 @@ def limits() -> str:
 
 def _pids_max() -> str | None:
     with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        group = next(line.split(":", 2)[2] for line in lines if line.startswith("0::"))
-        most = Path("/sys/fs/cgroup", group.lstrip("/"), "pids.max").read_text().strip()
+        with open("/proc/self/cgroup") as lines:
+            group = next(line.strip().split(":", 2)[2] for line in lines if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup/{group.strip('/')}/pids.max") as limit:
+            most = limit.read().strip()
         return None if most == "max" else most
     return None
-
-
-def in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> asyncio.Future[R]:
-    """`call()` in a thread of the loop's executor, or LedgerError: then it is never called,
-    though the executor has it in its queue by then."""
-    outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
-
-    def run() -> None:
-        if not outcome.set_running_or_notify_cancel():
-            return
-        try:
-            outcome.set_result(call())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    try:
-        with needed("asyncio's executor"):
-            loop.run_in_executor(None, run)
-    except LedgerError:
-        if outcome.cancel():
-            raise
-    return asyncio.wrap_future(outcome, loop=loop)

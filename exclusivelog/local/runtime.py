@@ -170,7 +170,8 @@ class OpenEngine(abc.ABC):
 
     def check_open(self) -> None:
         """EngineClosedError unless this engine can be used here (rule C5)."""
-        self.check_alone()
+        if self.forked:
+            self.check_alone()
         if self.closed:
             raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
         if threading.Lock is not self._locks:  # since it was opened

@@ -17,14 +17,13 @@ import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerVersionError
-from exclusivelog.local.files import Directory, is_locked
+from exclusivelog.local.files import Directory, is_locked, read_whole
 from exclusivelog.version import __version__
 
 FORMAT = 5
@@ -137,7 +136,7 @@ def _user(slot: bytes, version: int) -> User | None:
 
 
 def _boot_id() -> bytes:
-    text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    text = read_whole("/proc/sys/kernel/random/boot_id").decode()
     return bytes.fromhex(text.strip().replace("-", ""))
 
 
@@ -146,17 +145,18 @@ def _processes_with(directory: Directory) -> set[int]:
     names = (LOCK_FILE, "journal", "data.mdb", "lock.mdb")
     files = {(facts.st_dev, facts.st_ino) for name in names if (facts := directory.facts(name))}
     found = set()
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and int(process.name) != os.getpid():
+    for process in filter(str.isdecimal, os.listdir("/proc")):
+        if int(process) != os.getpid():
             with contextlib.suppress(OSError):
-                if any(_is_one_of(fd, files) for fd in (process / "fd").iterdir()):
-                    found.add(int(process.name))
+                opened = f"/proc/{process}/fd"
+                if any(_is_one_of(f"{opened}/{fd}", files) for fd in os.listdir(opened)):
+                    found.add(int(process))
     return found
 
 
-def _is_one_of(path: Path, files: set[tuple[int, int]]) -> bool:
+def _is_one_of(path: str, files: set[tuple[int, int]]) -> bool:
     with contextlib.suppress(OSError):
-        facts = path.stat()
+        facts = os.stat(path)
         return (facts.st_dev, facts.st_ino) in files
     return False
 

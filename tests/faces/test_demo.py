@@ -25,8 +25,6 @@ from exclusivelog import demo
 from testing.processes import PATIENCE, until
 from tests.faces.scripts import unwarned
 
-pytest.importorskip("typer")
-
 pytestmark = pytest.mark.once
 COMMAND = [sys.executable, "-m", "exclusivelog.cli", "demo"]
 

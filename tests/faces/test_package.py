@@ -3,8 +3,10 @@ it, and a library that needs nothing but its runtime dependencies."""
 
 from __future__ import annotations
 
+import ast
 import email
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -13,6 +15,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -190,7 +193,7 @@ with xl.open(sys.argv[1], name="bare") as engine:
         print(producer.send_async("last").result(10))
     print([message.value for message in topic.reader(deserializer="json")])
     print(engine.verify().ok, topic.epoch)
-print([name for name in ("pyarrow", "typer", "rich", "numpy") if name in sys.modules])
+print([name for name in ("pyarrow", "asyncio", "rich", "numpy") if name in sys.modules])
 """
     said = bare.python(source, tmp_path / "log", cwd=tmp_path).splitlines()
     assert said == ["4", "[{'a': 1}, 1, 2, None, 'last']", "True 1", "[]"]
@@ -217,9 +220,16 @@ with xl.open(sys.argv[1]) as engine:
     assert value == "b'x'"  # what could not be turned into Arrow is not lost
 
 
-@pytest.mark.parametrize("arguments", [[], ["topics", "some/path"], ["--help"]])
-def test_the_command_says_which_extra_is_missing(bare, tmp_path, arguments) -> None:
-    said = bare.run(bare.bin / "exclusivelog", *arguments, cwd=tmp_path, status=1)
+def test_the_command_needs_no_extra(bare, tmp_path) -> None:
+    command = bare.bin / "exclusivelog"
+    assert bare.run(command, "send", "log", "orders", "a", "b", cwd=tmp_path) == "0\n1\n"
+    told = bare.run(command, "topics", "log", cwd=tmp_path).splitlines()
+    assert told[1].split("\t")[:2] == ["orders", "2"]
+    assert "  topics " in bare.run(command, "--help", cwd=tmp_path)
+
+
+def test_the_demo_says_which_extra_is_missing(bare, tmp_path) -> None:
+    said = bare.run(bare.bin / "exclusivelog", "demo", cwd=tmp_path, status=1)
     assert "exclusivelog[cli]" in said
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
@@ -256,3 +266,84 @@ def test_public_names_are_there_and_told() -> None:
         thing = getattr(xl, name)
         assert name == "__version__" or (thing.__doc__ or "").strip(), name
     assert sorted(xl.__all__) == sorted(set(xl.__all__))
+
+
+def test_every_public_name_is_imported_when_it_is_asked_for() -> None:
+    """The table of `__init__.py`, `__all__`, and what type checkers see are one list."""
+    import exclusivelog as xl
+
+    assert {*xl._HOMES, "__version__", "serde"} == set(xl.__all__)
+    assert set(xl._NAMES_OF["errors"]) == set(xl.errors.__all__)
+    for name, module in xl._HOMES.items():
+        assert getattr(xl, name) is getattr(import_module(f"exclusivelog.{module}"), name)
+    tree = ast.parse(Path(xl.__file__).read_text())
+    (checked,) = (node for node in tree.body if isinstance(node, ast.If)
+                  and isinstance(node.test, ast.Name))  # fmt: skip
+    seen = {
+        (alias.name, node.module)
+        for node in checked.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }  # fmt: skip
+    assert seen == {
+        *((name, f"exclusivelog.{module}") for name, module in xl._HOMES.items()),
+        *((module, "exclusivelog") for module in xl._MODULES),
+    }
+
+
+def test_other_names_are_none_of_the_package() -> None:
+    import exclusivelog as xl
+
+    assert set(xl.__all__) | set(xl._MODULES) <= set(dir(xl))
+    with pytest.raises(AttributeError, match="has no attribute 'Enigne'"):
+        _ = xl.Enigne
+    assert not hasattr(xl, "spark")
+
+
+def test_public_classes_are_pickled_by_their_names() -> None:
+    import exclusivelog as xl
+
+    for name in xl.__all__:
+        thing = getattr(xl, name)
+        if isinstance(thing, type):
+            assert pickle.loads(pickle.dumps(thing)) is thing
+
+
+# Each of these would delay every program that only sends, or never uses the library at all.
+HEAVY = (
+    "asyncio", "bz2", "decimal", "gevent", "lzma", "numpy", "pandas", "pathlib", "pyarrow",
+    "pydantic", "pyspark", "rich", "shutil", "ssl", "subprocess", "tempfile", "typer", "uuid",
+)  # fmt: skip
+
+
+def loaded_after(source: str) -> set[str]:
+    """The modules that a new interpreter has imported for this program, -S: without those that the
+    environment of the tests may load at the start, for editable packages."""
+    paths = os.pathsep.join(filter(None, [str(ROOT), *sys.path]))
+    program = f"import sys; before = {{*sys.modules}}; {source}; print(*{{*sys.modules}} - before)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": paths}, check=True,
+    )  # fmt: skip
+    return set(done.stdout.split())
+
+
+def test_the_import_alone_loads_no_other_module_of_the_library() -> None:
+    loaded = loaded_after("import exclusivelog")
+    ours = {name for name in loaded if name.startswith("exclusivelog")}
+    assert ours == {"exclusivelog", "exclusivelog.version"}
+    assert loaded.isdisjoint({*HEAVY, "dataclasses", "lmdb", "logging", "msgpack", "typing"})
+
+
+def test_opening_a_ledger_loads_nothing_heavy() -> None:
+    loaded = loaded_after("import exclusivelog; exclusivelog.open")
+    assert loaded.isdisjoint(HEAVY), loaded.intersection(HEAVY)
+    assert not any(name.startswith(("exclusivelog.state", "exclusivelog.cli")) for name in loaded)
+
+
+def test_the_core_is_stripped_unless_a_debug_build_is_asked_for() -> None:
+    from exclusivelog import _core
+
+    assert 'os.environ.get("EXCLUSIVELOG_DEBUG"' in (ROOT / "setup.py").read_text()
+    if not os.environ.get("EXCLUSIVELOG_DEBUG"):
+        sections = Path(_core.__file__).read_bytes()
+        assert b".debug_info" not in sections
+        assert b".symtab" not in sections

@@ -97,6 +97,7 @@ NOBODY = 64_123  # a user without any processes
 FEW_THREADS = """
     import os, resource, sys, threading, time
     import exclusivelog as xl
+    xl.open  # imported now: later there are no descriptors, or no right, for it
 
     path, most = sys.argv[1], int(sys.argv[2])
     os.setuid(int(sys.argv[3]))
@@ -319,6 +320,7 @@ def test_h2_what_a_creation_has_left_is_no_stranger(tmp_path) -> None:
 LIMITED = """
     import os, resource, shutil, signal, sys
     import exclusivelog as xl
+    xl.open  # imported now: later there are no descriptors, or no right, for it
 
     path, kind = sys.argv[1], sys.argv[2]
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -497,7 +497,6 @@ def test_h4_a_backup_interrupted_at_any_line_is_complete_or_refused(
 
 @needs_strace
 def test_h4_the_command_is_interrupted_says_so_and_is_run_again(source, tmp_path) -> None:
-    pytest.importorskip("typer")
     target = tmp_path / "copy"
     command = [sys.executable, "-m", "exclusivelog.cli"]
     slow = ["strace", "-f", "-o", os.devnull, "-e", "trace=sendfile", "-e"]

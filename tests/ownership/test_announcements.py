@@ -379,7 +379,6 @@ def test_e_the_command_shows_it(path: str, topic: xl.Topic) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
         return done.stdout
 
-    pytest.importorskip("typer")
     assert "announced" not in run("info", path, "orders") + run("owners", path)
     with topic.producer(EXCLUSIVE, name="p", announce={"a": "1", "b": "\x1b"}):
         for output in (run("info", path, "orders"), run("owners", path)):

@@ -363,7 +363,6 @@ def test_e4_a_transfer_that_is_over_is_not_shown(
 
 def run(*arguments: str) -> str:
     """What the `exclusivelog` command prints."""
-    pytest.importorskip("typer")
     command = [sys.executable, "-m", "exclusivelog.cli", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr

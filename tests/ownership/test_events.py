@@ -458,7 +458,6 @@ def test_e5_the_history_of_one_topic_or_of_all(engine: xl.Engine, topic: xl.Topi
 def test_e5_the_command_shows_the_history(
     path: str, engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick]
 ) -> None:
-    pytest.importorskip("typer")
     destination = quick("destination")
     owner = topic.producer(EXCLUSIVE, name="p1", priority=4)
     destination.call(queue_up, name="p2")

@@ -236,7 +236,6 @@ def test_e1_anybody_may_ask_for_it(
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The `exclusivelog` command."""
-    pytest.importorskip("typer")
     command = [sys.executable, "-m", "exclusivelog.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 

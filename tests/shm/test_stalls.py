@@ -301,7 +301,6 @@ def test_c3_those_who_wait_say_for_whom(
     """A thread is stopped with the ledger in its hands, and with it its process. Somebody who
     wants a producer waits, and says for whom; so do `inside()` and the command. When the
     process goes on, all others do."""
-    pytest.importorskip("typer")
     process = worker(name="hung")
     description = who(process, "hung", engine)
     with waiting_for(process, place, topic.producer) as over:
@@ -770,7 +769,6 @@ def test_c3_one_can_look_while_somebody_waits_in_open(
 ) -> None:
     """A process is stopped inside, a supervisor has started another one, and somebody wants to
     know what is the matter. Who only looks must not have to wait for the one that waits."""
-    pytest.importorskip("typer")
     process = worker(name="hung")
     with stopped(process, "in_a_transaction"), opening(path, tmp_path):
         assert f"pid {process.pid}), silent for" in owners(path)

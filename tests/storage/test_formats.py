@@ -227,7 +227,6 @@ def test_h2_a_task_upgrades(made, tmp_path) -> None:
 
 @stored(3)
 def test_h2_the_command_upgrades_into_the_backup_that_it_is_given(made, tmp_path) -> None:
-    pytest.importorskip("typer")
     refused = run("send", made.path, "orders", "x")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.count("\n") == 1

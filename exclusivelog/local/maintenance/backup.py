@@ -28,7 +28,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 
@@ -250,7 +249,8 @@ def _make_marked(path: str, mode: int) -> None:
     """The directory with its marker in it from the first instant: an empty one would be opened as
     a new ledger."""
     above, name = os.path.split(path)
-    made = tempfile.mkdtemp(prefix=f".{name}-", suffix=f".{UNFINISHED_BACKUP}", dir=above)
+    made = os.path.join(above, f".{name}-{os.urandom(8).hex()}.{UNFINISHED_BACKUP}")
+    os.mkdir(made, 0o700)
     try:
         set_mode(made, mode | 0o700)
         os.mkdir(os.path.join(made, UNFINISHED_BACKUP), 0o700)

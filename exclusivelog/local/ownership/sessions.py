@@ -13,7 +13,7 @@ a transaction, with `admission.py`; `Sessions` has the transactions, one for eac
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import replace
@@ -643,7 +643,7 @@ class Sessions:
                     id=0, topic=topic, engine=engine.id, slot=slot, pid=engine.pid,
                     engine_name=engine.name, name=request.name or "", mode=request.mode,
                     priority=request.priority, created=request.created,
-                    tie=secrets.randbits(32), since=time.time_ns() // 1_000_000,
+                    tie=int.from_bytes(os.urandom(4)), since=time.time_ns() // 1_000_000,
                     claim=request.topic_epoch, properties=request.properties,
                     settle=request.settle, engine_properties=dict(engine.properties),
                     bound_to=bound_to, notify_on_contention=request.notify_on_contention,

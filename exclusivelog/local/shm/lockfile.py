@@ -38,15 +38,13 @@ import fcntl
 import mmap
 import os
 import random
-import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerVersionError
-from exclusivelog.local.files import Directory, fill_holes
+from exclusivelog.local.files import Directory, fill_holes, read_whole
 from exclusivelog.local.shm.slots import ARRIVALS, SLOT_COUNT, SLOT_SIZE, SLOTS, Slots
 from exclusivelog.local.versions import LOCK_NAME, LOCK_VERSION, refuse_other_lock_file
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
@@ -99,7 +97,7 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
     try:
         if os.stat(f"/proc/{process}/ns/time_for_children").st_ino != namespace:
             return None
-        lines = Path(f"/proc/{process}/timens_offsets").read_text().splitlines()
+        lines = read_whole(f"/proc/{process}/timens_offsets").decode().splitlines()
         rows = {fields[0]: fields[1:] for fields in map(str.split, lines)}
         seconds, nanoseconds = rows["monotonic"]
         return int(seconds) * 1_000_000_000 + int(nanoseconds)
@@ -109,7 +107,7 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
 
 def boot_id() -> bytes:
     """16 bytes that change when the machine boots, and its monotonic clock starts again."""
-    text = Path("/proc/sys/kernel/random/boot_id").read_text()
+    text = read_whole("/proc/sys/kernel/random/boot_id").decode()
     return bytes.fromhex(text.strip().replace("-", ""))
 
 
@@ -363,7 +361,7 @@ def make_lock_file(directory: Directory, mode: int = 0o600) -> int:
 def _make_whole(directory: Directory, mode: int) -> None:
     # Create the whole file under another name, then link it: only one creator succeeds, and one
     # that dies leaves no partial lock file.
-    temporary = f"{NAME}.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary = f"{NAME}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
         os.posix_fallocate(fd, 0, SIZE)  # a full disk must fail here, not as SIGBUS later

@@ -56,17 +56,23 @@ import logging
 import mmap
 import os
 import random
-import secrets
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 
 import msgpack
 
 from exclusivelog import _core
 from exclusivelog.errors import LedgerError, LedgerFullError
-from exclusivelog.local.files import DATA, JOURNAL, OWNERS, Directory, is_locked, lock_open_file
+from exclusivelog.local.files import (
+    DATA,
+    JOURNAL,
+    OWNERS,
+    Directory,
+    is_locked,
+    lock_open_file,
+    read_whole,
+)
 from exclusivelog.types import EngineInfo
 from exclusivelog.version import __version__
 
@@ -91,7 +97,7 @@ POLL_SECONDS = 0.02  # where a thread cannot wait for all that may wake it
 def is_stopped(thread: int) -> bool:
     """Is this thread stopped, by a signal or a debugger?"""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+        return read_whole(f"/proc/{thread}/stat").rpartition(b")")[2].split()[0] in b"Tt"
     return False
 
 
@@ -268,7 +274,7 @@ class Slot:
         self._atomics = atomics = slots.atomics
         self.wake_ups = self._at + WAKE_UPS  # where the counter is
         self.index = index
-        self.engine = f"{secrets.randbits(63) | 1:016x}"
+        self.engine = f"{int.from_bytes(os.urandom(8)) >> 1 | 1:016x}"
         self._hold = _core.Hold(atomics, self._at + ALIVE, self._at + NODE, self._at + PRESENCE)
         atomics.store(self._at + PID, os.getpid())
         atomics.store64(self._at + NAMESPACE, _pid_namespace())
@@ -443,8 +449,8 @@ def process_of(thread: int) -> int | None:
     """The id of the process that a thread belongs to; None if it has ended, or is hidden from this
     process."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
-        status = Path(f"/proc/{thread}/status").read_text().splitlines()
-        return int(next(line for line in status if line.startswith("Tgid:")).split()[1])
+        status = read_whole(f"/proc/{thread}/status").splitlines()
+        return int(next(line for line in status if line.startswith(b"Tgid:")).split()[1])
     return None
 
 

@@ -12,8 +12,6 @@ import functools
 import os
 import re
 import resource
-import secrets
-import shutil
 import struct
 import threading
 import time
@@ -266,8 +264,8 @@ def create_environment(directory: Directory, mode: int) -> None:
     cannot be used."""
     for leftover in directory.names():
         if leftover.startswith(CREATING):
-            shutil.rmtree(leftover, dir_fd=directory.fd)
-    name = f"{CREATING}{secrets.token_hex(8)}"
+            _remove_created(directory, leftover)
+    name = f"{CREATING}{os.urandom(8).hex()}"
     os.mkdir(name, mode, dir_fd=directory.fd)
     temporary = Directory(os.path.join(directory.path, name), directory)
     try:
@@ -282,7 +280,7 @@ def create_environment(directory: Directory, mode: int) -> None:
                 database = env.open_db(table.encode(), txn=txn)
                 if table == "meta":
                     header = {
-                        "version": FORMAT, "uuid": secrets.token_hex(16), "library": __version__,
+                        "version": FORMAT, "uuid": os.urandom(16).hex(), "library": __version__,
                     }  # fmt: skip
                     txn.put(HEADER, msgpack.packb(header), db=database)
         temporary.sync()
@@ -290,7 +288,19 @@ def create_environment(directory: Directory, mode: int) -> None:
         directory.sync()
     finally:
         temporary.close()
-        shutil.rmtree(name, ignore_errors=True, dir_fd=directory.fd)
+        with contextlib.suppress(OSError):
+            _remove_created(directory, name)
+
+
+def _remove_created(directory: Directory, name: str) -> None:
+    # It has files alone, and shutil would be imported with all compressors.
+    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory.fd)
+    try:
+        for file in os.listdir(fd):
+            os.unlink(file, dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=directory.fd)
 
 
 def check_format(directory: Directory, readonly: bool, beside_others: bool) -> bool:
@@ -428,7 +438,10 @@ class Environment:
     @property
     def lost(self) -> bool:
         """Could a page of LMDB's files not be read or written (see _native/guard.pxi)?"""
-        return any(guard.lost for guard in self._guards)
+        for guard in self._guards:  # noqa: SIM110 - each transaction asks, so no generator
+            if guard.lost:
+                return True
+        return False
 
     @contextlib.contextmanager
     def use(self) -> Iterator[lmdb.Environment]:
@@ -623,13 +636,14 @@ def _open_databases(env: lmdb.Environment, readonly: bool) -> dict[str, Any]:
     if readonly:
         return {name: _open_database(env, name) for name in NAMES}
     with env.begin(write=True) as txn:
-        return {name: _open_database(env, name, txn=txn) for name in NAMES}
+        return {name: _open_database(env, name, txn) for name in NAMES}
 
 
-def _open_database(env: lmdb.Environment, name: str, **options: Any) -> Any:
-    with contextlib.suppress(lmdb.NotFoundError):
-        return env.open_db(name.encode(), create=False, **options)
-    return None
+def _open_database(env: lmdb.Environment, name: str, txn: lmdb.Transaction | None = None) -> Any:
+    try:
+        return env.open_db(name.encode(), txn, create=False)
+    except lmdb.NotFoundError:
+        return None
 
 
 # ---- raised ------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import struct
 
 from exclusivelog import _core
@@ -57,7 +56,7 @@ def _create(directory: Directory, mode: int) -> None:
     for name in directory.names():
         if name.startswith(JOURNAL + "."):
             directory.remove(name)
-    temporary = f"{JOURNAL}.{os.getpid()}.{secrets.token_hex(4)}"
+    temporary = f"{JOURNAL}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
     try:
         os.posix_fallocate(fd, 0, HEADER + CAPACITY)  # a full disk must fail here

@@ -262,7 +262,7 @@ class Ledger:
 
     def tables(self, txn: lmdb.Transaction[bytes]) -> Tables:
         """The tables in a transaction, unless this ledger has failed."""
-        self.check()
+        self.integrity.check()
         return _tables(self._files, txn)
 
     def check(self) -> None:

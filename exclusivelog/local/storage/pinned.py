@@ -13,10 +13,10 @@ import logging
 import os
 import threading
 import time
-from pathlib import Path
 
 import lmdb
 
+from exclusivelog.local.files import read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
 from exclusivelog.local.storage.environment import Reading, parse_readers
 
@@ -35,12 +35,12 @@ def _culprit(reading: Reading) -> tuple[int, int]:
 
 def _is_gone(pid: int) -> bool:
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state = read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return True
     except (OSError, IndexError):
         return False
-    return state in "ZX"
+    return state in b"ZX"
 
 
 class PinnedPages:

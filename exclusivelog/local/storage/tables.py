@@ -54,7 +54,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import secrets
+import os
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -470,7 +470,7 @@ class ProducerTable:
         """The name, or one like it, such that nobody had it before."""
         found = name
         while self.get(topic, found) != (-1, 0):
-            found = f"{name}-{secrets.token_hex(3)}"
+            found = f"{name}-{os.urandom(3).hex()}"
         return found
 
     def put(self, topic: int, name: str, sequence: int, session: int) -> None:
@@ -696,7 +696,7 @@ def recover(
                 "%s/journal is damaged at position %d, or an older one was put back", path, end
             )
         stop = max(end, known) if alone else journal.tail
-        generation = secrets.randbits(63) | 1
+        generation = int.from_bytes(os.urandom(8)) >> 1 | 1
         # Skip the commit where nothing was applied: no process appends before the first
         # transaction of this life, which records the generation.
         if stop > applied.applied or not alone or not applied.generation:

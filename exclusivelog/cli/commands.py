@@ -1,131 +1,41 @@
-"""The `exclusivelog` command: inspect a ledger, send, verify, back up, and the demo.
-
-Needs the extra `[cli]`. Commands that only read open the ledger with `readonly=True`. Tables are
-drawn on a terminal, and are tab-separated lines anywhere else. Exit status: 0 for success, 1 for
-an error, 2 for wrong arguments.
-"""
+"""The commands, one function each; `arguments.py` reads their arguments from the signatures."""
 
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any, ParamSpec
+from typing import Annotated, Any
 
 import exclusivelog as xl
-from exclusivelog import demo as main_job
+from exclusivelog.cli.arguments import Argument, Option, WrongArgument
 
-try:
-    import typer
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-except ImportError:
-    INSTALLED = False
-else:
-    INSTALLED = True
-    # Evaluated when the commands are read, so that only this branch needs typer.
-    LedgerPath = Annotated[
-        str, typer.Argument(metavar="PATH", help="The directory of the log.", show_default=False)
-    ]
-    TopicName = Annotated[
-        str, typer.Argument(metavar="TOPIC", help="The topic's name.", show_default=False)
-    ]
-    AsJson = Annotated[
-        bool, typer.Option("--json", help="Print all fields, one JSON object per line.")
-    ]
-    MaybeGroup = Annotated[
-        str | None, typer.Argument(metavar="GROUP", help="Only this group.", show_default=False)
-    ]
-    MaybeTopic = Annotated[
-        str | None, typer.Argument(metavar="TOPIC", help="Only this topic.", show_default=False)
-    ]
+LedgerPath = Annotated[str, Argument("The ledger's directory.", metavar="PATH")]
+TopicName = Annotated[str, Argument("The topic's name.", metavar="TOPIC")]
+AsJson = Annotated[bool, Option("--json", help="JSON, with all that is known: an object a line.")]
+MaybeGroup = Annotated[str | None, Argument("Only this group.", metavar="GROUP")]
+MaybeTopic = Annotated[str | None, Argument("Only this topic.", metavar="TOPIC")]
 
-INTERRUPTED, PIPE_CLOSED = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 ENGINE_NAME = "cli"
 READ_BYTES = 1 << 16
+MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 HOLDER = ("engine", "engine_id", "pid", "since")
 CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
 ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
 CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "from", "to")
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
-P = ParamSpec("P")
+
+class Failed(Exception):
+    """The command has said what is wrong: exit status 1."""
 
 
-def main() -> None:
-    """The entry point."""
-    if not INSTALLED:
-        sys.exit("exclusivelog: the command needs the extra cli: pip install 'exclusivelog[cli]'")
-    _build()()
-
-
-def _build() -> typer.Typer:
-    app = typer.Typer(
-        help="Inspect and maintain an append-only log with one fenced writer (a ledger).",
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-    )  # fmt: skip
-    app.callback()(_options)
-    for command in (
-        topics, info, tail, send, owners, claims, groups, roles, unload, compact, trim, verify,
-        backup, upgrade, demo,
-    ):  # fmt: skip
-        app.command()(_quietly(command))
-    return app
-
-
-def _quietly(command: Callable[P, None]) -> Callable[P, None]:
-    """The command, with one clear line for an error, and none for an end that was asked for."""
-
-    @functools.wraps(command)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            command(*args, **kwargs)
-            sys.stdout.flush()
-        except KeyboardInterrupt:
-            _leave(INTERRUPTED)
-        except BrokenPipeError:
-            _leave(PIPE_CLOSED)
-        except (xl.ExclusiveLogError, main_job.DemoError, ValueError, OSError) as error:
-            print(f"exclusivelog: {error}", file=sys.stderr)
-            _leave(1)
-
-    return run
-
-
-def _leave(status: int) -> None:
-    # What is still in stdout's buffer cannot be written if its reader is gone; the
-    # interpreter would say so at its end.
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    raise typer.Exit(status)
-
-
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"exclusivelog {xl.__version__}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Show the version, and exit."
-        ),
-    ] = False,
-) -> None:
-    """Options that stand before the command."""
+def is_told(error: Exception) -> bool:
+    """Is this error one line for the user, not a fault of the program?"""
+    return isinstance(error, (xl.ExclusiveLogError, ValueError, OSError))
 
 
 # ---- reading -----------------------------------------------------------------------------
@@ -136,9 +46,9 @@ def _look(path: str) -> xl.Engine:
 
 
 def topics(path: LedgerPath, as_json: AsJson = False) -> None:
-    """List the topics: number of messages, epoch, owner, number of waiters, and kind.
+    """List the topics: messages, epoch, owner, how many wait, and what each holds.
 
-    The kind is what the topic holds: messages, map, state, or events.
+    The last column is messages, map, state, or events.
     """
     with _look(path) as engine:
         found = (engine.topic(name) for name in engine.topics())
@@ -159,9 +69,15 @@ def _topic_object(topic: xl.Topic) -> dict[str, object]:
     return {
         "topic": topic.name, "kind": topic.kind, "serializers": topic.serializers,
         "messages": end - first, "first_offset": first, "next_offset": end, "epoch": topic.epoch,
-        "holders": [asdict(holder) for holder in topic.holders],
-        "waiters": [asdict(waiter) for waiter in topic.waiters],
+        "holders": [_object(holder) for holder in topic.holders],
+        "waiters": [_object(waiter) for waiter in topic.waiters],
     }  # fmt: skip
+
+
+def _object(info: Any) -> dict[str, Any]:
+    from dataclasses import asdict  # an engine has imported it; the help need not
+
+    return asdict(info)
 
 
 def _who_holds(topic: xl.Topic) -> str:
@@ -172,14 +88,14 @@ def _who_holds(topic: xl.Topic) -> str:
 
 
 def info(path: LedgerPath, topic: MaybeTopic = None, as_json: AsJson = False) -> None:
-    """Show a ledger's statistics and open engines, or the details of one topic."""
+    """Show what a ledger uses and who has it open, or a topic's facts."""
     with _look(path) as engine:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
             return
         facts = {"path": engine.path, "format": engine.ledger.format, **engine.stats()}
         if as_json:
-            print(json.dumps({**facts, "engines": [asdict(e) for e in engine.engines()]}))
+            print(json.dumps({**facts, "engines": [_object(e) for e in engine.engines()]}))
             return
         facts["oldest_reader"] = _reader_facts(facts["oldest_reader"])
         _table(("", ""), ((name.replace("_", " "), fact) for name, fact in facts.items()),
@@ -249,13 +165,13 @@ def owners(
     path: LedgerPath,
     topic: MaybeTopic = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Show every change of ownership so far instead.")
+        bool, Option("--history", help="Every change of ownership so far, instead.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all fields, one JSON object per line.")
+        bool, Option("--json", help="One JSON object a line, with all that is known.")
     ] = False,
 ) -> None:
-    """Show each topic's owner, its hand-over if one is under way, and its queue in order."""
+    """Show who holds, what is being handed over to whom, and who waits, the next one first."""
     with _look(path) as engine:
         if history:
             _show_events(engine.history(topic), as_json)
@@ -278,7 +194,7 @@ def owners(
         if inside is not None:
             print(
                 f"engine {inside.name!r} (id {inside.id}, pid {inside.pid}), silent for "
-                f"{inside.heartbeat_age:.1f} s, is in the critical section; all writers wait for it"
+                f"{inside.heartbeat_age:.1f} s, is inside the ledger; others wait for it"
             )
 
 
@@ -304,11 +220,11 @@ def claims(
     path: LedgerPath,
     group: MaybeGroup = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Show every claim, loss and release so far instead.")
+        bool, Option("--history", help="Every claim, loss and release so far, instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show each claimed resource and its holder, including the readers of reader groups."""
+    """Show who holds which resource, a line for each, also readers of groups."""
     with _look(path) as engine:
         if history:
             records = (_claim_event(event) for event in engine.history(group=group)
@@ -338,13 +254,13 @@ def _claim_event(event: xl.Event) -> dict[str, Any]:
 
 def roles(
     path: LedgerPath,
-    role: Annotated[str | None, typer.Argument(metavar="ROLE", help="Only this role.")] = None,
+    role: Annotated[str | None, Argument("Only this role.")] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Show every change of holder so far instead.")
+        bool, Option("--history", help="Every change of holder so far, instead.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show each role: what it binds, its holder, and its number of waiters."""
+    """Show the roles: what each binds, who holds it, and how many wait for it."""
     with _look(path) as engine:
         found = [info for info in engine.roles() if role in (None, info.name)]
         if history:
@@ -371,7 +287,7 @@ def groups(
     group: MaybeGroup = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show each reader group: its position in each topic, its lag, and its reader."""
+    """Show the reader groups: where they go on in each topic, how far behind, and who reads."""
     with _look(path) as engine:
         found = [info for info in engine.groups() if group in (None, info.group)]
         _list(GROUPS, (_group_row(info) for info in found), as_json)
@@ -470,32 +386,30 @@ def unload(
     path: LedgerPath,
     topics: Annotated[
         list[str],
-        typer.Argument(
-            metavar="TOPIC...", help="Topics, or one prefix of topic names.", show_default=False
-        ),
+        Argument("Topics, or one prefix of names.", metavar="TOPIC..."),
     ],
     to: Annotated[
         str,
-        typer.Option("--to", metavar="ENGINE", help="Its id or its name.", show_default=False),
+        Option("--to", metavar="ENGINE", help="Its id, or its name."),
     ],
     timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds; a topic not released by then keeps its owner.")
+        float, Option(min=0, help="Seconds; an owner that is late keeps its topic.")
     ] = 10.0,
     group: Annotated[
         list[str] | None,
-        typer.Option(
-            "--group", metavar="GROUP", show_default=False,
-            help="Also move this group's claims on the topics. Repeatable.",
+        Option(
+            "--group", metavar="GROUP",
+            help="Its claims on the topics move along; repeat.",
         ),
     ] = None,
     producer: Annotated[
         str | None,
-        typer.Option(
-            "--producer", metavar="NAME", show_default=False, help="Move only this producer."
+        Option(
+            "--producer", metavar="NAME", help="Only this producer moves."
         ),
     ] = None,
 ) -> None:  # fmt: skip
-    """Hand topics over to an engine that you name, whatever the order of the queue."""
+    """Move the ownership of topics to another engine, without an election."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         moves = engine.unload(
             topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
@@ -513,18 +427,18 @@ def unload(
         ),
     )  # fmt: skip
     if not all(move.ok for move in moves):
-        _leave(1)
+        raise Failed
 
 
 def _engine_id(engine: xl.Engine, name: str) -> str:
     named = [other.id for other in engine.engines() if other.name == name]
     if len(named) > 1:
-        raise ValueError(f"--to {name}: {len(named)} engines have that name; give an engine id")
+        raise ValueError(f"--to {name}: {len(named)} engines have that name; take an id")
     return named[0] if named else name
 
 
 def verify(path: LedgerPath) -> None:
-    """Read the whole ledger and check it. The exit status is 1 if there is damage."""
+    """Read and check everything; exit status 1 if something is wrong."""
     with _look(path) as engine:
         report = engine.verify()
     for problem in report.problems:
@@ -535,7 +449,7 @@ def verify(path: LedgerPath) -> None:
         f"{found}"
     )
     if not report.ok:
-        _leave(1)
+        raise Failed
 
 
 # ---- tail --------------------------------------------------------------------------------
@@ -545,24 +459,24 @@ def tail(
     path: LedgerPath,
     topic: TopicName,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="At the end, wait for new messages.")
+        bool, Option("--follow", "-f", help="Wait for more at the end.")
     ] = False,
     count: Annotated[
         int | None,
-        typer.Option(
-            "-n", min=0, metavar="N", show_default=False,
-            help="The last N messages (default 10). With --from: the first N from there.",
+        Option(
+            "-n", min=0, metavar="N",
+            help="The last N messages (10 unless told); with --from: the first N from there.",
         ),
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option(
-            "--from", metavar="earliest|latest|OFFSET", show_default=False,
-            help="Start there, and show all messages up to the end.",
+        Option(
+            "--from", metavar="earliest|latest|OFFSET",
+            help="Begin there, and show all from there on.",
         ),
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print all fields, one JSON object per line.")
+        bool, Option("--json", help="One JSON object a line, with all that is known.")
     ] = False,
 ) -> None:  # fmt: skip
     """Show a topic's messages.
@@ -600,7 +514,7 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
     elif start.isdecimal():
         reader.seek(int(start))
     else:
-        raise typer.BadParameter(f"--from {start}: it takes earliest, latest or an offset")
+        raise WrongArgument(f"--from {start}: it takes earliest, latest, or an offset")
     return count
 
 
@@ -639,34 +553,33 @@ def send(
     topic: TopicName,
     values: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="VALUE", show_default=False, help="Messages. Default: the lines of stdin."
-        ),
+        Argument("The messages; none: stdin's lines.", metavar="VALUE"),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", "-k", help="A key for every message.")
+        str | None, Option("--key", "-k", help="A key for every message.")
     ] = None,
     mode: Annotated[
-        xl.AccessMode, typer.Option("--mode", help="The producer's access mode.")
-    ] = xl.AccessMode.SHARED,
+        str,
+        Option("--mode", choices=MODES, help="How the topic is shared with others."),
+    ] = "shared",
     name: Annotated[
-        str | None, typer.Option("--name", help="The producer's name; it has the sequence ids.")
+        str | None, Option("--name", help="The producer's name; sequence ids go by it.")
     ] = None,
     priority: Annotated[
-        int, typer.Option("--priority", help="In the queue, higher priorities come first.")
+        int, Option("--priority", help="Place in the queue: higher first.")
     ] = 0,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", metavar="SECONDS", help="Wait in the queue at most this long."),
+        Option("--timeout", metavar="SECONDS", help="Wait in the queue no longer."),
     ] = None,
     properties: Annotated[
         list[str] | None,
-        typer.Option("--property", metavar="K=V", help="A property for every message. Repeatable."),
+        Option("--property", metavar="K=V", help="A property for every message; repeat."),
     ] = None,
 ) -> None:  # fmt: skip
-    """Send messages, and print the offset of each once it is durable.
+    """Send messages, and print each one's offset once it is durable.
 
-    The ledger and the topic are created if they are missing.
+    Makes the ledger and the topic if there is none.
     """
     pairs = dict(_split(pair) for pair in properties or [])
     with xl.open(path, ENGINE_NAME) as engine:
@@ -687,7 +600,7 @@ def _encode(values: Sequence[str]) -> list[bytes]:
 def _split(pair: str) -> tuple[str, str]:
     name, equals, value = pair.partition("=")
     if not equals:
-        raise typer.BadParameter(f"--property {pair}: it takes K=V")
+        raise WrongArgument(f"--property {pair}: it takes K=V")
     return name, value
 
 
@@ -703,7 +616,7 @@ def _lines_of_stdin() -> Iterator[list[bytes]]:
 
 
 def compact(path: LedgerPath, topic: TopicName) -> None:
-    """Compact a topic: build the view that has only the last message of each key."""
+    """Make a topic's compacted view anew: the last message of every key."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         kept = engine.topic(topic, create=False).compact()
     print(f"{topic} is compacted: {kept} messages")
@@ -713,10 +626,10 @@ def trim(
     path: LedgerPath,
     topic: TopicName,
     before: Annotated[
-        int | None, typer.Option(min=0, help="Remove messages before this offset.")
+        int | None, Option(min=0, help="What stands before this offset goes.")
     ] = None,
     max_bytes: Annotated[
-        int | None, typer.Option(min=0, help="Keep at most so many bytes of the newest messages.")
+        int | None, Option(min=0, help="Of the newest entries that may stay.")
     ] = None,
 ) -> None:
     """Remove a topic's old messages for good."""
@@ -729,16 +642,12 @@ def backup(
     path: LedgerPath,
     to: Annotated[
         str,
-        typer.Argument(
-            metavar="TO",
-            help="A new or empty directory, or one with an unfinished backup.",
-            show_default=False,
-        ),
+        Argument("A new or empty directory, or one with an unfinished backup.", metavar="TO"),
     ],
 ) -> None:
-    """Copy a ledger to another directory, consistently, also while it is in use.
+    """Copy a ledger, consistent and compacted, while others write.
 
-    Every command refuses an interrupted backup. Run the backup again with the same arguments.
+    If it is interrupted, every command refuses the copy; run it again with the same arguments.
     """
     with _look(path) as engine:
         engine.backup(to)
@@ -749,18 +658,19 @@ def upgrade(
     path: LedgerPath,
     to: Annotated[
         str | None,
-        typer.Option(
-            "--backup", metavar="TO", show_default=False,
-            help="A new or empty directory for the backup. Default: PATH.format-N.",
+        Option(
+            "--backup", metavar="TO",
+            help="A new or empty directory for the backup; else PATH.format-N, beside the ledger.",
         ),
     ] = None,
     despite_damage: Annotated[
-        bool, typer.Option("--despite-damage", help="Upgrade although the ledger is damaged.")
+        bool, Option("--despite-damage", help="Upgrade a ledger that is damaged, as it is.")
     ] = False,
 ) -> None:  # fmt: skip
-    """Back up a ledger of an earlier format, then upgrade it to this version's format.
+    """Raise a ledger of an earlier format to this version's, after a complete backup.
 
-    Close every engine on the ledger first. Earlier versions can then open only the backup.
+    Close every engine on the ledger first. Earlier versions open the backup, and no longer the
+    ledger.
     """
     done = xl.upgrade(path, to, despite_damage=despite_damage)
     for problem in done.problems:
@@ -768,52 +678,65 @@ def upgrade(
     if done.backup is None:
         print(f"{path} has format {done.after} already: nothing to do")
         return
-    print(f"{path} was upgraded from format {done.before} to {done.after}; backup: {done.backup}")
+    print(f"{path} was raised from format {done.before} to {done.after}; backup: {done.backup}")
 
 
 def demo(
     kills: Annotated[
-        int, typer.Option(min=0, help="How many leaders to kill.")
-    ] = main_job.DEFAULT_KILLS,
-    seed: Annotated[
-        int | None, typer.Option(help="Seed of the moments. Default: random.", show_default=False)
+        int | None, Option(min=0, help="How many leaders to kill; 20 unless told.")
     ] = None,
+    seed: Annotated[int | None, Option(help="Chooses when; random unless told.")] = None,
     path: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", show_default=False,
-            help="The ledger's directory, kept and continued. Default: a temporary one.",
+        str | None,
+        Option(
+            metavar="DIR",
+            help="Keep the ledger there, and go on with what is in it; else a temporary one.",
         ),
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", show_default=False,
-            help="The events and their expected result. Default: examples/data of the source.",
+        str | None,
+        Option(
+            metavar="DIR", help="The events and the truth; else examples/data beside the source."
         ),
     ] = None,
-    events: Annotated[
-        int | None, typer.Option(min=1, help="Send only the first N events.", show_default=False)
-    ] = None,
+    events: Annotated[int | None, Option(min=1, help="Only the first of the events.")] = None,
     rate: Annotated[
-        float, typer.Option(min=1, help="Events per second.")
-    ] = main_job.DEFAULT_RATE,
+        float | None, Option(min=1, help="Events that come in per second; 2000 unless told.")
+    ] = None,
     report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False,
-            help="Audit the log with Spark, and write an HTML page with charts of its leaders.",
+        str | None,
+        Option(
+            metavar="FILE",
+            help="Let Spark audit the log, and write a page with its leaders in pictures.",
         ),
     ] = None,
-) -> None:  # fmt: skip
-    """Send real events while leaders are killed, then check that each is there once."""
+) -> None:
+    """Send real events through leaders that are killed: is each there, once?"""
+    import signal
+    from pathlib import Path
+
+    try:
+        from rich.console import Console
+    except ImportError:
+        raise ValueError("the demo needs more: pip install exclusivelog[cli]") from None
+    from exclusivelog import demo as job
+
     # An end by SIGTERM must not leave the temporary ledger behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if not main_job.demo(
-        Console(), path=path, data=data, events=events, kills=kills, seed=seed, rate=rate,
-        report=report,
-    ):  # fmt: skip
-        _leave(1)
+
+    def where(given: str | None) -> Path | None:
+        return None if given is None else Path(given)
+
+    try:
+        held = job.demo(
+            Console(), path=where(path), data=where(data), events=events,
+            kills=job.DEFAULT_KILLS if kills is None else kills, seed=seed,
+            rate=job.DEFAULT_RATE if rate is None else rate, report=where(report),
+        )  # fmt: skip
+    except job.DemoError as error:
+        raise ValueError(str(error)) from error
+    if not held:
+        raise Failed
 
 
 # ---- output ------------------------------------------------------------------------------
@@ -821,16 +744,27 @@ def demo(
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True) -> None:
     cells = [[_printable(str(cell)) for cell in row] for row in rows]
-    if not sys.stdout.isatty():
+    if not (sys.stdout.isatty() and _draw(names, cells, header)):
         for line in [names, *cells] if header else cells:
             print("\t".join(line))
-        return
+
+
+def _draw(names: Sequence[str], cells: Iterable[Sequence[str]], header: bool) -> bool:
+    """Draw a table; False where rich is not installed."""
+    try:  # here: its import takes as long as all the rest
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        return False
     table = Table(*names, box=box.SIMPLE_HEAD, show_header=header)
     for line in cells:
         table.add_row(*(Text(cell) for cell in line))
     # A terminal that is too narrow breaks the lines; rich would cut the cells.
     needed = Console(width=1000).measure(table).maximum
     Console(width=max(needed, Console().width)).print(table)
+    return True
 
 
 def _text(data: bytes) -> str:
@@ -850,7 +784,3 @@ def _pairs(properties: Mapping[str, str]) -> str:
 
 def _time(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
-
-
-if __name__ == "__main__":
-    main()
