@@ -487,8 +487,9 @@ class GroupReader(Closing):
     ) -> Iterator[tuple[str, Any]]:
         """The values alone, each with the name of its topic; the rest as `Reader.values`.
 
-        >>> reader = engine.reader(["a", "b"], group="statistics")
-        >>> list(reader.values())
+        >>> for name in "ab":
+        ...     _ = engine.topic(name).producer().send_many([b"1", b"2"])
+        >>> list(engine.reader(["a", "b"], group="billing").values())
         [('a', b'1'), ('b', b'1'), ('a', b'2'), ('b', b'2')]
         """
         check_following(follow, timeout)
