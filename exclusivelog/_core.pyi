@@ -471,7 +471,14 @@ class Journal:
     def await_due(self, seen: int, seconds: float) -> None: ...
     def gather(self, start: int, stop: int, generation: int) -> Frames: ...
     def collect(
-        self, topic: int, offset: int, start: int, stop: int, generation: int, most: int
+        self,
+        topic: int,
+        offset: int,
+        start: int,
+        stop: int,
+        generation: int,
+        most: int,
+        packed: bool = False,
     ) -> list[tuple[int, bytes, int]]: ...
     def end_of(
         self, topic: int, start: int, stop: int, generation: int

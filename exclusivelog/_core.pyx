@@ -14,7 +14,7 @@ The parts are in `_native/`, each with one subject:
 | `lock`, `section` | a lock of threads; transactions that an interrupt cannot leave half entered |
 | `frames`, `tails` | frames of the journal as they are read; what each topic's next message follows |
 | `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
-| `checkpoint` | the journal's frames by topic, for the tables |
+| `checkpoint`, `fresh` | the journal's frames by topic, for the tables; packed for a reader |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
@@ -70,6 +70,7 @@ include "_native/journal.pxi"
 include "_native/append.pxi"
 include "_native/flush.pxi"
 include "_native/checkpoint.pxi"
+include "_native/fresh.pxi"
 include "_native/section.pxi"
 include "_native/batch.pxi"
 include "_native/receipt.pxi"
