@@ -30,6 +30,7 @@ from bench import (
     takeover,
     topics,
     unflushed,
+    values,
     waiters,
     zombies,
 )
@@ -57,6 +58,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P15": busy.p15,
     "P16": sparks.p16,
     "P17": zombies.p17,
+    "P20": values.p20,
     "P23": start.p23,
 }
 

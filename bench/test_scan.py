@@ -1,4 +1,4 @@
-"""Scan: 100,000 messages of 100 bytes, written in batches."""
+"""Scan: 100,000 messages of 100 bytes, written one by one and in batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import exclusivelog as xl
 from bench.append import SIZE, messages
 from bench.measure import Settings, Stores, prepare_directory
 from bench.peers import Lmdb, Sqlite
-from bench.scan import add_up, arrow, iterate, walk
+from bench.scan import arrow, each_value, iterate, value_of_each, walk
+from bench.values import SIZES, fill
 from exclusivelog import _core
 
 pytestmark = pytest.mark.benchmark(group="scan of 100,000 messages", max_time=0.5, min_rounds=3)
@@ -33,6 +34,11 @@ def full(disk: Stores) -> xl.Topic:
     with topic.producer() as producer:
         producer.send_many(messages(COUNT))
     return topic
+
+
+@pytest.fixture(scope="module")
+def sent(disk: Stores) -> dict[int, xl.Topic]:
+    return fill(disk.engine("sent", durability="process"), messages(COUNT))
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +63,16 @@ def test_iterate(benchmark: BenchmarkFixture, full: xl.Topic) -> None:
     benchmark(iterate, full, COUNT)
 
 
-def test_iterate_with_values(benchmark: BenchmarkFixture, full: xl.Topic) -> None:
-    benchmark(add_up, full, COUNT)
+@pytest.mark.parametrize("size", SIZES)
+def test_value_of_each_message(
+    benchmark: BenchmarkFixture, sent: dict[int, xl.Topic], size: int
+) -> None:
+    benchmark(value_of_each, sent[size], COUNT)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_values(benchmark: BenchmarkFixture, sent: dict[int, xl.Topic], size: int) -> None:
+    benchmark(each_value, sent[size], COUNT)
 
 
 @pytest.mark.parametrize("columns", [["value"], ["offset", "value"], None])

@@ -8,12 +8,13 @@ The parts are in `_native/`, each with one subject:
 | `checksum`, `layout` | CRC-32C; the footer of an entry, and how its sections are found |
 | `columns`, `encode` | messages become a sealed entry, which is given its place later |
 | `entry`, `message`, `cursor` | entries, messages that are decoded when asked for, reading in order |
+| `values` | reading in order without a message: values alone |
 | `pack` | many small entries become few large ones |
 | `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
 | `lock`, `section` | a lock of threads; transactions that an interrupt cannot leave half entered |
 | `frames`, `tails` | frames of the journal as they are read; what each topic's next message follows |
 | `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
-| `checkpoint` | the journal's frames by topic, for the tables |
+| `checkpoint`, `fresh` | the journal's frames by topic, for the tables; packed for a reader |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
@@ -31,7 +32,7 @@ from cpython.buffer cimport (
 )
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyObject_GenericGetAttr
 
 cdef extern from "Python.h":
     Py_ssize_t PY_SSIZE_T_MAX
@@ -58,6 +59,7 @@ include "_native/encode.pxi"
 include "_native/entry.pxi"
 include "_native/message.pxi"
 include "_native/cursor.pxi"
+include "_native/values.pxi"
 include "_native/lock.pxi"
 include "_native/shared.pxi"
 include "_native/guard.pxi"
@@ -68,6 +70,7 @@ include "_native/journal.pxi"
 include "_native/append.pxi"
 include "_native/flush.pxi"
 include "_native/checkpoint.pxi"
+include "_native/fresh.pxi"
 include "_native/section.pxi"
 include "_native/batch.pxi"
 include "_native/receipt.pxi"

@@ -40,7 +40,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from types import TracebackType
 from typing import (
     Any,
@@ -71,7 +79,7 @@ from exclusivelog.errors import (
 from exclusivelog.opening import Upgrade
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
-from exclusivelog.reader import Found
+from exclusivelog.reader import Found, check_following
 from exclusivelog.reader import GroupReader as SyncGroupReader
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.roles import Role as SyncRole
@@ -604,12 +612,35 @@ class _Reading(_Handle[T], _Delegating[T], _Following[M], Generic[T, M]):
         found: list[M] = sync.read_batch(max_messages)
         return found
 
-    async def __aiter__(self) -> AsyncIterator[M]:
+    def __aiter__(self) -> AsyncIterator[M]:
         sync: Any = self.sync
-        for count, found in enumerate(sync):
-            yield found
-            if count % 1000 == 999:  # the next one is not taken yet
-                await asyncio.sleep(0)  # other tasks may run
+        return _in_steps(sync.__iter__)
+
+    async def values(
+        self, *, follow: bool = False, timeout: float | None = None
+    ) -> AsyncIterator[Any]:
+        """Iterate over the values alone, up to the end as it is now; `follow=True`: for ever, with
+        `timeout` as in `follow()`. A reader of several topics gives (topic, value)."""
+        check_following(follow, timeout)
+        sync: Any = self.sync
+        while True:
+            async for value in _in_steps(sync.values):
+                yield value
+            if not follow:
+                return
+            try:
+                found = await self.read_next(timeout)
+            except (WaitTimeoutError, TopicTerminatedError):
+                return
+            yield sync.value_of(found)
+
+
+async def _in_steps(begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
+    """Everything that this iterator gives; other tasks may run now and then."""
+    for count, found in enumerate(begin()):
+        yield found
+        if count % 1000 == 999:  # the next one is not taken yet
+            await asyncio.sleep(0)
 
 
 class Reader(_Reading[SyncReader, Message]):

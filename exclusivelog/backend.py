@@ -489,6 +489,10 @@ class Cursor(Protocol):
     def scan(self, end: int) -> Iterator[_core.Message]:
         """The messages before the offset `end`."""
 
+    def values(self, end: int) -> Iterator[Any]:
+        """The values of these messages; the position moves as by `scan`, but stays at a message
+        whose value cannot be deserialised."""
+
     def has_more(self) -> bool:
         """Is there a message at or behind the position (rule G5)?"""
 

@@ -99,7 +99,8 @@ class Ring:
             end = self.journal.live_end(0, GENERATION)
             for stop in {end, CAPACITY}:
                 for topic in (1, 2):
-                    self.journal.collect(topic, 0, 0, stop, GENERATION, 1 << 20)
+                    for packed in (False, True):
+                        self.journal.collect(topic, 0, 0, stop, GENERATION, 1 << 20, packed)
                     self.journal.end_of(topic, 0, stop, GENERATION)
                 with self.journal.gather(0, stop, GENERATION) as bundles:
                     for bundle in bundles:

@@ -100,6 +100,13 @@ cdef class Cursor:
         scan.end = end
         return scan
 
+    def values(self, uint64_t end):
+        """An iterator over the values of the messages before the offset `end`."""
+        cdef Values values = Values.__new__(Values)
+        values.cursor = self
+        values.end = end
+        return values
+
 
 @cython.final
 cdef class Scan:

@@ -444,9 +444,12 @@ cdef class Journal:
     # ---- read ----------------------------------------------------------------------------
 
     def collect(self, uint64_t topic, uint64_t offset, uint64_t start, uint64_t stop,
-                uint64_t generation, Py_ssize_t most):
+                uint64_t generation, Py_ssize_t most, bint packed=False):
         """A topic's entries from the one that holds `offset` on, `most` bytes or a little more:
-        (last offset, copy of the entry, the position behind it). Raises JournalOverwritten."""
+        (last offset, copy of the entry, the position behind it). `packed`: as few and large
+        entries as they can be packed into. Raises JournalOverwritten."""
+        if packed:
+            return _collect_packed(self, topic, offset, start, stop, generation, max(most, 0))
         cdef list entries = []
         cdef Found found
         cdef uint64_t position = start

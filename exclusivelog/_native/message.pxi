@@ -1,5 +1,15 @@
 # One message of an entry, decoded when it is asked for.
 
+cdef object VALUE_NAME = "value"
+
+
+cdef inline object _value(Entry entry, uint32_t index):
+    value = _raw_value(entry, index)
+    if entry.loads is None or value is None:
+        return value
+    return entry.loads(value)
+
+
 @cython.final
 @cython.no_gc
 @cython.freelist(256)
@@ -15,6 +25,12 @@ cdef class Message:
 
     def __init__(self):
         raise TypeError("a Message is made by a Reader")
+
+    def __getattribute__(self, name):
+        # The attribute that every reader asks for is found without a look-up in the type.
+        if name is VALUE_NAME:
+            return _value(self.entry, self.index)
+        return PyObject_GenericGetAttr(self, name)
 
     @property
     def offset(self):
@@ -44,10 +60,7 @@ cdef class Message:
 
     @property
     def value(self):
-        value = _raw_value(self.entry, self.index)
-        if value is None or self.entry.loads is None:
-            return value
-        return self.entry.loads(value)
+        return _value(self.entry, self.index)
 
     @property
     def key(self):

@@ -202,6 +202,35 @@ def test_a_reader(path: str) -> None:
     play(main)
 
 
+def test_values_of_a_reader(path: str) -> None:
+    """... stop where those of its counterpart stop, and wait without holding up the loop."""
+
+    async def main() -> None:
+        async with aio.open(path) as engine:
+            topic = engine.topic("orders")
+            async with await topic.producer() as producer:
+                await producer.send_many([b"%d" % number for number in range(4)])
+                async with topic.reader() as reader:
+                    async for value in reader.values():
+                        if value == b"1":
+                            break
+                    assert reader.position == 2
+                    assert [value async for value in reader.values()] == [b"2", b"3"]
+                    values = reader.values(follow=True, timeout=PATIENCE)
+                    coming = asyncio.ensure_future(anext(values))
+                    await producer.send(b"4")
+                    assert await coming == b"4"
+                    assert [value async for value in reader.values(follow=True, timeout=0)] == []
+                    with pytest.raises(ValueError, match="follow"):
+                        await anext(reader.values(timeout=1))
+            async with engine.reader(["orders"], group="g") as reader:
+                assert [found async for found in reader.values()][3:] == [
+                    ("orders", b"3"), ("orders", b"4")
+                ]  # fmt: skip
+
+    play(main)
+
+
 def test_a_reader_of_a_group(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:

@@ -309,8 +309,12 @@ def test_g5_arrow_columns_have_one_type_whatever_the_entries_hold(request, engin
     reader, schemas = mixed.reader(), []
     while (batch := reader.read_arrow(max_bytes=1)) is not None:
         schemas.append(batch.schema)
-    assert len(schemas) == engine.verify().entries
-    assert (len(schemas) > 60) == (request.node.callspec.params["mixed"] != "packed")
+    where = request.node.callspec.params["mixed"]
+    if where == "frames":  # those that go together are packed as they are read
+        assert 30 < len(schemas) < engine.verify().entries
+    else:
+        assert len(schemas) == engine.verify().entries
+        assert (len(schemas) > 60) == (where == "entries")
     assert all(schema.equals(schemas[0]) for schema in schemas)
     assert {field.name: str(field.type) for field in schemas[0]} == {
         "offset": "int64", "epoch": "int64", "key": "binary", "value": "binary",

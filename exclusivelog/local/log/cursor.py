@@ -112,7 +112,7 @@ class JournalTail:
         found: list[_core.Entry] = []
         try:
             for last, data, reached in journal.collect(
-                self._topic, position, since, visible, generation, most_bytes
+                self._topic, position, since, visible, generation, most_bytes, packed=True
             ):
                 entry = _core.Entry(data, self._loads)
                 check_place(entry, self._topic, last, position)
@@ -302,7 +302,7 @@ class LogCursor(_core.Cursor):
             )
         found = read_entries(
             tables, row, self.position, self._loads, most_bytes=self._ahead,
-            since=self._tail.since(tables),
+            since=self._tail.since(tables), packed=True,
         )  # fmt: skip
         self._ahead = min(READ_BYTES, max(MIN_READ_AHEAD, 8 * self._ahead))
         if found:

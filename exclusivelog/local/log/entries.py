@@ -305,17 +305,17 @@ def append_one(tables: Tables, work: Work) -> Placed:
 
 def read_entries(
     tables: Tables, topic: _core.TopicRow, offset: int, loads: Callable[[bytes], object] | None,
-    most_bytes: int = READ_BYTES, since: int = 0,
+    most_bytes: int = READ_BYTES, since: int = 0, packed: bool = False,
 ) -> list[_core.Entry]:  # fmt: skip
-    """Entries from the one that holds `offset` on, about `most_bytes` of them. `since` as in
-    `Tables.entries`.
+    """Entries from the one that holds `offset` on, about `most_bytes` of them. `since` and `packed`
+    as in `Tables.entries.walk`.
 
     Raises LedgerCorruptedError for a damaged entry, once it is the first (rule G9).
     """
     found: list[_core.Entry] = []
     size = 0
     expected = None
-    for last, data in tables.entries.walk(topic.id, offset, since):
+    for last, data in tables.entries.walk(topic.id, offset, since, packed):
         try:
             entry = _core.Entry(tables.entries.load(data), loads)
             check_place(entry, topic.id, last, expected)

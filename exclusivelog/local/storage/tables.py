@@ -374,25 +374,30 @@ class EntryTable:
                 "behind its own end"
             )
 
-    def walk(self, topic: int, offset: int, since: int = 0) -> Iterator[tuple[int, bytes]]:
+    def walk(
+        self, topic: int, offset: int, since: int = 0, packed: bool = False
+    ) -> Iterator[tuple[int, bytes]]:
         """(last offset, row) of the entries from the one that holds `offset` on, those in the
         journal last; `load` makes an entry of a row.
 
         What the journal has of it before the position `since` is passed over; `scanned` then
-        says how far it was read.
+        says how far it was read. `packed`: its frames as fewer and larger entries.
         """
         for key, data in self.rows.under("entries", topic, U64.pack(offset)):
             last = u64(key)
             yield last, data
             offset = last + 1
-        yield from self._frames(topic, offset, max(self._journal.applied, since))
+        yield from self._frames(topic, offset, max(self._journal.applied, since), packed)
 
-    def _frames(self, topic: int, offset: int, start: int) -> Iterator[tuple[int, bytes]]:
+    def _frames(
+        self, topic: int, offset: int, start: int, packed: bool = False
+    ) -> Iterator[tuple[int, bytes]]:
         journal, self.scanned = self._journal, start
         while journal.file is not None and self.scanned < journal.visible:
             found = journal.file.collect(
-                topic, offset, self.scanned, journal.visible, journal.generation, COLLECTED_BYTES
-            )
+                topic, offset, self.scanned, journal.visible, journal.generation, COLLECTED_BYTES,
+                packed,
+            )  # fmt: skip
             for last, entry, position in found:
                 yield last, entry
                 self.scanned = position  # only now has it been taken

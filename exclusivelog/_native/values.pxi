@@ -1,0 +1,52 @@
+# Reading value by value, over the same entries as `Scan`: no message is made.
+
+cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t behind):
+    # `loads` may use the cursor. A value that it fails on was not given: the position stays there.
+    cdef uint64_t position = cursor.position
+    cursor.position = behind
+    try:
+        return entry.loads(value)
+    except BaseException:
+        if cursor.entry is entry and cursor.position == behind:
+            cursor.position = position
+        raise
+
+
+cdef inline object _take_value(Cursor cursor, Entry entry):
+    """The value of the message at the position, which moves behind it."""
+    cdef uint32_t index
+    cdef uint64_t behind
+    if entry.laid.gaps == NULL:
+        index = <uint32_t>(cursor.position - entry.laid.base_offset)
+        behind = cursor.position + 1
+    else:
+        index = _index_of(entry, cursor.position)
+        behind = _offset_at(entry, index) + 1
+    value = _raw_value(entry, index)
+    if entry.loads is not None and value is not None:
+        return _deserialized(cursor, entry, value, behind)
+    cursor.position = behind
+    return value
+
+
+@cython.final
+cdef class Values:
+    """What `for value in reader.values()` walks."""
+
+    def __init__(self):
+        raise TypeError("Values are made by a Cursor")
+
+    cdef Cursor cursor
+    cdef uint64_t end
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        cdef Cursor cursor = self.cursor
+        if cursor.position >= self.end:
+            raise StopIteration
+        if cursor.entry is None or cursor.position >= cursor.entry.end:
+            if not cursor.advance():
+                raise StopIteration
+        return _take_value(cursor, cursor.entry)
