@@ -72,6 +72,8 @@ def scan(
 
 
 def _schema(columns: Sequence[str] | None) -> StructType:
+    from pyspark.sql.types import StructType
+
     from exclusivelog.spark.views import schema_of
 
     everything = schema_of("messages")
@@ -85,10 +87,7 @@ def _schema(columns: Sequence[str] | None) -> StructType:
             raise SourceError(SCHEMA, f"there is no column {name!r}; there are {', '.join(known)}")
     if not columns or len(set(columns)) < len(columns):
         raise SourceError(SCHEMA, f"columns={columns!r}: name at least one, and each once")
-    chosen = schema_of("none")
-    for name in columns:
-        chosen = chosen.add(everything[name])
-    return chosen
+    return StructType([everything[name] for name in columns])
 
 
 def _options(path: str, topic: str, given: Mapping[str, Value]) -> ReadOptions:

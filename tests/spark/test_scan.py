@@ -6,12 +6,12 @@ from __future__ import annotations
 import datetime as dt
 import json
 import shutil
+import sys
 from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas import functions
-from pyspark.sql.utils import is_remote
 
 import exclusivelog as xl
 from exclusivelog.spark import plan, scan
@@ -20,6 +20,8 @@ from exclusivelog.spark.handles import Place, reading
 from exclusivelog.spark.scan import Packed, Planned, _schema
 from exclusivelog.spark.source import Rows, Slice
 from exclusivelog.spark.views import COLUMNS, schema_of
+from testing.entries import flipped
+from tests.log.test_damage import Damage
 from tests.spark.sparks import as_bytes, fill, read, refused, trim, values
 
 pytestmark = pytest.mark.once
@@ -122,8 +124,8 @@ def test_a_range_is_fixed_by_the_call_and_the_ledger_is_free_after_it(spark, tmp
 def test_spark_s_own_way_where_pandas_is_installed(spark, path, monkeypatch) -> None:
     fill(path, count=10)
     monkeypatch.setattr(functions, "require_minimum_pandas_version", lambda: None)
-    monkeypatch.setattr("exclusivelog.spark.scan._mapped_without_pandas", None)
-    assert not is_remote()
+    # By name it is the function: the package has one of the module's name.
+    monkeypatch.setattr(sys.modules[scan.__module__], "_mapped_without_pandas", None)
     same(scan(spark, path, "orders"), read(spark, path))
 
 
@@ -222,9 +224,10 @@ def test_a_damaged_entry_fails_the_query_and_names_the_offsets(spark, path) -> N
     fill(path, count=10)
     frame = scan(spark, path, "orders", TWO)
     with xl.open(path) as engine:
-        with engine.ledger.write_exclusive() as tables:
-            for key, value in list(tables.rows.cursor("entries")):
-                tables.rows.put("entries", key, value[:-1] + bytes([value[-1] ^ 1]))
+        engine.ledger.checkpoint()
+        damage = Damage(engine, engine.topic("orders"))
+        [(last, data)] = damage.entries()
+        damage.put(last, flipped(data, 0))
     text = refused("LEDGER_CORRUPTED", frame.collect)
     assert "'orders'" in text
     assert "0 to 9" in text
