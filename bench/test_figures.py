@@ -120,4 +120,4 @@ def test_p16(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(sparks, name, number)
     figure = sparks.p16(settings)
     counts(figure, tmp_path)
-    assert len(figure.rows) == 5
+    assert len(figure.rows) == 7

@@ -9,11 +9,20 @@ register(spark)
 orders = spark.read.format("exclusivelog").option("topic", "orders").load("data/log")
 ```
 
+`scan` reads a topic faster, for batches:
+
+```python
+from exclusivelog.spark import scan
+
+orders = scan(spark, "data/log", "orders", ["offset", "value"], startingOffsets=1_000_000)
+```
+
 ```text
 source.py    the data source: reading, batch and streaming      options.py   what users may ask
 staging.py   what executors write, until it is committed        plan.py      offsets, partitions
 views.py     epochs, producers, topics, txns as tables; sums    session.py   a local session
 judging.py leaders.py pipelines.py                              what the pipelines share
+scan.py      a topic through mapInArrow
 archive.py compact.py replay.py audit.py report.py              the pipelines: run(spark, ...)
 ```
 """
@@ -22,10 +31,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from exclusivelog.spark.scan import scan
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["register"]
+__all__ = ["register", "scan"]
 
 
 def register(spark: SparkSession) -> None:

@@ -24,7 +24,7 @@ from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Wh
 
 # Less is not worth a partition of its own; more is too much to be read again by a second attempt.
 LEAST_MESSAGES, LEAST_BYTES = 200_000, 32 << 20
-MOST_MESSAGES, MOST_BYTES = 2_500_000, 256 << 20
+MOST_MESSAGES, MOST_BYTES = 5_000_000, 512 << 20
 SAMPLES = 8
 
 Offsets = dict[str, int]
