@@ -18,13 +18,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
-from exclusivelog.local.storage.rows import PAIR
 
 import exclusivelog as xl
 from exclusivelog import __version__
 from exclusivelog.cli import COMMANDS
 from exclusivelog.cli.arguments import summary
 from exclusivelog.cli.commands import MODES
+from exclusivelog.local.storage.tables import PAIR
 from exclusivelog.local.versions import FORMAT
 from testing.processes import PATIENCE, open_producer, until
 
