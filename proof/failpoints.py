@@ -71,7 +71,7 @@ CHORES = {
     "take a claim": "local.ownership.claims:Claims.take",
     "release a claim": "local.ownership.claims:Claims.release",
     "write a snapshot": "local.maintenance.views:write_snapshot",
-    "delete a topic": "local.topics:delete_topic",
+    "delete a topic": "local.catalog:delete_topic",
 }
 PLACES |= CHORES
 DEADLINE = 30.0

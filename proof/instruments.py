@@ -268,7 +268,7 @@ def compact_and_kill(size: Size, where: Path) -> Figure:
         figure.notes.append(f"seed {seed}")
     if size.controlled:
         control = compactions.kill_beside(where / "control", 40, seed, compactions.FORGETS)
-        figure.controls["trimming does not mind how far the view reaches"] = any(
+        figure.controls["a trim ignores the end of the compacted view"] = any(
             about(found.broken, "G7") for found in control
         )
     return figure
@@ -564,11 +564,11 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "crash-states": crash_states,
     "power-cuts": power_cuts,
     "faults": suite(
-        "faults", "tests/storage/test_faults.py", "a full disk is taken for a broken one"
+        "faults", "tests/storage/test_faults.py", "a full disk is taken for a failing one"
     ),
     "bit-flips": bit_flips,
     "fuzz": fuzz_decoders,
-    "clocks": suite("clocks", "tests/shm/test_clocks.py", "hearts beat by the wall clock"),
+    "clocks": suite("clocks", "tests/shm/test_clocks.py", "heartbeats use the wall clock"),
     "environments": live_in_environments,
     "mutants": hunt_mutants,
 }

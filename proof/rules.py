@@ -278,7 +278,7 @@ CONTROLS = {
     "a promotion does not raise the epoch": without(
         admission, "promote", promotes_under_the_same_epoch
     ),
-    "stale claims are believed": without(admission, "admit", believes_stale_claims),
+    "a stale topic_epoch is accepted": without(admission, "admit", believes_stale_claims),
     "claims ahead of the epoch are believed": without(admission, "admit", believes_claims_ahead),
     "the owner is forgotten": without(admission, "admit", forgets("owner", None)),
     "the shared producers are forgotten": without(admission, "admit", forgets("shared", False)),
@@ -287,7 +287,7 @@ CONTROLS = {
     "a refused fencer has evicted already": without(
         Succession, "evict_dead", fences_before_it_is_refused, keeps_what_was_refused=True
     ),
-    "the dead are promoted": without(admission, "promote", does_not_look_who_lives),
+    "a dead waiter is promoted": without(admission, "promote", does_not_look_who_lives),
     "promotion stops at the first dead": without(admission, "promote", stops_at_the_first_dead),
     "promotion stops at the first stale": without(admission, "promote", stops_at_the_first_stale),
     "stale waiters are promoted": without(admission, "promote", believes_stale_waiters),
@@ -324,9 +324,7 @@ MOVING_CONTROLS = {
     "a topic does not settle for who comes": without(
         admission, "held_back", holds_back_without("now", SETTLED)
     ),
-    "who has waited for long waits again": without(
-        admission, "promote", believes_that_all_have_just_come
-    ),
+    "an old waiter settles again": without(admission, "promote", believes_that_all_have_just_come),
     "the best priority leaves the topic to others": Rules(
         (
             (admission, "promote", promotes_without("known", None)),
