@@ -333,7 +333,7 @@ def test_f6_a_fenced_reader_s_commit_changes_nothing(
 
 def test_f6_the_cursor_goes_with_its_topic(engine: xl.Engine, orders: xl.Topic) -> None:
     reader = orders.reader(group="g")
-    read(reader, 50)
+    read(reader, 100)
     reader.commit()
     engine.delete_topic("orders")
     for use in (USES["read_next"], USES["commit"], USES["seek"]):
