@@ -17,6 +17,7 @@ cdef extern from "_native/prefetch.h":
 
 cdef enum:
     PIECE = 8192                # two pages
+    READ_AHEAD = 64 << 10       # bytes that are verified at once while an entry is read in order
     WITHOUT_GIL = 128 << 10     # bytes; to give up the GIL costs more than the sum of fewer
 
 # How checksums are computed on this machine.

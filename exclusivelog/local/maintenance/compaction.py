@@ -198,6 +198,7 @@ def _read(tables: Tables, topic: int, position: int, end: int) -> list[_core.Ent
         try:
             entry = _core.Entry(tables.entries.load(data))
             check_place(entry, topic, last, None)
+            entry.check()
         except ValueError as error:
             raise LedgerCorruptedError(
                 f"the entry of topic id {topic} that ends at offset {last} is damaged: {error}; "

@@ -111,6 +111,7 @@ def _entries_of(tables: Tables, topic: int, view: View, what: str) -> Iterator[_
             entry = _core.Entry(tables.entries.load(data))
             if entry.topic != view.id:
                 raise ValueError("it does not stand where it should")
+            entry.check()
         except ValueError as error:
             raise _damaged(tables, topic, view, what, last, error) from None
         yield entry

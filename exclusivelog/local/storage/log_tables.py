@@ -305,6 +305,14 @@ class EntryTable:
             offset = last + 1
         yield from self._frames(topic, offset, max(self._journal.applied, since))
 
+    def at(self, topic: int, offset: int) -> tuple[int, bytes] | None:
+        """(last offset, row) of the entry in the tables that holds `offset`, or of the next one."""
+        cursor = self.rows.cursor("entries")
+        if not cursor.set_range(PAIR.pack(topic, offset)):
+            return None
+        owner, last = PAIR.unpack(cursor.key())
+        return (last, cursor.value()) if owner == topic else None
+
     def _frames(self, topic: int, offset: int, start: int) -> Iterator[tuple[int, bytes]]:
         journal, self.scanned = self._journal, start
         while journal.file is not None and self.scanned < journal.visible:

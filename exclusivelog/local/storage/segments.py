@@ -22,6 +22,7 @@ import os
 import re
 import struct
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 
 from exclusivelog import _core
@@ -44,6 +45,40 @@ MOST_MAPPED = 64  # segments whose files a process keeps open and mapped
 NAME = re.compile("[0-9a-f]{16}")
 REFERENCE = struct.Struct(">8sQQQ")
 REFERENCE_MAGIC = b"XLREF\0\0\1"
+
+
+MOST_OPEN = 1024  # entries that a reader keeps open
+
+
+class OpenEntries:
+    """Entries in segments that one reader keeps open, by their rows in the table `entries`: a row
+    names a place whose bytes never change. What was found sound of them is found sound only once."""
+
+    __slots__ = ("__weakref__", "_entries")
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, _core.Entry] = {}
+
+    def get(self, row: bytes) -> _core.Entry | None:
+        """The entry that a row refers to; None if it is not open."""
+        return self._entries.get(row)
+
+    def put(self, row: bytes, entry: _core.Entry) -> None:
+        """Keep the entry that a row refers to; nothing if the row is the entry itself."""
+        if is_reference(row):
+            if len(self._entries) >= MOST_OPEN:
+                self._entries.clear()
+            self._entries[row] = entry
+
+    def drop(self, segment: int) -> None:
+        """Close the entries of a segment: they keep the space of one that was removed."""
+        for row in list(self._entries):
+            if REFERENCE.unpack(row)[1] == segment:
+                self._entries.pop(row, None)
+
+    def clear(self) -> None:
+        """Close all."""
+        self._entries.clear()
 
 
 def is_reference(row: bytes) -> bool:
@@ -76,6 +111,7 @@ class Segments:
         self._place: Directory | None = None
         self._mapping = threading.RLock()  # re-entrant: a finalizer may read
         self._mapped: dict[int, tuple[int, _core.Mapping]] = {}  # (file descriptor, mapping)
+        self._open: weakref.WeakSet[OpenEntries] = weakref.WeakSet()  # of readers
         self._growing = threading.Lock()
         self._newest: tuple[int, int] | None = None  # (segment, file descriptor)
         self._dropped = 0  # bytes of the newest segment that were dropped from the page cache
@@ -115,6 +151,13 @@ class Segments:
             raise ValueError(f"{self._file(segment)} has {size} bytes, {stop} are needed")
         return mapped.view(position, stop)
 
+    def open_entries(self) -> OpenEntries:
+        """What a reader keeps open; of segments that are removed it is told to let go."""
+        made = OpenEntries()
+        with self._mapping:
+            self._open.add(made)
+        return made
+
     def _map(self, segment: int, stop: int) -> tuple[int, _core.Mapping]:
         try:
             fd = self.open(segment)
@@ -137,6 +180,8 @@ class Segments:
     def _forget(self, segment: int) -> None:
         if segment in self._mapped:
             os.close(self._mapped.pop(segment)[0])
+        for entries in list(self._open):
+            entries.drop(segment)
 
     def _forget_removed(self) -> None:
         for segment in list(self._mapped):

@@ -239,6 +239,7 @@ class Tables:
             return None  # not worth writing again
         try:
             entry = _core.Entry(data)
+            entry.check()
         except ValueError:
             return None  # it stays where it is, to be named
         self.rows.delete("entries", key)
