@@ -48,6 +48,7 @@ cdef class Entry:
     cdef Py_buffer view
     cdef Laid laid
     cdef object _name
+    cdef bint mapped                        # in a file, and not read yet
     cdef uint8_t* seen                      # of each block: is it sound? NULL: it has none
     cdef uint32_t sound_from                # the messages from here
     cdef uint32_t sound_to                  # ... to before here are known to be sound

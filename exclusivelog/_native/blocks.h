@@ -1,7 +1,8 @@
 /* The blocks of an entry, each with a checksum of its own: sections.h says where they lie.
 
    Whoever reads a message has those blocks verified that hold a part of it, each once: `seen` has a
-   byte for each block, XB_UNSEEN at first. */
+   byte for each block, XB_UNSEEN at first. In an entry that is `mapped`, the disk is asked for a block
+   that is read out of order. */
 #ifndef EXCLUSIVELOG_BLOCKS_H
 #define EXCLUSIVELOG_BLOCKS_H
 
@@ -12,6 +13,7 @@
 #define XB_UNSEEN 0
 #define XB_SOUND 1
 #define XB_DAMAGED 2
+#define XB_ASKED 3                      /* as unseen; the disk was asked for it */
 #define XB_PIECE ((size_t)8192)         /* two pages */
 #define XB_CRC (XE_FOOTER - 4)          /* where in the footer the checksum stands */
 
@@ -82,11 +84,23 @@ static inline int xb_are_sound(const xe_laid *laid, uint8_t *seen, const xb_sect
     const size_t last = (from + size - 1) / in->block;
     for (size_t number = from / in->block; number <= last; number++) {
         uint8_t *known = seen + in->first + number;
-        if (*known == XB_UNSEEN)
+        if (*known == XB_UNSEEN || *known == XB_ASKED)
             *known = xb_sum_holds(laid, in, number, number < last) ? XB_SOUND : XB_DAMAGED;
         if (*known != XB_SOUND) return 0;
     }
     return 1;
+}
+
+/* Ask the disk for the blocks with these bytes of the section, unless they are known. */
+static inline void xb_ask(uint8_t *seen, const xb_section *in, size_t from, size_t size) {
+    if (size == 0) return;
+    for (size_t number = from / in->block; number <= (from + size - 1) / in->block; number++) {
+        uint8_t *known = seen + in->first + number;
+        const size_t at = number * in->block;
+        if (*known != XB_UNSEEN) continue;
+        *known = XB_ASKED;
+        xl_ask(in->start + at, in->size - at < in->block ? in->size - at : in->block);
+    }
 }
 
 /* Do offsets i to j of the n + 1 rise, within a section of `size` bytes? */
@@ -122,7 +136,8 @@ static inline xe_sizes xb_sizes(const xe_laid *laid) {
     in.start = (const char *)laid->section_, in.block = XE_BLOCK_##kind;              \
     in.size = xe_padded(XE_##kind(n, sizes.bytes));
 
-#define XB_CHECK(from, size) \
+#define XB_CHECK(from, size)                                      \
+    if (out_of_order) xb_ask(seen, &in, (from), (size));          \
     if (!xb_are_sound(laid, seen, &in, (from), (size))) return 0;
 
 #define XB_BITS(section, bytes) XB_CHECK(i / 8, (j + 7) / 8 - i / 8)
@@ -139,7 +154,8 @@ static inline xe_sizes xb_sizes(const xe_laid *laid) {
 
 /* Is all of the messages i to j - 1 sound, in an entry whose tail is? Verifies the blocks that they
    are in, and that their offsets rise. 0 <= i < j <= n. */
-static inline int xb_messages_are_sound(const xe_laid *laid, uint8_t *seen, size_t i, size_t j) {
+static inline int xb_messages_are_sound(const xe_laid *laid, uint8_t *seen, size_t i, size_t j,
+                                        int out_of_order) {
     xe_sizes from = {0, 0, 0, 0, 0}, to = {0, 0, 0, 0, 0};
 #define XB_VERIFY(section, type, flag, kind, bytes) \
     if (XE_IS_THERE(flag)) {                        \
@@ -149,6 +165,25 @@ static inline int xb_messages_are_sound(const xe_laid *laid, uint8_t *seen, size
     XB_EACH(XB_VERIFY)
 #undef XB_VERIFY
     return 1;
+}
+
+#define XB_ASK_BITS xb_ask(seen, &in, i / 8, 1);
+#define XB_ASK_OFFSETS xb_ask(seen, &in, 4 * i, 8);
+#define XB_ASK_EIGHTS xb_ask(seen, &in, 8 * i, 8);
+#define XB_ASK_FOURS xb_ask(seen, &in, 4 * i, 4);
+#define XB_ASK_GROWING xb_ask(seen, &in, 4 * i, 4);
+/* Where it would be if all were equally long. */
+#define XB_ASK_BYTES if (in.size) xb_ask(seen, &in, (size_t)((double)(in.size - 8) / n * i), 1);
+
+/* Ask the disk for the blocks of message i at once, before any of them is waited for. */
+static inline void xb_ask_for(const xe_laid *laid, uint8_t *seen, size_t i) {
+#define XB_VERIFY(section, type, flag, kind, bytes) \
+    if (XE_IS_THERE(flag)) {                        \
+        XB_ENTER(section, kind, bytes)              \
+        XB_ASK_##kind                               \
+    }
+    XB_EACH(XB_VERIFY)
+#undef XB_VERIFY
 }
 
 /* Is every block of the section sound that begins here? */

@@ -20,7 +20,11 @@ cdef class Entry:
         cdef Py_ssize_t size = self.view.len
         cdef const char* start = <const char*>self.view.buf
         cdef const char* footer = start + size - FOOTER
-        cdef int damage = _read_footer(start, size, &self.laid)
+        cdef int damage
+        self.mapped = not PyBytes_CheckExact(data)
+        if self.mapped and size >= MAPPED_END:
+            xl_ask(start + size - MAPPED_END, MAPPED_END)
+        damage = _read_footer(start, size, &self.laid)
         if damage != WHOLE:
             raise ValueError(_DAMAGE[damage])
         if self.laid.version == BLOCKED:
@@ -62,9 +66,11 @@ cdef class Entry:
             return True
         if self.sound_from <= stop < self.sound_to and index < self.sound_from:
             stop = self.sound_from
-        if not xb_messages_are_sound(&self.laid, self.seen, index, stop):
+        if self.mapped and ahead <= 1:
+            xb_ask_for(&self.laid, self.seen, index)
+        if not xb_messages_are_sound(&self.laid, self.seen, index, stop, self.mapped and ahead <= 1):
             stop = index + 1
-            if not xb_messages_are_sound(&self.laid, self.seen, index, stop):
+            if not xb_messages_are_sound(&self.laid, self.seen, index, stop, False):
                 return False
         if index == self.sound_to:
             self.sound_to = stop
@@ -83,10 +89,10 @@ cdef class Entry:
         if self._is_whole():
             return
         if self.nbytes < WITHOUT_GIL:
-            sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count)
+            sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count, False)
         else:
             with nogil:
-                sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count)
+                sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count, False)
         if not sound:
             raise ValueError(_UNSOUND)
         self.sound_from, self.sound_to = 0, self.laid.count

@@ -68,7 +68,8 @@ cdef extern from "_native/blocks.h":
     bint xb_sums_hold(const Laid*) noexcept nogil
     bint xb_section_is_sound(const Laid*, uint8_t*, const void*) noexcept nogil
     bint xb_grow(const uint32_t*, size_t, size_t, size_t, uint32_t) noexcept nogil
-    bint xb_messages_are_sound(const Laid*, uint8_t*, size_t, size_t) noexcept nogil
+    bint xb_messages_are_sound(const Laid*, uint8_t*, size_t, size_t, bint) noexcept nogil
+    void xb_ask_for(const Laid*, uint8_t*, size_t) noexcept nogil
 
 cdef uint32_t MAGIC = 0x00454C58            # b"XLE", and the version
 cdef uint32_t VERSION = <uint32_t>1 << 24
@@ -118,7 +119,7 @@ cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
     if damage == WHOLE:
         damage = xe_find(laid)
     if damage == WHOLE and laid.sums != NULL and (
-            not xb_messages_are_sound(laid, NULL, 0, laid.count)):
+            not xb_messages_are_sound(laid, NULL, 0, laid.count, False)):
         damage = NOT_RISING
     return damage
 

@@ -47,7 +47,7 @@ REFERENCE = struct.Struct(">8sQQQ")
 REFERENCE_MAGIC = b"XLREF\0\0\1"
 
 
-MOST_OPEN = 1024  # entries that a reader keeps open
+MOST_OPEN = 16384  # entries that a reader keeps open: about 1 KB each
 
 
 class OpenEntries:
