@@ -144,7 +144,7 @@ class LogCursor(_core.Cursor):
         self._horizon = 0  # lower offsets are read from the compacted view
         self._tail = JournalTail(host, topic, loads)
         self._open = host.ledger.segments.open_entries()
-        self._found_at = -1  # the journal's version when `seek` last looked whether the topic is there
+        self._found_at = -1  # the journal's version when `seek` last found the topic
         self._read_to = 0
         self._known_end = 0  # the topic's end when it was last read
         self._ahead = 1
@@ -304,11 +304,10 @@ class LogCursor(_core.Cursor):
                 f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
                 'was trimmed. seek("earliest") goes on with what there is'
             )
-        found: list[_core.Entry] = []
+        one = None
         if self._ahead == 1:
             one = read_entry(tables, row, self.position, self._loads, self._open)
-            found = [] if one is None else [one]
-        found = found or read_entries(
+        found = [one] if one is not None else read_entries(
             tables, row, self.position, self._loads, most_bytes=self._ahead,
             since=self._tail.since(tables),
         )  # fmt: skip

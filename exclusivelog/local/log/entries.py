@@ -387,18 +387,15 @@ def read_entry(
     if place is None:
         return None
     last, data = place
-    found = known.get(data)
-    if found is not None and found.end == last + 1 and found.topic == topic.id:
-        return found
+    entry = known.get(data)
     try:
-        entry = _core.Entry(tables.entries.load(data), loads)
+        if entry is None:
+            entry = _core.Entry(tables.entries.load(data), loads)
+            known.put(data, entry)
         check_place(entry, topic.id, last, None)
     except ValueError:
         return None
-    if entry.base_offset > offset:
-        return None
-    known.put(data, entry)
-    return entry
+    return entry if entry.base_offset <= offset else None
 
 
 def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None) -> None:

@@ -52,7 +52,7 @@ MOST_OPEN = 16384  # entries that a reader keeps open: about 1 KB each
 
 class OpenEntries:
     """Entries in segments that one reader keeps open, by their rows in the table `entries`: a row
-    names a place whose bytes never change. What was found sound of them is found sound only once."""
+    names a place whose bytes never change. What was found sound of them is not verified again."""
 
     __slots__ = ("__weakref__", "_entries")
 
