@@ -92,6 +92,18 @@ class JournalTail:
         """The tables were read, after the journal had this version."""
         self._version, self._read_at = version, time.monotonic()
 
+    @property
+    def is_current(self) -> bool:
+        """Has nobody deleted or trimmed the topic since the tables were read? Both change the
+        version. Look again before long: a process may have died between its commit and that."""
+        journal = self._host.ledger.journal
+        return (
+            journal is not None
+            and journal.version == self._version
+            and bool(journal.ready)
+            and time.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
+        )
+
     def continue_behind(self, tables: Tables) -> None:
         """Everything in this snapshot has been read."""
         self._scanned = tables.journal.generation, tables.entries.scanned
@@ -144,6 +156,7 @@ class LogCursor(_core.Cursor):
         self._horizon = 0  # lower offsets are read from the compacted view
         self._tail = JournalTail(host, topic, loads)
         self._open = host.ledger.segments.open_entries()
+        self._first_offset = 0  # of the topic, when the tables were read
         self._found_at = -1  # the journal's version when `seek` last found the topic
         self._read_to = 0
         self._known_end = 0  # the topic's end when it was last read
@@ -273,6 +286,12 @@ class LogCursor(_core.Cursor):
             if view:
                 return view
             self.move_to(self._horizon)
+        if self._ahead == 1 and self.position >= self._first_offset and self._tail.is_current:
+            entry = self._open.holding(self.position)
+            if entry is not None:
+                self._host.ledger.check()
+                self._read_further(entry)
+                return [entry]
         found = self._tail.read(self.position, self._ahead)
         if found:
             self._read_to = found[-1].end
@@ -311,12 +330,16 @@ class LogCursor(_core.Cursor):
             tables, row, self.position, self._loads, most_bytes=self._ahead,
             since=self._tail.since(tables),
         )  # fmt: skip
-        self._ahead = min(READ_BYTES, max(MIN_READ_AHEAD, 8 * self._ahead))
-        if found:
-            self._read_to = found[-1].end
+        self._first_offset = row.first_offset
+        self._read_further(found[-1] if found else None)
         if tables.entries.scanned and max(self.position, self._read_to) >= row.next_offset:
             self._tail.continue_behind(tables)
         return found
+
+    def _read_further(self, last: _core.Entry | None) -> None:
+        self._ahead = min(READ_BYTES, max(MIN_READ_AHEAD, 8 * self._ahead))
+        if last is not None:
+            self._read_to = last.end
 
     def refuse(self, start: int, stop: int) -> None:
         """Raise the error for messages that a damaged block costs; the compiled base class calls it

@@ -387,11 +387,11 @@ def read_entry(
     if place is None:
         return None
     last, data = place
-    entry = known.get(data)
+    entry = known.get(last, data)
     try:
         if entry is None:
             entry = _core.Entry(tables.entries.load(data), loads)
-            known.put(data, entry)
+            known.put(last, data, entry)
         check_place(entry, topic.id, last, None)
     except ValueError:
         return None

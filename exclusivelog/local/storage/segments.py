@@ -16,6 +16,7 @@ last of these the segment is removed.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
 import os
@@ -51,34 +52,53 @@ MOST_OPEN = 16384  # entries that a reader keeps open: about 1 KB each
 
 
 class OpenEntries:
-    """Entries in segments that one reader keeps open, by their rows in the table `entries`: a row
-    names a place whose bytes never change. What was found sound of them is not verified again."""
+    """Entries of one topic, in segments, that one reader keeps open. What was found sound of them
+    is not verified again: a row of the table `entries` names a place whose bytes never change."""
 
-    __slots__ = ("__weakref__", "_entries")
+    __slots__ = ("__weakref__", "_entries", "_lasts")
 
     def __init__(self) -> None:
-        self._entries: dict[bytes, _core.Entry] = {}
+        self._lasts: list[int] = []  # their last offsets, rising
+        self._entries: dict[int, tuple[bytes, _core.Entry]] = {}  # by last offset, with their rows
 
-    def get(self, row: bytes) -> _core.Entry | None:
-        """The entry that a row refers to; None if it is not open."""
-        return self._entries.get(row)
+    def __len__(self) -> int:
+        return len(self._entries)
 
-    def put(self, row: bytes, entry: _core.Entry) -> None:
+    def get(self, last: int, row: bytes) -> _core.Entry | None:
+        """The entry with this last offset, to which this row refers; None if it is not open."""
+        found = self._entries.get(last)
+        return found[1] if found is not None and found[0] == row else None
+
+    def holding(self, offset: int) -> _core.Entry | None:
+        """The entry with the message at `offset`; None if it is not open."""
+        lasts = self._lasts
+        at = bisect.bisect_left(lasts, offset)
+        found = self._entries.get(lasts[at]) if at < len(lasts) else None
+        return found[1] if found is not None and found[1].base_offset <= offset else None
+
+    def put(self, last: int, row: bytes, entry: _core.Entry) -> None:
         """Keep the entry that a row refers to; nothing if the row is the entry itself."""
-        if is_reference(row):
-            if len(self._entries) >= MOST_OPEN:
-                self._entries.clear()
-            self._entries[row] = entry
+        if not is_reference(row):
+            return
+        if len(self._entries) >= MOST_OPEN:
+            self.clear()
+        if last not in self._entries:
+            bisect.insort(self._lasts, last)
+        self._entries[last] = row, entry
 
     def drop(self, segment: int) -> None:
-        """Close the entries of a segment: they keep the space of one that was removed."""
-        for row in list(self._entries):
-            if REFERENCE.unpack(row)[1] == segment:
-                self._entries.pop(row, None)
+        """Close the entries of a segment, whose space they keep when it is removed. Any thread may
+        call it."""
+        left = {
+            last: (row, entry)
+            for last, (row, entry) in list(self._entries.items())
+            if REFERENCE.unpack(row)[1] != segment
+        }
+        self._lasts, self._entries = sorted(left), left
 
     def clear(self) -> None:
         """Close all."""
-        self._entries.clear()
+        self._lasts, self._entries = [], {}
 
 
 def is_reference(row: bytes) -> bool:
