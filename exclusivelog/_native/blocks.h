@@ -186,6 +186,43 @@ static inline void xb_ask_for(const xe_laid *laid, uint8_t *seen, size_t i) {
 #undef XB_VERIFY
 }
 
+#define XB_LIKE_BITS (i / 8)
+#define XB_LIKE_OFFSETS (4 * i)
+#define XB_LIKE_EIGHTS (8 * i)
+#define XB_LIKE_FOURS (4 * i)
+#define XB_LIKE_GROWING (4 * i)
+#define XB_LIKE_BYTES ((size_t)((double)in.size / n * i))
+
+/* Ask the disk for the blocks of message i of n in an entry of `size` bytes whose summary is not known
+   yet, should it have the sections of another one, and as long ones: what it says of itself then
+   comes with them, instead of before them. */
+static inline void xb_ask_like(const xe_laid *other, const char *start, size_t size, size_t i,
+                               size_t n) {
+    const uint16_t flags = other->flags;
+    const double times = (double)n / other->count;
+    const xe_sizes known = xb_sizes(other);
+    xe_sizes sizes = {0, (size_t)((double)known.keys * times),
+                      (size_t)((double)known.properties * times), other->name_length, 0};
+    size_t rest = xe_plain_size(flags, n, &sizes);
+    if (rest >= size || i >= n) return;
+    sizes.values = size - rest;
+    rest += xe_trailer_size(xe_blocks(flags, n, &sizes));
+    if (rest >= size) return;
+    sizes.values = size - rest;
+    sizes.name = 0;
+    xb_section in = {start, 0, 1, 0};
+#define XB_GUESS(section, type, flag, kind, bytes)                                        \
+    if (XE_IS_THERE(flag)) {                                                              \
+        in.start += in.size, in.size = xe_padded(XE_##kind(n, sizes.bytes));              \
+        const size_t at = XB_LIKE_##kind / XE_BLOCK_##kind * XE_BLOCK_##kind;             \
+        const size_t left = in.size > at ? in.size - at : 0;                              \
+        if (left && (size_t)(in.start - start) + in.size <= size)                         \
+            xl_ask(in.start + at, left < XE_BLOCK_##kind ? left : XE_BLOCK_##kind);       \
+    }
+    XE_SECTIONS(XB_GUESS)
+#undef XB_GUESS
+}
+
 /* Is every block of the section sound that begins here? */
 static inline int xb_section_is_sound(const xe_laid *laid, uint8_t *seen, const void *wanted) {
 #define XB_VERIFY(section, type, flag, kind, bytes)                                   \

@@ -253,6 +253,17 @@ cdef class Entry:
         return out
 
 
+def ask_like(Entry other not None, data not None, uint64_t index, uint64_t count):
+    """Let the disk begin with what reading a message needs: that at `index` of the `count` of an
+    entry in a mapped file, which may have the sections that `other` has."""
+    cdef Py_buffer view
+    if other.seen == NULL or count >= UINT32_MAX or index >= count:
+        return
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    xb_ask_like(&other.laid, <const char*>view.buf, view.len, index, count)
+    PyBuffer_Release(&view)
+
+
 def ends_as(data, uint64_t topic, uint64_t last):
     """Is this the topic's entry with that last offset? Reads no more than it must."""
     cdef Laid laid

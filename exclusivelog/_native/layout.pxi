@@ -69,6 +69,7 @@ cdef extern from "_native/blocks.h":
     bint xb_section_is_sound(const Laid*, uint8_t*, const void*) noexcept nogil
     bint xb_grow(const uint32_t*, size_t, size_t, size_t, uint32_t) noexcept nogil
     bint xb_messages_are_sound(const Laid*, uint8_t*, size_t, size_t, bint) noexcept nogil
+    void xb_ask_like(const Laid*, const char*, size_t, size_t, size_t) noexcept nogil
     void xb_ask_for(const Laid*, uint8_t*, size_t) noexcept nogil
 
 cdef uint32_t MAGIC = 0x00454C58            # b"XLE", and the version

@@ -333,3 +333,32 @@ def test_h6_a_reader_that_seeks_back_is_told_what_was_trimmed_or_deleted(
     engine.delete_topic("orders")
     with pytest.raises(xl.TopicNotFoundError):
         reader.seek(COUNT)
+
+
+def test_h6_the_disk_is_asked_for_nothing_outside_of_an_entry() -> None:
+    """Whatever another entry looks like, and however wrong the guess is."""
+    dice = random.Random(8)
+    entries = [values(some(COUNT)), everything(COUNT), values([bytes(1 << 17)])]
+    likes = [_core.Entry(data) for data in entries]
+    for like in (*likes, _core.Entry(values([b"short"]))):
+        for data in (*entries, b"", b"x" * 100):
+            for _ in range(50):
+                count = dice.choice([0, 1, COUNT, dice.randrange(1 << 33), 2**64 - 1])
+                _core.ask_like(like, data, dice.choice([0, count // 2, max(0, count - 1)]), count)
+
+
+@pytest.mark.parametrize("sizes", [(1, 400), (100, 100), (90, 110), (0, 3000)])
+def test_h6_messages_of_any_length_are_found_in_any_order(engine, topic, sizes) -> None:
+    """Also where the disk was asked for another block."""
+    dice = random.Random(4)
+    items = [dice.randbytes(dice.randint(*sizes)) for _ in range(9000)]
+    keys = [b"%d" % n for n in range(9000)]
+    with topic.producer() as producer:
+        for start in range(0, 9000, 3000):
+            some_items, some_keys = items[start : start + 3000], keys[start : start + 3000]
+            producer.send_many(some_items, keys=some_keys)
+    reader = topic.reader()
+    for offset in dice.sample(range(9000), 300):
+        reader.seek(offset)
+        message = reader.read_next(0)
+        assert (message.value, message.key) == (items[offset], keys[offset])

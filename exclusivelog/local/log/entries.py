@@ -22,7 +22,7 @@ from exclusivelog.errors import (
 from exclusivelog.local.fencing import check_may_write
 from exclusivelog.local.records import Session
 from exclusivelog.local.storage.ledger import Ledger
-from exclusivelog.local.storage.segments import OpenEntries
+from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.storage.time_marks import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.types import Report
@@ -390,7 +390,12 @@ def read_entry(
     entry = known.get(last, data)
     try:
         if entry is None:
-            entry = _core.Entry(tables.entries.load(data), loads)
+            loaded = tables.entries.load(data)
+            if known.newest is not None and is_reference(data):
+                begin = tables.entries.begin(topic, last)
+                if begin <= offset:
+                    _core.ask_like(known.newest, loaded, offset - begin, last + 1 - begin)
+            entry = _core.Entry(loaded, loads)
             known.put(last, data, entry)
         check_place(entry, topic.id, last, None)
     except ValueError:

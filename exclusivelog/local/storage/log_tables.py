@@ -313,6 +313,15 @@ class EntryTable:
         owner, last = PAIR.unpack(cursor.key())
         return (last, cursor.value()) if owner == topic else None
 
+    def begin(self, row: TopicRow, last: int) -> int:
+        """Where the entry in the tables with this last offset begins, by the one before it."""
+        cursor = self.rows.cursor("entries")
+        if cursor.set_range(PAIR.pack(row.id, last)) and cursor.prev():
+            owner, before = PAIR.unpack(cursor.key())
+            if owner == row.id:
+                return int(before) + 1
+        return row.first_offset
+
     def _frames(self, topic: int, offset: int, start: int) -> Iterator[tuple[int, bytes]]:
         journal, self.scanned = self._journal, start
         while journal.file is not None and self.scanned < journal.visible:

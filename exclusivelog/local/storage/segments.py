@@ -55,9 +55,10 @@ class OpenEntries:
     """Entries of one topic, in segments, that one reader keeps open. What was found sound of them
     is not verified again: a row of the table `entries` names a place whose bytes never change."""
 
-    __slots__ = ("__weakref__", "_entries", "_lasts")
+    __slots__ = ("__weakref__", "_entries", "_lasts", "newest")
 
     def __init__(self) -> None:
+        self.newest: _core.Entry | None = None  # that was opened
         self._lasts: list[int] = []  # their last offsets, rising
         self._entries: dict[int, tuple[bytes, _core.Entry]] = {}  # by last offset, with their rows
 
@@ -85,6 +86,7 @@ class OpenEntries:
         if last not in self._entries:
             bisect.insort(self._lasts, last)
         self._entries[last] = row, entry
+        self.newest = entry
 
     def drop(self, segment: int) -> None:
         """Close the entries of a segment, whose space they keep when it is removed. Any thread may
@@ -94,11 +96,11 @@ class OpenEntries:
             for last, (row, entry) in list(self._entries.items())
             if REFERENCE.unpack(row)[1] != segment
         }
-        self._lasts, self._entries = sorted(left), left
+        self._lasts, self._entries, self.newest = sorted(left), left, None
 
     def clear(self) -> None:
         """Close all."""
-        self._lasts, self._entries = [], {}
+        self._lasts, self._entries, self.newest = [], {}, None
 
 
 def is_reference(row: bytes) -> bool:
