@@ -11,6 +11,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.storage.segments import REFERENCE
+from testing.children import finish
 from testing.entries import (
     BLOCKED,
     FOOTER,
@@ -333,6 +334,32 @@ def test_h6_a_reader_that_seeks_back_is_told_what_was_trimmed_or_deleted(
     engine.delete_topic("orders")
     with pytest.raises(xl.TopicNotFoundError):
         reader.seek(COUNT)
+
+
+CUT = """
+    import os, sys
+    import exclusivelog as xl
+    from tests.log.test_blocks import COUNT, some
+    from tests.storage.test_segments import only
+    with xl.open(sys.argv[1]) as engine:
+        topic = engine.topic("orders")
+        with topic.producer() as producer:
+            producer.send_many(some(COUNT))
+        reader = topic.reader()
+        for offset in (0, 10):
+            reader.seek(offset)
+            assert reader.read_next(0).offset == offset
+        os.truncate(only(sys.argv[1]), 4096)
+        reader.seek(COUNT - 1)
+        try:
+            reader.read_next(0)
+        except xl.LedgerCorruptedError as error:
+            print(error.offsets)
+"""
+
+
+def test_h6_an_open_entry_whose_file_was_cut_off_is_damage(path) -> None:
+    assert finish(CUT, path) == f"range(0, {COUNT})\n"
 
 
 def test_h6_the_disk_is_asked_for_nothing_outside_of_an_entry() -> None:

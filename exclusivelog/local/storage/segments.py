@@ -55,9 +55,10 @@ class OpenEntries:
     """Entries of one topic, in segments, that one reader keeps open. What was found sound of them
     is not verified again: a row of the table `entries` names a place whose bytes never change."""
 
-    __slots__ = ("__weakref__", "_entries", "_lasts", "newest")
+    __slots__ = ("__weakref__", "_entries", "_lasts", "_segments", "newest")
 
-    def __init__(self) -> None:
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
         self.newest: _core.Entry | None = None  # that was opened
         self._lasts: list[int] = []  # their last offsets, rising
         self._entries: dict[int, tuple[bytes, _core.Entry]] = {}  # by last offset, with their rows
@@ -68,14 +69,18 @@ class OpenEntries:
     def get(self, last: int, row: bytes) -> _core.Entry | None:
         """The entry with this last offset, to which this row refers; None if it is not open."""
         found = self._entries.get(last)
-        return found[1] if found is not None and found[0] == row else None
+        if found is None or found[0] != row or not self._segments.still_has(row):
+            return None
+        return found[1]
 
     def holding(self, offset: int) -> _core.Entry | None:
         """The entry with the message at `offset`; None if it is not open."""
         lasts = self._lasts
         at = bisect.bisect_left(lasts, offset)
         found = self._entries.get(lasts[at]) if at < len(lasts) else None
-        return found[1] if found is not None and found[1].base_offset <= offset else None
+        if found is None or found[1].base_offset > offset or not self._segments.still_has(found[0]):
+            return None
+        return found[1]
 
     def put(self, last: int, row: bytes, entry: _core.Entry) -> None:
         """Keep the entry that a row refers to; nothing if the row is the entry itself."""
@@ -173,9 +178,16 @@ class Segments:
             raise ValueError(f"{self._file(segment)} has {size} bytes, {stop} are needed")
         return mapped.view(position, stop)
 
+    def still_has(self, row: bytes) -> bool:
+        """Does the mapped segment have the entry of this row? It may have been cut off."""
+        _, segment, position, length = REFERENCE.unpack(row)
+        with self._mapping:
+            mapped = self._mapped.get(segment)
+            return mapped is not None and os.fstat(mapped[0]).st_size >= position + length
+
     def open_entries(self) -> OpenEntries:
         """What a reader keeps open; of segments that are removed it is told to let go."""
-        made = OpenEntries()
+        made = OpenEntries(self)
         with self._mapping:
             self._open.add(made)
         return made
