@@ -22,6 +22,7 @@ from bench import (
     report,
     scan,
     sharing,
+    single,
     space,
     sparks,
     start,
@@ -58,6 +59,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P15": busy.p15,
     "P16": sparks.p16,
     "P17": zombies.p17,
+    "P19": single.p19,
     "P20": values.p20,
     "P23": start.p23,
 }

@@ -65,12 +65,12 @@ def p12(settings: Settings) -> Figure:
     return figure
 
 
-def fill(path: str, count: int) -> None:
-    """A log of that many messages, in entries of one size, closed cleanly."""
-    values = messages(PER_ENTRY)
+def fill(path: str, count: int, batch: int = PER_ENTRY) -> None:
+    """A log of that many messages, sent in batches of one size, closed cleanly."""
+    values = messages(batch)
     with xl.open(path, name="bench") as engine:
         with engine.topic("orders").producer() as producer:
-            for _ in range(count // PER_ENTRY):
+            for _ in range(count // batch):
                 producer.send_many(values)
 
 

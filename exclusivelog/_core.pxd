@@ -18,6 +18,12 @@ cdef extern from "_native/sections.h":
         uint32_t count
         uint16_t flags
         uint16_t name_length
+        uint32_t last_gap
+        uint32_t last_time
+        uint8_t version
+        size_t body
+        size_t blocks
+        const uint32_t* sums
         const uint8_t* value_valid
         const uint32_t* value_offsets
         const char* values
@@ -42,6 +48,14 @@ cdef class Entry:
     cdef Py_buffer view
     cdef Laid laid
     cdef object _name
+    cdef bint mapped                        # in a file, and not read yet
+    cdef uint8_t* seen                      # of each block: is it sound? NULL: it has none
+    cdef uint32_t sound_from                # the messages from here
+    cdef uint32_t sound_to                  # ... to before here are known to be sound
+    cdef int _find_blocks(self) except -1
+    cdef bint look(self, uint32_t index, uint32_t ahead) noexcept
+    cdef bint _is_whole(self) noexcept
+    cdef uint32_t _ahead(self) noexcept
 
 
 cdef class Message:
@@ -56,6 +70,7 @@ cdef class Cursor:
     cdef Py_ssize_t queued
     cdef bint advance(self) except -1
     cdef Message take(self)
+    cdef Entry _sound_part(self, Entry entry, uint32_t index)
 
 
 cdef class TopicRow:

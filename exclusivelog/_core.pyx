@@ -5,7 +5,7 @@ The parts are in `_native/`, each with one subject:
 
 | part | subject |
 |---|---|
-| `checksum`, `layout` | CRC-32C; the footer of an entry, and how its sections are found |
+| `checksum`, `layout` | CRC-32C; the footer of an entry, and how its sections and blocks are found |
 | `columns`, `encode` | messages become a sealed entry, which is given its place later |
 | `entry`, `message`, `cursor` | entries, messages that are decoded when asked for, reading in order |
 | `values` | reading in order without a message: values alone |
@@ -18,7 +18,7 @@ The parts are in `_native/`, each with one subject:
 | `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
-| `*.h` | the C below: the sections of an entry, CRC-32C, futexes, liveness, the journal, SIGBUS |
+| `*.h` | the C below: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, SIGBUS |
 
 Nothing here knows about files, tables or policy.
 """

@@ -35,7 +35,18 @@ import google_crc32c
 
 from exclusivelog import _core
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, SIZE
-from testing.entries import FIELDS, FOOTER, encode, examine, refooted, values
+from testing.entries import (
+    BLOCKED,
+    FIELDS,
+    FOOTER,
+    PLAIN,
+    blocked,
+    encode,
+    examine,
+    refooted,
+    resummed,
+    values,
+)
 from testing.journals import FRAME, MAGIC
 
 COVERAGE = r"""
@@ -121,7 +132,8 @@ def entries() -> list[bytes]:
          b"\x81\xa1a\xa1b" if n % 4 == 0 else None, n if n % 5 else None, 10 * n + 1)
         for n in range(9)
     ]  # fmt: skip
-    return [encode(full), values([b"x"]), values([b"abc" * 50, None, b""]), values([None] * 9)]
+    made = [encode(full), values([b"x"]), values([b"abc" * 50, None, b""]), values([None] * 9)]
+    return made + [blocked(data) for data in made]
 
 
 def framed(parts: list[bytes]) -> bytes:
@@ -156,7 +168,9 @@ def sound_entry(data: bytes, dice: random.Random) -> bytes:
     """The same with a checksum and a magic number that hold."""
     if len(data) < FOOTER.size or dice.random() < 0.1:
         return data
-    return refooted(data, magic=0x01454C58)
+    if data[-8:-4] == BLOCKED.to_bytes(4, "little") and dice.random() < 0.9:
+        return resummed(data) if dice.random() < 0.9 else refooted(data)
+    return refooted(data, magic=PLAIN)
 
 
 def sound_ring(data: bytes, dice: random.Random) -> bytes:

@@ -120,6 +120,8 @@ cdef class Bundle:
         cdef Py_ssize_t n = self.stop - self.start
         if self.frames.items == NULL:
             raise ValueError("the frames are gone")
+        if before is not None:
+            before.check()
         cdef Laid* parts = <Laid*>malloc((n + 1) * sizeof(Laid))
         cdef Py_ssize_t used = 0
         cdef Py_ssize_t i

@@ -14,9 +14,12 @@ cdef extern from "_native/crc32c.h":
 
 cdef extern from "_native/prefetch.h":
     void xl_fetch(const char*, size_t) noexcept nogil
+    void xl_ask(const char*, size_t) noexcept nogil
 
 cdef enum:
     PIECE = 8192                # two pages
+    MAPPED_END = 4096           # bytes: what follows the blocks of an entry of some MB
+    READ_AHEAD = 64 << 10       # bytes that are verified at once while an entry is read in order
     WITHOUT_GIL = 128 << 10     # bytes; to give up the GIL costs more than the sum of fewer
 
 # How checksums are computed on this machine.

@@ -1,25 +1,46 @@
 # Reading message by message, over entries that a subclass reads from the log.
 
 cdef inline Message _take_from(Cursor cursor, Entry entry):
-    cdef Message message
+    cdef uint32_t index
     if entry.laid.gaps == NULL:
-        message = _message(entry, <uint32_t>(cursor.position - entry.laid.base_offset))
+        index = <uint32_t>(cursor.position - entry.laid.base_offset)
+        if index >= entry.sound_to or index < entry.sound_from:
+            _look(cursor, entry, index)
         cursor.position += 1
-        return message
-    message = _message(entry, _index_of(entry, cursor.position))
-    cursor.position = _offset_at(entry, message.index) + 1
-    return message
+        return _message(entry, index)
+    index = _index_of(entry, cursor.position)
+    if index >= entry.sound_to or index < entry.sound_from:
+        _look(cursor, entry, index)
+    cursor.position = _offset_at(entry, index) + 1
+    return _message(entry, index)
+
+
+cdef _look(Cursor cursor, Entry entry, uint32_t index):
+    """Verify the message, or raise. Where messages are read in order, those behind it as well."""
+    cdef uint32_t ahead = entry._ahead() if index == entry.sound_to else 1
+    if not entry.look(index, ahead):
+        _refuse(cursor, entry, index)
+
+
+cdef _refuse(Cursor cursor, Entry entry, uint32_t index):
+    start, stop = entry.damage_from(index)
+    cursor.refuse(entry.offset_at(start), entry.offset_at(stop))
+    raise ValueError(_UNSOUND)
 
 
 cdef class Cursor:
     """Walks entries message by message. A subclass gives `refill()`: the entries from
-    `position` on, as many as it likes, or an empty list at the end of the log."""
+    `position` on, as many as it likes, or an empty list at the end of the log; and `refuse()`."""
 
     def __cinit__(self, *args, **kwargs):
         self.queue = []
 
     def refill(self):
         raise TypeError("Cursor is abstract")
+
+    def refuse(self, uint64_t start, uint64_t stop):
+        """Raise the error for messages, by their offsets, that a damaged block costs."""
+        raise ValueError(_UNSOUND)
 
     def move_to(self, uint64_t position):
         """Go on at this offset; forgets what was read ahead."""
@@ -90,8 +111,19 @@ cdef class Cursor:
         if entry.nbytes > most:
             return None
         index = _index_of(entry, self.position)
+        try:
+            entry.check()
+        except ValueError:
+            entry, index = self._sound_part(entry, index), 0
         self.position = entry.end
         return entry, index
+
+    cdef Entry _sound_part(self, Entry entry, uint32_t index):
+        """A copy of the messages from `index` up to the first one that a damaged block costs."""
+        stop, _ = entry.damage_from(index)
+        if stop <= index:
+            _refuse(self, entry, index)
+        return Entry(keep(entry, list(range(index, stop)), entry.laid.topic)[1], entry.loads)
 
     def scan(self, uint64_t end):
         """An iterator over the messages before the offset `end`."""

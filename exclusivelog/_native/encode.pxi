@@ -11,6 +11,7 @@ cdef class SealedEntry:
     cdef readonly uint32_t count
     cdef uint16_t flags
     cdef uint16_t name_length
+    cdef uint8_t version
     cdef uint32_t blank_crc
 
     def __len__(self):
@@ -30,6 +31,7 @@ cdef class SealedEntry:
         piece.count = self.count
         piece.flags = self.flags
         piece.name_length = self.name_length
+        piece.version = self.version
         piece.blank_crc = self.blank_crc
 
 
@@ -40,6 +42,7 @@ cdef struct Piece:
     uint32_t count
     uint16_t flags
     uint16_t name_length
+    uint8_t version
     uint32_t blank_crc
 
 
@@ -55,7 +58,7 @@ cdef void _stamp(const Piece* piece, uint64_t topic, uint64_t base_offset, uint6
     (<uint32_t*>(footer + F_COUNT))[0] = piece.count
     (<uint16_t*>(footer + F_FLAGS))[0] = piece.flags
     (<uint16_t*>(footer + F_NAME_LENGTH))[0] = piece.name_length
-    (<uint32_t*>(footer + F_MAGIC))[0] = MAGIC
+    (<uint32_t*>(footer + F_MAGIC))[0] = MAGIC + piece.version * VERSION
     (<uint32_t*>(footer + F_CRC))[0] = 0
     (<uint32_t*>(footer + F_CRC))[0] = piece.blank_crc ^ _sum(footer, FOOTER)
 
@@ -72,13 +75,32 @@ cdef int _put_events(uint8_t* valid, int64_t* times, list events, Py_ssize_t sta
     return 0
 
 
-cdef SealedEntry _sealed(bytes data, Py_ssize_t count, uint16_t flags, bytes name):
+cdef uint32_t _sum_blank(Piece* piece, const Sizes* sizes, const Space* space) noexcept nogil:
+    """The sum of an entry that is written but for its footer, which is zero; the sums of its
+    blocks go in as well."""
+    cdef size_t plain = xe_plain_size(piece.flags, piece.count, sizes)
+    cdef size_t tail = xb_seal(piece.data, plain, piece.flags, piece.count, sizes,
+                               space)
+    piece.version = PLAIN if tail == 0 else BLOCKED
+    return _crc(piece.data + tail, piece.size - tail)
+
+
+cdef SealedEntry _sealed(bytes data, Py_ssize_t count, uint16_t flags, const Sizes* sizes,
+                         const Space* space):
     cdef SealedEntry sealed = SealedEntry.__new__(SealedEntry)
+    cdef Piece piece
     sealed.data = data
     sealed.count = count
     sealed.flags = flags
-    sealed.name_length = PyBytes_GET_SIZE(name)
-    sealed.blank_crc = _sum_all(PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+    sealed.name_length = sizes.name
+    sealed.describe(&piece)
+    if piece.size < WITHOUT_GIL:
+        sealed.blank_crc = _sum_blank(&piece, sizes, space)
+    else:
+        with nogil:
+            piece.blank_crc = _sum_blank(&piece, sizes, space)
+        sealed.blank_crc = piece.blank_crc
+    sealed.version = piece.version
     return sealed
 
 
@@ -130,7 +152,7 @@ cdef SealedEntry _seal(Strings values, Py_ssize_t start, Py_ssize_t stop, String
     if properties is not None:
         properties.copy(start, stop, NULL, to.property_offsets, to.properties)
     memcpy(to.name, PyBytes_AS_STRING(name), sizes.name)
-    return _sealed(data, count, flags, name)
+    return _sealed(data, count, flags, &sizes, &to)
 
 
 cdef SealedEntry _seal_one(bytes value, bytes key, bytes properties, object event_time,
@@ -171,4 +193,4 @@ cdef SealedEntry _seal_one(bytes value, bytes key, bytes properties, object even
         to.property_offsets[1] = <uint32_t>sizes.properties
         memcpy(to.properties, PyBytes_AS_STRING(properties), sizes.properties)
     memcpy(to.name, PyBytes_AS_STRING(name), sizes.name)
-    return _sealed(data, 1, flags, name)
+    return _sealed(data, 1, flags, &sizes, &to)

@@ -1,10 +1,15 @@
-# Entries as they are read: checked as a whole, decoded column by column.
+# Entries as they are read, decoded column by column: checked as a whole, or, where they have blocks,
+# block by block as their messages are asked for.
+
+cdef str _UNSOUND = "its checksum does not hold"
+
 
 @cython.final
 @cython.no_gc
 @cython.freelist(64)
 cdef class Entry:
-    """A decoded entry. Raises ValueError, saying what is wrong, on any damage.
+    """A decoded entry. Raises ValueError, saying what is wrong, on any damage; of an entry that has
+    blocks, damage to one of them is found once something is asked for that stands in it.
 
     `data` is bytes or a buffer like them, and is not copied. `loads` is applied to every
     value that is read (None: bytes as they are).
@@ -15,12 +20,20 @@ cdef class Entry:
         cdef Py_ssize_t size = self.view.len
         cdef const char* start = <const char*>self.view.buf
         cdef const char* footer = start + size - FOOTER
-        cdef int damage = _read_footer(start, size, &self.laid)
+        cdef int damage
+        self.mapped = not PyBytes_CheckExact(data)
+        if self.mapped and size >= MAPPED_END:
+            xl_ask(start + size - MAPPED_END, MAPPED_END)
+        damage = _read_footer(start, size, &self.laid)
         if damage != WHOLE:
             raise ValueError(_DAMAGE[damage])
-        if _sum_all(start, size) ^ _sum(footer + F_CRC, 4) != (<uint32_t*>(footer + F_CRC))[0]:
-            raise ValueError("its checksum does not hold")
-        damage = xe_find(&self.laid)
+        if self.laid.version == BLOCKED:
+            damage = self._find_blocks()
+        elif _sum_all(start, size) ^ _sum(footer + F_CRC, 4) != (<uint32_t*>(footer + F_CRC))[0]:
+            raise ValueError(_UNSOUND)
+        else:
+            damage = xe_find(&self.laid)
+            self.sound_to = self.laid.count
         if damage != WHOLE:
             raise ValueError(_DAMAGE[damage])
         self.data = data
@@ -28,7 +41,89 @@ cdef class Entry:
         self.loads = loads
         self.end = _end_of(&self.laid)
 
+    cdef int _find_blocks(self) except -1:
+        cdef Laid* laid = &self.laid
+        cdef int damage = xe_find(laid)
+        if damage != WHOLE:
+            return damage
+        if not xb_tail_is_sound(laid):
+            raise ValueError(_UNSOUND)
+        self.seen = <uint8_t*>calloc(max(laid.blocks, 1), 1)
+        if self.seen == NULL:
+            raise MemoryError
+        # By these a message is found.
+        if laid.gaps != NULL and not (
+                xb_section_is_sound(laid, self.seen, laid.gaps)
+                and xb_grow(laid.gaps, 0, laid.count, laid.count, laid.last_gap)):
+            raise ValueError(_UNSOUND)
+        return WHOLE
+
+    cdef bint look(self, uint32_t index, uint32_t ahead) noexcept:
+        """Is the message at `index` sound? Looks at those behind it, too, up to `ahead` in all; what
+        was found sound is remembered."""
+        cdef uint32_t stop = index + min(max(ahead, 1), self.laid.count - index)
+        if self.sound_from <= index < self.sound_to:
+            return True
+        if self.sound_from <= stop < self.sound_to and index < self.sound_from:
+            stop = self.sound_from
+        if self.mapped and ahead <= 1:
+            xb_ask_for(&self.laid, self.seen, index)
+        if not xb_messages_are_sound(&self.laid, self.seen, index, stop, self.mapped and ahead <= 1):
+            stop = index + 1
+            if not xb_messages_are_sound(&self.laid, self.seen, index, stop, False):
+                return False
+        if index == self.sound_to:
+            self.sound_to = stop
+        elif stop == self.sound_from:
+            self.sound_from = index
+        else:
+            self.sound_from, self.sound_to = index, stop
+        return True
+
+    cdef bint _is_whole(self) noexcept:
+        return self.sound_from == 0 and self.sound_to == self.laid.count
+
+    def check(self):
+        """Look at all of it: ValueError if any of its blocks is damaged."""
+        cdef bint sound
+        if self._is_whole():
+            return
+        if self.nbytes < WITHOUT_GIL:
+            sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count, False)
+        else:
+            with nogil:
+                sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count, False)
+        if not sound:
+            raise ValueError(_UNSOUND)
+        self.sound_from, self.sound_to = 0, self.laid.count
+
+    def damage_from(self, uint32_t index):
+        """The messages from `index` on that a damaged block costs: (index of the first one of the
+        first run of them, index behind the last one). Both are `count` if there is none."""
+        cdef uint32_t start = index
+        cdef uint32_t stop
+        while start < self.laid.count and self.look(start, max(64, self._ahead())):
+            start = max(start + 1, self.sound_to)
+        stop = start
+        while stop < self.laid.count and not self.look(stop, 1):
+            stop += 1
+        if start == index:  # the run may have begun before
+            while start > 0 and start < self.laid.count and not self.look(start - 1, 1):
+                start -= 1
+        return start, stop
+
+    cdef uint32_t _ahead(self) noexcept:
+        # Twice as many as have been read in order, up to some blocks' worth: what is verified is then
+        # still in the processor's cache when it is read.
+        cdef uint64_t most = <uint64_t>READ_AHEAD * self.laid.count // self.nbytes
+        return <uint32_t>min(max(most, 1), 2 * <uint64_t>(self.sound_to - self.sound_from))
+
+    def offset_at(self, uint32_t index):
+        """The offset of the message at `index`; of that at `count`, the offset behind the last one."""
+        return self.end if index >= self.laid.count else _offset_at(self, index)
+
     def __dealloc__(self):
+        free(self.seen)
         PyBuffer_Release(&self.view)
 
     @property
@@ -69,14 +164,15 @@ cdef class Entry:
 
     @property
     def last_publish_time(self):
-        if self.laid.times == NULL:
-            return self.laid.publish_time
-        return self.laid.publish_time + self.laid.times[self.laid.count - 1]
+        return self.laid.publish_time + self.laid.last_time
 
     def first_published_at(self, int64_t time):
         """The offset of the first message published at or after `time`, in ms; the offset
         behind the last one if there is none."""
         cdef uint32_t i = 0
+        if self.laid.times != NULL and self.seen != NULL and not xb_section_is_sound(
+                &self.laid, self.seen, self.laid.times):
+            raise ValueError(_UNSOUND)
         while i < self.laid.count and self.laid.publish_time + (
                 self.laid.times[i] if self.laid.times != NULL else 0) < time:
             i += 1
@@ -96,11 +192,14 @@ cdef class Entry:
         """The message at `index` within the entry."""
         if index >= self.laid.count:
             raise IndexError(f"the entry has {self.laid.count} messages, none at {index}")
+        if not self.look(index, 1):
+            raise ValueError(_UNSOUND)
         return _message(self, index)
 
     def column(self, str name not None):
         """Where the column `name` lies in `data`, for Arrow to wrap: (position of its validity
         or -1, of its offsets, of its data), or None if it is absent."""
+        self.check()
         cdef const Laid* laid = &self.laid
         cdef const char* start = laid.start
         if name == "value":
@@ -119,6 +218,7 @@ cdef class Entry:
 
     def numbers(self, str name not None, uint32_t start=0):
         """The column `name` from message `start` on as bytes of int64."""
+        self.check()
         if start > self.laid.count:
             raise IndexError(f"the entry has {self.laid.count} messages, none at {start}")
         cdef uint32_t i
@@ -153,6 +253,17 @@ cdef class Entry:
         return out
 
 
+def ask_like(Entry other not None, data not None, uint64_t index, uint64_t count):
+    """Let the disk begin with what reading a message needs: that at `index` of the `count` of an
+    entry in a mapped file, which may have the sections that `other` has."""
+    cdef Py_buffer view
+    if other.seen == NULL or count >= UINT32_MAX or index >= count:
+        return
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    xb_ask_like(&other.laid, <const char*>view.buf, view.len, index, count)
+    PyBuffer_Release(&view)
+
+
 def ends_as(data, uint64_t topic, uint64_t last):
     """Is this the topic's entry with that last offset? Reads no more than it must."""
     cdef Laid laid
@@ -161,7 +272,7 @@ def ends_as(data, uint64_t topic, uint64_t last):
     try:
         if _read_footer(<const char*>view.buf, view.len, &laid) != WHOLE or laid.topic != topic:
             return False
-        if laid.flags & GAPS and _lay_out(<const char*>view.buf, view.len, &laid) != WHOLE:
+        if laid.flags & GAPS and xe_find(&laid) != WHOLE:
             return False
         return _end_of(&laid) == last + 1
     finally:

@@ -54,14 +54,6 @@ cdef struct Found:
     bint more               # the next frame belongs to it
 
 
-cdef bint _is_sound(const char* entry, size_t size) noexcept nogil:
-    """Does the entry's checksum hold?"""
-    cdef const char* footer = entry + size - FOOTER
-    if size < FOOTER or size & 7:
-        return False
-    return _crc(entry, size) ^ _sum(footer + F_CRC, 4) == (<uint32_t*>(footer + F_CRC))[0]
-
-
 cdef inline xj_frame* _frame_at(const Ring* ring, uint64_t position) noexcept nogil:
     return <xj_frame*>(ring.memory + JOURNAL_HEADER + position % ring.capacity)
 

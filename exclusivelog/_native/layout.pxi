@@ -16,7 +16,8 @@ cdef enum:
     F_FLAGS = F_COUNT + 4                   # u16
     F_NAME_LENGTH = F_FLAGS + 2             # u16
     F_MAGIC = F_NAME_LENGTH + 2             # u32, b"XLE" and the version
-    F_CRC = F_MAGIC + 4                     # u32, CRC-32C of the entry with this field 0
+    F_CRC = F_MAGIC + 4                     # u32, CRC-32C with this field 0: of the whole entry, or of
+                                            # what follows its blocks
     FOOTER = F_CRC + 4
 
 cdef extern from "_native/sections.h":
@@ -55,17 +56,33 @@ cdef extern from "_native/sections.h":
         uint32_t* times
         uint32_t* gaps
         char* name
+    size_t xe_plain_size(uint16_t, size_t, const Sizes*) noexcept nogil
     size_t xe_entry_size(uint16_t, size_t, const Sizes*) noexcept nogil
     void xe_place(char*, uint16_t, size_t, const Sizes*, Space*) noexcept nogil
     int xe_find(Laid*) noexcept nogil
 
-cdef uint32_t MAGIC = 0x01454C58            # b"XLE\x01"
+cdef extern from "_native/blocks.h":
+    size_t xb_seal(char*, size_t, uint16_t, size_t, const Sizes*,
+                   const Space*) noexcept nogil
+    bint xb_tail_is_sound(const Laid*) noexcept nogil
+    bint xb_sums_hold(const Laid*) noexcept nogil
+    bint xb_section_is_sound(const Laid*, uint8_t*, const void*) noexcept nogil
+    bint xb_grow(const uint32_t*, size_t, size_t, size_t, uint32_t) noexcept nogil
+    bint xb_messages_are_sound(const Laid*, uint8_t*, size_t, size_t, bint) noexcept nogil
+    void xb_ask_like(const Laid*, const char*, size_t, size_t, size_t) noexcept nogil
+    void xb_ask_for(const Laid*, uint8_t*, size_t) noexcept nogil
+
+cdef uint32_t MAGIC = 0x00454C58            # b"XLE", and the version
+cdef uint32_t VERSION = <uint32_t>1 << 24
+cdef enum:
+    PLAIN = 1                   # the versions of an entry
+    BLOCKED = 2
 
 FOOTER_BYTES = FOOTER
 
 _DAMAGE = {
     NO_ENTRY: "its size is no entry's",
-    NO_FOOTER: "it does not end as an entry of format 1 does",
+    NO_FOOTER: "it does not end as an entry does",
     UNKNOWN_SECTIONS: "it has sections that this version does not know",
     TOO_LONG: "its sections are longer than the entry",
     NOT_RISING: "its offsets do not rise from 0",
@@ -90,20 +107,37 @@ cdef int _read_footer(const char* start, size_t size, Laid* laid) noexcept nogil
     laid.count = (<uint32_t*>(footer + F_COUNT))[0]
     laid.flags = (<uint16_t*>(footer + F_FLAGS))[0]
     laid.name_length = (<uint16_t*>(footer + F_NAME_LENGTH))[0]
-    return WHOLE if (<uint32_t*>(footer + F_MAGIC))[0] == MAGIC else NO_FOOTER
+    laid.last_gap = laid.count - 1
+    laid.version = (<uint32_t*>(footer + F_MAGIC))[0] // VERSION
+    if (<uint32_t*>(footer + F_MAGIC))[0] % VERSION != MAGIC:
+        return NO_FOOTER
+    return WHOLE if laid.version == PLAIN or laid.version == BLOCKED else NO_FOOTER
 
 
 cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
-    """Find the sections of an entry whose checksum holds."""
+    """Find the sections of an entry all of whose checksums hold."""
     cdef int damage = _read_footer(start, size, laid)
-    return damage if damage != WHOLE else xe_find(laid)
+    if damage == WHOLE:
+        damage = xe_find(laid)
+    if damage == WHOLE and laid.sums != NULL and (
+            not xb_messages_are_sound(laid, NULL, 0, laid.count, False)):
+        damage = NOT_RISING
+    return damage
+
+
+cdef bint _is_sound(const char* entry, size_t size) noexcept nogil:
+    """Do all of the entry's checksums hold?"""
+    cdef Laid laid
+    if _read_footer(entry, size, &laid) != WHOLE:
+        return False
+    if laid.version == BLOCKED and xe_find(&laid) != WHOLE:
+        return False
+    return xb_tail_is_sound(&laid) and xb_sums_hold(&laid)
 
 
 cdef inline uint64_t _end_of(const Laid* laid) noexcept nogil:
     """The offset behind the last message."""
-    if laid.gaps != NULL:
-        return laid.base_offset + laid.gaps[laid.count - 1] + 1
-    return laid.base_offset + laid.count
+    return laid.base_offset + laid.last_gap + 1
 
 
 cdef inline bint _bit(const uint8_t* bits, uint32_t i) noexcept nogil:

@@ -128,7 +128,7 @@ cdef bytes _pack_run(const Laid* parts, Py_ssize_t n, const Sums* sums):
     memset(piece.data, 0, total)
     xe_place(piece.data, sums.flags, sums.count, &sums.sizes, &space)
     _pack(parts, n, &space)
-    piece.blank_crc = _crc(piece.data, total)
+    piece.blank_crc = _sum_blank(&piece, &sums.sizes, &space)
     _stamp(&piece, parts[0].topic, parts[0].base_offset, parts[0].epoch, parts[0].session,
            parts[0].base_sequence, parts[0].publish_time)
     return data
@@ -225,6 +225,8 @@ def keep(Entry entry not None, list indices not None, uint64_t topic):
         for i in range(n):
             if not 0 <= <int64_t>indices[i] < entry.laid.count:
                 raise IndexError(f"the entry has {entry.laid.count} messages, none at {indices[i]}")
+            if not entry.look(indices[i], 1):
+                raise ValueError(_UNSOUND)
             _single_out(entry, indices[i], topic, &singles[i], &parts[i])
             _add_up(parts, i, &sums)
         sums.flags |= GAPS  # also where there is none: it says that there may be some behind it

@@ -7,7 +7,14 @@
    Sizes are those of n messages: BITS ceil(n / 8); OFFSETS 4 * (n + 1), rising from 0; BYTES as
    many as the last of those offsets says; EIGHTS 8 * n; FOURS 4 * n; GROWING 4 * n, strictly rising
    from 0: the offsets of a compacted entry, which lacks some, after its first one. The footer says
-   how long the producer's name is. */
+   how long the producer's name is.
+
+   An entry of version 2, from XE_BLOCKED_FROM bytes on, has between the name and the footer the sums
+   of its blocks: each section before the name is cut into blocks of its own, each of which has a
+   checksum. A block has 16 KiB of BYTES, or what any other section has of 1,024 messages. The
+   footer's checksum is that of all that follows the blocks. An xe_summary tells what otherwise only
+   the sections would, so that a message is found without a look at any block but its own. (blocks.h
+   verifies them.) */
 #ifndef EXCLUSIVELOG_SECTIONS_H
 #define EXCLUSIVELOG_SECTIONS_H
 
@@ -43,6 +50,22 @@
     X(name,             char,     XE_ALWAYS,      BYTES,   name)  /* UTF-8 */
 
 #define XE_FOOTER 64
+/* Bytes of a block. */
+#define XE_BLOCK_BITS ((size_t)128)
+#define XE_BLOCK_OFFSETS ((size_t)4096)
+#define XE_BLOCK_BYTES ((size_t)16384)
+#define XE_BLOCK_EIGHTS ((size_t)8192)
+#define XE_BLOCK_FOURS ((size_t)4096)
+#define XE_BLOCK_GROWING ((size_t)4096)
+#define XE_BLOCKED_FROM ((size_t)65536) /* bytes of sections and footer */
+
+/* Stands right before the footer of an entry with blocks. */
+typedef struct {
+    uint32_t values, keys, properties;  /* bytes of these sections */
+    uint32_t last_gap;                  /* of the last message: its offset after the first one's */
+    uint32_t last_time;                 /* of the last message: ms after the first one's */
+    uint32_t unused;                    /* 0 */
+} xe_summary;
 
 /* Bytes of the sections whose size does not follow from the number of messages. */
 typedef struct { size_t values, keys, properties, name, none; } xe_sizes;
@@ -61,6 +84,10 @@ typedef struct {
     int64_t base_sequence, publish_time;
     uint32_t count;
     uint16_t flags, name_length;
+    uint32_t last_gap, last_time;   /* of the last message, after the first one's */
+    uint8_t version;
+    size_t body, blocks;            /* bytes that are in blocks, and how many; 0: it has none */
+    const uint32_t *sums;           /* of the blocks */
     XE_SECTIONS(XE_CONST_POINTER)
 } xe_laid;
 
@@ -84,14 +111,41 @@ static inline size_t xe_padded(size_t size) { return (size + 7) & ~(size_t)7; }
 
 /* ---- writing --------------------------------------------------------------------------- */
 
-/* Bytes of an entry of n messages, footer included. */
-static inline size_t xe_entry_size(uint16_t flags, size_t n, const xe_sizes *sizes) {
+/* Bytes of the sections of n messages, and of the footer. */
+static inline size_t xe_plain_size(uint16_t flags, size_t n, const xe_sizes *sizes) {
     size_t size = XE_FOOTER;
 #define XE_ADD(section, type, flag, kind, bytes) \
     if (XE_IS_THERE(flag)) size += xe_padded(XE_##kind(n, sizes->bytes));
     XE_SECTIONS(XE_ADD)
 #undef XE_ADD
     return size;
+}
+
+static inline size_t xe_in_blocks(size_t size, size_t block) { return (size + block - 1) / block; }
+
+/* The number of blocks. */
+static inline size_t xe_blocks(uint16_t flags, size_t n, const xe_sizes *given) {
+    size_t blocks = 0;
+    xe_sizes sizes = *given;
+    sizes.name = 0;
+#define XE_COUNT(section, type, flag, kind, bytes) \
+    if (XE_IS_THERE(flag))                         \
+        blocks += xe_in_blocks(xe_padded(XE_##kind(n, sizes.bytes)), XE_BLOCK_##kind);
+    XE_SECTIONS(XE_COUNT)
+#undef XE_COUNT
+    return blocks;
+}
+
+/* Bytes of the blocks' sums and the summary. */
+static inline size_t xe_trailer_size(size_t blocks) {
+    return xe_padded(4 * blocks) + sizeof(xe_summary);
+}
+
+/* Bytes of an entry of n messages, with everything. */
+static inline size_t xe_entry_size(uint16_t flags, size_t n, const xe_sizes *sizes) {
+    const size_t size = xe_plain_size(flags, n, sizes);
+    if (size < XE_BLOCKED_FROM) return size;
+    return size + xe_trailer_size(xe_blocks(flags, n, sizes));
 }
 
 /* Where each of its sections goes. */
@@ -140,9 +194,41 @@ static inline int xe_grows(const uint32_t *numbers, size_t n) {
 #define XE_CHECK_GROWING(section, bytes) \
     if (!xe_grows(laid->section, n)) return XE_NOT_RISING;
 
+/* Find the sections of an entry with blocks by its summary, without a look at them. */
+static inline int xe_find_by_summary(xe_laid *laid) {
+    const char *at = laid->start;
+    const uint16_t flags = laid->flags;
+    const size_t n = laid->count;
+    xe_summary summary;
+    if (laid->size < XE_FOOTER + sizeof summary) return XE_NO_ENTRY;
+    memcpy(&summary, laid->start + laid->size - XE_FOOTER - sizeof summary, sizeof summary);
+    const xe_sizes sizes = {summary.values, summary.keys, summary.properties, laid->name_length, 0};
+    const size_t plain = xe_plain_size(flags, n, &sizes);
+    const size_t blocks = xe_blocks(flags, n, &sizes);
+    if (flags & ~XE_KNOWN_FLAGS) return XE_UNKNOWN_SECTIONS;
+    if (n == 0) return XE_NO_MESSAGES;
+    if (plain + xe_trailer_size(blocks) > laid->size) return XE_TOO_LONG;
+    if (plain + xe_trailer_size(blocks) < laid->size) return XE_LEFT_OVER;
+#define XE_PASS(section, type, flag, kind, bytes)          \
+    if (XE_IS_THERE(flag)) {                               \
+        laid->section = (const void *)at;                  \
+        at += xe_padded(XE_##kind(n, sizes.bytes));        \
+    }
+    XE_SECTIONS(XE_PASS)
+#undef XE_PASS
+    laid->body = plain - XE_FOOTER - xe_padded(laid->name_length);
+    laid->blocks = blocks;
+    laid->sums = (const void *)at;
+    laid->last_time = summary.last_time;
+    if (flags & XE_GAPS) laid->last_gap = summary.last_gap;
+    return XE_WHOLE;
+}
+
 /* Find the sections of an entry whose footer was read into `laid`: XE_WHOLE, or what is wrong.
-   Nothing behind the entry is looked at, whatever the flags and the offsets say. */
+   Nothing behind the entry is looked at, whatever the flags and the offsets say. Of an entry with
+   blocks, what the sections say is still to be checked. */
 static inline int xe_find(xe_laid *laid) {
+    if (laid->version > 1) return xe_find_by_summary(laid);
     const char *at = laid->start, *end = laid->start + laid->size - XE_FOOTER;
     const uint16_t flags = laid->flags;
     const size_t n = laid->count;
@@ -157,6 +243,8 @@ static inline int xe_find(xe_laid *laid) {
     }
     XE_SECTIONS(XE_FIND)
 #undef XE_FIND
+    if (laid->gaps != NULL) laid->last_gap = laid->gaps[n - 1];
+    if (laid->times != NULL) laid->last_time = laid->times[n - 1];
     return at == end ? XE_WHOLE : XE_LEFT_OVER;
 }
 

@@ -22,6 +22,8 @@ cdef inline object _take_value(Cursor cursor, Entry entry):
     else:
         index = _index_of(entry, cursor.position)
         behind = _offset_at(entry, index) + 1
+    if index >= entry.sound_to or index < entry.sound_from:
+        _look(cursor, entry, index)
     value = _raw_value(entry, index)
     if entry.loads is not None and value is not None:
         return _deserialized(cursor, entry, value, behind)

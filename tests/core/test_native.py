@@ -41,6 +41,7 @@ TESTS = [
     "crc32c",
     "fraction",
     "sections",
+    "blocks",
 ]
 # ThreadSanitizer follows one process: it takes a mutex that a dead process has left for unlocked.
 RUNS = [(s, t) for s in SANITIZERS for t in TESTS if (s, t) != ("thread", "journal_deaths")]

@@ -184,11 +184,13 @@ def test_h2_a_ledger_of_this_format_opens_with_every_message(made) -> None:
 
 @stored(*EARLIER_FORMATS)
 def test_h2_an_earlier_format_is_read_without_a_change(made) -> None:
-    before = content(made.path)
+    # Counters of wake-ups are in a lock file of this version, and count.
+    files = ledger_files if made.told["lock"] == versions.LOCK_VERSION else content
+    before = files(made.path)
     with xl.open(made.path, readonly=True) as engine:
         check_messages(engine, made.told)
         assert engine.ledger.format == made.format
-    assert content(made.path) == before
+    assert files(made.path) == before
 
 
 @stored(*EARLIER_FORMATS)

@@ -673,7 +673,7 @@ def test_g9_a_reference_to_the_wrong_place_is_named(engine, topic, damage, kind)
     assert engine.verify().ok
 
 
-@pytest.mark.parametrize("at", [0, 8, 100_000, -8, -70])
+@pytest.mark.parametrize("at", [0, 8, -8, -70, -100])
 def test_g9_a_flipped_bit_in_a_segment_is_named(engine, topic, damage, path, at) -> None:
     _, _, position, length = REFERENCE.unpack(damage.entries()[2][1])
     with only(path).open("r+b", buffering=0) as file:

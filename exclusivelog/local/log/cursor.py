@@ -20,8 +20,10 @@ from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.entries import (
     READ_BYTES,
     check_place,
+    damaged_block,
     offset_at_time,
     read_entries,
+    read_entry,
     view_entries,
 )
 from exclusivelog.local.storage.tables import Store, Tables
@@ -92,6 +94,18 @@ class JournalTail:
         """The tables were read, after the journal had this version."""
         self._version, self._read_at = version, time.monotonic()
 
+    @property
+    def is_current(self) -> bool:
+        """Has nobody deleted or trimmed the topic since the tables were read? Both change the
+        version. Look again before long: a process may have died between its commit and that."""
+        journal = self._host.ledger.journal
+        return (
+            journal is not None
+            and journal.version == self._version
+            and bool(journal.ready)
+            and time.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
+        )
+
     def continue_behind(self, tables: Tables) -> None:
         """Everything in this snapshot has been read."""
         self._scanned = tables.journal.generation, tables.entries.scanned
@@ -143,6 +157,9 @@ class LogCursor(_core.Cursor):
         self._skip_trimmed = skip_trimmed
         self._horizon = 0  # lower offsets are read from the compacted view
         self._tail = JournalTail(host, topic, loads)
+        self._open = host.ledger.segments.open_entries()
+        self._first_offset = 0  # of the topic, when the tables were read
+        self._found_at = -1  # the journal's version when `seek` last found the topic
         self._read_to = 0
         self._known_end = 0  # the topic's end when it was last read
         self._ahead = 1
@@ -166,7 +183,14 @@ class LogCursor(_core.Cursor):
 
     def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
         """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
-        self.move_to(self._inspect(lambda tables: self._find(tables, start, inclusive)))
+        journal = self._host.ledger.journal
+        version = -1 if journal is None or journal.failed else journal.version
+        if version != self._found_at or version < 0 or type(start) is not int or self._compacted:
+            position = self._inspect(lambda tables: self._find(tables, start, inclusive))
+            self._found_at = version
+        else:  # nobody has deleted the topic since, and the next read looks for the offset
+            position = _offset(start, inclusive)
+        self.move_to(position)
 
     def _inspect(self, find: Callable[[Tables], Found]) -> Found:
         return retry_damaged(lambda: self._host.look(find))
@@ -184,11 +208,7 @@ class LogCursor(_core.Cursor):
             offset = offset_at_time(tables, row, to_ms(start) + (0 if inclusive else 1))
             # The first message of the topic since then may be preceded by some in its view.
             return 0 if self._horizon and offset == row.first_offset else offset
-        if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
-            return start if inclusive else start + 1
-        raise ValueError(
-            f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
-        )
+        return _offset(start, inclusive)
 
     def move_to(self, position: int) -> None:
         """Continue at this offset; drops what was read ahead."""
@@ -269,6 +289,12 @@ class LogCursor(_core.Cursor):
             if view:
                 return view
             self.move_to(self._horizon)
+        if self._ahead == 1 and self.position >= self._first_offset and self._tail.is_current:
+            entry = self._open.holding(self.position)
+            if entry is not None:
+                self._host.ledger.check()
+                self._read_further(entry)
+                return [entry]
         found = self._tail.read(self.position, self._ahead)
         if found:
             self._read_to = found[-1].end
@@ -300,16 +326,28 @@ class LogCursor(_core.Cursor):
                 f"topic {self.topic!r} begins at offset {row.first_offset}; {self.position} "
                 'was trimmed. seek("earliest") continues at the first message that is left'
             )
-        found = read_entries(
+        one = None
+        if self._ahead == 1:
+            one = read_entry(tables, row, self.position, self._loads, self._open)
+        found = [one] if one is not None else read_entries(
             tables, row, self.position, self._loads, most_bytes=self._ahead,
             since=self._tail.since(tables), packed=True,
         )  # fmt: skip
-        self._ahead = min(READ_BYTES, max(MIN_READ_AHEAD, 8 * self._ahead))
-        if found:
-            self._read_to = found[-1].end
+        self._first_offset = row.first_offset
+        self._read_further(found[-1] if found else None)
         if tables.entries.scanned and max(self.position, self._read_to) >= row.next_offset:
             self._tail.continue_behind(tables)
         return found
+
+    def _read_further(self, last: _core.Entry | None) -> None:
+        self._ahead = min(READ_BYTES, max(MIN_READ_AHEAD, 8 * self._ahead))
+        if last is not None:
+            self._read_to = last.end
+
+    def refuse(self, start: int, stop: int) -> None:
+        """Raise the error for messages that a damaged block costs; the compiled base class calls it
+        when it meets one."""
+        raise damaged_block(self.topic, range(start, stop))
 
     def close(self) -> bool:
         """End reading, and wake a thread that waits; False if that was done before, or its engine
@@ -318,10 +356,19 @@ class LogCursor(_core.Cursor):
             return False
         self.closed = True
         self.move_to(self.position)
+        self._open.clear()
         if self._host.closed or self._host.forked:
             return False
         self._host.ledger.lockfile.counters.announce(self.topic_id)
         return True
+
+
+def _offset(start: object, inclusive: bool) -> int:
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
+        return start if inclusive else start + 1
+    raise ValueError(
+        f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
+    )
 
 
 def _existing(row: _core.TopicRow) -> _core.TopicRow:

@@ -20,6 +20,7 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.local.records import SLACK_MS, Session, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Store, Tables, check_may_write
 from exclusivelog.types import Report
 
@@ -352,6 +353,7 @@ def view_entries(
         try:
             entry = _core.Entry(tables.entries.load(data), loads)
             check_place(entry, view.id if view else 0, last, None)
+            entry.check()
         except ValueError as error:
             if found:
                 break
@@ -374,6 +376,32 @@ def view_entries(
         if size >= most_bytes:
             break
     return found
+
+
+def read_entry(
+    tables: Tables, topic: _core.TopicRow, offset: int, loads: Callable[[bytes], object] | None,
+    known: OpenEntries,
+) -> _core.Entry | None:  # fmt: skip
+    """The entry of the tables that holds `offset`, from those that are `known` if it is there. None
+    if it is not in the tables, or damaged: `read_entries` then finds it or names the damage."""
+    place = tables.entries.at(topic.id, offset)
+    if place is None:
+        return None
+    last, data = place
+    entry = known.get(last, data)
+    try:
+        if entry is None:
+            loaded = tables.entries.load(data)
+            if known.newest is not None and is_reference(data):
+                begin = tables.entries.begin(topic, last)
+                if begin <= offset:
+                    _core.ask_like(known.newest, loaded, offset - begin, last + 1 - begin)
+            entry = _core.Entry(loaded, loads)
+            known.put(last, data, entry)
+        check_place(entry, topic.id, last, None)
+    except ValueError:
+        return None
+    return entry if entry.base_offset <= offset else None
 
 
 def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None) -> None:
@@ -401,6 +429,23 @@ def _damaged(
         f"seek({stop}) steps over it",
         topic=topic.name, offsets=range(first, stop),
     )  # fmt: skip
+
+
+def damaged_block(name: str, offsets: range) -> LedgerCorruptedError:
+    """The error for what a damaged block costs of the topic of this name: these offsets."""
+    return LedgerCorruptedError(
+        f"topic {name!r}: the block with offsets {offsets.start} to {offsets.stop - 1} is damaged: "
+        f"its checksum does not hold; seek({offsets.stop}) steps over it",
+        topic=name, offsets=offsets,
+    )  # fmt: skip
+
+
+def _damaged_blocks(entry: _core.Entry, index: int = 0) -> Iterator[range]:
+    """The offsets that damaged blocks of the entry cost, from the message at `index` on."""
+    while index < entry.count:
+        start, index = entry.damage_from(index)
+        if start < index:
+            yield range(entry.offset_at(start), entry.offset_at(index))
 
 
 def _next_sound(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
@@ -448,15 +493,26 @@ def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int
         if entry.last_publish_time < time_ms:
             low = entry.end
         elif entry.publish_time < time_ms:
-            return max(low, int(entry.first_published_at(time_ms)))  # it may begin before
+            return max(low, _first_within(topic, entry, time_ms))  # it may begin before
         else:
             high = entry.base_offset
     return low
 
 
+def _first_within(topic: _core.TopicRow, entry: _core.Entry, time_ms: int) -> int:
+    try:
+        return int(entry.first_published_at(time_ms))
+    except ValueError:
+        raise damaged_block(topic.name, range(entry.base_offset, entry.end)) from None
+
+
 def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
     entry = read_entries(tables, topic, offset, None, most_bytes=1)[0]
-    return int(entry.message(offset - entry.base_offset).publish_time)
+    try:
+        return int(entry.message(offset - entry.base_offset).publish_time)
+    except ValueError:
+        gone = next(_damaged_blocks(entry, offset - entry.base_offset))
+        raise damaged_block(topic.name, gone) from None
 
 
 def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[str]]:
@@ -479,7 +535,9 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
             if entry.publish_time < published:
                 raise ValueError("it was published before its predecessor")
             epoch, published = entry.epoch, entry.last_publish_time
-            messages += entry.end - max(entry.base_offset, expected)
+            gone = list(_damaged_blocks(entry))
+            problems += [str(damaged_block(topic.name, offsets)) for offsets in gone]
+            messages += entry.end - max(entry.base_offset, expected) - sum(map(len, gone))
             expected = last + 1
         except ValueError as error:
             damage = _damaged(tables, topic, expected, last, error)
@@ -498,9 +556,9 @@ def _verify_views(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
     for name, view in views.items():
         for last, data in () if view is None else tables.entries.walk(view.id, 0):
             try:
-                check_place(
-                    _core.Entry(tables.entries.load(data)), view.id if view else 0, last, None
-                )
+                entry = _core.Entry(tables.entries.load(data))
+                check_place(entry, view.id if view else 0, last, None)
+                entry.check()
             except ValueError as error:
                 yield f"topic {topic.name!r}: the entry {last} of its {name} is damaged: {error}"
 

@@ -207,6 +207,7 @@ def _read(tables: Tables, topic: int, position: int, end: int) -> list[_core.Ent
         try:
             entry = _core.Entry(tables.entries.load(data))
             check_place(entry, topic, last, None)
+            entry.check()
         except ValueError as error:
             raise LedgerCorruptedError(
                 f"the entry of topic id {topic} that ends at offset {last} is damaged: {error}; "
@@ -316,6 +317,7 @@ def _entries_of(tables: Tables, topic: int, view: View, what: str) -> Iterator[_
             entry = _core.Entry(tables.entries.load(data))
             if entry.topic != view.id:
                 raise ValueError("it does not stand where it should")
+            entry.check()
         except ValueError as error:
             raise _damaged(tables, topic, view, what, last, error) from None
         yield entry

@@ -16,12 +16,14 @@ last of these the segment is removed.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import logging
 import os
 import re
 import struct
 import threading
+import weakref
 from collections.abc import Iterator, Mapping
 
 from exclusivelog import _core
@@ -44,6 +46,66 @@ MOST_MAPPED = 64  # segments whose files a process keeps open and mapped
 NAME = re.compile("[0-9a-f]{16}")
 REFERENCE = struct.Struct(">8sQQQ")
 REFERENCE_MAGIC = b"XLREF\0\0\1"
+
+
+MOST_OPEN = 16384  # entries that a reader keeps open: about 1 KB each
+
+
+class OpenEntries:
+    """Entries of one topic, in segments, that one reader keeps open. What was found sound of them
+    is not verified again: a row of the table `entries` names a place whose bytes never change."""
+
+    __slots__ = ("__weakref__", "_entries", "_lasts", "_segments", "newest")
+
+    def __init__(self, segments: Segments) -> None:
+        self._segments = segments
+        self.newest: _core.Entry | None = None  # that was opened
+        self._lasts: list[int] = []  # their last offsets, rising
+        self._entries: dict[int, tuple[bytes, _core.Entry]] = {}  # by last offset, with their rows
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, last: int, row: bytes) -> _core.Entry | None:
+        """The entry with this last offset, to which this row refers; None if it is not open."""
+        found = self._entries.get(last)
+        if found is None or found[0] != row or not self._segments.still_has(row):
+            return None
+        return found[1]
+
+    def holding(self, offset: int) -> _core.Entry | None:
+        """The entry with the message at `offset`; None if it is not open."""
+        lasts = self._lasts
+        at = bisect.bisect_left(lasts, offset)
+        found = self._entries.get(lasts[at]) if at < len(lasts) else None
+        if found is None or found[1].base_offset > offset or not self._segments.still_has(found[0]):
+            return None
+        return found[1]
+
+    def put(self, last: int, row: bytes, entry: _core.Entry) -> None:
+        """Keep the entry that a row refers to; nothing if the row is the entry itself."""
+        if not is_reference(row):
+            return
+        if len(self._entries) >= MOST_OPEN:
+            self.clear()
+        if last not in self._entries:
+            bisect.insort(self._lasts, last)
+        self._entries[last] = row, entry
+        self.newest = entry
+
+    def drop(self, segment: int) -> None:
+        """Close the entries of a segment, whose space they keep when it is removed. Any thread may
+        call it."""
+        left = {
+            last: (row, entry)
+            for last, (row, entry) in list(self._entries.items())
+            if REFERENCE.unpack(row)[1] != segment
+        }
+        self._lasts, self._entries, self.newest = sorted(left), left, None
+
+    def clear(self) -> None:
+        """Close all."""
+        self._lasts, self._entries, self.newest = [], {}, None
 
 
 def is_reference(row: bytes) -> bool:
@@ -76,6 +138,7 @@ class Segments:
         self._place: Directory | None = None
         self._mapping = threading.RLock()  # re-entrant: a finalizer may read
         self._mapped: dict[int, tuple[int, _core.Mapping]] = {}  # (file descriptor, mapping)
+        self._open: weakref.WeakSet[OpenEntries] = weakref.WeakSet()  # of readers
         self._growing = threading.Lock()
         self._newest: tuple[int, int] | None = None  # (segment, file descriptor)
         self._dropped = 0  # bytes of the newest segment that were dropped from the page cache
@@ -115,6 +178,20 @@ class Segments:
             raise ValueError(f"{self._file(segment)} has {size} bytes, {stop} are needed")
         return mapped.view(position, stop)
 
+    def still_has(self, row: bytes) -> bool:
+        """Does the mapped segment have the entry of this row? It may have been cut off."""
+        _, segment, position, length = REFERENCE.unpack(row)
+        with self._mapping:
+            mapped = self._mapped.get(segment)
+            return mapped is not None and os.fstat(mapped[0]).st_size >= position + length
+
+    def open_entries(self) -> OpenEntries:
+        """What a reader keeps open; of segments that are removed it is told to let go."""
+        made = OpenEntries(self)
+        with self._mapping:
+            self._open.add(made)
+        return made
+
     def _map(self, segment: int, stop: int) -> tuple[int, _core.Mapping]:
         try:
             fd = self.open(segment)
@@ -137,6 +214,8 @@ class Segments:
     def _forget(self, segment: int) -> None:
         if segment in self._mapped:
             os.close(self._mapped.pop(segment)[0])
+        for entries in list(self._open):
+            entries.drop(segment)
 
     def _forget_removed(self) -> None:
         for segment in list(self._mapped):

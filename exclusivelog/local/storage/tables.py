@@ -389,6 +389,23 @@ class EntryTable:
             offset = last + 1
         yield from self._frames(topic, offset, max(self._journal.applied, since), packed)
 
+    def at(self, topic: int, offset: int) -> tuple[int, bytes] | None:
+        """(last offset, row) of the entry in the tables that holds `offset`, or of the next one."""
+        cursor = self.rows.cursor("entries")
+        if not cursor.set_range(PAIR.pack(topic, offset)):
+            return None
+        owner, last = PAIR.unpack(cursor.key())
+        return (last, cursor.value()) if owner == topic else None
+
+    def begin(self, row: TopicRow, last: int) -> int:
+        """Where the entry in the tables with this last offset begins, by the one before it."""
+        cursor = self.rows.cursor("entries")
+        if cursor.set_range(PAIR.pack(row.id, last)) and cursor.prev():
+            owner, before = PAIR.unpack(cursor.key())
+            if owner == row.id:
+                return int(before) + 1
+        return row.first_offset
+
     def _frames(
         self, topic: int, offset: int, start: int, packed: bool = False
     ) -> Iterator[tuple[int, bytes]]:
@@ -1317,6 +1334,7 @@ class Tables:
             return None  # not worth writing again
         try:
             entry = _core.Entry(data)
+            entry.check()
         except ValueError:
             return None  # it stays where it is, to be named
         self.rows.delete("entries", key)
@@ -1340,6 +1358,7 @@ class Store(Protocol):
 
     path: str
     journal: _core.Journal | None
+    segments: Segments
 
     @property
     def lockfile(self) -> Any:

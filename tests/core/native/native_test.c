@@ -8,7 +8,7 @@
 #include "_native/prefetch.h"
 #include "_native/crc32c.h"
 #include "_native/fraction.h"
-#include "_native/sections.h"
+#include "_native/blocks.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -382,7 +382,7 @@ static void check_sections(uint16_t flags) {
     write_offsets(space.property_offsets, sizes.properties);
     for (uint32_t i = 0; space.gaps != NULL && i < MESSAGES; i++) space.gaps[i] = 2 * i;
 
-    xe_laid laid = {.start = data, .size = size, .count = MESSAGES, .flags = flags};
+    xe_laid laid = {.start = data, .size = size, .count = MESSAGES, .flags = flags, .version = 1};
     laid.name_length = (uint16_t)sizes.name;
     CHECK(xe_find(&laid) == XE_WHOLE);
 #define SAME(section, type, flag, kind, bytes) CHECK(laid.section == space.section);
@@ -407,6 +407,69 @@ static void test_sections(void) {
     for (uint16_t flags = 0; flags <= XE_KNOWN_FLAGS; flags++) check_sections(flags);
 }
 
+/* ---- blocks.h ------------------------------------------------------------------------ */
+
+enum { MANY = 2500 };
+
+/* An entry with blocks, of which only the footer's fields and checksum are missing. */
+static char *make_blocked(uint16_t flags, xe_laid *laid) {
+    const xe_sizes sizes = {70000, 30000, 20000, 5, 0};
+    const size_t size = xe_entry_size(flags, MANY, &sizes);
+    char *data = calloc(1, size);
+    xe_space space;
+    CHECK(data != NULL && size % 8 == 0);
+    xe_place(data, flags, MANY, &sizes, &space);
+    for (uint32_t i = 0; i <= MANY; i++) {
+        space.value_offsets[i] = 70000 / MANY * i;
+        if (space.key_offsets != NULL) space.key_offsets[i] = 30000 / MANY * i;
+        if (space.property_offsets != NULL) space.property_offsets[i] = 20000 / MANY * i;
+        if (space.gaps != NULL && i < MANY) space.gaps[i] = 3 * i;
+        if (space.times != NULL && i < MANY) space.times[i] = i / 2;
+    }
+    memset(space.values, 'v', 70000);
+    const size_t tail = xb_seal(data, xe_plain_size(flags, MANY, &sizes), flags, MANY, &sizes, &space);
+    const uint32_t sum = xl_crc32c(data + tail, size - tail);
+    memcpy(data + size - XE_FOOTER + XB_CRC, &sum, sizeof sum);
+    *laid = (xe_laid){.start = data, .size = size, .count = MANY, .flags = flags, .name_length = 5,
+                      .version = 2};
+    return data;
+}
+
+static size_t count_sound(const xe_laid *laid) {
+    uint8_t *seen = calloc(1, laid->blocks);
+    size_t sound = 0;
+    CHECK(seen != NULL);
+    for (size_t i = 0; i < MANY; i++)
+        sound += (size_t)xb_messages_are_sound(laid, seen, i, i + 1, 0);
+    CHECK(xb_messages_are_sound(laid, seen, 0, MANY, 0) == (sound == MANY));
+    free(seen);
+    return sound;
+}
+
+static void check_blocks(uint16_t flags) {
+    xe_laid laid;
+    char *data = make_blocked(flags, &laid);
+    CHECK(xe_find(&laid) == XE_WHOLE);
+    CHECK(laid.last_time == (flags & XE_TIMES ? (MANY - 1) / 2 : 0));
+    if (flags & XE_GAPS) CHECK(laid.last_gap == 3 * (MANY - 1));
+    CHECK(xb_tail_is_sound(&laid) && xb_sums_hold(&laid) && count_sound(&laid) == MANY);
+    for (size_t at = 0; at < laid.size; at += at < laid.body ? 4999 : 1) {
+        data[at] ^= 4;
+        if (at >= laid.body) CHECK(xe_find(&laid) != XE_WHOLE || !xb_tail_is_sound(&laid));
+        else CHECK(!xb_sums_hold(&laid) && count_sound(&laid) < MANY && xb_tail_is_sound(&laid));
+        data[at] ^= 4;
+        CHECK(at < laid.body || xe_find(&laid) == XE_WHOLE);
+    }
+    laid.size += 8;
+    CHECK(xe_find(&laid) != XE_WHOLE);
+    free(data);
+}
+
+static void test_blocks(void) {
+    xl_crc_start();
+    for (uint16_t flags = 0; flags <= XE_KNOWN_FLAGS; flags += 1 + flags % 3) check_blocks(flags);
+}
+
 /* -------------------------------------------------------------------------------------- */
 
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
@@ -419,6 +482,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"crc32c", test_crc32c},
     {"fraction", test_fraction},
     {"sections", test_sections},
+    {"blocks", test_blocks},
 };
 
 int main(int count, char **names) {
