@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import click
 
 import exclusivelog as xl
-from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.version import __version__
 
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell tells SIGINT and SIGPIPE
@@ -77,7 +76,9 @@ def _ended_as_a_shell_tells() -> Iterator[None]:
         _leave(INTERRUPTED)
     except BrokenPipeError:
         _leave(PIPE_CLOSED)
-    except (ExclusiveLogError, ValueError, OSError) as error:
+    except (click.ClickException, click.exceptions.Exit):
+        raise  # here, as the name of the library's error would import the core
+    except (xl.ExclusiveLogError, ValueError, OSError) as error:
         print(f"exclusivelog: {error}", file=sys.stderr)
         _leave(1)
 
