@@ -475,6 +475,20 @@ def test_only_tables_on_a_terminal_and_the_demo_need_rich(engine, path) -> None:
     assert done.stdout.splitlines()[1].startswith(b"orders\t1\t")
 
 
+def test_a_table_is_drawn_on_a_terminal(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a"])
+    ours, its = os.openpty()
+    try:
+        subprocess.run([*PROGRAM, "topics", path], stdout=its, timeout=PATIENCE, check=True)
+        drawn = os.read(ours, 4096).decode()
+    finally:
+        os.close(its)
+        os.close(ours)
+    assert "orders" in drawn
+    assert "\u2500\u2500\u2500" in drawn
+    assert "\t" not in drawn
+
+
 def words(text: str) -> str:
     """A text without its line breaks."""
     return " ".join(text.split())
