@@ -942,7 +942,7 @@ class _Opening:
         self._engine: Engine | None = None
 
     async def _open(self) -> Engine:
-        return Engine(await _opened(self._call, SyncEngine.close))
+        return Engine(await _opened(self._call, lambda engine: engine.close()))
 
     def __await__(self) -> Any:
         return self._open().__await__()

@@ -1,27 +1,27 @@
-"""The commands, one function each; `arguments.py` reads their arguments from the signatures."""
+"""The commands: each imports what it needs, and nothing else."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Any, NoReturn
+
+import click
 
 import exclusivelog as xl
-from exclusivelog.cli.arguments import Argument, Option, WrongArgument
+from exclusivelog.version import __version__
 
-LedgerPath = Annotated[str, Argument("The ledger's directory.", metavar="PATH")]
-TopicName = Annotated[str, Argument("The topic's name.", metavar="TOPIC")]
-AsJson = Annotated[bool, Option("--json", help="JSON, with all that is known: an object a line.")]
-MaybeGroup = Annotated[str | None, Argument("Only this group.", metavar="GROUP")]
-MaybeTopic = Annotated[str | None, Argument("Only this topic.", metavar="TOPIC")]
-
+INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell tells SIGINT and SIGPIPE
 ENGINE_NAME = "cli"
 READ_BYTES = 1 << 16
+# The names of xl.AccessMode and the defaults of the demo: a help text imports neither.
 MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
+KILLS, RATE = 20, 2000.0
 HOLDER = ("engine", "engine_id", "pid", "since")
 CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
 ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
@@ -29,13 +29,101 @@ CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "f
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
 
-class Failed(Exception):
-    """The command has said what is wrong: exit status 1."""
+class _Command(click.Command):
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The summary in the list of commands, which is never cut."""
+        return super().get_short_help_str(1000)
 
 
-def is_told(error: Exception) -> bool:
-    """Is this error one line for the user, not a fault of the program?"""
-    return isinstance(error, (xl.ExclusiveLogError, ValueError, OSError))
+class _Commands(click.Group):
+    """The commands in their order, with one clear line for an error."""
+
+    command_class = _Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of this file, not of the alphabet."""
+        return list(self.commands)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the first arguments; prints the help text, and the version."""
+        with _ended_as_a_shell_tells():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _ended_as_a_shell_tells():
+            return super().invoke(ctx)
+
+
+class _Argument(click.Argument):
+    """With a help text, which click itself has from 8.5 on."""
+
+    def __init__(self, names: Sequence[str], help: str, **rest: Any) -> None:
+        super().__init__(names, **rest)
+        self.help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The line of the help text."""
+        return self.metavar or "", self.help or ""
+
+
+@contextlib.contextmanager
+def _ended_as_a_shell_tells() -> Iterator[None]:
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        _leave(INTERRUPTED)
+    except BrokenPipeError:
+        _leave(PIPE_CLOSED)
+    except (click.ClickException, click.exceptions.Exit):
+        raise  # here, as the name of the library's error would import the core
+    except (xl.ExclusiveLogError, ValueError, OSError) as error:
+        print(f"exclusivelog: {error}", file=sys.stderr)
+        _leave(1)
+
+
+def _leave(status: int) -> NoReturn:
+    # What is still in stdout's buffer cannot be written if its reader is gone; the
+    # interpreter would say so at its end.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise SystemExit(status)
+
+
+@click.group(
+    cls=_Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100,
+                      "show_default": True},
+)  # fmt: skip
+@click.version_option(
+    __version__, message="%(prog)s %(version)s", help="Show the version, and exit."
+)
+@click.pass_context
+def program(context: click.Context) -> None:
+    """Inspect and maintain an append-only log with one fenced writer (a ledger)."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(2)
+
+
+# Any path is taken here, also one that is no directory: the ledger says what is wrong with it.
+PATH = click.Path(readable=False)
+ledger_path = click.argument(
+    "path", cls=_Argument, metavar="PATH", type=PATH, help="The directory of the log."
+)
+topic_name = click.argument("topic", cls=_Argument, metavar="TOPIC", help="The topic's name.")
+maybe_topic = click.argument(
+    "topic", cls=_Argument, metavar="[TOPIC]", required=False, help="Only this topic."
+)
+maybe_group = click.argument(
+    "group", cls=_Argument, metavar="[GROUP]", required=False, help="Only this group."
+)
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print all fields, one JSON object per line."
+)
 
 
 # ---- reading -----------------------------------------------------------------------------
@@ -45,10 +133,13 @@ def _look(path: str) -> xl.Engine:
     return xl.open(path, ENGINE_NAME, readonly=True)
 
 
-def topics(path: LedgerPath, as_json: AsJson = False) -> None:
-    """List the topics: messages, epoch, owner, how many wait, and what each holds.
+@program.command()
+@ledger_path
+@as_json
+def topics(path: str, as_json: bool) -> None:
+    """List the topics: number of messages, epoch, owner, number of waiters, and kind.
 
-    The last column is messages, map, state, or events.
+    The kind is what the topic holds: messages, map, state, or events.
     """
     with _look(path) as engine:
         found = (engine.topic(name) for name in engine.topics())
@@ -87,8 +178,12 @@ def _who_holds(topic: xl.Topic) -> str:
     return f"{holders[0].producer_name} (pid {holders[0].pid})" if holders else "-"
 
 
-def info(path: LedgerPath, topic: MaybeTopic = None, as_json: AsJson = False) -> None:
-    """Show what a ledger uses and who has it open, or a topic's facts."""
+@program.command()
+@ledger_path
+@maybe_topic
+@as_json
+def info(path: str, topic: str | None, as_json: bool) -> None:
+    """Show a ledger's statistics and open engines, or the details of one topic."""
     with _look(path) as engine:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
@@ -161,17 +256,13 @@ def _announcement(topic: xl.Topic) -> str:
     )
 
 
-def owners(
-    path: LedgerPath,
-    topic: MaybeTopic = None,
-    history: Annotated[
-        bool, Option("--history", help="Every change of ownership so far, instead.")
-    ] = False,
-    as_json: Annotated[
-        bool, Option("--json", help="One JSON object a line, with all that is known.")
-    ] = False,
-) -> None:
-    """Show who holds, what is being handed over to whom, and who waits, the next one first."""
+@program.command()
+@ledger_path
+@maybe_topic
+@click.option("--history", is_flag=True, help="Show every change of ownership so far instead.")
+@as_json
+def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
+    """Show each topic's owner, its hand-over if one is under way, and its queue in order."""
     with _look(path) as engine:
         if history:
             _show_events(engine.history(topic), as_json)
@@ -194,7 +285,7 @@ def owners(
         if inside is not None:
             print(
                 f"engine {inside.name!r} (id {inside.id}, pid {inside.pid}), silent for "
-                f"{inside.heartbeat_age:.1f} s, is inside the ledger; others wait for it"
+                f"{inside.heartbeat_age:.1f} s, is in the critical section; all writers wait for it"
             )
 
 
@@ -216,15 +307,13 @@ def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
     )  # fmt: skip
 
 
-def claims(
-    path: LedgerPath,
-    group: MaybeGroup = None,
-    history: Annotated[
-        bool, Option("--history", help="Every claim, loss and release so far, instead.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show who holds which resource, a line for each, also readers of groups."""
+@program.command()
+@ledger_path
+@maybe_group
+@click.option("--history", is_flag=True, help="Show every claim, loss and release so far instead.")
+@as_json
+def claims(path: str, group: str | None, history: bool, as_json: bool) -> None:
+    """Show each claimed resource and its holder, including the readers of reader groups."""
     with _look(path) as engine:
         if history:
             records = (_claim_event(event) for event in engine.history(group=group)
@@ -252,15 +341,13 @@ def _claim_event(event: xl.Event) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def roles(
-    path: LedgerPath,
-    role: Annotated[str | None, Argument("Only this role.")] = None,
-    history: Annotated[
-        bool, Option("--history", help="Every change of holder so far, instead.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Show the roles: what each binds, who holds it, and how many wait for it."""
+@program.command()
+@ledger_path
+@click.argument("role", cls=_Argument, metavar="[ROLE]", required=False, help="Only this role.")
+@click.option("--history", is_flag=True, help="Show every change of holder so far instead.")
+@as_json
+def roles(path: str, role: str | None, history: bool, as_json: bool) -> None:
+    """Show each role: what it binds, its holder, and its number of waiters."""
     with _look(path) as engine:
         found = [info for info in engine.roles() if role in (None, info.name)]
         if history:
@@ -282,12 +369,12 @@ def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def groups(
-    path: LedgerPath,
-    group: MaybeGroup = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the reader groups: where they go on in each topic, how far behind, and who reads."""
+@program.command()
+@ledger_path
+@maybe_group
+@as_json
+def groups(path: str, group: str | None, as_json: bool) -> None:
+    """Show each reader group: its position in each topic, its lag, and its reader."""
     with _look(path) as engine:
         found = [info for info in engine.groups() if group in (None, info.group)]
         _list(GROUPS, (_group_row(info) for info in found), as_json)
@@ -382,38 +469,31 @@ def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
         }  # fmt: skip
 
 
+@program.command()
+@ledger_path
+@click.argument(
+    "topics", cls=_Argument, metavar="TOPIC...", nargs=-1, required=True,
+    help="Topics, or one prefix of topic names.",
+)  # fmt: skip
+@click.option("--to", metavar="ENGINE", required=True, help="Its id or its name.")
+@click.option(
+    "--timeout", metavar="SECONDS", type=click.FloatRange(min=0), default=10.0,
+    help="Seconds; a topic not released by then keeps its owner.",
+)  # fmt: skip
+@click.option(
+    "--group", metavar="GROUP", multiple=True,
+    help="Also move this group's claims on the topics. Repeatable.",
+)  # fmt: skip
+@click.option("--producer", metavar="NAME", help="Move only this producer.")
 def unload(
-    path: LedgerPath,
-    topics: Annotated[
-        list[str],
-        Argument("Topics, or one prefix of names.", metavar="TOPIC..."),
-    ],
-    to: Annotated[
-        str,
-        Option("--to", metavar="ENGINE", help="Its id, or its name."),
-    ],
-    timeout: Annotated[
-        float, Option(min=0, help="Seconds; an owner that is late keeps its topic.")
-    ] = 10.0,
-    group: Annotated[
-        list[str] | None,
-        Option(
-            "--group", metavar="GROUP",
-            help="Its claims on the topics move along; repeat.",
-        ),
-    ] = None,
-    producer: Annotated[
-        str | None,
-        Option(
-            "--producer", metavar="NAME", help="Only this producer moves."
-        ),
-    ] = None,
+    path: str, topics: tuple[str, ...], to: str, timeout: float, group: tuple[str, ...],
+    producer: str | None,
 ) -> None:  # fmt: skip
-    """Move the ownership of topics to another engine, without an election."""
+    """Hand topics over to an engine that you name, whatever the order of the queue."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         moves = engine.unload(
             topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
-            groups=group or (), producer=producer,
+            groups=group, producer=producer,
         )  # fmt: skip
     _table(
         ("topic", "state", "epoch", "from", "to", ""),
@@ -427,18 +507,20 @@ def unload(
         ),
     )  # fmt: skip
     if not all(move.ok for move in moves):
-        raise Failed
+        _leave(1)
 
 
 def _engine_id(engine: xl.Engine, name: str) -> str:
     named = [other.id for other in engine.engines() if other.name == name]
     if len(named) > 1:
-        raise ValueError(f"--to {name}: {len(named)} engines have that name; take an id")
+        raise ValueError(f"--to {name}: {len(named)} engines have that name; give an engine id")
     return named[0] if named else name
 
 
-def verify(path: LedgerPath) -> None:
-    """Read and check everything; exit status 1 if something is wrong."""
+@program.command()
+@ledger_path
+def verify(path: str) -> None:
+    """Read the whole ledger and check it. The exit status is 1 if there is damage."""
     with _look(path) as engine:
         report = engine.verify()
     for problem in report.problems:
@@ -449,35 +531,27 @@ def verify(path: LedgerPath) -> None:
         f"{found}"
     )
     if not report.ok:
-        raise Failed
+        _leave(1)
 
 
 # ---- tail --------------------------------------------------------------------------------
 
 
+@program.command()
+@ledger_path
+@topic_name
+@click.option("--follow", "-f", is_flag=True, help="At the end, wait for new messages.")
+@click.option(
+    "-n", "count", metavar="N", type=click.IntRange(min=0),
+    help="The last N messages (default 10). With --from: the first N from there.",
+)  # fmt: skip
+@click.option(
+    "--from", "start", metavar="earliest|latest|OFFSET",
+    help="Start there, and show all messages up to the end.",
+)  # fmt: skip
+@as_json
 def tail(
-    path: LedgerPath,
-    topic: TopicName,
-    follow: Annotated[
-        bool, Option("--follow", "-f", help="Wait for more at the end.")
-    ] = False,
-    count: Annotated[
-        int | None,
-        Option(
-            "-n", min=0, metavar="N",
-            help="The last N messages (10 unless told); with --from: the first N from there.",
-        ),
-    ] = None,
-    start: Annotated[
-        str | None,
-        Option(
-            "--from", metavar="earliest|latest|OFFSET",
-            help="Begin there, and show all from there on.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, Option("--json", help="One JSON object a line, with all that is known.")
-    ] = False,
+    path: str, topic: str, follow: bool, count: int | None, start: str | None, as_json: bool
 ) -> None:  # fmt: skip
     """Show a topic's messages.
 
@@ -514,7 +588,7 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
     elif start.isdecimal():
         reader.seek(int(start))
     else:
-        raise WrongArgument(f"--from {start}: it takes earliest, latest, or an offset")
+        raise click.BadParameter(f"--from {start}: it takes earliest, latest or an offset")
     return count
 
 
@@ -548,40 +622,35 @@ def _as_json(message: xl.Message) -> str:
 # ---- send, backup, demo ------------------------------------------------------------------
 
 
+@program.command()
+@ledger_path
+@topic_name
+@click.argument(
+    "values", cls=_Argument, metavar="[VALUE]...", nargs=-1,
+    help="Messages. Default: the lines of stdin.",
+)  # fmt: skip
+@click.option("--key", "-k", help="A key for every message.")
+@click.option(
+    "--mode", type=click.Choice(MODES), default="shared", help="The producer's access mode."
+)
+@click.option("--name", help="The producer's name; it has the sequence ids.")
+@click.option("--priority", default=0, help="In the queue, higher priorities come first.")
+@click.option(
+    "--timeout", metavar="SECONDS", type=float, help="Wait in the queue at most this long."
+)
+@click.option(
+    "--property", "properties", metavar="K=V", multiple=True,
+    help="A property for every message. Repeatable.",
+)  # fmt: skip
 def send(
-    path: LedgerPath,
-    topic: TopicName,
-    values: Annotated[
-        list[str] | None,
-        Argument("The messages; none: stdin's lines.", metavar="VALUE"),
-    ] = None,
-    key: Annotated[
-        str | None, Option("--key", "-k", help="A key for every message.")
-    ] = None,
-    mode: Annotated[
-        str,
-        Option("--mode", choices=MODES, help="How the topic is shared with others."),
-    ] = "shared",
-    name: Annotated[
-        str | None, Option("--name", help="The producer's name; sequence ids go by it.")
-    ] = None,
-    priority: Annotated[
-        int, Option("--priority", help="Place in the queue: higher first.")
-    ] = 0,
-    timeout: Annotated[
-        float | None,
-        Option("--timeout", metavar="SECONDS", help="Wait in the queue no longer."),
-    ] = None,
-    properties: Annotated[
-        list[str] | None,
-        Option("--property", metavar="K=V", help="A property for every message; repeat."),
-    ] = None,
+    path: str, topic: str, values: tuple[str, ...], key: str | None, mode: str, name: str | None,
+    priority: int, timeout: float | None, properties: tuple[str, ...],
 ) -> None:  # fmt: skip
-    """Send messages, and print each one's offset once it is durable.
+    """Send messages, and print the offset of each once it is durable.
 
-    Makes the ledger and the topic if there is none.
+    The ledger and the topic are created if they are missing.
     """
-    pairs = dict(_split(pair) for pair in properties or [])
+    pairs = dict(_split(pair) for pair in properties)
     with xl.open(path, ENGINE_NAME) as engine:
         with engine.topic(topic).producer(
             mode, name=name, priority=priority, timeout=timeout
@@ -600,7 +669,7 @@ def _encode(values: Sequence[str]) -> list[bytes]:
 def _split(pair: str) -> tuple[str, str]:
     name, equals, value = pair.partition("=")
     if not equals:
-        raise WrongArgument(f"--property {pair}: it takes K=V")
+        raise click.BadParameter(f"--property {pair}: it takes K=V")
     return name, value
 
 
@@ -615,62 +684,61 @@ def _lines_of_stdin() -> Iterator[list[bytes]]:
         yield [rest]
 
 
-def compact(path: LedgerPath, topic: TopicName) -> None:
-    """Make a topic's compacted view anew: the last message of every key."""
+@program.command()
+@ledger_path
+@topic_name
+def compact(path: str, topic: str) -> None:
+    """Compact a topic: build the view that has only the last message of each key."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         kept = engine.topic(topic, create=False).compact()
     print(f"{topic} is compacted: {kept} messages")
 
 
-def trim(
-    path: LedgerPath,
-    topic: TopicName,
-    before: Annotated[
-        int | None, Option(min=0, help="What stands before this offset goes.")
-    ] = None,
-    max_bytes: Annotated[
-        int | None, Option(min=0, help="Of the newest entries that may stay.")
-    ] = None,
-) -> None:
+@program.command()
+@ledger_path
+@topic_name
+@click.option(
+    "--before", metavar="OFFSET", type=click.IntRange(min=0),
+    help="Remove messages before this offset.",
+)  # fmt: skip
+@click.option(
+    "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
+    help="Keep at most so many bytes of the newest messages.",
+)  # fmt: skip
+def trim(path: str, topic: str, before: int | None, max_bytes: int | None) -> None:
     """Remove a topic's old messages for good."""
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         first = engine.topic(topic, create=False).trim(before, max_bytes)
     print(f"{topic} begins at offset {first}")
 
 
-def backup(
-    path: LedgerPath,
-    to: Annotated[
-        str,
-        Argument("A new or empty directory, or one with an unfinished backup.", metavar="TO"),
-    ],
-) -> None:
-    """Copy a ledger, consistent and compacted, while others write.
+@program.command()
+@ledger_path
+@click.argument(
+    "to", cls=_Argument, metavar="TO", type=PATH,
+    help="A new or empty directory, or one with an unfinished backup.",
+)  # fmt: skip
+def backup(path: str, to: str) -> None:
+    """Copy a ledger to another directory, consistently, also while it is in use.
 
-    If it is interrupted, every command refuses the copy; run it again with the same arguments.
+    Every command refuses an interrupted backup. Run the backup again with the same arguments.
     """
     with _look(path) as engine:
         engine.backup(to)
     print(f"{path} is copied to {to}")
 
 
-def upgrade(
-    path: LedgerPath,
-    to: Annotated[
-        str | None,
-        Option(
-            "--backup", metavar="TO",
-            help="A new or empty directory for the backup; else PATH.format-N, beside the ledger.",
-        ),
-    ] = None,
-    despite_damage: Annotated[
-        bool, Option("--despite-damage", help="Upgrade a ledger that is damaged, as it is.")
-    ] = False,
-) -> None:  # fmt: skip
-    """Raise a ledger of an earlier format to this version's, after a complete backup.
+@program.command()
+@ledger_path
+@click.option(
+    "--backup", "to", metavar="TO", type=PATH,
+    help="A new or empty directory for the backup. Default: PATH.format-N.",
+)  # fmt: skip
+@click.option("--despite-damage", is_flag=True, help="Upgrade although the ledger is damaged.")
+def upgrade(path: str, to: str | None, despite_damage: bool) -> None:
+    """Back up a ledger of an earlier format, then upgrade it to this version's format.
 
-    Close every engine on the ledger first. Earlier versions open the backup, and no longer the
-    ledger.
+    Close every engine on the ledger first. Earlier versions can then open only the backup.
     """
     done = xl.upgrade(path, to, despite_damage=despite_damage)
     for problem in done.problems:
@@ -678,47 +746,43 @@ def upgrade(
     if done.backup is None:
         print(f"{path} has format {done.after} already: nothing to do")
         return
-    print(f"{path} was raised from format {done.before} to {done.after}; backup: {done.backup}")
+    print(f"{path} was upgraded from format {done.before} to {done.after}; backup: {done.backup}")
 
 
+@program.command()
+@click.option(
+    "--kills", metavar="N", type=click.IntRange(min=0), default=KILLS,
+    help="How many leaders to kill.",
+)  # fmt: skip
+@click.option("--seed", metavar="N", type=int, help="Seed of the moments. Default: random.")
+@click.option(
+    "--path", metavar="DIR", type=PATH,
+    help="The ledger's directory, kept and continued. Default: a temporary one.",
+)  # fmt: skip
+@click.option(
+    "--data", metavar="DIR", type=PATH,
+    help="The events and their expected result. Default: examples/data of the source.",
+)  # fmt: skip
+@click.option(
+    "--events", metavar="N", type=click.IntRange(min=1), help="Send only the first N events."
+)
+@click.option(
+    "--rate", metavar="N", type=click.FloatRange(min=1), default=RATE, help="Events per second."
+)
+@click.option(
+    "--report", metavar="FILE", type=PATH,
+    help="Audit the log with Spark, and write an HTML page with charts of its leaders.",
+)  # fmt: skip
 def demo(
-    kills: Annotated[
-        int | None, Option(min=0, help="How many leaders to kill; 20 unless told.")
-    ] = None,
-    seed: Annotated[int | None, Option(help="Chooses when; random unless told.")] = None,
-    path: Annotated[
-        str | None,
-        Option(
-            metavar="DIR",
-            help="Keep the ledger there, and go on with what is in it; else a temporary one.",
-        ),
-    ] = None,
-    data: Annotated[
-        str | None,
-        Option(
-            metavar="DIR", help="The events and the truth; else examples/data beside the source."
-        ),
-    ] = None,
-    events: Annotated[int | None, Option(min=1, help="Only the first of the events.")] = None,
-    rate: Annotated[
-        float | None, Option(min=1, help="Events that come in per second; 2000 unless told.")
-    ] = None,
-    report: Annotated[
-        str | None,
-        Option(
-            metavar="FILE",
-            help="Let Spark audit the log, and write a page with its leaders in pictures.",
-        ),
-    ] = None,
-) -> None:
-    """Send real events through leaders that are killed: is each there, once?"""
+    kills: int, seed: int | None, path: str | None, data: str | None, events: int | None,
+    rate: float, report: str | None,
+) -> None:  # fmt: skip
+    """Send real events while leaders are killed, then check that each is there once."""
     import signal
     from pathlib import Path
 
-    try:
-        from rich.console import Console
-    except ImportError:
-        raise ValueError("the demo needs more: pip install exclusivelog[cli]") from None
+    from rich.console import Console
+
     from exclusivelog import demo as job
 
     # An end by SIGTERM must not leave the temporary ledger behind.
@@ -729,14 +793,13 @@ def demo(
 
     try:
         held = job.demo(
-            Console(), path=where(path), data=where(data), events=events,
-            kills=job.DEFAULT_KILLS if kills is None else kills, seed=seed,
-            rate=job.DEFAULT_RATE if rate is None else rate, report=where(report),
+            Console(), path=where(path), data=where(data), events=events, kills=kills, seed=seed,
+            rate=rate, report=where(report),
         )  # fmt: skip
     except job.DemoError as error:
         raise ValueError(str(error)) from error
     if not held:
-        raise Failed
+        _leave(1)
 
 
 # ---- output ------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,15 +21,14 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import __version__
-from exclusivelog.cli import COMMANDS
-from exclusivelog.cli.arguments import summary
-from exclusivelog.cli.commands import MODES
+from exclusivelog import __version__, demo
+from exclusivelog.cli import commands
 from exclusivelog.local.storage.tables import PAIR
 from exclusivelog.local.versions import FORMAT
 from testing.processes import PATIENCE, open_producer, until
 
 pytestmark = pytest.mark.once
+COMMANDS = commands.program.commands
 PROGRAM = [sys.executable, "-m", "exclusivelog.cli"]
 
 
@@ -389,7 +389,7 @@ def test_send_says_who_is_in_the_way(engine, path) -> None:
     assert "held by producer 'boss'" in text
     assert f"pid {os.getpid()}" in text
     text = refusal("send", path, "orders", "v", "--mode", "wait_for_exclusive", "--timeout", "0.1")
-    assert "waited for its topic in vain" in text
+    assert "was not granted the topic within its timeout" in text
     lines("send", path, "orders", "v", "--mode", "exclusive_with_fencing")
     assert holder.state == "fenced"
 
@@ -448,10 +448,10 @@ def test_every_command_has_a_help_text_and_there_is_a_version() -> None:
     assert lines("--version") == [[f"exclusivelog {__version__}"]]
 
 
-def without_rich(*arguments: str) -> subprocess.CompletedProcess[bytes]:
+def without(module: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     program = f"""
 import sys
-sys.modules['rich'] = None
+sys.modules[{module!r}] = None
 sys.argv = ['exclusivelog', *{arguments!r}]
 from exclusivelog.cli import main
 main()
@@ -459,27 +459,53 @@ main()
     return subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE)
 
 
-def test_the_demo_says_what_to_install_without_its_extra() -> None:
-    done = without_rich("demo")
+@pytest.mark.parametrize(("module", "command"), [("click", "--help"), ("rich", "demo")])
+def test_without_its_extra_it_says_what_to_install(module, command) -> None:
+    done = without(module, command)
     assert (done.returncode, done.stdout) == (1, b"")
-    (line,) = done.stderr.decode().splitlines()
-    assert line.endswith("pip install exclusivelog[cli]")
+    assert done.stderr.decode() == (
+        "exclusivelog: the command needs the extra cli: pip install 'exclusivelog[cli]'\n"
+    )
 
 
-def test_all_other_commands_need_no_extra(engine, path) -> None:
+def test_only_tables_on_a_terminal_and_the_demo_need_rich(engine, path) -> None:
     fill(engine.topic("orders"), [b"a"])
-    done = without_rich("topics", path)
+    done = without("rich", "topics", path)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout.splitlines()[1].startswith(b"orders\t1\t")
 
 
+def test_a_table_is_drawn_on_a_terminal(engine, path) -> None:
+    fill(engine.topic("orders"), [b"a"])
+    ours, its = os.openpty()
+    try:
+        subprocess.run([*PROGRAM, "topics", path], stdout=its, timeout=PATIENCE, check=True)
+        drawn = os.read(ours, 4096).decode()
+    finally:
+        os.close(its)
+        os.close(ours)
+    assert "orders" in drawn
+    assert "\u2500\u2500\u2500" in drawn
+    assert "\t" not in drawn
+
+
+def words(text: str) -> str:
+    """A text without its line breaks."""
+    return " ".join(text.split())
+
+
 def test_every_command_tells_its_arguments() -> None:
-    for name in COMMANDS:
+    overview = words(run("--help").stdout.decode())
+    for name, command in COMMANDS.items():
         done = run(name, "--help")
         assert (done.returncode, done.stderr) == (0, b"")
-        said = done.stdout.decode()
+        said = words(done.stdout.decode())
         assert said.startswith(f"Usage: exclusivelog {name} ")
-        assert summary(COMMANDS[name]) in said
+        assert command.help is not None
+        assert words(command.help) in said
+        assert f" {name} {words(command.help).partition('. ')[0]}" in overview
+        for parameter in command.params:
+            assert words(getattr(parameter, "help", None) or "?") in said, parameter.name
 
 
 def test_without_a_command_it_lists_them() -> None:
@@ -488,8 +514,59 @@ def test_without_a_command_it_lists_them() -> None:
     assert all(f"  {name} " in done.stderr.decode() for name in COMMANDS)
 
 
-def test_send_takes_the_access_modes_there_are() -> None:
-    assert set(MODES) == {mode.value for mode in xl.AccessMode}
+def test_a_closed_pipe_ends_a_help_text_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as closed:
+        for arguments in (["--help"], ["--version"], ["topics", "--help"]):
+            done = subprocess.run(
+                [*PROGRAM, *arguments], stdout=closed, stderr=subprocess.PIPE, timeout=PATIENCE
+            )
+            assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_the_command_knows_the_access_modes_and_the_demos_defaults() -> None:
+    assert set(commands.MODES) == {mode.value for mode in xl.AccessMode}
+    assert (commands.KILLS, commands.RATE) == (demo.DEFAULT_KILLS, demo.DEFAULT_RATE)
+
+
+# ---- completion --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_it_prints_a_completion_script(shell) -> None:
+    done = subprocess.run(
+        PROGRAM, env={**os.environ, "_EXCLUSIVELOG_COMPLETE": f"{shell}_source"},
+        capture_output=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"_EXCLUSIVELOG_COMPLETE=%s_complete" % shell.encode() in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        (["tai"], ["tail"]),
+        (["u"], ["unload", "upgrade"]),
+        (["tail", "--fo"], ["--follow"]),
+        (["send", "log", "orders", "--mode", "wait"], ["wait_for_exclusive"]),
+    ],
+)
+def test_bash_completes_commands_and_options(typed, completed, tmp_path) -> None:
+    command = tmp_path / "exclusivelog"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n')
+    command.chmod(0o755)
+    script = f"""
+eval "$(_EXCLUSIVELOG_COMPLETE=bash_source exclusivelog)"
+COMP_WORDS=({shlex.join(["exclusivelog", *typed])}) COMP_CWORD={len(typed)}
+_exclusivelog_completion exclusivelog
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    assert (done.stdout.split(), done.stderr) == (completed, "")
 
 
 def test_options_stand_anywhere_before_two_dashes(path) -> None:
@@ -509,8 +586,8 @@ def test_a_value_need_not_be_unicode(path) -> None:
 
 # Nothing of these is needed to look at a ledger; each would cost more than the rest.
 HEAVY = (
-    "argcomplete", "asyncio", "click", "numpy", "pyarrow", "pydantic", "pyspark", "rich", "shutil",
-    "ssl", "subprocess", "tempfile", "typer",
+    "argcomplete", "asyncio", "numpy", "pyarrow", "pydantic", "pyspark", "rich", "ssl",
+    "subprocess", "tempfile", "typer",
 )  # fmt: skip
 
 

@@ -225,17 +225,20 @@ with xl.open(sys.argv[1]) as engine:
     assert value == "b'x'"  # what could not be turned into Arrow is not lost
 
 
-def test_the_command_needs_no_extra(bare, tmp_path) -> None:
-    command = bare.bin / "exclusivelog"
-    assert bare.run(command, "send", "log", "orders", "a", "b", cwd=tmp_path) == "0\n1\n"
-    told = bare.run(command, "topics", "log", cwd=tmp_path).splitlines()
+def test_the_command_needs_its_extra_alone(wheel, tmp_path) -> None:
+    environment = Environment(tmp_path / "environment")
+    environment.pip("install", f"exclusivelog[cli] @ {wheel.as_uri()}")
+    command, here = environment.bin / "exclusivelog", tmp_path
+    assert environment.run(command, "send", "log", "orders", "a", "b", cwd=here) == "0\n1\n"
+    told = environment.run(command, "topics", "log", cwd=here).splitlines()
     assert told[1].split("\t")[:2] == ["orders", "2"]
-    assert "  topics " in bare.run(command, "--help", cwd=tmp_path)
+    assert "  topics " in environment.run(command, "--help", cwd=here)
 
 
-def test_the_demo_says_which_extra_is_missing(bare, tmp_path) -> None:
-    said = bare.run(bare.bin / "exclusivelog", "demo", cwd=tmp_path, status=1)
-    assert "exclusivelog[cli]" in said
+@pytest.mark.parametrize("argument", ["--help", "topics", "demo"])
+def test_the_command_says_which_extra_is_missing(argument, bare, tmp_path) -> None:
+    said = bare.run(bare.bin / "exclusivelog", argument, cwd=tmp_path, status=1)
+    assert "the command needs the extra cli: pip install 'exclusivelog[cli]'" in said
     assert "Traceback" not in said
     assert list(tmp_path.iterdir()) == []
 
@@ -253,8 +256,9 @@ importlib.import_module("exclusivelog." + sys.argv[1])
     everything = (
         source + "for name in sys.argv[2:]: importlib.import_module('exclusivelog.' + name)"
     )
-    # Those of Spark need its extra; the package itself says so when it is imported.
-    bare.python(everything, *(n for n in names if not n.startswith("spark.")), cwd=tmp_path)
+    # Those of Spark and of the command need their extras; the packages themselves say so.
+    extra = ("spark.", "cli.commands")
+    bare.python(everything, *(n for n in names if not n.startswith(extra)), cwd=tmp_path)
 
 
 def test_the_installed_library_is_the_one_that_is_tested() -> None:
@@ -313,7 +317,7 @@ def test_public_classes_are_pickled_by_their_names() -> None:
 
 # Each of these would delay every program that only sends, or never uses the library at all.
 HEAVY = (
-    "asyncio", "bz2", "decimal", "gevent", "lzma", "numpy", "pandas", "pathlib", "pyarrow",
+    "asyncio", "bz2", "click", "decimal", "gevent", "lzma", "numpy", "pandas", "pathlib", "pyarrow",
     "pydantic", "pyspark", "rich", "shutil", "ssl", "subprocess", "tempfile", "typer", "uuid",
 )  # fmt: skip
 

@@ -770,6 +770,7 @@ FLIPS = """
     import collections, os, random, signal, sys
     source, work, seed, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     import exclusivelog as xl
+    xl.open  # imported here, and not by each child
     sound = open(source + "/data.mdb", "rb").read()
     truth = eval(open(source + "/truth").read())
     dice = random.Random(seed)
