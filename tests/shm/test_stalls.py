@@ -489,7 +489,7 @@ def test_c3_a_hung_process_is_killed_once_its_own_keepalive_is_over(
             process.process.join(PATIENCE)
             assert process.process.exitcode == -signal.SIGKILL
             assert time.monotonic() - at + info.heartbeat_age >= 1.0
-        assert f"killing {description}" in caplog.text
+        assert f"killing the unresponsive {description}" in caplog.text
         assert writer.send(b"goes on") == 0
         with waiter.result(timeout=PATIENCE) as successor:
             assert successor.topic_epoch == 2

@@ -185,7 +185,7 @@ def foreign_lmdb(path: Path, *names: str, **rows: bytes) -> None:
             txn.put(b"some", b"thing")
             for name in names:
                 table = env.open_db(name.encode(), txn=txn)
-                for key, value in records.items():
+                for key, value in rows.items():
                     txn.put(key.encode(), value, db=table)
     (path / "lock.mdb").unlink()
 
