@@ -15,6 +15,7 @@ The parts are in `_native/`, each with one subject:
 | `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
 | `checkpoint` | the journal's frames by topic, for the tables |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
+| `group` | the commit of a queue: many producers, one write |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
 | `*.h` | the C below: the sections of an entry, CRC-32C, futexes, liveness, the journal, SIGBUS |
@@ -73,6 +74,7 @@ include "_native/batch.pxi"
 include "_native/receipt.pxi"
 include "_native/commit_queue.pxi"
 include "_native/appender.pxi"
+include "_native/group.pxi"
 include "_native/replica.pxi"
 include "_native/queue.pxi"
 include "_native/rows.pxi"

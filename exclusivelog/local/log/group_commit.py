@@ -21,7 +21,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     called_reentrantly,
 )
-from exclusivelog.local.log.entries import Work, append
+from exclusivelog.local.log.entries import Work, append, append_together
 from exclusivelog.local.storage.ledger import Ledger
 
 log = logging.getLogger("exclusivelog")
@@ -109,7 +109,7 @@ class Committer:
         # What has no outcome at the end of the block, also after an exception, is retried.
         with self.commit_queue as waiting:
             try:
-                append(self._ledger, self._gather(waiting))
+                append(self._ledger, self._gather(append_together(self._ledger, waiting)))
             except Exception as error:  # every receipt has it, or is retried
                 expected = isinstance(error, ExclusiveLogError)
                 log.log(logging.DEBUG if expected else logging.ERROR, "a commit failed: %r", error)
