@@ -13,7 +13,7 @@ The parts are in `_native/`, each with one subject:
 | `lock`, `section` | a lock of threads; transactions that an interrupt cannot leave half entered |
 | `frames`, `tails` | frames of the journal as they are read; what each topic's next message follows |
 | `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
-| `checkpoint` | the journal's frames by topic, for the tables |
+| `checkpoint`, `merge` | the journal's frames by topic; the rows of the tables that they change |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
 | `group` | the commit of a queue: many producers, one write |
 | `replica` | get and put of a shared map |
@@ -78,3 +78,4 @@ include "_native/group.pxi"
 include "_native/replica.pxi"
 include "_native/queue.pxi"
 include "_native/rows.pxi"
+include "_native/merge.pxi"
