@@ -504,6 +504,7 @@ class Bundle:
     def producers(self) -> dict[bytes, int]: ...
 
 def topic_keys(bundles: list[Bundle]) -> list[bytes]: ...
+
 @final
 class Merge:
     def __new__(

@@ -146,7 +146,7 @@ class StillReleasing(ExclusiveLogError):
 
     def __init__(self, refusal: ExclusiveLogError, until: int) -> None:
         super().__init__(str(refusal), holder=refusal.holder)
-        self.until = until
+        self.refusal, self.until = refusal, until
 
 
 @dataclass(frozen=True, slots=True)

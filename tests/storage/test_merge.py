@@ -48,7 +48,9 @@ def send_all_kinds(engine: xl.Engine, number: int) -> None:
             continue
         with topic.producer("exclusive", name="owner") as producer:
             for k in range(i % 4 + 1):
-                producer.send(b"%d" % k, key="k" if i % 3 else None, event_time=k if i % 2 else None)
+                producer.send(
+                    b"%d" % k, key="k" if i % 3 else None, event_time=k if i % 2 else None
+                )
             if i % 7 == 0:
                 producer.send_many([bytes(2000)] * 20, properties=[{"a": "b"}] * 20)
 
@@ -66,7 +68,7 @@ def test_b9_many_topics_at_once_get_the_rows_of_one_after_the_other(engine, monk
 
 
 def test_g9_deleted_and_damaged_topics_among_many(engine, monkeypatch) -> None:
-    """A topic that was deleted, a damaged row, and a damaged last id cost no other topic anything."""
+    """A topic that was deleted, a damaged row and a damaged last id cost other topics nothing."""
     with no_checkpoints(engine):
         producers = [engine.topic(f"t{i}").producer(name="p") for i in range(10)]
         for producer in producers:

@@ -20,6 +20,8 @@ Placed = TypeVar("Placed", bound="int | tuple[int, int, int]")
 class LocalSending:
     """Appends what one session is given, to the ledger of its engine."""
 
+    __slots__ = ("_committer", "_ledger", "_options", "_topic", "appender")
+
     def __init__(
         self, ledger: Ledger, committer: Committer, appender: _core.Appender, topic: str,
         options: SessionOptions,
