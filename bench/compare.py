@@ -56,6 +56,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P15": busy.p15,
     "P16": sparks.p16,
     "P17": zombies.p17,
+    "P18": topics.p18,
 }
 
 
