@@ -59,6 +59,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P15": busy.p15,
     "P16": sparks.p16,
     "P17": zombies.p17,
+    "P18": topics.p18,
     "P19": single.p19,
     "P20": values.p20,
     "P23": start.p23,

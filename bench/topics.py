@@ -1,21 +1,20 @@
-"""Many topics (P11), and how to get them without as many flushes."""
+"""Many topics (P11, P18), and how to get them without as many flushes."""
 
 from __future__ import annotations
 
+import gc
 import itertools
-import os
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import exclusivelog as xl
 from bench.append import messages
 from bench.measure import POWER, Arm, Figure, Settings, Stores, Target, take_turns
-from exclusivelog import _core
-from exclusivelog.local.records import Session
-from exclusivelog.producer import Options, Producer
 
 COUNTS = (1, 1_000, 100_000)
+MANY = {10_000: 100e3, 100_000: 80e3}  # topics, and the messages a second that they must take
 SENDS = 1_000
 PIPELINED = 100_000
 AT_ONCE = 10_000
@@ -42,6 +41,41 @@ def p11(settings: Settings) -> Figure:
             figure.compare(f"durable {kind}, {count:,} topics", results[arm_name(kind, count)], one,
                            Target(least_ratio=0.7) if judged else None)  # fmt: skip
     return figure
+
+
+def p18(settings: Settings) -> Figure:
+    """One message each to many topics, again and again, with checkpoints; opening their producers,
+    and the memory that these take."""
+    figure = Figure("P18", "send_async, one message each to many topics")
+    with Stores(settings) as stores:
+        arms: list[Arm] = []
+        for count in MANY:
+            engine = stores.engine(f"topics-{count}")
+            producers, seconds, size = _opened(engine, names(count))
+            figure.state(f"opening a producer, {count:,} topics", seconds, "s", Target(most=70e-6))
+            figure.state(f"memory of a producer, {count:,} topics", size, "bytes")
+            arms.append(_arms(engine, producers)[1])
+        results = take_turns(arms, settings.rounds_or(5), before=stores.warm_memory)
+    figure.series = list(results.values())
+    for count, least in MANY.items():
+        series = results[arm_name("send_async", count)]
+        figure.compare(f"durable send_async, {count:,} topics", series, target=Target(least=least))
+    return figure
+
+
+def _opened(engine: xl.Engine, names: Sequence[str]) -> tuple[list[xl.Producer], float, float]:
+    """Producers of these topics; the seconds, and the bytes of memory, that each of them takes."""
+    before, begun = _anonymous_memory(), time.perf_counter()
+    producers = own(engine, names, False)
+    seconds = time.perf_counter() - begun
+    return producers, seconds / len(names), (_anonymous_memory() - before) / len(names)
+
+
+def _anonymous_memory() -> int:
+    """Bytes that this process has in memory of its own."""
+    gc.collect()
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 def arm_name(kind: str, count: int) -> str:
@@ -78,11 +112,7 @@ def own(engine: xl.Engine, names: Sequence[str], one_by_one: bool) -> list[xl.Pr
     """An exclusive producer on each of these topics."""
     if one_by_one:
         return [engine.topic(name).producer("exclusive") for name in names]
-    make_topics(engine, names)
-    producers = []
-    for part in chunks(names):
-        producers += _register_owners(engine, part)
-    return producers
+    return [producer for part in chunks(names) for producer in engine.producers(part, "exclusive")]
 
 
 def chunks(items: Sequence[Item]) -> Iterable[Sequence[Item]]:
@@ -96,30 +126,3 @@ def make_topics(engine: xl.Engine, names: Sequence[str]) -> None:
             for name in part:
                 if tables.topics.id_of(name) is None:
                     tables.topics.create(name)
-
-
-def _register_owners(engine: xl.Engine, names: Sequence[str]) -> list[xl.Producer]:
-    """What `topic.producer("exclusive")` does, many at a time."""
-    registrations = []
-    slot = engine._slot
-    assert slot is not None
-    with engine.ledger.write_exclusive() as tables:
-        for name in names:
-            topic = tables.topics.id_of(name)
-            assert topic is not None
-            number = tables.rows.next_id(b"session")
-            session = Session(
-                id=number, topic=topic, engine=engine.id, slot=slot.index, pid=os.getpid(),
-                engine_name=engine.name, name=f"{engine.name}-{number}", mode="exclusive",
-                priority=0, created=_core.now(), tie=0, since=time.time_ns() // 1_000_000,
-            )  # fmt: skip
-            row = tables.topics.get(topic)
-            registrations.append(engine.sessions.requests.decide(tables, row, session, None))
-    sessions = [
-        engine.open_session(name, registration.session, registration.last_sequence, Options())
-        for name, registration in zip(names, registrations, strict=True)
-    ]
-    return [
-        Producer(engine, name, session, Options())
-        for name, session in zip(names, sessions, strict=True)
-    ]

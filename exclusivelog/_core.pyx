@@ -14,8 +14,9 @@ The parts are in `_native/`, each with one subject:
 | `lock`, `section` | a lock of threads; transactions that an interrupt cannot leave half entered |
 | `frames`, `tails` | frames of the journal as they are read; what each topic's next message follows |
 | `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
-| `checkpoint`, `fresh` | the journal's frames by topic, for the tables; packed for a reader |
+| `checkpoint`, `merge`, `fresh` | the journal's frames by topic; the rows of the tables that they change; packed for a reader |
 | `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
+| `group` | the commit of a queue: many producers, one write |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
 | `*.h` | the C below: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, SIGBUS |
@@ -76,6 +77,8 @@ include "_native/batch.pxi"
 include "_native/receipt.pxi"
 include "_native/commit_queue.pxi"
 include "_native/appender.pxi"
+include "_native/group.pxi"
 include "_native/replica.pxi"
 include "_native/queue.pxi"
 include "_native/rows.pxi"
+include "_native/merge.pxi"

@@ -88,7 +88,7 @@ from exclusivelog.state import map as _map
 from exclusivelog.state import past as _watch
 from exclusivelog.state import state as _state
 from exclusivelog.state.shared import Shared, acknowledge
-from exclusivelog.topic import ProducerOptions
+from exclusivelog.topic import ManyOptions, ProducerOptions
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.transaction import Claim, OnLost
 from exclusivelog.transaction import Transaction as SyncTransaction
@@ -237,6 +237,11 @@ async def _opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
         await asyncio.wait({running, giving_back}, timeout=GIVEN_BACK_SECONDS)
         raise
     return made.pop()
+
+
+def _close_all(producers: Iterable[SyncProducer]) -> None:
+    for producer in producers:
+        producer.close()
 
 
 def _drop_outcome(future: asyncio.Future[Any]) -> None:
@@ -810,6 +815,23 @@ class Engine(_Handle[SyncEngine], _Delegating[SyncEngine]):
             except OwnershipError as error:
                 if left <= OWN_SECONDS or not error.retriable:
                     raise
+
+    async def producers(
+        self, names: Iterable[str], access_mode: AccessMode | str = AccessMode.SHARED,
+        **options: Unpack[ManyOptions],
+    ) -> list[Producer]:  # fmt: skip
+        """Open a producer on each of many topics, in one transaction, as
+        `exclusivelog.Engine.producers`. If cancelled, those that were opened are closed.
+
+        >>> async def example():
+        ...     async with open(path) as engine:
+        ...         first, second = await engine.producers(["a", "b"], "exclusive")
+        ...         return await first.send(b"1"), await second.send(b"2")
+        >>> asyncio.run(example())
+        (0, 0)
+        """
+        make = functools.partial(self.sync.producers, names, access_mode, **options)
+        return [Producer(made) for made in await _opened(make, _close_all)]
 
     async def role(self, name: str, **options: Unpack[RoleOptions]) -> Role:
         """Become the only holder of a role; wait in its queue if the mode says so. Options as in

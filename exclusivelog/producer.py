@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,6 +89,12 @@ class Producer(Sender, Closing):
     (0, 1)
     """
 
+    # A process may have a hundred thousand.
+    __slots__ = (
+        "__dict__", "__weakref__", "_closed", "_dumps", "_engine", "_first", "_last_sequence",
+        "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
+    )  # fmt: skip
+
     def __init__(
         self, engine: Backend, topic: str, session: ProducerSession, options: Options
     ) -> None:
@@ -103,7 +108,7 @@ class Producer(Sender, Closing):
         self._lost: ExclusiveLogError | None = None
         self._moved: ProducerMovedError | None = None  # the last move that it has followed
         self._closed = False
-        self._lock = threading.RLock()
+        self._lock = _core.Lock()
         session.subscribe(self, owner=True)
 
     # ---- facts ---------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypedDict, Unpack
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypedDict, Unpack, cast
 
 from exclusivelog.backend import Backend, ProducerRequest, TopicStore, check_name, is_internal
 from exclusivelog.events import EVENTS
@@ -32,6 +32,23 @@ class ProducerOptions(TypedDict, total=False):
     topic_epoch: int | None
     timeout: float | None
     settle: float
+    properties: Mapping[str, str] | None
+    announce: Mapping[str, str] | None
+    linger: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending_bytes: int
+    serializer: Any
+    on_fenced: Callable[[Producer, Any], object] | None
+    on_wanted: Callable[[Producer], object] | None
+    follow: bool
+    claim: Claim | None
+
+
+class ManyOptions(TypedDict, total=False):
+    """The options of `Engine.producers`; `Topic.producer` tells what each means."""
+
+    name: str | None
     properties: Mapping[str, str] | None
     announce: Mapping[str, str] | None
     linger: float
@@ -266,11 +283,7 @@ producer; it is held by producer 'leader' ...
     def _ask(
         self, access_mode: AccessMode | str, **options: Unpack[ProducerOptions]
     ) -> tuple[ProducerFuture, ProducerRequest]:
-        claim = options.get("claim")
-        chosen = {name: options[name] for name in SENDING if name in options}  # type: ignore[literal-required]
-        if claim is not None:
-            chosen["follow"] = False
-        sending = Options(**chosen, dumps=pick_dumps(options.get("serializer")))
+        sending = sending_options(options)
         request = self._request(access_mode, options, sending.on_wanted is not None)
         return ProducerFuture(self._engine, self.id, self.name, sending), request
 
@@ -454,3 +467,50 @@ def check_queue_options(priority: object, timeout: float | None, settle: float) 
 def _check_max_bytes(max_bytes: object) -> None:
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 0):
         raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes from 0 on, or None")
+
+
+def sending_options(options: ProducerOptions) -> Options:
+    """How a producer with these options sends."""
+    chosen = {name: options[name] for name in SENDING if name in options}  # type: ignore[literal-required]
+    if options.get("claim") is not None:
+        chosen["follow"] = False
+    return Options(**chosen, dumps=pick_dumps(options.get("serializer")))
+
+
+def open_many(
+    engine: Any, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
+) -> list[Producer]:
+    """What `Engine.producers` does."""
+    for option in options.keys() - ManyOptions.__annotations__.keys():
+        raise TypeError(f"producers takes no option {option!r} (rule A4)")
+    if AccessMode.parse(access_mode) is AccessMode.WAIT_FOR_EXCLUSIVE:
+        raise ValueError(
+            f"access_mode={access_mode!r}: producers are opened together or not at all, and none "
+            "can wait; use topic.producer_async for each"
+        )
+    chosen = _distinct(names)
+    if not chosen:
+        return []
+    given = cast(ProducerOptions, options)
+    sending = sending_options(given)
+    request = Topic(engine, 0, chosen[0])._request(
+        access_mode, given, sending.on_wanted is not None
+    )
+    sessions = engine.open_producers(chosen, request, sending)
+    return [
+        Producer(engine, name, session, sending)
+        for name, session in zip(chosen, sessions, strict=True)
+    ]
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    if isinstance(names, str):
+        raise TypeError(f"names={names!r}: it takes an iterable of names")
+    chosen = [check_name(name, "names") for name in names]
+    for name in chosen:
+        if is_internal(name):
+            raise ValueError(f"names: topic {name!r} is the library's own: it can only be read")
+    if len(set(chosen)) < len(chosen):
+        twice = next(name for name in chosen if chosen.count(name) > 1)
+        raise ValueError(f"names: topic {twice!r} is named more than once")
+    return chosen

@@ -239,6 +239,8 @@ class HoldsClaim(Protocol):
 class Sender(abc.ABC):
     """What a transaction needs of a producer."""
 
+    __slots__ = ()
+
     @property
     @abc.abstractmethod
     def ledger(self) -> object:

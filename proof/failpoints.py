@@ -57,8 +57,7 @@ PLACES = {
 }
 # Those that the fixed work does not come to: before it, `proof.chores` is done.
 CHORES = {
-    "place an append": "local.log.entries:_place",
-    "flush an append": "local.log.entries:_flush_and_settle",
+    "append a queue": "local.log.entries:append_together",
     "tell a winner": "local.ownership.notifications:Notifications._granted",
     "write a transaction": "local.session:Attempt.write",
     "write a cursor": "local.ownership.claims:LocalGroupCursor.write",

@@ -49,15 +49,6 @@ cdef struct Placing:
     bint wanted             # out: a checkpoint should be made soon
 
 
-cdef uint64_t _scan_for(Journal journal, Tail* tail, uint64_t position,
-                        uint64_t stop) noexcept nogil:
-    cdef Found found
-    while _next(&journal.ring, position, journal.generation, stop, &found):
-        _follow(tail, &found)
-        position = found.next
-    return stop
-
-
 cdef void _catch_up(Journal journal) noexcept nogil:
     """Under the mutex: what other processes have appended since."""
     cdef uint64_t position = journal.seen
@@ -82,11 +73,66 @@ cdef void _begin_generation(Journal journal) noexcept nogil:
         journal.seen = journal.shared.tail
 
 
+cdef bint _may_learn(Journal journal, uint64_t at, uint64_t generation,
+                     uint64_t version) noexcept nogil:
+    """Under the mutex: is what the tables said as of position `at` all that is not in the
+    journal?"""
+    _begin_generation(journal)
+    return (journal.generation == generation and journal.shared.version == version
+            and not journal.shared.unsettled and not _outran(journal, at))
+
+
+cdef bint _learn(Journal journal, const Tail* fresh, Py_ssize_t n, uint64_t at) noexcept nogil:
+    """Under the mutex: what the tables say of these topics, and what the journal has behind it.
+    False if there is no memory."""
+    cdef uint64_t stop = journal.shared.tail
+    cdef uint64_t position = at
+    cdef Found found
+    cdef Tail* tail
+    cdef Py_ssize_t i
+    _catch_up(journal)
+    for i in range(n):
+        tail = _make_tail(&journal.tails, fresh[i].topic)
+        if tail == NULL:
+            return False
+        tail[0] = fresh[i]
+        tail.tails_generation = journal.tails_generation
+    while _next(&journal.ring, position, journal.generation, stop, &found):
+        tail = _find_tail(&journal.tails, found.topic)
+        if tail != NULL:
+            _follow(tail, &found)
+        position = found.next
+    for i in range(n):
+        _find_tail(&journal.tails, fresh[i].topic).at = stop
+    return True
+
+
 cdef int _stopped(Journal journal) noexcept nogil:
     """Why nothing may be appended: an errno, or 0."""
     if journal._lost():
         return EIO
     return xl_load(&journal.gone) or xl_load(&journal.shared.failed)
+
+
+cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
+    """May this be appended now (rule B2)? Under the mutex. Gives it its sequence id, and finds what
+    it follows."""
+    journal.compared += 1
+    if journal.shared.generation != journal.generation or journal.shared.version != p.version:
+        return STALE
+    if not p.alone:
+        _catch_up(journal)
+    tail[0] = _find_tail(&journal.tails, p.topic)
+    if tail[0] == NULL or (
+            not p.alone and tail[0].tails_generation != journal.tails_generation):
+        return STALE
+    if p.sequence < 0:
+        if p.last[0] == INT64_MAX:
+            return DUPLICATE
+        p.sequence = p.last[0] + 1
+    elif p.sequence <= p.last[0]:
+        return DUPLICATE
+    return DUPLICATE if p.sequence <= p.logged else PLACED
 
 
 cdef int _place(Journal journal, Placing* p) noexcept nogil:
@@ -97,25 +143,13 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
     cdef uint64_t offset, end
     cdef int64_t sequence, now
     cdef Py_ssize_t i
+    cdef int outcome
     p.error = _stopped(journal)
     if p.error:
         return BROKEN
-    journal.compared += 1
-    if header.generation != journal.generation or header.version != p.version:
-        return STALE
-    if not p.alone:
-        _catch_up(journal)
-    tail = _find_tail(&journal.tails, p.topic)
-    if tail == NULL or (not p.alone and tail.tails_generation != journal.tails_generation):
-        return STALE
-    if p.sequence < 0:
-        if p.last[0] == INT64_MAX:
-            return DUPLICATE
-        p.sequence = p.last[0] + 1
-    elif p.sequence <= p.last[0]:
-        return DUPLICATE
-    if p.sequence <= p.logged:
-        return DUPLICATE
+    outcome = _judge(journal, p, &tail)
+    if outcome != PLACED:
+        return outcome
     end = _end_of_frames(journal, p, before)
     if end - xl_load64(&header.applied) > journal.ring.capacity:
         return FULL
@@ -137,13 +171,19 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
     if journal.seen == before:
         journal.seen = end
     xl_store64(&header.tail, end)
-    offset = xl_load64(&header.applied)
-    p.wanted = before == offset or (before - offset < journal.ring.capacity / 2 <= end - offset)
+    p.wanted = _wants_checkpoint(journal, before, end)
     if journal._lost():
         p.error = EIO
         return LOST
     journal.placed += 1
     return PLACED
+
+
+cdef bint _wants_checkpoint(Journal journal, uint64_t before, uint64_t end) noexcept nogil:
+    """Is a checkpoint due soon, now that the tail has moved from `before` to `end`?"""
+    cdef uint64_t applied = xl_load64(&journal.shared.applied)
+    return before == applied or (
+        before - applied < journal.ring.capacity / 2 <= end - applied)
 
 
 cdef int _refused(Journal journal, Placing* p) noexcept nogil:
@@ -197,12 +237,16 @@ cdef int _write(Journal journal, Placing* p, uint64_t position,
     return 0
 
 
-cdef int _write_frame(Journal journal, uint64_t position, xj_frame* frame, const char* entry,
-                      size_t size, bint durable) noexcept nogil:
-    cdef char* at = <char*>_frame_at(&journal.ring, position)
+cdef void _seal_frame(Journal journal, uint64_t position, xj_frame* frame) noexcept nogil:
     frame.magic, frame.position, frame.generation = FRAME_MAGIC, position, journal.generation
     frame.version = journal.shared.version
     frame.crc = _crc(<char*>frame, FRAME - 4)
+
+
+cdef int _write_frame(Journal journal, uint64_t position, xj_frame* frame, const char* entry,
+                      size_t size, bint durable) noexcept nogil:
+    cdef char* at = <char*>_frame_at(&journal.ring, position)
+    _seal_frame(journal, position, frame)
     # Storing through the mapping is the cheaper way as long as no thread flushes: after each
     # flush the first store into a page is a fault.
     if durable:

@@ -14,9 +14,9 @@ cdef class Appender:
     cdef readonly Py_ssize_t pending_messages
     cdef Py_ssize_t max_messages
     cdef size_t max_bytes
-    cdef Batch current
-    cdef list full
-    cdef list inflight
+    cdef Batch current      # the newest one
+    cdef list older         # those before it, in order; None: there are none. A commit takes the
+                            # oldest ones
     cdef readonly object error
     cdef bint paused        # `error` is for now only
     cdef readonly object session
@@ -51,8 +51,6 @@ cdef class Appender:
         self.last_sequence = self.durable_sequence = last_sequence
         self.max_messages = max_messages
         self.max_bytes = max_bytes
-        self.full = []
-        self.inflight = []
 
     def connect(self, Journal journal not None, SharedWords words not None,
                 Py_ssize_t topic_word, uint64_t topic, uint64_t epoch, uint64_t session,
@@ -71,8 +69,16 @@ cdef class Appender:
         self.durable_sequence = max(self.durable_sequence, sequence)
 
     cdef bint _has_waiting(self):
-        return (self.queueing or self.current is not None or PyList_GET_SIZE(self.full) > 0
-                or PyList_GET_SIZE(self.inflight) > 0)
+        return self.queueing or self.current is not None or self._has_older()
+
+    cdef inline bint _has_older(self):
+        return self.older is not None and PyList_GET_SIZE(self.older) > 0
+
+    cdef bint _has_taken(self):
+        """Is there a batch that a commit has taken, and that has no outcome yet?"""
+        if self._has_older():
+            return (<Batch>self.older[0]).taken
+        return self.current is not None and self.current.taken
 
     def send(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
              object sequence=None):
@@ -89,7 +95,7 @@ cdef class Appender:
     cdef _send_pieces(self, Batch batch, int64_t sequence):
         cdef Piece* pieces = _pieces(batch)
         try:
-            return self._send(pieces, PyList_GET_SIZE(batch.sealed), batch.count, sequence)
+            return self._send(pieces, _count_pieces(batch), batch.count, sequence)
         finally:
             free(pieces)
 
@@ -139,7 +145,7 @@ cdef class Appender:
         """The same for a batch, which must be small; the offset is its first message's."""
         cdef Piece* pieces = _pieces(batch)
         try:
-            return self._append(pieces, PyList_GET_SIZE(batch.sealed), batch.count)
+            return self._append(pieces, _count_pieces(batch), batch.count)
         finally:
             free(pieces)
 
@@ -175,7 +181,7 @@ cdef class Appender:
         if self.journal is None:
             raise TypeError("this appender has no journal")
         try:
-            self._describe(&placing, pieces, PyList_GET_SIZE(batch.sealed), batch.base_sequence)
+            self._describe(&placing, pieces, _count_pieces(batch), batch.base_sequence)
             placing.last, placing.flushed = &last, False
             outcome = _append(self.journal, &placing)
         finally:
@@ -186,6 +192,12 @@ cdef class Appender:
             batch.end, batch.generation_placed = placing.end, placing.generation
             batch.placed = True
         return outcome
+
+    @property
+    def stale(self):
+        """May who may write have changed since its session was last looked up?"""
+        return (self.journal is not None
+                and self.version != xl_load64(&self.journal.shared.version))
 
     @property
     def flushes(self):
@@ -258,17 +270,22 @@ cdef class Appender:
     cdef _put_on_the_commit_queue(self, bint later):
         if not later:
             self.commit_queue.enlist(self)  # a commit may have taken it off meanwhile
-        elif PyList_GET_SIZE(self.full) > 0:  # linger need not hold it back
+        elif self._has_full():  # linger need not hold it back
             self.commit_queue.put_down(self, 0)
         elif not self.timed:
             self.commit_queue.put_down(self, self.linger)
 
+    cdef bint _has_full(self):
+        """Is there a batch that takes no more messages, and waits for a commit?"""
+        return self._has_older() and not (
+            <Batch>self.older[PyList_GET_SIZE(self.older) - 1]).taken
+
     cdef Batch _open_batch(self, size_t size, bint key, bint properties, bint event_time):
         cdef Batch batch, fresh
         while True:
-            if (self.current is not None and self.current.count
-                    and (self.current.nbytes + size > self.max_bytes
-                         or self._is_full(self.current))):
+            batch = self.current
+            if batch is not None and (batch.shut or (batch.count and (
+                    batch.nbytes + size > self.max_bytes or self._is_full(batch)))):
                 self._seal()
             if self.current is None:
                 fresh = Batch.__new__(Batch)
@@ -276,7 +293,7 @@ cdef class Appender:
                     self.current = fresh
             batch = self.current
             batch._make_columns(key, properties, event_time)
-            if batch is self.current:
+            if batch is self.current and not batch.shut:
                 return batch
 
     def make_batch(self, Strings values not None, Strings keys, Strings properties,
@@ -290,9 +307,8 @@ cdef class Appender:
         columns.values, columns.keys, columns.properties = values, keys, properties
         columns.event_times, columns.name = event_times, self.name
         columns.max_bytes, columns.max_messages = self.max_bytes, self.max_messages
-        batch.values = None
         batch.sealed = []
-        batch.state = SEALED
+        batch.state, batch.shut = SEALED, True
         batch.count = values.count
         while start < values.count and batch.nbytes < SEALED_AHEAD:
             stop = columns.cut(start)
@@ -318,6 +334,7 @@ cdef class Appender:
 
     cdef _add_batch(self, Batch batch, object sequence):
         cdef int64_t number
+        self._make_older()
         # The sum of a large entry is taken without the GIL: only now, with the batch ready,
         # may it be given a number.
         if self.error is not None:
@@ -334,7 +351,7 @@ cdef class Appender:
             self.commit_queue.enlist(self)
         if self.current is not None:
             self._seal()
-        self.full.append(batch)  # the last that needs memory: it is queued, or the call fails
+        self.older.append(batch)  # the last that needs memory: it is queued, or the call fails
         self.last_sequence = batch.last_sequence
         self.pending_bytes += batch.nbytes
         self.pending_messages += batch.count
@@ -348,17 +365,34 @@ cdef class Appender:
         """A receipt for the last message that waits; None if none does."""
         cdef Batch batch = self.current
         if batch is None or batch.count == 0:
-            waiting = <list>(self.full or self.inflight)
-            if not waiting:
+            if not self._has_older():
                 return None
-            batch = waiting[PyList_GET_SIZE(waiting) - 1]
+            batch = self.older[PyList_GET_SIZE(self.older) - 1]
         return _receipt(batch, batch.count - 1)
 
+    cdef _make_older(self):
+        cdef list fresh
+        if self.older is None:
+            fresh = []  # other threads may run
+            if self.older is None:
+                self.older = fresh
+
     cdef _seal(self):
-        cdef Batch batch = self.current
-        if batch.count:  # the only message of it may have been refused
-            self.full.append(batch)
+        cdef Batch batch
+        self._make_older()
+        batch = self.current
+        if batch is not None and batch.count:  # the only message of it may have been refused
+            batch.shut = True
+            self.older.append(batch)
         self.current = None
+
+    cdef _shut_current(self):
+        """The newest batch takes no more messages."""
+        if self.current is not None:
+            if self.current.count:
+                self.current.shut = True
+            else:
+                self.current = None
 
     def take(self):
         """All batches that wait, encoded, in order. They count as pending until `settle`.
@@ -367,19 +401,19 @@ cdef class Appender:
         commit that was cut short has placed in the journal is still to be flushed.
         """
         cdef Batch batch
-        self._gather()
-        for batch in self.inflight:
+        cdef list taken = []  # made first: no other thread comes between the next lines
+        self._shut_current()
+        if self.older is not None:
+            taken.extend(self.older)
+        if self.current is not None:
+            taken.append(self.current)
+        for batch in taken:
+            batch.taken = True
+        for batch in taken:
             if batch.state == OPEN:
                 batch._seal_messages(self.name)
         self.offered = False
-        return self.inflight
-
-    cdef _gather(self):
-        cdef list rest = []  # made first: no other thread may add between the two lines below
-        if self.current is not None:
-            self._seal()
-        self.inflight.extend(self.full)
-        self.full = rest
+        return taken
 
     def settle(self, list placed not None, object error=None, bint final=False, durable=None):
         """Give batches their outcome: `placed`, (batch, base offset) pairs, are in the log and
@@ -395,18 +429,31 @@ cdef class Appender:
         cdef Batch batch
         cdef list told = []
         cdef list rest = []
-        if error is not None:
-            if final:
-                error = self.close_with(error)
-            self._gather()
+        if error is not None and final:
+            error = self.close_with(error)
         for batch, base_offset in placed:
             if batch.state < DONE:
                 batch.base_offset = base_offset
                 batch.ends = True
-        for batch in self.inflight:
-            (told if batch.ends or error is not None else rest).append(batch)
+        self._settle(told, rest, error, durable)
+
+    cdef _settle(self, list told, list rest, object error, object durable):
+        """Give the batches that `ends` says, or with an error all of them, their outcome. `told`
+        and `rest` are empty: whoever made them has given other threads their chance to run."""
+        cdef Batch batch
+        cdef Batch newest
+        if error is not None:
+            self._shut_current()
+        newest = self.current
+        if self.older is not None:
+            for batch in self.older:
+                (told if batch.ends or error is not None else rest).append(batch)
+        if newest is not None and (newest.ends or error is not None):
+            told.append(newest)
+            newest = None
         # Whatever needs memory has it by now: from here on nothing fails half-way.
-        self.inflight = rest
+        self.older = rest if PyList_GET_SIZE(rest) else None
+        self.current = newest
         for batch in told:
             self._give_outcome(batch, error)
         if durable is not None:
@@ -415,6 +462,18 @@ cdef class Appender:
             self.last_sequence = self.durable_sequence
         for batch in told:
             batch._finish()
+
+    cdef _settle_placed(self):
+        """Everything that a commit has placed is in the log, and durable."""
+        cdef Batch batch = self.current
+        cdef list told, rest
+        if not self._has_older() and batch is not None and batch.ends:
+            self.current = None
+            self._give_outcome(batch, None)
+            batch._finish()
+            return
+        told, rest = [], []
+        self._settle(told, rest, None, None)
 
     cdef void _give_outcome(self, Batch batch, object error):
         self.pending_bytes -= batch.nbytes

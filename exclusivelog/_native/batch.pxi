@@ -47,15 +47,24 @@ cdef class Columns:
 
 
 @cython.final
+@cython.no_gc
+@cython.freelist(256)
 cdef class Batch:
     """Messages of one producer that enter the log together."""
 
+    # The first message, and lists of all of them from the second one on: most batches of a process
+    # with many producers have one message, and lists would have the garbage collector run.
+    cdef bytes value
+    cdef bytes key
+    cdef bytes properties_of_first
+    cdef object event_time
     cdef list values
     cdef list keys
     cdef list properties
     cdef list event_times
     cdef list sequences
-    cdef list sealed
+    cdef SealedEntry only   # encoded as one entry
+    cdef list sealed        # ... or as several
     cdef Columns columns
     cdef Py_ssize_t unsealed_from
     cdef readonly int64_t base_sequence
@@ -73,10 +82,10 @@ cdef class Batch:
     cdef list callbacks
     cdef Batch next_due     # whose callbacks are called after this one's
     cdef bint ends          # `settle` is about to say that it is in the log
+    cdef bint shut          # takes no more messages
+    cdef bint taken         # by a commit
 
     def __cinit__(self):
-        self.values = []
-        self.callbacks = []
         self.base_sequence = -1
         self.last_sequence = -1
         self.base_offset = -1
@@ -90,20 +99,28 @@ cdef class Batch:
 
     cdef _make_columns(self, bint key, bint properties, bint event_time):
         cdef list fresh
-        if key and self.keys is None:
+        if self.count == 0:
+            return
+        if self.values is None:
+            fresh = []
+            if self.values is None:
+                self.values = self._filled(fresh, self.value)
+        if (key or self.key is not None) and self.keys is None:
             fresh = []
             if self.keys is None:
-                self.keys = self._filled(fresh)
-        if properties and self.properties is None:
+                self.keys = self._filled(fresh, self.key)
+        if (properties or self.properties_of_first is not None) and self.properties is None:
             fresh = []
             if self.properties is None:
-                self.properties = self._filled(fresh)
-        if event_time and self.event_times is None:
+                self.properties = self._filled(fresh, self.properties_of_first)
+        if (event_time or self.event_time is not None) and self.event_times is None:
             fresh = []
             if self.event_times is None:
-                self.event_times = self._filled(fresh)
+                self.event_times = self._filled(fresh, self.event_time)
 
-    cdef list _filled(self, list column):
+    cdef list _filled(self, list column, object first):
+        if self.count and PyList_GET_SIZE(column) == 0:
+            column.append(first)
         while PyList_GET_SIZE(column) < self.count:
             column.append(None)
         return column
@@ -122,6 +139,17 @@ cdef class Batch:
     cdef _add(self, bytes value, bytes key, bytes properties, object event_time,
               int64_t sequence):
         # No allocation here is one that the garbage collector counts.
+        if self.count == 0:
+            self.value, self.key, self.properties_of_first = value, key, properties
+            self.event_time = event_time
+            self.base_sequence = sequence
+        else:
+            self._add_to_columns(value, key, properties, event_time, sequence)
+        self.last_sequence = sequence
+        self.count += 1
+
+    cdef _add_to_columns(self, bytes value, bytes key, bytes properties, object event_time,
+                         int64_t sequence):
         try:
             self.values.append(value)
             if self.keys is not None:
@@ -135,10 +163,6 @@ cdef class Batch:
         except BaseException:
             self._cut_columns()
             raise
-        if self.count == 0:
-            self.base_sequence = sequence
-        self.last_sequence = sequence
-        self.count += 1
 
     cdef _cut_columns(self):
         # No memory for all columns of a message: none keeps it, or the next one would have
@@ -148,18 +172,28 @@ cdef class Batch:
                 (<list>column).pop()
 
     cdef _seal_messages(self, bytes name):
-        self.sealed = [_seal(
-            ListStrings(self.values), 0, self.count,
-            None if self.keys is None else ListStrings(self.keys),
-            None if self.properties is None else ListStrings(self.properties),
-            self.event_times, self.sequences, name)]
+        if self.count == 1:
+            self.only = _seal_one(
+                self.value, self.key, self.properties_of_first, self.event_time, name)
+        else:
+            self.only = _seal(
+                ListStrings(self.values), 0, self.count,
+                None if self.keys is None else ListStrings(self.keys),
+                None if self.properties is None else ListStrings(self.properties),
+                self.event_times, self.sequences, name)
         self.state = SEALED
+        self.value = self.key = self.properties_of_first = self.event_time = None
         self.values = self.keys = self.properties = self.event_times = self.sequences = None
+
+    cdef list _sealed_entries(self):
+        return self.sealed if self.only is None else [self.only]
 
     @property
     def small(self):
         """Does it go into the journal? The tables are the cheaper way for what is large."""
         cdef size_t size = 0
+        if self.only is not None:
+            return len(self.only) <= LARGEST_FRAMES
         if self.columns is not None or self.sealed is None:
             return False
         for sealed in self.sealed:
@@ -174,7 +208,7 @@ cdef class Batch:
         cdef uint64_t offset = base_offset
         cdef Py_ssize_t start, stop
         self.base_offset = base_offset  # should its commit be cut short: where to search for it
-        for sealed in self.sealed:
+        for sealed in self._sealed_entries():
             data = sealed.stamp(topic, offset, epoch, session, sequence, publish_time)
             offset += sealed.count
             sequence += sealed.count
@@ -193,6 +227,7 @@ cdef class Batch:
 
     cdef _finish(self):
         """Tell all who wait. Other threads may run from here on."""
+        self.only = None
         self.sealed = None
         self.columns = None
         if self.sleepers:
@@ -233,12 +268,19 @@ cdef class Batch:
         return True
 
 
+cdef Py_ssize_t _count_pieces(Batch batch):
+    return PyList_GET_SIZE(batch.sealed) if batch.only is None else 1
+
+
 cdef Piece* _pieces(Batch batch) except NULL:
-    cdef Py_ssize_t n = PyList_GET_SIZE(batch.sealed)
+    cdef Py_ssize_t n = _count_pieces(batch)
     cdef Piece* pieces = <Piece*>malloc(max(1, n) * sizeof(Piece))
     cdef Py_ssize_t i
     if pieces == NULL:
         raise MemoryError
+    if batch.only is not None:
+        batch.only.describe(pieces)
+        return pieces
     for i in range(n):
         (<SealedEntry>batch.sealed[i]).describe(&pieces[i])
     return pieces

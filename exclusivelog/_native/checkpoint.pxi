@@ -98,6 +98,7 @@ cdef Bundle _bundle(Frames frames, Py_ssize_t start, Py_ssize_t stop):
 
 
 @cython.final
+@cython.no_gc
 cdef class Bundle:
     """One topic's entries out of the journal, until its `Frames` are left."""
 

@@ -72,7 +72,7 @@ cdef class CommitQueue:
         cdef Appender appender
         try:
             for appender in self.taken:
-                if appender.offered or PyList_GET_SIZE(appender.inflight) > 0:
+                if appender.offered or appender._has_taken():
                     rest.append(appender)
             self.taken = rest
         except MemoryError:

@@ -344,34 +344,35 @@ cdef class Journal:
               uint64_t generation, uint64_t version):
         """What the tables say of a topic as of position `at`, read when the header had this
         `version`. False if the journal knows more by now."""
-        cdef Tail fresh
-        cdef Tail* tail = NULL
-        cdef uint64_t position = at
-        cdef bint there
-        memset(&fresh, 0, sizeof(Tail))
-        fresh.topic, fresh.next_offset, fresh.publish_time = topic, next_offset, publish_time
-        fresh.at = at
-        self._enter()
+        return self.learn_all([(topic, next_offset, publish_time)], at, generation, version)
+
+    def learn_all(self, list rows not None, uint64_t at, uint64_t generation, uint64_t version):
+        """The same of several topics, in one hold of the mutex; `rows` has (topic, next offset,
+        publish time) of each."""
+        cdef Py_ssize_t n = PyList_GET_SIZE(rows)
+        cdef Py_ssize_t i
+        cdef bint there = False
+        cdef bint made = True
+        cdef Tail* fresh = <Tail*>calloc(max(n, 1), sizeof(Tail))
+        if fresh == NULL:
+            raise MemoryError
+        self.busy += 1
         try:
+            for i in range(n):
+                fresh[i].topic, fresh[i].next_offset, fresh[i].publish_time = rows[i]
+                fresh[i].at = at
+            if self.ring.memory == NULL:
+                raise _closed_meanwhile()
             self.lock()
-        except BaseException:
+            with nogil:
+                there = _may_learn(self, at, generation, version)
+                if there:
+                    made = _learn(self, fresh, n, at)
+                xj_unlock(self.shared)
+        finally:
             self.busy -= 1
-            raise
-        with nogil:
-            _begin_generation(self)
-            there = (self.generation == generation and self.shared.version == version
-                     and not self.shared.unsettled and not _outran(self, at))
-            if there:
-                _catch_up(self)
-                _scan_for(self, &fresh, at, self.shared.tail)
-                tail = _make_tail(&self.tails, topic)
-            if tail != NULL:
-                tail[0] = fresh
-                tail.at = self.shared.tail
-                tail.tails_generation = self.tails_generation
-            xj_unlock(self.shared)
-        self.busy -= 1
-        if there and tail == NULL:
+            free(fresh)
+        if not made:
             raise MemoryError
         return there
 

@@ -105,10 +105,13 @@ cdef class Receipt:
 
         It runs in the thread that commits: it should be brief.
         """
+        cdef list fresh = []
         due = (self, callback)  # made first: from here on no other thread comes between
         if self.batch.state >= DONE:
             _call_back(callback, self)
         else:
+            if self.batch.callbacks is None:
+                self.batch.callbacks = fresh
             self.batch.callbacks.append(due)
 
     def __await__(self):

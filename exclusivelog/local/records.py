@@ -85,6 +85,18 @@ class Rows:
         self.changed = True
         return self._txn.put(key, data, overwrite=overwrite, db=self._databases[table])
 
+    def get_many(self, table: str, keys: list[bytes]) -> list[tuple[bytes, bytes]]:
+        """(key, data) of those of these rows that are there, in the order of `keys`."""
+        return list(self.cursor(table).getmulti(keys)) if keys else []
+
+    def put_many(
+        self, table: str, items: list[tuple[bytes, bytes]], overwrite: bool = True
+    ) -> bool:
+        """Write (key, data) rows; False if there is one that may not be overwritten."""
+        self.changed = True
+        consumed, added = self.cursor(table).putmulti(items, overwrite=overwrite)
+        return consumed == added == len(items)
+
     def delete(self, table: str, key: bytes) -> bool:
         """Delete a row; False if there was none."""
         self.changed = True
@@ -370,7 +382,7 @@ class StillReleasing(ExclusiveLogError):
 
     def __init__(self, refusal: ExclusiveLogError, until: int) -> None:
         super().__init__(str(refusal), holder=refusal.holder)
-        self.until = until
+        self.refusal, self.until = refusal, until
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,7 +44,7 @@ from exclusivelog.local.ownership.pending import Pending
 from exclusivelog.local.ownership.role_grants import with_roles
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import HandOver
-from exclusivelog.local.records import Session
+from exclusivelog.local.records import Registration, Session
 from exclusivelog.local.registry import Registry
 from exclusivelog.local.roles import LocalRoles
 from exclusivelog.local.session import LocalSession, commit
@@ -321,6 +321,22 @@ class Runtime(OpenEngine):
         request = replace(request, created=_core.now())
         register = functools.partial(self.sessions.request, request, self.info, slot.index)
         self.pending.request(future, register, request.timeout)
+
+    def open_producers(
+        self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
+    ) -> list[LocalSession]:
+        """Register a producer on each of these topics, all or none; what they send by."""
+        slot = self.slot
+        self.ledger.checkpointer.start()  # before anything is registered: they may not start
+        self.committer.start()
+        request = replace(request, created=_core.now())
+        topics = iter(names)
+
+        def make(found: Registration) -> LocalSession:
+            return LocalSession(self, next(topics), found.session, found.last_sequence, options)
+
+        register = functools.partial(self.sessions.request_all, names, request, self.info, slot)
+        return self.pending.request_all(register, make)
 
     def open_session(
         self, topic: str, session: Session, last_sequence: int, options: SessionOptions,

@@ -114,11 +114,32 @@ class Host(Protocol):
         """The engine of that id, if it is in this process and open."""
 
 
+# The producers of a session, which keeps none of them. There are few; a WeakSet would take a
+# kilobyte for each session.
+References = tuple["weakref.ref[SessionListener]", ...]
+
+
+def _living(references: References) -> list[SessionListener]:
+    found = (reference() for reference in references)
+    return [listener for listener in found if listener is not None]
+
+
+def _without(references: References, listener: SessionListener) -> References:
+    return tuple(r for r in references if r() is not None and r() is not listener)
+
+
 class LocalSession:
     """One registration of a producer. Threads, and several producers, may share it.
 
     `keeper`: what releases the session instead, such as a role.
     """
+
+    # A process may have a hundred thousand.
+    __slots__ = (
+        "__dict__", "__weakref__", "_announced", "_finalizer", "_follow_lock", "_following",
+        "_is_closed", "_keeper", "_lineage", "_listeners", "_lock", "_lost", "_next", "_options",
+        "_owner", "_pauses", "_resumed", "engine", "moved", "sending", "session", "topic",
+    )  # fmt: skip
 
     def __init__(
         self, engine: Host, topic: str, session: Session, last_sequence: int,
@@ -136,8 +157,9 @@ class LocalSession:
         # What its producers go on with, and whether it was opened for them.
         self._next: tuple[LocalSession, bool] | None = None
         self._following: Future[None] | None = None
-        self._lock, self._follow_lock = threading.RLock(), threading.Lock()
-        self._listeners: weakref.WeakSet[SessionListener] = weakref.WeakSet()
+        self._lock = _core.Lock()
+        self._follow_lock: threading.Lock | None = None  # once there is something to follow
+        self._listeners: References = ()
         self._owner: Callable[[], SessionListener | None] = _no_owner
         self._finalizer = engine.worker.finalizer(session)
         if keeper is not None:
@@ -235,7 +257,8 @@ class LocalSession:
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
         """Tell this producer what becomes of the session; the `owner` closes it."""
         with self._lock:
-            self._listeners.add(listener)
+            others = _without(self._listeners, listener)
+            self._listeners = (*others, weakref.ref(listener))
             if owner:
                 self._owner = weakref.ref(listener)
             lost, closed = self._lost, self.closed
@@ -249,7 +272,7 @@ class LocalSession:
         still send by the session."""
         if self.usable:
             owner = self._owner()
-            for listener in list(self._listeners) if owner is None else [owner]:
+            for listener in _living(self._listeners) if owner is None else [owner]:
                 listener.wanted()
 
     @property
@@ -265,7 +288,7 @@ class LocalSession:
             # The same error in every call, whichever thread notices it first (rule B4).
             self._lost = error = self.appender.close_with(error)
             self._let_appends_go_on()
-            listeners = list(self._listeners)
+            listeners = _living(self._listeners)
         self.engine.committer.fail(self.appender, error)
         for listener in listeners:
             listener.lost(error)
@@ -277,7 +300,7 @@ class LocalSession:
 
     def _tell_ended(self) -> None:
         with self._lock:
-            listeners = list(self._listeners)
+            listeners = _living(self._listeners)
         for listener in listeners:
             listener.ended()
 
@@ -373,6 +396,7 @@ class LocalSession:
         self.engine.check_alone()
         self.engine.check_free()
         with self._lock:
+            self._follow_lock = self._follow_lock or threading.Lock()
             following = self._following
             if following is None or following.done():
                 following = Future()
@@ -388,6 +412,7 @@ class LocalSession:
         return True
 
     def _follow(self, outcome: Future[None]) -> None:
+        assert self._follow_lock is not None
         try:
             with self._follow_lock:
                 if self._next is None and self._lost is None and not self._is_closed:
@@ -438,17 +463,17 @@ class LocalSession:
         assert self.moved is not None
         self.engine.registry.unregister(self)
         self._finalizer.let_go()
-        for listener in list(self._listeners):
+        for listener in _living(self._listeners):
             found.subscribe(listener, owner=opened and listener is self._owner())
             listener.moved_to(found, self.moved)
-            self._listeners.discard(listener)
+            self._listeners = _without(self._listeners, listener)
         if opened and not found.has_listeners:  # they were all closed meanwhile
             found.close()
 
     @property
     def has_listeners(self) -> bool:
         """Does any producer send by it?"""
-        return bool(self._listeners)
+        return bool(_living(self._listeners))
 
     # ---- end -------------------------------------------------------------------------------
 
@@ -461,8 +486,8 @@ class LocalSession:
             self.engine.callbacks.call_later(functools.partial(self.leave, listener))
             return None
         with self._lock:
-            self._listeners.discard(listener)
-            is_guest = self._listeners and self._owner() is not listener
+            self._listeners = _without(self._listeners, listener)
+            is_guest = self.has_listeners and self._owner() is not listener
         return self._drain() if is_guest else self.close()
 
     def close(self) -> ExclusiveLogError | None:

@@ -11,8 +11,7 @@ Views in what the function returns are replaced by plain copies, which may be ke
 >>> seen["a"]
 Traceback (most recent call last):
     ...
-RuntimeError: this view of the state has expired: it is valid only inside the function that was given \
-it; return what you need, or `copy()` it there
+RuntimeError: this view of the state has expired: it is valid only inside the function ...
 """
 
 from __future__ import annotations

@@ -60,6 +60,8 @@ ALLOCATIONS = """
             _testcapi.remove_mem_hooks()
 
     sending.Committer._commit = failing
+    if len(sys.argv) > 4:  # not in one call of the compiled core
+        sending.append_together = lambda ledger, waiting: waiting
     with xl.open(path) as engine:
         topic = engine.topic("t")
         told = []
@@ -75,11 +77,13 @@ ALLOCATIONS = """
 """
 
 
-@pytest.mark.parametrize("size", [10, 200_000])
-def test_b9_an_allocation_that_fails_in_a_commit_costs_nobody_his_outcome(path, size) -> None:
+@pytest.mark.parametrize(("size", "apart"), [(10, ()), (10, ("apart",)), (200_000, ())])
+def test_b9_an_allocation_that_fails_in_a_commit_costs_nobody_his_outcome(
+    path, size, apart
+) -> None:
     """The n-th allocation of a commit in the background fails, for every n: two producers have
     messages in it, small ones or large ones."""
-    printed = finish(script(SETUP, ALLOCATIONS), path, size, 250, timeout=100)
+    printed = finish(script(SETUP, ALLOCATIONS), path, size, 250, *apart, timeout=100)
     acknowledged, refused, found = map(int, printed.split())
     assert acknowledged + refused == 500
     assert found >= acknowledged > 20
@@ -110,6 +114,8 @@ CALLS = """
             sys.setprofile(None)
 
     sending.Committer._commit_alone = profiled
+    if len(sys.argv) > 4:
+        sending.append_together = lambda ledger, waiting: waiting
     with xl.open(path) as engine:
         topic = engine.topic("t")
         told = []
@@ -125,14 +131,18 @@ CALLS = """
 """
 
 
-@pytest.mark.parametrize("size", [10, 200_000])
-def test_b9_a_call_that_fails_in_a_commit_costs_nobody_his_outcome(path, size) -> None:
+@pytest.mark.parametrize(
+    ("size", "apart", "least"), [(10, (), 4), (10, ("apart",), 11), (200_000, (), 11)]
+)
+def test_b9_a_call_that_fails_in_a_commit_costs_nobody_his_outcome(
+    path, size, apart, least
+) -> None:
     """The n-th call that the background's commit makes raises, for every n."""
-    printed = finish(script(SETUP, CALLS), path, size, 90, timeout=100)
+    printed = finish(script(SETUP, CALLS), path, size, 90, *apart, timeout=100)
     acknowledged, refused, found, places = map(int, printed.split())
     assert acknowledged + refused == 178
     assert found >= acknowledged > 50
-    assert places > 10
+    assert places >= least
 
 
 ADDING = """

@@ -22,7 +22,7 @@ LARGE = bytes(200_000)  # too much for the journal
 
 class Failing:
     """Makes the next appends end with an error of the test's choice, before anything is written
-    or after it is: small ones in the journal, or large ones in the tables."""
+    or after it is: small ones in the journal, batch by batch, or large ones in the tables."""
 
     def __init__(self, engine: xl.Engine, error: BaseException, *, after: bool, large: bool):
         self.owner, self.name = (
@@ -54,10 +54,13 @@ class Failing:
         return self.times == 0
 
     def __enter__(self) -> None:
+        self.together = sending.append_together
+        sending.append_together = lambda _, appenders: appenders
         setattr(self.owner, self.name, self.write_all if self.large else self.place)
 
     def __exit__(self, *error: object) -> None:
         setattr(self.owner, self.name, self.append)
+        sending.append_together = self.together
 
 
 @pytest.mark.parametrize("large", [False, True])

@@ -16,7 +16,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import reader as reader_module
-from exclusivelog.local.log import entries
+from exclusivelog.local.log import entries, sending
 from exclusivelog.local.shm import lockfile
 from testing.children import child, finish, line, tell
 from testing.journals import never_pack, no_checkpoints, published_last_at
@@ -254,6 +254,7 @@ def send_large(producer: xl.Producer) -> None:
 
 def stop_before_the_flush(monkeypatch, engine, stop) -> None:
     """A commit stops when its frame is in the journal."""
+    monkeypatch.setattr(sending, "append_together", lambda _, appenders: appenders)
     go_on = entries._flush_and_settle
     monkeypatch.setattr(entries, "_flush_and_settle", lambda *args: (stop(), go_on(*args)))
 
@@ -740,6 +741,7 @@ def test_g5_what_the_tables_have_is_read_before_anybody_says_so(engine, topic, m
         producer.send(b"1")
         assert rest(reader) == [b"0", b"1"]
         assert rest(reader) == []  # from here on it looks into the journal alone
+        monkeypatch.setattr(sending, "append_together", lambda _, appenders: appenders)
         monkeypatch.setattr(entries, "_flush_and_settle", checkpoint_first)
         producer.send_async(b"2").result()
     assert found == [True, [b"2"]]

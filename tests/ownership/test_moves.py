@@ -185,7 +185,7 @@ def test_e1_a_thousand_topics_take_a_handful_of_transactions(
     destination.answer(60)
     before = engine.stats()["transactions"]
     moves = engine.unload("t*", to=destination.id, timeout=PATIENCE)
-    assert engine.stats()["transactions"] - before < 20
+    assert engine.stats()["transactions"] - before < 50  # of 48 topics or more
     assert moved(moves) == [(name, "owned") for name in names]
     assert destination.call(epochs_of_all) == [2] * 1000
     assert all(engine.topic(name).owner.engine_id == destination.id for name in names)

@@ -25,6 +25,8 @@ from exclusivelog.local.storage.tables import Store, Tables, check_may_write
 from exclusivelog.types import Report
 
 READ_BYTES = 1 << 20
+APPENDED_AT_ONCE = 1 << 15  # appenders: what they have is held in memory once more meanwhile
+LOOKED_UP_AT_ONCE = 1000  # sessions: no process appends while the journal learns of them
 LOOK_UP_SECONDS = 30.0  # more than a thousand changes of ownership by other processes
 
 
@@ -43,6 +45,34 @@ class Work:
 
 
 Placed = list[tuple[_core.Batch, int]]
+
+
+def append_together(ledger: Store, appenders: Sequence[_core.Appender]) -> Sequence[_core.Appender]:
+    """Append what these appenders have, durably, all in one call of the compiled core, and tell
+    each its outcome. Returns those that have something left: too large for the journal, say, or
+    refused; `append` knows what becomes of it.
+    """
+    left: list[_core.Appender] = []
+    for start in range(0, len(appenders), APPENDED_AT_ONCE):
+        left += _append_together(ledger, list(appenders[start : start + APPENDED_AT_ONCE]))
+    return left
+
+
+def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_core.Appender]:
+    renewed = False
+    while appenders:
+        appenders, outcome = _core.append_together(appenders)
+        try:
+            if outcome == Outcome.FULL:
+                ledger.checkpoint()
+            elif outcome == Outcome.STALE and not renewed:
+                look_up_all(ledger, appenders)
+                renewed = True
+            else:
+                break
+        except ExclusiveLogError:  # the next append of each meets the same, and tells it
+            break
+    return appenders
 
 
 def append(ledger: Store, works: Sequence[Work]) -> None:
@@ -148,6 +178,35 @@ def look_up(ledger: Store, appender: _core.Appender) -> None:
         "a file restored while a process had the ledger open? Close every engine, and end the "
         "children of processes that had it open; then open it again"
     )
+
+
+def look_up_all(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
+    """What `look_up` does, for many sessions at a time. One that may not write any more is left as
+    it is, as are all where the tables change meanwhile: the next append of each finds out."""
+    stale = [appender for appender in appenders if appender.stale]
+    for start in range(0, len(stale), LOOKED_UP_AT_ONCE):
+        _look_up_some(ledger, stale[start : start + LOOKED_UP_AT_ONCE])
+
+
+def _look_up_some(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
+    journal = ledger.journal
+    assert journal is not None
+    found: list[tuple[int, int, int]] = []
+    valid: list[tuple[_core.Appender, int]] = []
+    version = journal.version  # before the tables: what changes later is seen by it
+    with ledger.read() as tables:
+        for appender in appenders:
+            session = appender.session
+            with contextlib.suppress(ExclusiveLogError):
+                row = tables.topics.get(session.topic)
+                check_may_write(tables, row, session)
+                sequence, _ = tables.producers.get(session.topic, session.name)
+                found.append((session.topic, row.next_offset, row.last_publish_time))
+                valid.append((appender, sequence))
+        generation, applied = tables.journal.generation, tables.journal.applied
+    if journal.learn_all(found, applied, generation, version):
+        for appender, sequence in valid:
+            appender.looked_up(version, sequence)
 
 
 def refusal(

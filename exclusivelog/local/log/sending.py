@@ -28,7 +28,15 @@ from exclusivelog.errors import (
     WaitTimeoutError,
     called_reentrantly,
 )
-from exclusivelog.local.log.entries import REPAIRABLE, Work, append, duplicate, refusal, repair
+from exclusivelog.local.log.entries import (
+    REPAIRABLE,
+    Work,
+    append,
+    append_together,
+    duplicate,
+    refusal,
+    repair,
+)
 from exclusivelog.local.storage.tables import Store
 from exclusivelog.messages import Columns, Encoded, Raw
 
@@ -120,7 +128,7 @@ class Committer:
         # What has no outcome at the end of the block, also after an exception, is retried.
         with self.commit_queue as waiting:
             try:
-                append(self._ledger, self._gather(waiting))
+                append(self._ledger, self._gather(append_together(self._ledger, waiting)))
             except Exception as error:  # every receipt has it, or is retried
                 expected = isinstance(error, ExclusiveLogError)
                 log.log(logging.DEBUG if expected else logging.ERROR, "a commit failed: %r", error)
@@ -195,6 +203,8 @@ Placed = TypeVar("Placed", bound="int | tuple[int, int, int]")
 
 class LocalSending:
     """Appends what one session is given, to the ledger of its engine."""
+
+    __slots__ = ("_committer", "_ledger", "_options", "_topic", "appender")
 
     def __init__(
         self, ledger: Store, committer: Committer, appender: _core.Appender, topic: str,

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import heapq
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -46,6 +47,10 @@ from exclusivelog.types import OwnerInfo
 LONGEST_SLEEP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
+# Sends to the topics of a chunk wait while it is released. Each is as large as the one before says
+# that this time allows; but each costs a transaction, too.
+CHUNK_SECONDS = 0.005
+RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 64, 48, 250
 
 
 class Sessions(pending.Sessions, Protocol):
@@ -165,6 +170,7 @@ class Releases:
         self._lock = lock
         self._pending = requests
         self._asked: list[tuple[int, int]] = []  # (session, topic)
+        self._size = RELEASED_AT_FIRST
 
     def __bool__(self) -> bool:
         return bool(self._asked)
@@ -181,14 +187,23 @@ class Releases:
             for session, topic in self._asked:
                 (later if self._makes_producer(session) else asked).append((session, topic))
             self._asked = later
-        if asked:
+        while asked:
+            chunk = asked[: self._size]
+            began = time.monotonic()
             try:
                 with self._engine().ledger.pause_lock:
-                    self._hand_over(asked)
+                    self._hand_over(chunk)
             except BaseException:  # the disk is full, say: the next round tries again
                 with self._lock:
                     self._asked = asked + self._asked
                 raise
+            del asked[: len(chunk)]
+            self._adapt(len(chunk), time.monotonic() - began)
+
+    def _adapt(self, count: int, seconds: float) -> None:
+        """Release as many at once as the time for one chunk allows, by what these have taken."""
+        fitting = int(count * CHUNK_SECONDS / max(seconds, 1e-6))
+        self._size = max(RELEASED_AT_LEAST, min(fitting, 2 * self._size, RELEASED_AT_MOST))
 
     def _makes_producer(self, session: int) -> bool:
         # Another thread has read the grant: only a producer that is there can be told where its

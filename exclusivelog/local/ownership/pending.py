@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.errors import (
@@ -117,6 +117,8 @@ class Arrivals:
 # A thread that was told is given this long to begin: else it waits for the interpreter until the
 # background thread sleeps.
 HANDED_ON_SECONDS = 20e-6
+
+Made = TypeVar("Made")
 
 
 class Listener(Protocol):
@@ -358,6 +360,21 @@ class Pending:
             # An interrupt may come after the commit: the background thread looks for orphans.
             if future.session is not None:
                 self._queued.pop(future.session.id, None)
+            self._engine().worker.release_orphans()
+            raise
+
+    def request_all(
+        self, register: Callable[[], list[Registration]], make: Callable[[Registration], Made]
+    ) -> list[Made]:
+        """Register producers that do not wait, and make what each gives."""
+        try:
+            with _core.Holding(self.lock):
+                self._engine().check_open()
+                return [make(registration) for registration in register()]
+        except StillReleasing as refused:
+            raise refused.refusal from None
+        except BaseException:
+            # It may have come after the commit: the background thread looks for orphans.
             self._engine().worker.release_orphans()
             raise
 

@@ -446,10 +446,10 @@ class Requests:
             self._check_unbroken(tables, row, session.engine, follows)
         if role is not None:
             session = replace(session, bound_to=tables.rows.next_id(b"claim"))
-        session = replace(session, id=tables.rows.next_id(b"session"))
+        session = changed(session, id=tables.rows.next_id(b"session"))
         if not session.name:
             name = tables.producers.unused_name(row.id, f"{session.engine_name}-{session.id}")
-            session = replace(session, name=name)
+            session = changed(session, name=name)
         if role is not None:
             self._succession.roles.register(tables, row, session, role)
         return self.decide(tables, row, session, follows)
@@ -476,7 +476,7 @@ class Requests:
         if verdict is Verdict.QUEUE:
             self._queue(tables, row, session, sequence, owner)
         else:
-            session = replace(session, epoch=epoch)
+            session = changed(session, epoch=epoch)
             if verdict is Verdict.TAKE_OVER:
                 self._succession.evict_all(tables, row, session)
             if seat is not None:
@@ -639,24 +639,33 @@ class Sessions:
             self.succession.evict_dead(tables, row, request.mode, request.name)
             # Only now: a claim may move with the topic that an evicted session was to hand over.
             if not bound_to or tables.claims.claimant(bound_to) is not None:
-                session = Session(
-                    id=0, topic=topic, engine=engine.id, slot=slot, pid=engine.pid,
-                    engine_name=engine.name, name=request.name or "", mode=request.mode,
-                    priority=request.priority, created=request.created,
-                    tie=int.from_bytes(os.urandom(4)), since=time.time_ns() // 1_000_000,
-                    claim=request.topic_epoch, properties=request.properties,
-                    settle=request.settle, engine_properties=dict(engine.properties),
-                    bound_to=bound_to, notify_on_contention=request.notify_on_contention,
-                    announce=request.announce,
-                )  # fmt: skip
+                session = _unregistered(request, engine, slot)
                 return self.requests.register(
                     tables, row, session, role=role, follows=request.lineage
                 )
-        # Outside: the evictions are kept.
-        raise OwnershipLostError(
-            f"topic {row.name!r}: claim= was revoked, released or handed over, and no producer can "
-            "be bound to it. Make a new one with engine.own"
+        raise _claim_gone(row)  # outside: the evictions are kept
+
+    def request_all(
+        self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int
+    ) -> list[Registration]:
+        """Register a producer on each of the topics with these names, which are made where there
+        are none: all of it or nothing. `request` is one that never waits; its topic is not used."""
+        session = _unregistered(request, engine, slot)
+        with self._ledger.write_checkpointed() as tables:
+            return [self._register_one(tables, name, session) for name in names]
+
+    def _register_one(self, tables: Tables, name: str, session: Session) -> Registration:
+        row = check_usable(tables.topics.find(name) or tables.topics.create(name))
+        if row.owner or row.shared or row.waiting:
+            self.succession.evict_dead(tables, row, session.mode, session.name or None)
+        if session.bound_to and tables.claims.claimant(session.bound_to) is None:
+            raise _claim_gone(row)
+        number = tables.rows.next_id(b"session")
+        chosen = session.name or tables.producers.unused_name(
+            row.id, f"{session.engine_name}-{number}"
         )
+        session = changed(session, id=number, topic=row.id, name=chosen)
+        return self.requests.decide(tables, row, session, None)
 
     # ---- terminate -----------------------------------------------------------------------
 
@@ -825,9 +834,33 @@ class Sessions:
 # ---- refusals ----------------------------------------------------------------------------
 
 
+def _unregistered(request: ProducerRequest, engine: EngineInfo, slot: int) -> Session:
+    return Session(
+        id=0, topic=request.topic, engine=engine.id, slot=slot, pid=engine.pid,
+        engine_name=engine.name, name=request.name or "", mode=request.mode,
+        priority=request.priority, created=request.created,
+        tie=int.from_bytes(os.urandom(4)), since=time.time_ns() // 1_000_000,
+        claim=request.topic_epoch, properties=request.properties,
+        settle=request.settle, engine_properties=dict(engine.properties),
+        bound_to=request.bound_to, notify_on_contention=request.notify_on_contention,
+        announce=request.announce,
+    )  # fmt: skip
+
+
+def _claim_gone(row: _core.TopicRow) -> OwnershipLostError:
+    return OwnershipLostError(
+        f"topic {row.name!r}: claim= was revoked, released or handed over, and no producer can "
+        "be bound to it. Make a new one with engine.own"
+    )
+
+
 def usable(tables: Tables, topic: int) -> _core.TopicRow:
     """The row of a topic that was neither deleted nor terminated; raises if it was."""
-    row = tables.topics.get(topic)
+    return check_usable(tables.topics.get(topic))
+
+
+def check_usable(row: _core.TopicRow) -> _core.TopicRow:
+    """The row, unless its topic was deleted or terminated."""
     if row.flags & _core.DELETED:
         raise TopicNotFoundError(f"topic {row.name!r} was deleted")
     if row.flags & _core.TERMINATED:

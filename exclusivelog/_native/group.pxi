@@ -1,0 +1,379 @@
+# The commit of a queue: the batches of many producers go into the journal in runs. A run is judged,
+# message by message, and written in one hold of the mutex, with one write; `tail` moves once, when
+# all of it is written. A process that dies before that has appended nothing of the run.
+#
+# Each batch here is one frame. What a run cannot place is left to its caller, batch by batch.
+
+# Of one run: so long do other processes wait for the mutex at most.
+cdef size_t LARGEST_RUN = 128 << 10
+
+
+# A batch of one entry that is to be appended.
+cdef struct Member:
+    Placing placing
+    Piece piece
+    Py_ssize_t first        # the member that has the first batch of the same producer
+    int64_t last            # of the first member: the producer's last sequence id
+    bint refused            # ... and has one of its batches been refused?
+    int outcome
+    Tail* tail              # what it follows, and what that was before, should the write fail
+    Tail before
+    int64_t last_before
+    PyObject* appender      # its list keeps it, and it its batch until that has its outcome
+    PyObject* batch
+
+
+# The part of a group that is written at once: frames without a gap in the file.
+cdef struct Run:
+    char* frames
+    size_t room             # bytes; one frame at least fits
+    size_t used
+    uint64_t before         # the tail before it
+    uint64_t start          # the position of the first frame
+    uint64_t end            # the position behind the last one
+    int64_t now             # ms since 1970
+
+
+@cython.final
+cdef class Group:
+    """The batches of one commit, as C has them."""
+
+    cdef Journal journal
+    cdef Member* members
+    cdef Py_ssize_t count
+    cdef Py_ssize_t room
+    cdef size_t largest     # entry
+    cdef Py_ssize_t next    # the first member without an outcome
+    cdef Run run
+    cdef bint durable
+    cdef bint full          # the journal is: a checkpoint has to make room
+    cdef bint wanted        # a checkpoint should be made soon
+    cdef uint64_t end       # of what was placed, and the generation of that position
+    cdef uint64_t generation
+    cdef bint lost          # the flush has failed
+
+    def __init__(self):
+        raise TypeError("a Group is made by append_together")
+
+    def __dealloc__(self):
+        free(self.members)
+        free(self.run.frames)
+
+    cdef bint admits(self, Appender appender):
+        """Can all that this appender has be placed here?"""
+        cdef Batch batch
+        if appender.journal is None or appender.generation != _generation:
+            return False
+        if self.journal is None:
+            self.journal, self.durable = appender.journal, appender.durable
+        if appender.journal is not self.journal or appender.durable != self.durable:
+            return False
+        if appender.older is not None:
+            for batch in appender.older:
+                if not _goes_together(batch):
+                    return False
+        return appender.current is None or _goes_together(appender.current)
+
+    cdef bint add(self, Appender appender) except -1:
+        """Encode what the appender has, and make members of it; False if it is too large."""
+        cdef Batch batch
+        cdef Py_ssize_t first = self.count
+        appender._shut_current()
+        self.make_room(1 + (0 if appender.older is None else PyList_GET_SIZE(appender.older)))
+        try:
+            if appender.older is not None:
+                for batch in appender.older:
+                    self.add_batch(appender, batch, first)
+            if appender.current is not None:
+                self.add_batch(appender, appender.current, first)
+        except BaseException:
+            self.count = first
+            raise
+        if self.count > first and self.largest > LARGEST_FRAMES:
+            self.count, self.largest = first, 0
+            return False
+        appender.offered = False
+        return True
+
+    cdef make_room(self, Py_ssize_t more):
+        cdef Py_ssize_t room = max(2 * self.room, self.count + more, 64)
+        cdef Member* grown
+        if self.count + more <= self.room:
+            return
+        grown = <Member*>realloc(self.members, room * sizeof(Member))
+        if grown == NULL:
+            raise MemoryError
+        self.members, self.room = grown, room
+
+    cdef add_batch(self, Appender appender, Batch batch, Py_ssize_t first):
+        cdef Member* member = &self.members[self.count]
+        batch.taken = True
+        if batch.state == OPEN:
+            batch._seal_messages(appender.name)
+        batch.only.describe(&member.piece)
+        self.largest = max(self.largest, member.piece.size)
+        appender._describe(&member.placing, NULL, 1, batch.base_sequence)
+        member.first, member.last, member.refused = first, appender.durable_sequence, False
+        member.outcome = QUEUED
+        member.appender, member.batch = <PyObject*>appender, <PyObject*>batch
+        self.count += 1
+
+    cdef place(self):
+        """Place the members in runs, and flush what was placed. What has no outcome then waits."""
+        cdef int failed = ETIMEDOUT
+        self.make_run()
+        if self.journal.ring.memory == NULL:
+            return
+        self.journal.busy += 1
+        try:
+            if not self.durable:
+                failed = self.place_runs(False)     # it takes no system call, unless it waits
+            while failed == ETIMEDOUT or failed == EBUSY:
+                with nogil:
+                    failed = self.place_runs(True)
+                if failed == ETIMEDOUT:
+                    self.journal._look_around(xj_appending(self.journal.shared))
+        finally:
+            self.journal.busy -= 1
+            self.note_placed()
+        if self.wanted or (self.end and self.journal.idle):
+            self.journal._ask_for_a_checkpoint()
+
+    cdef make_run(self):
+        self.run.room = max(_frame_bytes(self.largest), LARGEST_RUN)
+        self.run.frames = <char*>malloc(self.run.room)
+        if self.run.frames == NULL:
+            raise MemoryError
+
+    cdef int place_runs(self, bint wait) noexcept nogil:
+        """0, or the errno with which the mutex was refused."""
+        cdef int failed
+        cdef int error = 0
+        while self.next < self.count and not self.full:
+            failed = xj_try_lock(self.journal.shared)
+            if failed and wait:
+                failed = xj_lock(self.journal.shared)
+            if failed:
+                return failed
+            self.place_run(self.journal)
+            xj_unlock(self.journal.shared)
+        if self.end and self.durable:
+            self.lost = _flush(self.journal, self.end, self.generation, &error) != PLACED
+        return 0
+
+    cdef void place_run(self, Journal journal) noexcept nogil:
+        """With the mutex held: judge the next members, write them at once, and move the tail."""
+        cdef xj_header* header = journal.shared
+        cdef Run* run = &self.run
+        cdef Py_ssize_t first = self.next
+        cdef int outcome
+        run.used = 0
+        run.before = run.start = run.end = header.tail
+        run.now = xj_wall_ms()
+        if _stopped(journal):
+            self.refuse(first, self.count, BROKEN)
+            self.next = self.count
+            return
+        while self.next < self.count and self.take_next():
+            self.next += 1
+        if run.used == 0:
+            return
+        outcome = self.write_run(journal)
+        if outcome != PLACED:
+            self.refuse(first, self.next, outcome)
+            return
+        if journal.seen == run.before:
+            journal.seen = run.end
+        xl_store64(&header.tail, run.end)
+        self.end, self.generation = run.end, journal.generation
+        self.wanted = self.wanted or _wants_checkpoint(journal, run.before, run.end)
+        self.count_placed(first, LOST if journal._lost() else PLACED)
+
+    cdef bint take_next(self) noexcept nogil:
+        """Judge the next member, and put it behind the run. False if the run ends before it."""
+        cdef Member* member = &self.members[self.next]
+        cdef Member* leader = &self.members[member.first]
+        cdef Placing* p = &member.placing
+        cdef Run* run = &self.run
+        cdef uint64_t start, end
+        cdef int outcome
+        if leader.refused:
+            return True     # it stays QUEUED: it must not overtake what was refused
+        start = _start_of(self.journal, run.end, member.piece.size)
+        end = start + _frame_bytes(member.piece.size)
+        if run.used and (end - run.start > run.room or _goes_around(self.journal, run, start)):
+            return False
+        p.last, p.logged = &leader.last, leader.last
+        member.outcome = _judge(self.journal, p, &member.tail)
+        if member.outcome == PLACED and (
+                end - xl_load64(&self.journal.shared.applied) > self.journal.ring.capacity):
+            member.outcome, self.full = QUEUED, True
+            return False
+        if member.outcome != PLACED:
+            leader.refused = True
+            return True
+        if run.used == 0:
+            run.start = start
+        self.put_frame(member, leader, start, end)
+        return True
+
+    cdef void put_frame(self, Member* member, Member* leader, uint64_t start,
+                        uint64_t end) noexcept nogil:
+        cdef Placing* p = &member.placing
+        cdef Tail* tail = member.tail
+        cdef Piece* piece = &member.piece
+        cdef size_t size = end - start
+        cdef xj_frame frame
+        cdef char* at = self.run.frames + self.run.used
+        member.before, member.last_before = tail[0], leader.last
+        p.base_offset, p.end, p.generation = tail.next_offset, end, self.journal.generation
+        tail.publish_time = max(tail.publish_time, self.run.now)
+        _stamp(piece, p.topic, tail.next_offset, p.epoch, p.session, p.sequence,
+               tail.publish_time)
+        memset(&frame, 0, FRAME)
+        frame.size, frame.topic = <uint32_t>piece.size, p.topic
+        frame.base_offset, frame.count = tail.next_offset, piece.count
+        _seal_frame(self.journal, start, &frame)
+        memcpy(at, &frame, FRAME)
+        memcpy(at + FRAME, piece.data, piece.size)
+        memset(at + FRAME + piece.size, 0, size - FRAME - piece.size)
+        tail.next_offset += piece.count
+        tail.at = end
+        leader.last = p.sequence + piece.count - 1
+        self.run.used += size
+        self.run.end = end
+
+    cdef int write_run(self, Journal journal) noexcept nogil:
+        """Write the run's frames; its outcome."""
+        cdef Run* run = &self.run
+        cdef char* at = <char*>_frame_at(&journal.ring, run.start)
+        cdef Placing refused
+        cdef xj_frame frame
+        refused.error = 0
+        if run.start != run.before and _left(&journal.ring, run.before) >= FRAME:
+            memset(&frame, 0, FRAME)
+            frame.size = PADDING
+            refused.error = _write_frame(journal, run.before, &frame, NULL, 0, self.durable)
+        if refused.error == 0 and self.durable:
+            refused.error = EBADF
+            if xj_is(journal.fd, &journal.file):
+                refused.error = xj_write(
+                    journal.fd, at - journal.ring.memory, run.frames, run.used, NULL, 0)
+            else:
+                xl_store(&journal.gone, EBADF)
+        elif refused.error == 0:
+            memcpy(at, run.frames, run.used)
+        if refused.error == 0 and journal._lost():
+            refused.error = EIO
+        return _refused(journal, &refused) if refused.error else PLACED
+
+    cdef void refuse(self, Py_ssize_t start, Py_ssize_t stop, int outcome) noexcept nogil:
+        """Nothing of these members was written: their topics go on where they were."""
+        cdef Member* member
+        while stop > start:
+            stop -= 1
+            member = &self.members[stop]
+            if member.outcome == PLACED:
+                member.tail[0] = member.before
+                self.members[member.first].last = member.last_before
+            if member.outcome == PLACED or member.outcome == QUEUED:
+                member.outcome = outcome
+            self.members[member.first].refused = True
+
+    cdef void count_placed(self, Py_ssize_t start, int outcome) noexcept nogil:
+        cdef Py_ssize_t i
+        for i in range(start, self.next):
+            if self.members[i].outcome == PLACED:
+                self.members[i].outcome = outcome
+                self.journal.placed += outcome == PLACED
+
+    cdef void note_placed(self):
+        """What is in the journal is known to be, whatever comes between this and its outcome."""
+        cdef Member* member
+        cdef Batch batch
+        cdef Py_ssize_t i
+        for i in range(self.count):
+            member = &self.members[i]
+            if member.outcome == PLACED:
+                batch = <Batch>member.batch
+                batch.base_offset = member.placing.base_offset
+                batch.end, batch.generation_placed = member.placing.end, member.placing.generation
+                batch.placed = True
+                (<Appender>member.appender).durable_sequence = batch.last_sequence
+
+    cdef settle(self, Appender appender, Py_ssize_t first, Py_ssize_t stop):
+        """Acknowledge what was placed of one appender's; is that all of it?"""
+        cdef Batch batch
+        cdef Py_ssize_t i
+        cdef bint all = True
+        if self.lost:
+            return False
+        for i in range(first, stop):
+            if self.members[i].outcome != PLACED:
+                all = False
+                break
+            batch = <Batch>self.members[i].batch
+            batch.ends = True
+        else:
+            i = stop
+        if i > first:
+            appender._announce()
+            appender._settle_placed()
+        return all
+
+    cdef int outcome(self):
+        """FULL, or STALE if a member is, or QUEUED: whether a second try is worthwhile."""
+        cdef Py_ssize_t i
+        if self.full:
+            return FULL
+        for i in range(self.count):
+            if self.members[i].outcome == STALE:
+                return STALE
+        return QUEUED
+
+
+cdef inline bint _goes_around(Journal journal, const Run* run, uint64_t start) noexcept nogil:
+    """Does a frame at `start` stand at the beginning of the file, behind a run at its end?"""
+    return start / journal.ring.capacity != run.start / journal.ring.capacity
+
+
+cdef inline bint _goes_together(Batch batch):
+    if batch.placed:
+        return False    # by a commit that was interrupted before its flush
+    if batch.state == OPEN:
+        return batch.nbytes <= LARGEST_FRAMES
+    return batch.state == SEALED and batch.only is not None and len(batch.only) <= LARGEST_FRAMES
+
+
+def append_together(list appenders not None):
+    """Append what these appenders have, durably, and acknowledge it (rule B9).
+
+    Returns the appenders that have something left, and why: FULL or STALE where another call is
+    worthwhile once there was a checkpoint, or the tables were read. Needs no lock of the library's
+    but that of the commits.
+    """
+    cdef Group group = Group.__new__(Group)
+    cdef list together = []
+    cdef list ends = []
+    cdef list left = []
+    cdef Appender appender
+    cdef Py_ssize_t i
+    cdef Py_ssize_t first = 0
+    for appender in appenders:
+        if group.admits(appender):
+            try:
+                if group.add(appender):
+                    together.append(appender)
+                    ends.append(group.count)
+                    continue
+            except Exception:
+                pass    # `take` meets the same, and its caller tells it
+        left.append(appender)
+    if group.count:
+        group.place()
+    for i in range(PyList_GET_SIZE(together)):
+        appender = <Appender>together[i]
+        if not group.settle(appender, first, ends[i]):
+            left.append(appender)
+        first = ends[i]
+    return left, group.outcome()
