@@ -147,19 +147,19 @@ cdef class Group:
 
     cdef int place_runs(self, bint wait) noexcept nogil:
         """0, or the errno with which the mutex was refused."""
-        cdef int failed
+        cdef int failed = 0
         cdef int error = 0
         while self.next < self.count and not self.full:
             failed = xj_try_lock(self.journal.shared)
             if failed and wait:
                 failed = xj_lock(self.journal.shared)
             if failed:
-                return failed
+                break           # what was placed before is flushed all the same
             self.place_run(self.journal)
             xj_unlock(self.journal.shared)
         if self.end and self.durable:
             self.lost = _flush(self.journal, self.end, self.generation, &error) != PLACED
-        return 0
+        return failed
 
     cdef void place_run(self, Journal journal) noexcept nogil:
         """With the mutex held: judge the next members, write them at once, and move the tail."""
