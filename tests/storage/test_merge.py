@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from exclusivelog.local.storage.rows import NAMES, U64
 
 import exclusivelog as xl
+from exclusivelog.local.records import NAMES, U64
 from exclusivelog.local.storage.tables import Tables
 from testing.journals import checkpoint, no_checkpoints
 from testing.processes import values
