@@ -164,7 +164,7 @@ def test_what_is_not_there_when_it_is_planned(path) -> None:
     for options, code in (
         ({"startingOffsets": 2}, "DATA_LOSS.*2 was trimmed"),
         ({"endingOffsets": 20}, "DATA_LOSS.*20 is not there yet"),
-        ({"topicIds": {"orders": 77}}, "DATA_LOSS.*made anew"),
+        ({"topicIds": {"orders": 77}}, "DATA_LOSS.*created again"),
     ):
         with pytest.raises(SourceError, match=code):
             scan(None, path, "orders", **options)
@@ -196,7 +196,7 @@ def test_a_topic_that_is_made_anew_before_it_is_read(spark, path, strict) -> Non
         engine.delete_topic("orders")
     fill(path, count=8)
     if strict:
-        assert "made anew" in refused("DATA_LOSS", frame.collect)
+        assert "created again" in refused("DATA_LOSS", frame.collect)
     else:
         assert frame.collect() == []
 
