@@ -117,12 +117,16 @@ static inline void xg_on_fault(int number, siginfo_t *info, void *context) {
     uint64_t inode = 0;
     int kept = errno;
     if (info->si_code > 0) {
+        int ours = 0;
+        /* Files of two file systems may have one inode number: which of them it is cannot be told
+           (the device in /proc is not always the one of stat), and none of them may go on. */
         for (int i = 0; i < XG_REGIONS; i++) {
             if (xg_is_in(&xg_regions[i], at, &inode)) {
                 xl_store(&xg_regions[i].lost, 1);
-                if (xg_replace_once(at & ~(xg_page - 1)) == 0) { errno = kept; return; }
+                ours = 1;
             }
         }
+        if (ours && xg_replace_once(at & ~(xg_page - 1)) == 0) { errno = kept; return; }
     }
     errno = kept;
     if (info->si_code <= 0) {       /* sent; by a handler that we have called, say */

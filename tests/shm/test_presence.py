@@ -523,10 +523,12 @@ def test_h2_a_bus_error_that_is_not_ours_still_kills(tmp_path) -> None:
 
 
 def test_h2_a_file_guard_knows_mappings_of_others(tmp_path) -> None:
-    """LMDB maps its files itself: they are known by their inodes."""
+    """LMDB maps its files itself: they are known by their inodes. Where two ledgers have files of one
+    inode number, on two file systems, both learn of the loss."""
     name = tmp_path / "file"
     with open(name, "w+b") as file:
         file.truncate(8192)
+        namesake = _core.FileGuard(os.fstat(file.fileno()).st_ino)
         guard = _core.FileGuard(os.fstat(file.fileno()).st_ino)
         mapped = mmap.mmap(file.fileno(), 8192)
         assert mapped[4096] == 0
@@ -534,6 +536,7 @@ def test_h2_a_file_guard_knows_mappings_of_others(tmp_path) -> None:
         file.truncate(0)
         assert mapped[4096] == 0
         assert guard.lost
+        assert namesake.lost
 
 
 @pytest.mark.parametrize("name", ["owners.lock", "journal", "lock.mdb", "data.mdb"])
