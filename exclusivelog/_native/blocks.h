@@ -116,11 +116,11 @@ static inline int xb_grow(const uint32_t *numbers, size_t i, size_t j, size_t n,
     return rising;
 }
 
+/* What was read once, and found to fit: what is mapped may be read from the disk again, and differ. */
 static inline xe_sizes xb_sizes(const xe_laid *laid) {
-    xe_summary summary;
-    memcpy(&summary, laid->start + laid->size - XE_FOOTER - sizeof summary, sizeof summary);
-    const xe_sizes sizes = {summary.values, summary.keys, summary.properties, 0, 0};
-    return sizes;   /* without the name, which is in no block */
+    xe_sizes sizes = laid->sizes;
+    sizes.name = 0;     /* it is in no block */
+    return sizes;
 }
 
 /* For each section in its blocks: `in` is that one. */

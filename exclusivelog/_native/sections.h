@@ -88,6 +88,7 @@ typedef struct {
     uint8_t version;
     size_t body, blocks;            /* bytes that are in blocks, and how many; 0: it has none */
     const uint32_t *sums;           /* of the blocks */
+    xe_sizes sizes;                 /* of an entry with blocks; the file may have changed since */
     XE_SECTIONS(XE_CONST_POINTER)
 } xe_laid;
 
@@ -216,6 +217,7 @@ static inline int xe_find_by_summary(xe_laid *laid) {
     }
     XE_SECTIONS(XE_PASS)
 #undef XE_PASS
+    laid->sizes = sizes;
     laid->body = plain - XE_FOOTER - xe_padded(laid->name_length);
     laid->blocks = blocks;
     laid->sums = (const void *)at;

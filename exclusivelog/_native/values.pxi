@@ -6,9 +6,11 @@ cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t beh
     cursor.position = behind
     try:
         return entry.loads(value)
-    except BaseException:
+    except BaseException as error:
         if cursor.entry is entry and cursor.position == behind:
             cursor.position = position
+        if isinstance(error, StopIteration):  # it would end the loop as the topic's end does
+            raise RuntimeError("the deserializer raised StopIteration") from error
         raise
 
 

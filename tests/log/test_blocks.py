@@ -16,6 +16,7 @@ from testing.entries import (
     BLOCKED,
     FOOTER,
     PLAIN,
+    SUMMARY,
     blocked,
     encode,
     examine,
@@ -119,6 +120,18 @@ def test_h6_every_flipped_bit_is_found_and_costs_its_block() -> None:
         ):  # fmt: skip
             with pytest.raises(ValueError, match="its checksum does not hold"):
                 whole(*arguments)
+
+
+def test_h6_a_summary_that_changes_under_an_open_entry_moves_nothing() -> None:
+    """The kernel may drop a page of a mapped file and read it again, with what the disk has made of
+    it. The sums and sections are where they were found."""
+    data = bytearray(everything(COUNT))
+    for bit in range(8 * 12):  # the sizes of values, keys and properties
+        entry = _core.Entry(memoryview(data))
+        at = len(data) - FOOTER.size - SUMMARY.size + bit // 8
+        data[at] ^= 1 << bit % 8
+        assert not lost(entry)
+        data[at] ^= 1 << bit % 8
 
 
 def test_h6_every_bit_of_what_follows_the_blocks_is_guarded() -> None:
@@ -229,6 +242,16 @@ def test_h6_verify_names_the_block(engine, broken) -> None:
     assert report.messages == 2 * COUNT - len(broken)
 
 
+def test_h6_verify_passes_over_a_block_that_was_trimmed(engine, topic, broken) -> None:
+    topic.trim(before=broken.stop - 1)
+    report = engine.verify()
+    assert f"offsets {broken.stop - 1} to {broken.stop - 1} is damaged" in report.problems[0]
+    assert report.messages == 2 * COUNT - broken.stop
+    topic.trim(before=broken.stop)
+    report = engine.verify()
+    assert (report.problems, report.messages) == ((), 2 * COUNT - broken.stop)
+
+
 def test_h6_arrow_reads_up_to_the_block_and_on_behind_it(topic, sent, broken) -> None:
     pytest.importorskip("pyarrow")
     reader, seen = topic.reader(), dict[int, bytes]()
@@ -304,6 +327,20 @@ def test_h6_a_reader_that_seeks_back_is_told_what_is_missing(engine, topic, sent
     Damage(engine, topic).remove(COUNT - 1)
     reader.seek(COUNT - 5)
     assert caught(lambda: reader.read_next(0)).offsets.stop == COUNT
+
+
+def test_h6_an_entry_that_is_refused_is_not_kept_open(engine, topic, sent) -> None:
+    """A row that refers to another topic's entry: reading it once must not make it this topic's."""
+    with engine.topic("other").producer() as producer:
+        for _ in range(2):
+            producer.send_many([bytes(SIZE)] * COUNT)
+    _, (last, reference) = Damage(engine, engine.topic("other")).entries()
+    Damage(engine, topic).put(last, reference)
+    reader = topic.reader()
+    assert reader.read_next(0).value == sent[0]
+    for _ in range(3):
+        reader.seek(COUNT + 10)
+        caught(lambda: reader.read_next(0))
 
 
 def test_h6_what_a_reader_keeps_open_is_let_go_with_its_segment(engine, topic, sent, path) -> None:

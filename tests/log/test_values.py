@@ -347,3 +347,13 @@ def test_every_attribute_of_a_message_is_found(topic) -> None:
             getattr(message, wrong)
     with pytest.raises(AttributeError):
         message.value = 2
+
+
+def test_a_deserializer_that_raises_stop_iteration_does_not_end_the_topic(topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"1", b"2", b"", b"4"])
+    reader = topic.reader(deserializer=lambda value: next(iter(value)))
+    found: list[Any] = []
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        found.extend(reader.values())
+    assert (found, reader.position) == ([ord("1"), ord("2")], 2)

@@ -523,8 +523,8 @@ def test_h2_a_bus_error_that_is_not_ours_still_kills(tmp_path) -> None:
 
 
 def test_h2_a_file_guard_knows_mappings_of_others(tmp_path) -> None:
-    """LMDB maps its files itself: they are known by their inodes. Where two ledgers have files of one
-    inode number, on two file systems, both learn of the loss."""
+    """LMDB maps its files itself: they are known by their inodes. Where two ledgers have files of
+    one inode number, on two file systems, both learn of the loss."""
     name = tmp_path / "file"
     with open(name, "w+b") as file:
         file.truncate(8192)

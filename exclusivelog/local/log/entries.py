@@ -450,17 +450,19 @@ def read_entry(
     entry = known.get(last, data)
     try:
         if entry is None:
-            loaded = tables.entries.load(data)
-            if known.newest is not None and is_reference(data):
+            loaded, newest = tables.entries.load(data), known.newest
+            if newest is not None and is_reference(data):
                 begin = tables.entries.begin(topic, last)
                 if begin <= offset:
-                    _core.ask_like(known.newest, loaded, offset - begin, last + 1 - begin)
+                    _core.ask_like(newest, loaded, offset - begin, last + 1 - begin)
             entry = _core.Entry(loaded, loads)
-            known.put(last, data, entry)
         check_place(entry, topic.id, last, None)
     except ValueError:
         return None
-    return entry if entry.base_offset <= offset else None
+    if entry.base_offset > offset:
+        return None
+    known.put(last, data, entry)
+    return entry
 
 
 def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None) -> None:
@@ -562,7 +564,8 @@ def _first_within(topic: _core.TopicRow, entry: _core.Entry, time_ms: int) -> in
     try:
         return int(entry.first_published_at(time_ms))
     except ValueError:
-        raise damaged_block(topic.name, range(entry.base_offset, entry.end)) from None
+        gone = next(_damaged_blocks(entry), range(entry.base_offset, entry.end))
+        raise damaged_block(topic.name, gone) from None
 
 
 def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
@@ -594,9 +597,14 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
             if entry.publish_time < published:
                 raise ValueError("it was published before its predecessor")
             epoch, published = entry.epoch, entry.last_publish_time
-            gone = list(_damaged_blocks(entry))
+            start = max(entry.base_offset, expected)
+            gone = [
+                range(max(offsets.start, start), offsets.stop)
+                for offsets in _damaged_blocks(entry)
+                if offsets.stop > start  # else it was trimmed
+            ]
             problems += [str(damaged_block(topic.name, offsets)) for offsets in gone]
-            messages += entry.end - max(entry.base_offset, expected) - sum(map(len, gone))
+            messages += entry.end - start - sum(map(len, gone))
             expected = last + 1
         except ValueError as error:
             damage = _damaged(tables, topic, expected, last, error)
