@@ -91,10 +91,11 @@ cdef bint _learn(Journal journal, const Tail* fresh, Py_ssize_t n, uint64_t at) 
     cdef Tail* tail
     cdef Py_ssize_t i
     _catch_up(journal)
-    for i in range(n):
-        tail = _make_tail(&journal.tails, fresh[i].topic)
-        if tail == NULL:
+    for i in range(n):  # all or none: one that is known must not lack what the journal has
+        if _make_tail(&journal.tails, fresh[i].topic) == NULL:
             return False
+    for i in range(n):
+        tail = _find_tail(&journal.tails, fresh[i].topic)
         tail[0] = fresh[i]
         tail.tails_generation = journal.tails_generation
     while _next(&journal.ring, position, journal.generation, stop, &found):

@@ -394,6 +394,17 @@ cdef class Appender:
             else:
                 self.current = None
 
+    cdef list _shut_all(self):
+        """All batches, in order; none of them takes more messages. Encoding one may give other
+        threads their turn, which add batches of their own: they are not in this list."""
+        cdef list batches = []  # made first: no other thread comes between the next lines
+        self._shut_current()
+        if self.older is not None:
+            batches.extend(self.older)
+        if self.current is not None:
+            batches.append(self.current)
+        return batches
+
     def take(self):
         """All batches that wait, encoded, in order. They count as pending until `settle`.
 
@@ -401,12 +412,7 @@ cdef class Appender:
         commit that was cut short has placed in the journal is still to be flushed.
         """
         cdef Batch batch
-        cdef list taken = []  # made first: no other thread comes between the next lines
-        self._shut_current()
-        if self.older is not None:
-            taken.extend(self.older)
-        if self.current is not None:
-            taken.append(self.current)
+        cdef list taken = self._shut_all()
         for batch in taken:
             batch.taken = True
         for batch in taken:

@@ -60,37 +60,32 @@ cdef class Group:
         free(self.run.frames)
 
     cdef bint admits(self, Appender appender):
-        """Can all that this appender has be placed here?"""
-        cdef Batch batch
+        """Are its messages for this journal, and as durable?"""
         if appender.journal is None or appender.generation != _generation:
             return False
         if self.journal is None:
             self.journal, self.durable = appender.journal, appender.durable
-        if appender.journal is not self.journal or appender.durable != self.durable:
-            return False
-        if appender.older is not None:
-            for batch in appender.older:
-                if not _goes_together(batch):
-                    return False
-        return appender.current is None or _goes_together(appender.current)
+        return appender.journal is self.journal and appender.durable == self.durable
 
     cdef bint add(self, Appender appender) except -1:
-        """Encode what the appender has, and make members of it; False if it is too large."""
+        """Encode what the appender has, and make members of it; False if any of it cannot be placed
+        here. What other threads send meanwhile is not among it."""
         cdef Batch batch
+        cdef list batches = appender._shut_all()
         cdef Py_ssize_t first = self.count
-        appender._shut_current()
-        self.make_room(1 + (0 if appender.older is None else PyList_GET_SIZE(appender.older)))
+        cdef size_t largest = self.largest
+        for batch in batches:
+            if not _goes_together(batch):
+                return False
+        self.make_room(PyList_GET_SIZE(batches))
         try:
-            if appender.older is not None:
-                for batch in appender.older:
-                    self.add_batch(appender, batch, first)
-            if appender.current is not None:
-                self.add_batch(appender, appender.current, first)
+            for batch in batches:
+                self.add_batch(appender, batch, first)
         except BaseException:
-            self.count = first
+            self.count, self.largest = first, largest
             raise
-        if self.count > first and self.largest > LARGEST_FRAMES:
-            self.count, self.largest = first, 0
+        if self.largest > LARGEST_FRAMES:
+            self.count, self.largest = first, largest
             return False
         appender.offered = False
         return True

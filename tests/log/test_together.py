@@ -257,3 +257,80 @@ def test_b9_a_death_in_the_middle_of_a_queue_costs_nothing_acknowledged(path, du
                 assert found == [b"%d" % n for n in range(len(found))]
                 assert len(found) in (acknowledged, acknowledged + 1)
             assert engine.verify().problems == ()
+
+
+SENT_WHILE_OTHERS_ARE_ENCODED = """
+    import sys, threading, time
+    import exclusivelog as xl
+
+    sys.setswitchinterval(2e-5)
+    engine = xl.open(sys.argv[1])
+    options = {"linger": 0.002, "max_batch_bytes": 131072, "max_pending_bytes": 4 << 20}
+    orders = engine.topic("orders").producer(**options)
+    other = engine.topic("other").producer(linger=0.002)
+    sent, end = [], time.monotonic() + 1.5
+
+    def send(thread):
+        number = 0
+        while time.monotonic() < end:
+            value = (b"%d-%d-" % (thread, number)).ljust(1024, b"x")
+            sent.append((value, orders.send_async(value)))
+            number += 1
+
+    def send_many():
+        while time.monotonic() < end:
+            orders.send_many([b"large".ljust(1000)] * 300)
+
+    def send_to_another():
+        while time.monotonic() < end:
+            other.send_async(b"x")
+            time.sleep(0.0005)
+
+    threads = [threading.Thread(target=send, args=(number,)) for number in range(3)]
+    threads += [threading.Thread(target=each) for each in (send_many, send_to_another)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = list(engine.topic("orders").reader().values())
+    print(sum(found[receipt.result(30)] != value for value, receipt in sent))
+    engine.close()
+"""
+
+
+def test_b9_what_is_sent_while_a_queue_is_encoded_has_a_place_of_its_own(path) -> None:
+    """Encoding a large batch gives other threads their turn: what they send is acknowledged when
+    it is in the log, and neither lost nor written over the memory of the commit."""
+    with child(SENT_WHILE_OTHERS_ARE_ENCODED, path) as process:
+        assert line(process) == "0"
+
+
+def test_b9_an_entry_that_is_too_large_leaves_room_for_those_before_it(engine, topic) -> None:
+    """Its bytes fit into a frame, encoded they do not: the frames of a run keep their room."""
+    largest = _core.Appender(b"p", -1, 10_000, 1 << 20, None)
+    size = 130_000
+    while True:
+        largest.add(b"x" * (size + 1))
+        if not largest.take()[-1].small:
+            break
+        size += 1
+    first = topic.producer(name="p", linger=60)
+    second = engine.topic("second").producer(name="p", linger=60)
+    for number in range(10):
+        receipts = [first.send_async(b"y" * size), second.send_async(b"z" * 131_072)]
+        second.flush()
+        assert outcomes(receipts) == [number, number]
+    assert all(value == b"y" * size for value in topic.reader().values())
+
+
+def test_b9_a_commit_that_fails_as_a_whole_is_made_batch_by_batch(
+    engine, topic, monkeypatch
+) -> None:
+    def fail(appenders: list[_core.Appender]) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(entries._core, "append_together", fail)
+    producer = topic.producer(linger=60)
+    receipt = producer.send_async(b"x")
+    producer.flush()
+    assert receipt.result(PATIENCE) == 0

@@ -61,8 +61,8 @@ def append_together(ledger: Store, appenders: Sequence[_core.Appender]) -> Seque
 def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_core.Appender]:
     renewed = False
     while appenders:
-        appenders, outcome = _core.append_together(appenders)
         try:
+            appenders, outcome = _core.append_together(appenders)
             if outcome == Outcome.FULL:
                 ledger.checkpoint()
             elif outcome == Outcome.STALE and not renewed:
@@ -70,7 +70,7 @@ def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_co
                 renewed = True
             else:
                 break
-        except ExclusiveLogError:  # the next append of each meets the same, and tells it
+        except Exception:  # the next append of each meets the same, and tells it
             break
     return appenders
 
