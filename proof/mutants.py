@@ -82,7 +82,7 @@ MUTANTS = (
            ("model", "torture", "tests/conformance/test_epochs.py",
             "tests/ownership/test_epochs.py")),
     Mutant("an append ignores a change of owner", APPEND,
-           " or header.version != p.version", "",
+           " or journal.shared.version != p.version", "",
            ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
     Mutant("a change of owner does not change the version", JOURNAL,
            "        if ownership:\n", "        if False:\n",
@@ -251,7 +251,7 @@ MUTANTS = (
             "proof/tests/test_crashes.py::test_g3_a_dead_owners_batch_does_not_come_back")),
     Mutant("a sequence id is used twice", APPEND,
            "    elif p.sequence <= p.last[0]:\n        return DUPLICATE\n"
-           "    if p.sequence <= p.logged:\n        return DUPLICATE\n", "",
+           "    return DUPLICATE if p.sequence <= p.logged else PLACED\n", "    return PLACED\n",
            ("tests/conformance/test_messages.py", "tests/log/test_messages.py",
             "tests/log/test_outcomes.py")),
     Mutant("a sequence id of a large batch is used twice", "entries.py",
