@@ -116,10 +116,11 @@ static inline int xb_grow(const uint32_t *numbers, size_t i, size_t j, size_t n,
     return rising;
 }
 
-/* What was read once, and found to fit: what is mapped may be read from the disk again, and differ. */
+/* The sizes that were read when the entry was opened, without the name. The kernel may drop the page
+   with the summary and read it from the disk again: it may have changed by then. */
 static inline xe_sizes xb_sizes(const xe_laid *laid) {
     xe_sizes sizes = laid->sizes;
-    sizes.name = 0;     /* it is in no block */
+    sizes.name = 0;     /* the name is in no block */
     return sizes;
 }
 

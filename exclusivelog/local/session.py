@@ -466,7 +466,8 @@ class LocalSession:
         for listener in _living(self._listeners):
             found.subscribe(listener, owner=opened and listener is self._owner())
             listener.moved_to(found, self.moved)
-            self._listeners = _without(self._listeners, listener)
+            with self._lock:  # another producer may come or leave meanwhile
+                self._listeners = _without(self._listeners, listener)
         if opened and not found.has_listeners:  # they were all closed meanwhile
             found.close()
 

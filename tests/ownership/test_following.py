@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local import session as session_module
 from exclusivelog.local.log import sending as sending_module
 from exclusivelog.local.session import LocalSession
 from testing.handovers import (
@@ -904,3 +905,36 @@ def test_e2_no_caller_sees_the_library_s_own_error(
     go_on.set()
     assert type(flushing.exception(PATIENCE)) is FENCED
     assert not moving.result(PATIENCE)[0].ok
+
+
+class Guest:
+    """A producer that begins to send by a session."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: None
+
+
+def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
+    engine: xl.Engine, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It subscribes in another thread, between the reading of who is there and the writing."""
+    here, there = topic.producer(name="here"), topic.producer(name="there")
+    session, guest, threads = here._session, Guest(), []
+    without = session_module._without
+
+    def subscribed_meanwhile(references: Any, listener: Any) -> Any:
+        left = without(references, listener)
+        if not threads:
+            threads.append(threading.Thread(target=session.subscribe, args=(guest, False)))
+            threads[0].start()
+            threads[0].join(0.3)  # it waits until what is read here is written
+        return left
+
+    session.moved = MOVED("the topic was handed over")
+    with monkeypatch.context() as patch:
+        patch.setattr(session_module, "_without", subscribed_meanwhile)
+        patch.setattr(there._session, "subscribe", lambda *_, **__: None)
+        session._hand_on(there._session, False)
+    threads[0].join(PATIENCE)
+    assert session_module._living(session._listeners) == [guest]
+    there.close()

@@ -194,9 +194,7 @@ class TopicTable:
         if former is not None:
             row.epoch = self.get(former).epoch  # no epoch is ever used twice (rule B1)
             row.flags = _core.RECREATED
-            OnceTable(self.rows).move_fences(
-                former, row.id
-            )  # and who was fenced stays so (rule B4)
+            OnceTable(self.rows).move_fences(former, row.id)  # rule B4
         self.put(row)
         self.rows.put("names", row.name.encode(), U64.pack(row.id))
         return row
