@@ -31,6 +31,7 @@ from exclusivelog.types import (
     OwnerInfo,
     Report,
     RoleInfo,
+    TopicStats,
     TransferInfo,
     WaiterInfo,
 )
@@ -338,6 +339,12 @@ class TopicStore(Protocol):
 
     def retain(self, max_age: float | None, max_bytes: int | None) -> None:
         """Remove old messages in the background from now on."""
+
+    def compress(self, setting: str | None) -> None:
+        """Compress new entries from now on as the setting says ("lz4", "zstd" or None)."""
+
+    def stats(self) -> TopicStats:
+        """How its entries are stored."""
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""

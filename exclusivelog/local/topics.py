@@ -11,6 +11,7 @@ from exclusivelog.errors import (
     StateError,
 )
 from exclusivelog.local.faults import retry_damaged
+from exclusivelog.local.maintenance.compression import set_compression, stats
 from exclusivelog.local.maintenance.retention import (
     RetentionWorker,
     first_to_retain,
@@ -24,7 +25,7 @@ from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import announcement
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
-from exclusivelog.types import Announcement, OwnerInfo, TransferInfo, WaiterInfo
+from exclusivelog.types import Announcement, OwnerInfo, TopicStats, TransferInfo, WaiterInfo
 
 
 class HandOver(Protocol):
@@ -165,6 +166,17 @@ class LocalTopic:
         self.facts()
         set_retention(self._engine.ledger, self._id, max_age, max_bytes)
         self._engine.retention_worker.start()
+
+    def compress(self, setting: str | None) -> None:
+        """Compress new entries from now on as the setting says."""
+        self.facts()
+        set_compression(self._engine.ledger, self._id, setting)
+        self._engine.retention_worker.start_if_needed()
+
+    def stats(self) -> TopicStats:
+        """How its entries are stored."""
+        self.facts()
+        return stats(self._engine.ledger, self._id)
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""

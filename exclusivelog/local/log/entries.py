@@ -348,7 +348,7 @@ def append_one(tables: Tables, work: Work) -> Placed:
         for last, entry in batch.stamp(
             session.topic, base_offset, session.epoch, session.id, publish_time
         ):
-            tables.entries.put(session.topic, last, entry)
+            tables.entries.put(session.topic, last, tables.compression.compressed(row, entry))
             row.next_offset = last + 1
         sequence = batch.last_sequence
         placed.append((batch, base_offset))
