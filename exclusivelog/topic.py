@@ -396,13 +396,13 @@ producer; it is held by producer 'leader' ...
         self._store.retain(max_age, max_bytes)
 
     def compression(self, method: str | None) -> None:
-        """Compress the topic's entries on the disk from now on, whichever process writes them. What is
-        stored already, or in the journal, stays as it is; readers read all alike.
+        """Compress the topic's messages on the disk from now on, whichever process sends them.
+        Readers read all alike, whether they are compressed or not.
 
-        - `method`: "lz4": new entries by LZ4. "zstd": the same, and those that are older than ten
-          minutes again by Zstandard, in the background, by any process that has the ledger open; they
-          become about half as long as by LZ4, and take longer to read. None, the default: new entries
-          are not compressed.
+        - `method`: "lz4": new messages by LZ4. What is stored already stays as it is. "zstd": the
+          same, and what is older than ten minutes again by Zstandard, in the background, by any
+          process that has the ledger open: it becomes about half as long as by LZ4, and takes
+          longer to read. None, the default: new messages are not compressed.
 
         Every process that writes to the ledger, or reads the topic, needs the library: `pip install
         'exclusivelog[lz4]'` or `'exclusivelog[zstd]'`. Without it, `open` and reads raise
@@ -410,7 +410,7 @@ producer; it is held by producer 'leader' ...
 
         >>> topic.compression("lz4")
         >>> with topic.producer() as producer:
-        ...     _ = producer.send_many([b'{"order": %d, "state": "paid"}' % n for n in range(10_000)])
+        ...     _ = producer.send_many([b'{"order": %d, "state": "paid"}' % n for n in range(9000)])
         >>> topic.stats().compression, topic.stats().ratio > 2
         ('lz4', True)
         """
@@ -418,12 +418,12 @@ producer; it is held by producer 'leader' ...
         if method not in COMPRESSIONS:
             raise ValueError(f"method={method!r}: it takes 'lz4', 'zstd' or None")
         if is_internal(self.name):
-            raise ValueError(f"topic {self.name!r} is internal to the library; it is not compressed")
+            raise ValueError(f"topic {self.name!r} is internal to the library")
         self._store.compress(method)
 
     def stats(self) -> TopicStats:
-        """How the topic's entries are stored: their compression, and bytes with and without it. It goes
-        through all entries, and reads the end of each.
+        """How the topic's messages are stored: compression, and bytes with and without it. Those in
+        the journal are not counted. It goes through all entries, and reads the end of each.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"%d" % n for n in range(100_000)])

@@ -20,8 +20,8 @@ __all__ = [
     "Move",
     "OwnerInfo",
     "Report",
-    "TopicStats",
     "RoleInfo",
+    "TopicStats",
     "TransferInfo",
     "WaiterInfo",
 ]
@@ -234,8 +234,8 @@ class TopicStats:
     """How a topic's entries are stored (`topic.stats()`), without those in the journal.
 
     - `compression`: the topic's setting, "lz4", "zstd" or None. It applies to new entries.
-    - `entries`, `raw_bytes`, `stored_bytes`: how many there are, and their bytes without compression
-      and as they are stored.
+    - `entries`, `raw_bytes`, `stored_bytes`: how many there are, and their bytes without
+      compression and as they are stored.
     - `methods`: {"lz4", "zstd" or "none": stored bytes}.
     """
 

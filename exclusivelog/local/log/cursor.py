@@ -344,10 +344,13 @@ class LogCursor(_core.Cursor):
         if last is not None:
             self._read_to = last.end
 
-    def refuse(self, start: int, stop: int) -> None:
+    def refuse(self, start: int, stop: int, damage: str | None) -> None:
         """Raise the error for messages that a damaged block costs; the compiled base class calls it
         when it meets one."""
-        raise damaged_block(self.topic, range(start, stop))
+        where = ""
+        if damage is not None:
+            where = self._inspect(lambda tables: tables.entries.where(self.topic_id, start))
+        raise damaged_block(self.topic, range(start, stop), damage, where)
 
     def close(self) -> bool:
         """End reading, and wake a thread that waits; False if that was done before, or its engine

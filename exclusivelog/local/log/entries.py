@@ -492,11 +492,15 @@ def _damaged(
     )  # fmt: skip
 
 
-def damaged_block(name: str, offsets: range) -> LedgerCorruptedError:
-    """The error for what a damaged block costs of the topic of this name: these offsets."""
+def damaged_block(
+    name: str, offsets: range, damage: str | None = None, where: str = ""
+) -> LedgerCorruptedError:
+    """The error for what a damaged block costs of the topic of this name: these offsets. `damage`
+    and `where`: what is wrong with a compressed one, and its file."""
+    why = "its checksum does not hold" if damage is None else f"{damage}, in {where}"
     return LedgerCorruptedError(
         f"topic {name!r}: the block with offsets {offsets.start} to {offsets.stop - 1} is damaged: "
-        f"its checksum does not hold; seek({offsets.stop}) steps over it",
+        f"{why}; seek({offsets.stop}) steps over it",
         topic=name, offsets=offsets,
     )  # fmt: skip
 
@@ -554,18 +558,19 @@ def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int
         if entry.last_publish_time < time_ms:
             low = entry.end
         elif entry.publish_time < time_ms:
-            return max(low, _first_within(topic, entry, time_ms))  # it may begin before
+            return max(low, _first_within(tables, topic, entry, time_ms))  # it may begin before
         else:
             high = entry.base_offset
     return low
 
 
-def _first_within(topic: _core.TopicRow, entry: _core.Entry, time_ms: int) -> int:
+def _first_within(tables: Tables, topic: _core.TopicRow, entry: _core.Entry, time_ms: int) -> int:
     try:
         return int(entry.first_published_at(time_ms))
     except ValueError:
         gone = next(_damaged_blocks(entry), range(entry.base_offset, entry.end))
-        raise damaged_block(topic.name, gone) from None
+        where = tables.entries.where(topic.id, gone.start)
+        raise damaged_block(topic.name, gone, entry.damage, where) from None
 
 
 def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
@@ -574,7 +579,8 @@ def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
         return int(entry.message(offset - entry.base_offset).publish_time)
     except ValueError:
         gone = next(_damaged_blocks(entry, offset - entry.base_offset))
-        raise damaged_block(topic.name, gone) from None
+        where = tables.entries.where(topic.id, gone.start)
+        raise damaged_block(topic.name, gone, entry.damage, where) from None
 
 
 def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[str]]:
@@ -603,7 +609,10 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
                 for offsets in _damaged_blocks(entry)
                 if offsets.stop > start  # else it was trimmed
             ]
-            problems += [str(damaged_block(topic.name, offsets)) for offsets in gone]
+            problems += [
+                str(damaged_block(topic.name, offsets, entry.damage, tables.large.where(data)))
+                for offsets in gone
+            ]
             messages += entry.end - start - sum(map(len, gone))
             expected = last + 1
         except ValueError as error:

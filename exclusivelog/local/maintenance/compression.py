@@ -1,9 +1,9 @@
-"""How topics compress their entries: the setting, what it has saved, and compressing older entries again.
+"""How topics compress their entries: the setting, what it saves, and compressing old entries again.
 
-A topic whose setting is "zstd" has its entries compressed by LZ4 when they are written, and by Zstandard
-once they are `OLD_MS` old and are not the topic's last: the retention worker replaces some entries in
-each transaction, at the same offsets. The topic's row in `meta` says how far it is, so that another
-process continues there.
+A topic whose setting is "zstd" has its entries compressed by LZ4 when they are written, and by
+Zstandard once they are `OLD_MS` old and are not the topic's last: the retention worker replaces
+some entries in each transaction, at the same offsets. The topic's row in `meta` says how far it is,
+so that another process continues there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def stats(ledger: Store, topic: int) -> TopicStats:
 def _sizes(tables: Tables, topic: int, position: int) -> tuple[list[tuple[str, int, int]], int]:
     """(method, bytes stored, bytes without compression) of some entries from an offset on, and the
     offset to continue at; -1 at the end."""
-    found = []
+    found: list[tuple[str, int, int]] = []
     for last, data in tables.entries.stored(topic, position):
         if len(found) == ROWS_AT_ONCE:
             return found, position
@@ -82,8 +82,8 @@ def _sizes(tables: Tables, topic: int, position: int) -> tuple[list[tuple[str, i
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some old entries of a topic, as (last offset, row, bytes), and the offsets from which and up to
-    which they are looked at."""
+    """Some old entries of a topic, as (last offset, row, bytes), and the offsets between which
+    they are."""
 
     topic: str
     method: int

@@ -1,9 +1,9 @@
 """Compression of entries where they are stored: the methods, and the libraries that have them.
 
-A topic's setting says how its entries are compressed: "lz4" all new ones by LZ4; "zstd" new ones by
-LZ4, and older ones again by Zstandard, in the background. The libraries are optional: what needs one
-that is missing raises MissingLibraryError. The compiled core knows the number of a method alone, and
-finds the rest here.
+A topic's setting says how its entries are compressed: "lz4" all new ones by LZ4; "zstd" new ones
+by LZ4, and older ones again by Zstandard, in the background. The libraries are optional: what
+needs one that is missing raises MissingLibraryError. The compiled core knows the number of a method
+alone, and finds the rest here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from exclusivelog import _core
 from exclusivelog.errors import MissingLibraryError
@@ -122,8 +121,3 @@ def _find(number: int) -> tuple[str, Decompress]:
 
 
 _core.use_codecs(_find)
-
-
-def describe(setting: Any) -> str:
-    """A topic's setting, for a message."""
-    return "none" if setting is None else str(setting)

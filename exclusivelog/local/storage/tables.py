@@ -282,6 +282,13 @@ class LargeEntries:
         """The bytes of the entry that a row is, or refers to; ValueError if they are missing."""
         return self._segments.load(row)
 
+    def where(self, row: bytes) -> str:
+        """The file of the entry that a row is, or refers to."""
+        if not is_reference(row):
+            return f"{self._rows.path}/data.mdb"
+        _, segment, position, _ = REFERENCE.unpack(row)
+        return f"{self._segments.file(segment)} at {position}"
+
     def put(self, entry: bytes) -> bytes:
         """Write an entry into the newest segment; the row that refers to it."""
         segment, end, live = self._newest()
@@ -452,6 +459,11 @@ class EntryTable:
                     topic = u64(key)
         row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
         return f"topic id {topic}" if row is None else f"topic {row.name!r}"
+
+    def where(self, topic: int, offset: int) -> str:
+        """The file of the entry in the tables that holds `offset`."""
+        place = self.at(topic, offset)
+        return f"{self.rows.path}/data.mdb" if place is None else self._large.where(place[1])
 
     def last_offset_before(self, topic: int, offset: int) -> int | None:
         """The last offset of the entry that ends before `offset`."""
@@ -1190,7 +1202,7 @@ class CompressionTable:
         return found
 
     def check_libraries(self) -> None:
-        """MissingLibraryError if this process lacks what a topic needs: it could make no checkpoint."""
+        """MissingLibraryError if this process lacks what a topic needs for a checkpoint."""
         for topic, setting in self.all().items():
             row = self._topics.sound(topic, "whether it is compressed is not known")
             if row is not None:
@@ -1447,9 +1459,7 @@ class Tables:
                 last, session = -1, 0
             self.producers.put(bundle.topic, name, max(last, sequence), session)
 
-    def _entry_to_fill(
-        self, row: TopicRow, bundle: _core.Bundle, small: int
-    ) -> _core.Entry | None:
+    def _entry_to_fill(self, row: TopicRow, bundle: _core.Bundle, small: int) -> _core.Entry | None:
         """The topic's last entry, taken out, if it is so small that more should go into it."""
         if row.next_offset == row.first_offset:
             return None
