@@ -57,6 +57,7 @@ def compress(bytes entry not None, uint8_t method, deflate not None):
     cdef Laid laid
     cdef Sizes sizes
     cdef list chunks = []
+    cdef bytes chunk, deflated
     if not _is_sound(start, size) or _lay_out(start, size, &laid) != WHOLE:
         return entry
     _measure(&laid, &sizes)

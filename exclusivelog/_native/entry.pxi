@@ -96,7 +96,7 @@ cdef class Entry:
         if self.mapped:
             xl_ask(chunk, place.size)
         if _crc(chunk, place.size) != place.sum:
-            return self._is_damaged(number, _UNSOUND)
+            return _damaged_chunk(self, number, _UNSOUND)
         if place.size == place.decompressed:
             memcpy(to, chunk, place.size)
             self.seen[number] = XB_SOUND
@@ -105,17 +105,12 @@ cdef class Entry:
             made = self.decompress(
                 PyMemoryView_FromMemory(<char*>chunk, place.size, PyBUF_READ), place.decompressed)
         except ValueError as error:
-            return self._is_damaged(number, str(error))
+            return _damaged_chunk(self, number, str(error))
         if not PyBytes_CheckExact(made) or <size_t>PyBytes_GET_SIZE(made) != place.decompressed:
-            return self._is_damaged(number, "it is decompressed to another size than it should have")
+            return _damaged_chunk(self, number, "it is decompressed to another size")
         memcpy(to, PyBytes_AS_STRING(made), place.decompressed)
         self.seen[number] = XB_SOUND
         return True
-
-    def _is_damaged(self, size_t number, str why not None):
-        self.seen[number] = XB_DAMAGED
-        self.damage = f"{_method_name(self.laid.method)} block {number} of {self.laid.blocks}: {why}"
-        return False
 
     cdef bint _are_sound(self, uint32_t start, uint32_t stop, bint out_of_order) except -1:
         """Are these messages sound? Decompresses the chunks that they are in."""
@@ -336,6 +331,14 @@ cdef class Entry:
         for i in range(n):
             numbers[i] = base + i
         return out
+
+
+cdef bint _damaged_chunk(Entry entry, size_t number, str why) except -1:
+    """Remember that the chunk is damaged, and why; False."""
+    cdef str method = _method_name(entry.laid.method)
+    entry.seen[number] = XB_DAMAGED
+    entry.damage = f"{method} block {number} of {entry.laid.blocks}: {why}"
+    return False
 
 
 def ask_like(Entry other not None, data not None, uint64_t index, uint64_t count):

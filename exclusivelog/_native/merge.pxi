@@ -181,7 +181,11 @@ cdef bytes _last_entry(Bundle bundle):
 
 cdef bint _is_small(Bundle bundle, bytes data, size_t most, size_t small):
     cdef size_t size = PyBytes_GET_SIZE(data)
-    return size < most and size <= max(small, 4 * bundle.nbytes)
+    cdef Laid laid
+    if size >= most or size > max(small, 4 * bundle.nbytes):
+        return False
+    # A topic that was compressed before: this process may lack the library.
+    return _read_footer(PyBytes_AS_STRING(data), size, &laid) != WHOLE or laid.version != COMPRESSED
 
 
 cdef Entry _sound_entry(bytes data):

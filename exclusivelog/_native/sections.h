@@ -269,7 +269,9 @@ static inline int xe_place_chunks(const xe_laid *laid, xe_place_of_chunk *places
         places[i] = (xe_place_of_chunk){at, decompressed, chunk.size, chunk.sum};
         at += chunk.size;
     }
-    return xe_padded(at) == laid->body;
+    if (xe_padded(at) != laid->body) return 0;
+    while (at < laid->body && laid->start[at] == 0) at++;
+    return at == laid->body;    /* no sum guards what is between the chunks and the name */
 }
 
 /* Find the sections of an entry with blocks by its summary, without a look at them. */

@@ -23,6 +23,7 @@ from exclusivelog.local.maintenance.views import read_snapshot, read_view
 from exclusivelog.local.names import checked, existing
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import announcement
+from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import Announcement, OwnerInfo, TopicStats, TransferInfo, WaiterInfo
@@ -125,11 +126,12 @@ class LocalTopic:
 
         def read() -> tuple[int, Snapshot | None]:
             with self._engine.ledger.read() as tables:
-                first = tables.topics.get(self._id).first_offset
-                found = read_snapshot(tables, self._id)
-                if views and first > max(position, found[0] if found else 0):
-                    found = read_view(tables, self._id) or found
-                return first, found
+                row = tables.topics.get(self._id)
+                with naming(row.name):
+                    found = read_snapshot(tables, self._id)
+                    if views and row.first_offset > max(position, found[0] if found else 0):
+                        found = read_view(tables, self._id) or found
+                return row.first_offset, found
 
         return retry_damaged(read)
 

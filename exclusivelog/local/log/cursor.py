@@ -26,6 +26,7 @@ from exclusivelog.local.log.entries import (
     read_entry,
     view_entries,
 )
+from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.messages import to_ms
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
@@ -193,7 +194,8 @@ class LogCursor(_core.Cursor):
         self.move_to(position)
 
     def _inspect(self, find: Callable[[Tables], Found]) -> Found:
-        return retry_damaged(lambda: self._host.look(find))
+        with naming(self.topic):
+            return retry_damaged(lambda: self._host.look(find))
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = _existing(tables.latest(self.topic_id))

@@ -20,6 +20,7 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.local.records import SLACK_MS, Session, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Store, Tables, check_may_write
 from exclusivelog.types import Report
@@ -646,9 +647,10 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
     with ledger.read() as tables:
         there = tables.topics.all()
     for name, topic in there:
-        result = _verify_one(ledger, topic, unflushed)
-        if result is not None and result[2]:
-            result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
+        with naming(name):
+            result = _verify_one(ledger, topic, unflushed)
+            if result is not None and result[2]:
+                result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
         if result is None:
             continue
         problems += result[2]

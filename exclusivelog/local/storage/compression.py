@@ -8,9 +8,10 @@ alone, and finds the rest here.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from exclusivelog import _core
@@ -101,6 +102,15 @@ def method(number: int, who: str = "an entry") -> Method:
                 f"imported ({error}); pip install 'exclusivelog[{extra}]'"
             ) from error
     return found
+
+
+@contextlib.contextmanager
+def naming(topic: str) -> Iterator[None]:
+    """Name the topic in the error for a library that reading it needs."""
+    try:
+        yield
+    except MissingLibraryError as error:
+        raise MissingLibraryError(f"topic {topic!r}: {error}") from error
 
 
 def check_setting(setting: str, topic: str) -> None:

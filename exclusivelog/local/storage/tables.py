@@ -444,21 +444,8 @@ class EntryTable:
                 self.scanned = journal.visible
 
     def load(self, row: bytes) -> bytes | memoryview:
-        """The bytes of the entry that a row is, or refers to; ValueError if they are not there,
-        MissingLibraryError if they are compressed and cannot be decompressed here."""
-        data = self._large.load(row)
-        found = _core.compression_of(data)
-        if found is not None:
-            compression.method(found[0], self._name(found[1]))
-        return data
-
-    def _name(self, topic: int) -> str:
-        for table in ("views", "snapshots"):  # their entries are under ids of their own
-            for key, data in self.rows.cursor(table):
-                if self.rows.decode(table, PAIR.unpack, data)[0] == topic:
-                    topic = u64(key)
-        row = self.rows.find("topics", U64.pack(topic), TopicRow.unpack)
-        return f"topic id {topic}" if row is None else f"topic {row.name!r}"
+        """The bytes of the entry that a row is, or refers to; ValueError if they are not there."""
+        return self._large.load(row)
 
     def where(self, topic: int, offset: int) -> str:
         """The file of the entry in the tables that holds `offset`."""
@@ -1467,9 +1454,12 @@ class Tables:
         data = self.rows.get("entries", key)
         if data is None or is_reference(data):
             return None
-        found = _core.compression_of(data)
+        found, most = _core.compression_of(data), PACKED_ENTRY
         size = len(data) if found is None else found[2]
-        most = LARGE_PACKED_ENTRY if row.flags & _core.COMPRESSED_TOPIC else PACKED_ENTRY
+        if row.flags & _core.COMPRESSED_TOPIC:
+            most = LARGE_PACKED_ENTRY
+        elif found is not None:
+            return None  # this process may lack the library
         if size >= most or (len(data) > small and size > 4 * bundle.nbytes):
             return None  # not worth writing again
         try:
