@@ -383,7 +383,8 @@ producer; it is held by producer 'leader' ...
         - `max_age`: seconds since a message was published. Messages found overdue by more than an
           hour are removed an hour later (or `max_age` later, if that is less), because the clock
           may have been set ahead by mistake.
-        - `max_bytes`: how many bytes of the newest entries are kept.
+        - `max_bytes`: how many bytes of the newest entries are kept; of compressed ones those that
+          are stored.
 
         Messages that a shared state's newest snapshot does not cover are kept (rule I4).
 

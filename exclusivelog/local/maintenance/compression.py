@@ -8,15 +8,18 @@ so that another process continues there.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from exclusivelog import _core
-from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.local.records import wall_ms
 from exclusivelog.local.storage.compression import LOADERS, OLD, check_setting, compressed
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.types import TopicStats
+
+log = logging.getLogger("exclusivelog")
 
 OLD_MS = 600_000  # an entry is old when its last message was published so long ago
 BYTES_AT_ONCE = 4 << 20  # of entries, as they are stored, in one transaction
@@ -97,9 +100,12 @@ def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
     with ledger.read() as tables:
         topics = [topic for topic, setting in tables.compression.all().items() if setting in OLD]
     for topic in topics:
-        for _ in range(TIMES_IN_A_ROUND):
-            if ended() or not compress_again(ledger, topic):
-                break
+        try:
+            for _ in range(TIMES_IN_A_ROUND):
+                if ended() or not compress_again(ledger, topic):
+                    break
+        except LedgerCorruptedError as error:  # the others are compressed
+            log.warning("compression: %s", error)
 
 
 def compress_again(ledger: Store, topic: int) -> bool:
