@@ -24,7 +24,7 @@ from exclusivelog import _core
 from exclusivelog.local.maintenance import compression as maintenance
 from exclusivelog.local.storage import compression
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
-from testing.children import finish
+from testing.children import child, finish, line
 from testing.entries import (
     CHUNK,
     COMPRESSED,
@@ -41,7 +41,7 @@ from testing.entries import (
     values,
 )
 from testing.journals import checkpoint, no_checkpoints
-from testing.processes import State, Worker
+from testing.processes import PATIENCE, State, Worker
 from tests.log.test_blocks import everything, lost
 from tests.log.test_damage import Damage, caught
 from tests.log.test_readers import moment
@@ -569,6 +569,74 @@ WITHOUT = """
             print(error)
 """
 
+KILLED = """
+    import os, signal, sys
+    import exclusivelog as xl
+    engine = xl.open(sys.argv[1])
+    topic = engine.topic("orders")
+    topic.compression("lz4")
+    engine.ledger.checkpoint = lambda: None
+    topic.producer().send_many([b"in the journal"] * 500)
+    print("sent", flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+OPENED_WITHOUT = """
+    import sys
+    sys.modules["lz4"] = sys.modules["lz4.block"] = None
+    import exclusivelog as xl
+    try:
+        xl.open(sys.argv[1])
+    except xl.MissingLibraryError as error:
+        print(error)
+"""
+
+
+def test_a_recovery_without_the_library_is_refused_and_loses_nothing(path) -> None:
+    with child(KILLED, path) as process:
+        assert line(process) == "sent"
+        assert process.wait(PATIENCE) == -signal.SIGKILL
+    before = {file.name: file.read_bytes() for file in Path(path).iterdir() if file.is_file()}
+    for _ in range(2):
+        assert finish(OPENED_WITHOUT, path).startswith("topic 'orders' is compressed by lz4, and")
+    for name in ("journal", "data.mdb"):
+        assert Path(path, name).read_bytes() == before[name]
+    with xl.open(path) as engine:
+        assert list(engine.topic("orders").reader().values()) == [b"in the journal"] * 500
+        assert methods_of(engine, engine.topic("orders")) == [LZ4]
+
+
+BESIDE = """
+    import sys
+    sys.modules["lz4"] = sys.modules["lz4.block"] = None
+    import exclusivelog as xl
+    with xl.open(sys.argv[1]) as engine:
+        plain = engine.topic("plain").producer()
+        print("open", flush=True)
+        sys.stdin.readline()
+        print(plain.send(b"one"))
+        try:
+            engine.ledger.checkpoint()
+        except xl.MissingLibraryError as error:
+            print(error, flush=True)
+"""
+
+
+def test_a_process_that_cannot_make_the_checkpoint_says_so(path) -> None:
+    """It opened the ledger before the topic was compressed."""
+    with xl.open(path) as engine, child(BESIDE, path) as process:
+        assert line(process) == "open"
+        topic = engine.topic("orders")
+        topic.compression("lz4")
+        with no_checkpoints(engine), topic.producer() as producer:
+            producer.send_many([b"in the journal"] * 500)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert line(process) == "0"
+            assert line(process).startswith("topic 'orders' is compressed by lz4, and the Python")
+        assert len(list(topic.reader())) == 500
+        assert [m.value for m in engine.topic("plain").reader()] == [b"one"]
+
+
 WRITE_WITHOUT = """
     import sys
     sys.modules["lz4"] = sys.modules["lz4.block"] = None
@@ -603,11 +671,11 @@ def test_without_the_library_an_error_says_what_to_install(path) -> None:
             with engine.topic(name).producer() as producer:
                 producer.send_many(events(3000))
     told = finish(WITHOUT, path).splitlines()
-    assert [line for line in told if "orders" not in line] == ["plain 3000"]
-    for line in (told[0], told[-2], told[-1]):
-        assert line.startswith("topic 'orders'")
-        assert " is compressed by lz4, and the Python package lz4 cannot be imported" in line
-        assert line.endswith("pip install 'exclusivelog[lz4]'")
+    assert [each for each in told if "orders" not in each] == ["plain 3000"]
+    for each in (told[0], told[-2], told[-1]):
+        assert each.startswith("topic 'orders'")
+        assert " is compressed by lz4, and the Python package lz4 cannot be imported" in each
+        assert each.endswith("pip install 'exclusivelog[lz4]'")
 
 
 SET_WITHOUT = """
