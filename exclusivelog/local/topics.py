@@ -11,7 +11,7 @@ from exclusivelog.errors import (
     StateError,
 )
 from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.maintenance.compression import set_compression, stats
+from exclusivelog.local.maintenance.compression import check_engines, set_compression, stats
 from exclusivelog.local.maintenance.retention import (
     RetentionWorker,
     first_to_retain,
@@ -172,6 +172,8 @@ class LocalTopic:
     def compress(self, setting: str | None) -> None:
         """Compress new entries from now on as the setting says."""
         self.facts()
+        if setting is not None:
+            check_engines(self._engine.ledger, setting)
         set_compression(self._engine.ledger, self._id, setting)
         self._engine.retention_worker.start_if_needed()
 

@@ -622,11 +622,15 @@ BESIDE = """
 
 
 def test_a_process_that_cannot_make_the_checkpoint_says_so(path) -> None:
-    """It opened the ledger before the topic was compressed."""
+    """It opens the ledger right before a topic is compressed: otherwise that is refused."""
     with xl.open(path) as engine, child(BESIDE, path) as process:
         assert line(process) == "open"
         topic = engine.topic("orders")
-        topic.compression("lz4")
+        for method in ("lz4", "zstd"):
+            told = rf"pid {process.pid}\) has .* open and lacks the library for lz4; pip install"
+            with pytest.raises(xl.MissingLibraryError, match=told):
+                topic.compression(method)
+        maintenance.set_compression(engine.ledger, topic.id, "lz4")  # the same, at the same time
         with no_checkpoints(engine), topic.producer() as producer:
             producer.send_many([b"in the journal"] * 500)
             process.stdin.write("\n")

@@ -13,9 +13,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from exclusivelog import _core
-from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
+from exclusivelog.errors import (
+    LedgerCorruptedError,
+    MissingLibraryError,
+    TopicNotFoundError,
+    describe_engine,
+)
 from exclusivelog.local.records import wall_ms
-from exclusivelog.local.storage.compression import LOADERS, OLD, check_setting, compressed
+from exclusivelog.local.storage.compression import (
+    LOADERS,
+    OLD,
+    check_setting,
+    compressed,
+    needed,
+)
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.types import TopicStats
 
@@ -25,6 +36,17 @@ OLD_MS = 600_000  # an entry is old when its last message was published so long 
 BYTES_AT_ONCE = 4 << 20  # of entries, as they are stored, in one transaction
 TIMES_IN_A_ROUND = 16  # of one topic: trimming must not wait for long
 ROWS_AT_ONCE = 1000
+
+
+def check_engines(ledger: Store, setting: str) -> None:
+    """MissingLibraryError if a live engine lacks a library: it could make no checkpoints."""
+    for name in sorted(needed(setting)):
+        lacking = ledger.lockfile.slots.without(name)
+        if lacking:
+            raise MissingLibraryError(
+                f"{describe_engine(lacking[0])} has {ledger.path} open and lacks the library for "
+                f"{name}; pip install 'exclusivelog[{name}]' where it runs, and restart it first"
+            )
 
 
 def set_compression(ledger: Store, topic: int, setting: str | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -111,6 +112,18 @@ def naming(topic: str) -> Iterator[None]:
         yield
     except MissingLibraryError as error:
         raise MissingLibraryError(f"topic {topic!r}: {error}") from error
+
+
+@functools.cache
+def installed() -> tuple[str, ...]:
+    """The names of the methods whose libraries this process seems to have; imports none."""
+    return tuple(name for name, package, _ in LOADERS.values() if importlib.util.find_spec(package))
+
+
+def needed(setting: str) -> set[str]:
+    """The names of the methods that a setting uses."""
+    numbers = {NEW[setting], OLD.get(setting, NEW[setting])}
+    return {LOADERS[number][0] for number in numbers}
 
 
 def check_setting(setting: str, topic: str) -> None:
