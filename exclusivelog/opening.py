@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,35 +36,12 @@ from exclusivelog.local.storage.environment import (
 from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, told_users
-from exclusivelog.messages import encode_properties
+from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_seconds
 
 LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
 ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
-
-
-class LocalEngine(Runtime, Engine):
-    """An engine on a ledger of this machine."""
-
-    def renew(self, topic: int) -> int:
-        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
-        topic's end as it is now. Returns that."""
-        from exclusivelog.state.past import map_at  # shared maps load only where there is one
-
-        with self.ledger.read() as tables:
-            row, kind, view = (
-                tables.topics.get(topic),
-                tables.topics.kind(topic),
-                tables.views.view(topic),
-            )
-        end = row.next_offset
-        if kind.get("holds") == "map":
-            end, items = map_at(Topic(self, topic, row.name), end)
-            self.snapshot(topic, end, items.items())
-        if view is not None:
-            self.compact(topic)
-        return end
 
 
 def open(
@@ -140,13 +117,22 @@ def open(
         power=durability == "power",
     )
     try:
-        return LocalEngine(
-            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
+        backend = Runtime(
+            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly, _map_at,
             unflushed=durability == "process", kill_stalled=bool(kill_stalled),
         )  # fmt: skip
     except BaseException:
         ledger.close()
         raise
+    return Engine(backend)
+
+
+def _map_at(backend: Runtime, topic: int, name: str, offset: int) -> tuple[int, Iterable[Item]]:
+    """A map's items before an offset, and the offset that they go up to."""
+    from exclusivelog.state.past import map_at  # shared maps load only where there is one
+
+    end, items = map_at(Topic(Engine(backend), topic, name), offset)
+    return end, items.items()
 
 
 # ---- raising a format --------------------------------------------------------------------

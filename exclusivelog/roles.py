@@ -18,6 +18,7 @@ from exclusivelog.backend import (
     ClaimSession,
     Closing,
     EngineBackend,
+    Opened,
     ProducerRequest,
     RoleDefinition,
     RoleParts,
@@ -74,7 +75,7 @@ class RoleOptions(TypedDict, total=False):
 class RoleClaim(Claim):
     """The claim that a role is bound to. It is valid as long as the role is held."""
 
-    def __init__(self, role: Role, engine: EngineBackend, session: ClaimSession) -> None:
+    def __init__(self, role: Role, engine: Opened, session: ClaimSession) -> None:
         super().__init__(engine, session)
         self._role = role
 
@@ -124,12 +125,12 @@ class Role(Closing):
     """
 
     def __init__(
-        self, engine: EngineBackend, seat: Producer, parts: RoleParts, on_lost: OnLost | None
+        self, engine: Opened, seat: Producer, parts: RoleParts, on_lost: OnLost | None
     ) -> None:
         session = seat.session
         self.name = seat.topic.removeprefix(PREFIX)
         self.epoch = session.epoch
-        self._engine = engine
+        self._engine: EngineBackend = engine.backend
         self._on_lost = on_lost
         self._parts = parts.topics
         self._generations = parts.generations
@@ -266,7 +267,7 @@ class Role(Closing):
         return GroupReader(readers, self._memberships[chosen])
 
     def _topic(self, name: str) -> Topic:
-        return Topic(self._engine, *self._engine.catalog.topic(name, False))
+        return Topic(self.claim.engine, *self._engine.catalog.topic(name, False))
 
     def _group(self, group: str | None, topic: str | None) -> str:
         self.claim.check()
@@ -346,7 +347,7 @@ class Role(Closing):
             for producer in producers:
                 steps.callback(producer.close)
             if not self._engine.closed:
-                self._engine.drain_bound(self.claim.id)
+                self._engine.claims.drain_bound(self.claim.id)
 
     def _forget(self) -> None:
         self._engine.role_store.forget((*self._claimants, self.claim.id))
@@ -364,11 +365,8 @@ class RoleFuture(GrantFuture[Role]):
 
     _engine: EngineBackend
 
-    def __init__(
-        self, engine: EngineBackend, topic: Topic, definition: RoleDefinition,
-        on_lost: OnLost | None,
-    ) -> None:  # fmt: skip
-        super().__init__(engine, topic.id)
+    def __init__(self, topic: Topic, definition: RoleDefinition, on_lost: OnLost | None) -> None:
+        super().__init__(topic.engine.backend, topic.id)
         self.topic = topic
         self.definition = definition
         self._on_lost = on_lost
@@ -393,7 +391,7 @@ class RoleFuture(GrantFuture[Role]):
         opened = self._engine.open_session(self.topic.name, session, last_sequence, _OPTIONS)
         seat = Producer(self._engine, self.topic.name, opened, _OPTIONS)
         try:
-            self.granted = Role(self._engine, seat, found, self._on_lost)
+            self.granted = Role(self.topic.engine, seat, found, self._on_lost)
         except BaseException:
             seat.abandon()
             raise
@@ -412,12 +410,13 @@ class RoleFuture(GrantFuture[Role]):
 
 
 def ask(
-    engine: EngineBackend, name: str, topics: Iterable[str], groups: Groups,
+    engine: Opened, name: str, topics: Iterable[str], groups: Groups,
     claims: ClaimsOfGroups, access_mode: AccessMode | str, priority: int,
     timeout: float | None, settle: float, on_lost: OnLost | None,
 ) -> RoleFuture:  # fmt: skip
     """What `Engine.role_async` does, with its checks of the arguments."""
-    engine.check_writable()
+    backend: EngineBackend = engine.backend
+    backend.check_writable()
     check_role_name(name)
     chosen = AccessMode.parse(access_mode)
     if chosen is AccessMode.SHARED:
@@ -429,22 +428,21 @@ def ask(
     reading = _groups(groups, names)
     wanted = _claims(claims, reading)
     definition = RoleDefinition(
-        tuple(engine.catalog.topic(topic, True)[0] for topic in names),
+        tuple(backend.catalog.topic(topic, True)[0] for topic in names),
         {
-            group: {topic: engine.catalog.topic(topic, True)[0] for topic in read}
+            group: {topic: backend.catalog.topic(topic, True)[0] for topic in read}
             for group, read in reading.items()
         },
         wanted,
     )
-    future = RoleFuture(
-        engine, Topic(engine, *engine.role_store.own_topic(name)), definition, on_lost
-    )
+    own = Topic(engine, *backend.role_store.own_topic(name))
+    future = RoleFuture(own, definition, on_lost)
     try:
         request = ProducerRequest(
             future.topic_id, chosen.value, priority=priority, timeout=timeout,
             settle=int(settle * 1e9), role=definition,
         )  # fmt: skip
-        engine.open_producer(future, request)
+        backend.open_producer(future, request)
     except BaseException:
         future.give_up()  # interrupted
         raise

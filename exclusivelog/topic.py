@@ -6,7 +6,14 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from exclusivelog.backend import Backend, ProducerRequest, TopicStore, check_name, is_internal
+from exclusivelog.backend import (
+    EngineBackend,
+    Opened,
+    ProducerRequest,
+    TopicStore,
+    check_name,
+    is_internal,
+)
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
@@ -70,16 +77,12 @@ class Topic:
     ('orders', 0, 0, None)
     """
 
-    def __init__(self, engine: Backend, topic: int, name: str) -> None:
+    def __init__(self, engine: Opened, topic: int, name: str) -> None:
         self.id = topic
         self.name = name
-        self._engine: Any = engine
-        self._store: TopicStore = engine.topic_store(topic)
-
-    @property
-    def engine(self) -> Any:
-        """The engine that this topic was opened with."""
-        return self._engine
+        self.engine: Any = engine  # that it was opened with
+        self._engine: EngineBackend = engine.backend
+        self._store: TopicStore = self._engine.topic_store(topic)
 
     # ---- look ----------------------------------------------------------------------------
 
@@ -320,7 +323,7 @@ producer; it is held by producer 'leader' ...
             raise TypeError(
                 f"claim={claim!r}: it takes a claim of engine.own, the claim of a role, or None"
             )
-        if claim.engine is not self._engine:
+        if claim.engine.backend is not self._engine:
             raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
         return claim.id
 
@@ -478,7 +481,7 @@ def sending_options(options: ProducerOptions) -> Options:
 
 
 def open_many(
-    engine: Any, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
+    engine: Opened, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
 ) -> list[Producer]:
     """What `Engine.producers` does."""
     for option in options.keys() - ManyOptions.__annotations__.keys():
@@ -496,9 +499,9 @@ def open_many(
     request = Topic(engine, 0, chosen[0])._request(
         access_mode, given, sending.on_wanted is not None
     )
-    sessions = engine.open_producers(chosen, request, sending)
+    sessions = engine.backend.open_producers(chosen, request, sending)
     return [
-        Producer(engine, name, session, sending)
+        Producer(engine.backend, name, session, sending)
         for name, session in zip(chosen, sessions, strict=True)
     ]
 

@@ -394,7 +394,7 @@ def test_e5_a_crash_leaves_the_change_and_its_event_or_neither(
 
 def owner_session(topic: xl.Topic) -> Any:
     """Who owns the topic, alive or dead, by the tables."""
-    with topic._engine.ledger.read() as tables:
+    with topic.engine.ledger.read() as tables:
         return owner_of(tables, tables.topics.get(topic.id))
 
 

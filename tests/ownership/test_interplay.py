@@ -69,7 +69,7 @@ def deaf(engine: xl.Engine) -> Iterator[None]:
     began, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with engine.notifications.lock:
+        with engine.backend.notifications.lock:
             began.set()
             go_on.wait(PATIENCE)
 
@@ -232,7 +232,7 @@ def test_b3_a_fenced_producer_does_not_move_its_successor_of_the_same_name(
     a, b, c = engines
     old = a.topic("orders").producer(mode, name="x")
     with deaf(a):
-        c.sessions.release([old.session])  # as one evicts a producer that hangs
+        c.backend.sessions.release([old.session])  # as one evicts a producer that hangs
         new = c.topic("orders").producer(mode, name="x")
         with pytest.raises(xl.ProducerFencedError) as first:
             old.move(to=b.id)

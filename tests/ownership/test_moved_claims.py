@@ -419,7 +419,7 @@ class Round:
             del self.cast[role]
         if asking is not falling:
             asking.answer()
-        until(lambda: self.engine.hand_over.transfers(self.topic.id) == [])
+        until(lambda: self.engine.backend.hand_over.transfers(self.topic.id) == [])
         self.judge(source, falling, list(self.engine.history("orders"))[known:])
         if stops:
             falling.signal(signal.SIGCONT)

@@ -621,7 +621,7 @@ def test_e2_closing_the_source_s_engine_during_the_move_hands_over_what_is_accep
     destination.call(queue_up)
     receipts = [producer.send_async(b"%d" % number) for number in range(100)]
     with HeldUp(source) as release:
-        moving = begin(topic._engine.unload, "orders", destination.id)
+        moving = begin(topic.engine.unload, "orders", destination.id)
         release.await_it()
         closing = begin(source.close)
         time.sleep(0.05)
@@ -690,14 +690,14 @@ def test_e2_a_move_waits_for_nobody_s_callback(engine: xl.Engine, topic: xl.Topi
 @pytest.fixture
 def told_late(engine: xl.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine has handed a topic over, and is slow to tell the producer."""
-    release = engine.hand_over.release
+    release = engine.backend.hand_over.release
 
     def slowly(sessions: Any) -> Any:
         released = release(sessions)
         time.sleep(0.3)
         return released
 
-    monkeypatch.setattr(engine.hand_over, "release", slowly)
+    monkeypatch.setattr(engine.backend.hand_over, "release", slowly)
 
 
 def test_c6_the_state_is_moved_as_soon_as_that_is_committed(

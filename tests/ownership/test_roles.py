@@ -795,10 +795,13 @@ def test_d5_a_role_is_not_taken_for_what_an_interrupted_call_has_left(
     with xl.open(path, name="other") as other:
         waiting = other.role_async(ROLE, **BINDS)
         for each in (engine, other):
-            each.worker.release_orphans()
-            until(lambda each=each: not each.worker._orphans_wanted)
+            each.backend.worker.release_orphans()
+            until(lambda each=each: not each.backend.worker._orphans_wanted)
         engine.ledger.checkpoint()
-        with engine.notifications.lock, other.notifications.lock:  # its round is over
+        with (
+            engine.backend.notifications.lock,
+            other.backend.notifications.lock,
+        ):  # its round is over
             assert check_whole(engine) == engine.id
         assert holder.state == "open"
         holder.close()
