@@ -237,7 +237,7 @@ class OpenEngine(abc.ABC):
         self.worker.stop()
         self.retention_worker.stop()
         sessions = self.registry.sessions()
-        waiting = self.pending.waiting()
+        waiting = self.pending.queued.sessions()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
         for each in sessions:
             each.end(error)  # what is queued is still sent, and nothing more

@@ -185,7 +185,9 @@ class BackgroundWorker:
         with self._notifications.lock:
             self._orphans_wanted = False
             try:
-                known = self._pending.known() | {s.session.id for s in self._registry.sessions()}
+                known = self._pending.queued.known() | {
+                    s.session.id for s in self._registry.sessions()
+                }
                 with self._ledger.read() as tables:
                     sessions = tables.sessions.of_engine(self._engine_id)
                     reserved = {
