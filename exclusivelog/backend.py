@@ -34,7 +34,7 @@ from exclusivelog.types import (
     TransferInfo,
     WaiterInfo,
 )
-from exclusivelog.waits import AnyFuture, Requests, check_seconds
+from exclusivelog.waits import AnyFuture, Requests, check_seconds, check_timeout
 
 State = Literal["open", "fenced", "moved", "closed"]
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
@@ -108,6 +108,20 @@ class ProducerRequest:
     lineage: int | None = None
     role: RoleDefinition | None = None
     created: int = 0
+
+
+LONGEST_SETTLE = 86400
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
+    """An error that says what these take, unless they are right."""
+    if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
+        raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
+    check_timeout(timeout)
+    check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
+    if settle > LONGEST_SETTLE:
+        raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
 
 
 # ---- a producer's session ----------------------------------------------------------------
@@ -718,9 +732,6 @@ class Catalog(Protocol):
     def verify(self) -> Report:
         """Read everything."""
 
-    def backup(self, path: str) -> None:
-        """Copy the ledger into a directory."""
-
 
 # ---- inspection --------------------------------------------------------------------------
 
@@ -914,6 +925,9 @@ class EngineBackend(Backend, CursorStore, Protocol):
         self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
     ) -> Sequence[ProducerSession]:
         """Register a producer on each of these topics, all or none; what they send by."""
+
+    def backup(self, path: str) -> None:
+        """Copy the ledger into a directory."""
 
     def close(self) -> None:
         """Close it; closing twice does nothing."""

@@ -522,7 +522,7 @@ class Engine(Closing):
         self.backend.check_open()
         if not os.fspath(path):
             raise ValueError("path is empty; name the directory that the backup goes into")
-        self.backend.catalog.backup(os.path.abspath(path))
+        self.backend.backup(os.path.abspath(path))
 
     # ---- close ---------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from exclusivelog.backend import (
     check_generation,
     check_group,
     check_name,
+    check_queue_options,
     check_resource,
     is_internal,
 )
@@ -32,7 +33,6 @@ from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader
 from exclusivelog.serde import pick_dumps
-from exclusivelog.topic import Topic, check_queue_options
 from exclusivelog.transaction import Claim
 from exclusivelog.types import PREFIX, AccessMode, Move
 from exclusivelog.unload import UnloadFuture
@@ -239,7 +239,7 @@ class Role(Closing):
         """
         chosen = self._group(group, topic)
         self.claim.check()
-        reader = self._topic(topic).reader(
+        reader: Reader = self.claim.engine.topic(topic, create=False).reader(
             start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
             deserializer=deserializer,
         )  # fmt: skip
@@ -258,16 +258,13 @@ class Role(Closing):
         chosen = self._group(group, None)
         self.claim.check()
         readers = [
-            self._topic(topic).reader(
+            self.claim.engine.topic(topic, create=False).reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
                 deserializer=deserializer,
             )
             for topic in self._topics_of[chosen]
         ]  # fmt: skip
         return GroupReader(readers, self._memberships[chosen])
-
-    def _topic(self, name: str) -> Topic:
-        return Topic(self.claim.engine, *self._engine.catalog.topic(name, False))
 
     def _group(self, group: str | None, topic: str | None) -> str:
         self.claim.check()
@@ -365,21 +362,24 @@ class RoleFuture(GrantFuture[Role]):
 
     _engine: EngineBackend
 
-    def __init__(self, topic: Topic, definition: RoleDefinition, on_lost: OnLost | None) -> None:
-        super().__init__(topic.engine.backend, topic.id)
-        self.topic = topic
+    def __init__(
+        self, engine: Opened, name: str, definition: RoleDefinition, on_lost: OnLost | None,
+    ) -> None:  # fmt: skip
+        own, self._topic = engine.backend.role_store.own_topic(name)
+        super().__init__(engine.backend, own)
+        self.engine, self.name = engine, name
         self.definition = definition
         self._on_lost = on_lost
 
     @property
     def topics(self) -> frozenset[int]:
         """The role's own topic, and those that it binds."""
-        return frozenset((self.topic.id, *self.definition.topics))
+        return frozenset((self.topic_id, *self.definition.topics))
 
     @property
     def waited(self) -> str:
         """What a timeout says."""
-        return f"role {self.topic.name.removeprefix(PREFIX)!r} was not granted within its timeout"
+        return f"role {self.name!r} was not granted within its timeout"
 
     def in_the_way(self) -> Set[int]:
         """The topics whose holders keep it waiting, and the roles that have its claims."""
@@ -388,10 +388,10 @@ class RoleFuture(GrantFuture[Role]):
     def make(self, session: Any, last_sequence: int) -> Role:
         """The role."""
         found = self._engine.role_store.find(session)
-        opened = self._engine.open_session(self.topic.name, session, last_sequence, _OPTIONS)
-        seat = Producer(self._engine, self.topic.name, opened, _OPTIONS)
+        opened = self._engine.open_session(self._topic, session, last_sequence, _OPTIONS)
+        seat = Producer(self._engine, self._topic, opened, _OPTIONS)
         try:
-            self.granted = Role(self.topic.engine, seat, found, self._on_lost)
+            self.granted = Role(self.engine, seat, found, self._on_lost)
         except BaseException:
             seat.abandon()
             raise
@@ -435,8 +435,7 @@ def ask(
         },
         wanted,
     )
-    own = Topic(engine, *backend.role_store.own_topic(name))
-    future = RoleFuture(own, definition, on_lost)
+    future = RoleFuture(engine, name, definition, on_lost)
     try:
         request = ProducerRequest(
             future.topic_id, chosen.value, priority=priority, timeout=timeout,

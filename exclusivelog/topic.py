@@ -12,6 +12,7 @@ from exclusivelog.backend import (
     ProducerRequest,
     TopicStore,
     check_name,
+    check_queue_options,
     is_internal,
 )
 from exclusivelog.events import EVENTS
@@ -21,14 +22,12 @@ from exclusivelog.reader import Reader
 from exclusivelog.serde import pick_dumps
 from exclusivelog.transaction import Claim
 from exclusivelog.types import AccessMode, Announcement, OwnerInfo, TransferInfo, WaiterInfo
-from exclusivelog.waits import check_seconds, check_timeout
+from exclusivelog.waits import check_seconds
 
-LONGEST_SETTLE = 86400
 SENDING = (
     "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",
     "on_wanted", "follow",
 )  # fmt: skip
-LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -455,16 +454,6 @@ producer; it is held by producer 'leader' ...
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}>"
-
-
-def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
-    """An error that says what these take, unless they are right."""
-    if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
-        raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
-    check_timeout(timeout)
-    check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
-    if settle > LONGEST_SETTLE:
-        raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
 
 
 def _check_max_bytes(max_bytes: object) -> None:

@@ -8,7 +8,6 @@ from exclusivelog import _core
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.entries import verify
-from exclusivelog.local.maintenance.backup import backup
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.names import checked, create_topic, list_topics
 from exclusivelog.local.ownership import steps
@@ -98,10 +97,6 @@ class LocalCatalog:
     def verify(self) -> Report:
         """Read everything."""
         return verify(self._ledger, self._engine.unflushed)
-
-    def backup(self, path: str) -> None:
-        """Copy the ledger into a directory."""
-        backup(self._ledger, path)
 
 
 def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:

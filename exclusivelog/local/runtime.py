@@ -30,6 +30,7 @@ from exclusivelog.local.catalog import LocalCatalog
 from exclusivelog.local.log.cursor import LogCursor
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.sending import Committer
+from exclusivelog.local.maintenance.backup import backup
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
@@ -415,6 +416,10 @@ class Runtime(OpenEngine):
         names = choose(self.path, self.catalog.topics, topics)
         ids = [self.catalog.topic(name, False)[0] for name in names]
         return self.hand_over.cancel(ids, "cancelled")
+
+    def backup(self, path: str) -> None:
+        """Copy the ledger into a directory."""
+        backup(self.ledger, path)
 
     def compact(self, topic: int) -> int:
         """What `Topic.compact` does."""
