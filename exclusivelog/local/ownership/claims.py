@@ -465,8 +465,8 @@ class LocalGroupCursor(HeldClaim):
     def end(self) -> None:
         """Release the claim."""
         if not self._ended and not self._bound:
-            self._ended = True
             self.release()
+            self._ended = True  # only now: where that has failed, it is to be tried again
 
 
 def _check_exists(tables: Tables, topic: int, name: str) -> None:
