@@ -93,19 +93,7 @@ def open(
     """
     if isinstance(path, str) and "://" in path:
         raise UnsupportedError(f"path={path!r}: no engine opens URLs; give a local directory")
-    if durability not in ("power", "process"):
-        raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
-    if keepalive is not None:
-        check_seconds(keepalive, "keepalive", "seconds above 0, or None for never")
-        if not 0 < keepalive <= LONGEST_KEEPALIVE:
-            raise ValueError(
-                f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
-                f"{LONGEST_KEEPALIVE:.0f}, or None for never"
-            )
-    if not isinstance(map_size, int) or map_size < 1 << 20:
-        raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
-    if not isinstance(max_readers, int) or max_readers < 1:
-        raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
+    _check_options(durability, keepalive, map_size, max_readers)
     if name is not None:
         check_name(name, "name")
     encode_properties(properties or {})
@@ -125,6 +113,24 @@ def open(
         ledger.close()
         raise
     return Engine(backend)
+
+
+def _check_options(
+    durability: str, keepalive: float | None, map_size: int, max_readers: int
+) -> None:
+    if durability not in ("power", "process"):
+        raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
+    if keepalive is not None:
+        check_seconds(keepalive, "keepalive", "seconds above 0, or None for never")
+        if not 0 < keepalive <= LONGEST_KEEPALIVE:
+            raise ValueError(
+                f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
+                f"{LONGEST_KEEPALIVE:.0f}, or None for never"
+            )
+    if not isinstance(map_size, int) or map_size < 1 << 20:
+        raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
+    if not isinstance(max_readers, int) or max_readers < 1:
+        raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
 
 
 def _map_at(backend: Runtime, topic: int, name: str, offset: int) -> tuple[int, Iterable[Item]]:
