@@ -863,6 +863,15 @@ class MoveHost(Protocol):
 # ---- all of it ---------------------------------------------------------------------------
 
 
+# What engines of one kind can do and those of another kind cannot.
+CAPABILITIES = frozenset(
+    {
+        "backup", "claims", "compaction", "history", "reader_groups", "retention", "roles",
+        "shared_state", "transactions", "unload",
+    }
+)  # fmt: skip
+
+
 class EngineBackend(Backend, CursorStore, Protocol):
     """What an engine's public interface needs of the place that keeps the log."""
 
@@ -873,6 +882,7 @@ class EngineBackend(Backend, CursorStore, Protocol):
     closed: bool
     forked: bool
     readonly: bool
+    capabilities: frozenset[str]  # those of CAPABILITIES that it has
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.backend import Closing, EngineBackend
+from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer
@@ -19,14 +19,6 @@ from exclusivelog.topic import ManyOptions, Topic, open_many
 from exclusivelog.transaction import Claim, OnLost, Transaction, own
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
 from exclusivelog.unload import UnloadFuture
-
-# What engines of one kind can do and those of another kind cannot.
-CAPABILITIES = frozenset(
-    {
-        "backup", "claims", "compaction", "history", "reader_groups", "retention", "roles",
-        "shared_state", "transactions", "unload",
-    }
-)  # fmt: skip
 
 
 class Engine(Closing):
@@ -475,7 +467,7 @@ class Engine(Closing):
             raise ValueError(
                 f"capability={capability!r}: it takes one of {', '.join(sorted(CAPABILITIES))}"
             )
-        return True
+        return capability in self.backend.capabilities
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and counts: what the ledger uses, how many topics and engines.

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
+    CAPABILITIES,
     ProducerRequest,
     SessionOptions,
     TransactionParts,
@@ -290,6 +291,8 @@ class OpenEngine(abc.ABC):
 
 class Runtime(OpenEngine):
     """One open engine, as the public interface needs it; see `exclusivelog.backend`."""
+
+    capabilities = CAPABILITIES
 
     def look(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that this engine's readers may see (rule G6)."""
