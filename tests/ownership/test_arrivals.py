@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from testing.handovers import (
     freeze,
     moved,
     queue_up,
-    quick_workers,
     take_writer_lock,
     thaw,
 )
@@ -58,13 +57,6 @@ from testing.processes import (
 )
 
 FENCED = xl.ProducerFencedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 def ask(state: State, mode: str, **options: Any) -> None:

@@ -12,7 +12,7 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +32,6 @@ from testing.handovers import (
     freeze,
     moved,
     queue_up,
-    quick_workers,
     reign_and_queue,
     retire,
     steps,
@@ -58,13 +57,6 @@ pytestmark = pytest.mark.once
 ASKS = ("source", "destination", "third")
 # A destination hears of its grant only if it waits, and an heir is one that does not.
 WAITING = {"destination": (True,), "heir": (False,)}
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 # ---- every step --------------------------------------------------------------------------

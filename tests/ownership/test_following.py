@@ -34,19 +34,11 @@ from testing.handovers import (
     begin,
     catch_up,
     moved,
-    quick_workers,
 )
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, until, values, within
 
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
 Neighbours = tuple[xl.Engine, xl.Engine, xl.Engine]
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 @pytest.fixture

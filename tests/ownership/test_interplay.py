@@ -14,17 +14,10 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.local import unloading
-from testing.handovers import Quick, quick_workers
+from testing.handovers import Quick
 from testing.processes import PATIENCE, State, Worker, hang, open_producer, values, within
 
 BUSY, REVOKED = xl.ProducerBusyError, xl.ProducerRevokedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 @pytest.fixture

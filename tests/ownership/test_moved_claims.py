@@ -12,7 +12,7 @@ import contextlib
 import functools
 import queue
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,13 +52,6 @@ from testing.processes import (
 
 FENCED, LOST = xl.ReaderFencedError, xl.OwnershipLostError
 GROUP = "billing"
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 def join(state: State, group: str = GROUP) -> int:

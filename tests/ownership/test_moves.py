@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +31,6 @@ from testing.handovers import (
     large,
     moved,
     queue_up,
-    quick_workers,
     quiet_wake_ups,
     steps,
     take_writer_lock,
@@ -57,13 +56,6 @@ from testing.processes import (
 )
 
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 # ---- E1: who, what and how many ----------------------------------------------------------

@@ -17,7 +17,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,13 +85,6 @@ from tests.ownership.roles import (
 
 FENCED = xl.ProducerFencedError
 REFUSALS = (FENCED, xl.ProducerBusyError, xl.OwnershipError, xl.ReaderFencedError)
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 @pytest.fixture(autouse=True)
