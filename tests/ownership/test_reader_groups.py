@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.ownership import claims
+from exclusivelog.local import runtime
 from exclusivelog.local.shm import lockfile
 from testing.processes import (
     PATIENCE,
@@ -509,16 +509,16 @@ def test_f6_nor_does_one_whose_topic_is_made_anew_meanwhile(
     """Between the look at its topic and the claim, that is deleted, and there is another one of
     its name, which the group has a reader of. The claim is on the name."""
     readers: list[xl.Reader] = []
-    join = claims.join_group
+    join = runtime.join_group
 
     def join_late(*args: Any) -> Any:
         engine.delete_topic("orders")
         with monkeypatch.context() as patch:
-            patch.setattr(claims, "join_group", join)
+            patch.setattr(runtime, "join_group", join)
             readers.append(engine.topic("orders").reader(group="g"))
         return join(*args)
 
-    monkeypatch.setattr(claims, "join_group", join_late)
+    monkeypatch.setattr(runtime, "join_group", join_late)
     with pytest.raises(xl.TopicNotFoundError):
         orders.reader(group="g")
     assert not readers[0].has_message_available()
