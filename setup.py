@@ -24,7 +24,7 @@ setup(
                 ["exclusivelog/_core.pyx"],
                 include_dirs=["exclusivelog"],  # of _native/*
                 depends=["setup.py", *sorted(glob("exclusivelog/_native/*"))],
-                extra_compile_args=["-O3", *COMPILE],
+                extra_compile_args=["-O2", *COMPILE],
                 extra_link_args=LINK,
             )
         ],

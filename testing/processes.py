@@ -69,6 +69,7 @@ class Worker:
     _context: Any = spawn
     _patience: dict[int, bytes] | None = None  # its own keepalives, while it has others
     _ended = False
+    _unanswered = 1  # calls; the first answer is its engine's id
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
         self.path = path
@@ -87,6 +88,7 @@ class Worker:
 
     def start(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         """Begin `function(state, ...)` in the worker; `answer` has its result."""
+        self._unanswered += 1
         self._pipe.send((function, args, kwargs))
 
     def answer(self, timeout: float = PATIENCE) -> Any:
@@ -95,6 +97,7 @@ class Worker:
         if not self._pipe.poll(timeout):
             raise TimeoutError(f"the worker did not answer within {timeout} s")
         kind, value = self._pipe.recv()
+        self._unanswered -= 1
         if kind is not None:
             raise Failed(kind, value)
         return value
@@ -167,7 +170,8 @@ class Worker:
             self.kill()
         with contextlib.suppress(OSError):
             self._pipe.send(None)
-        self.process.join(0.1 if self.process.exitcode is not None else 10)
+        busy = self._unanswered > 0 and not self.answered()  # it may wait for ever
+        self.process.join(1 if busy else 10)
         if self.process.is_alive():
             self.process.kill()
             self.process.join(PATIENCE)

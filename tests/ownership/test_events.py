@@ -169,6 +169,8 @@ def test_e5_a_hand_over_whose_source_is_closed_or_dies_meanwhile(
     assert told[3:] == ([("grant", "hand-over")] if waiting else [])
     if waiting:
         assert destination.call(take_writer_lock) == 2
+    if source.process.is_alive():
+        source.kill()  # closing its engine would wait for what is held up
 
 
 def hold_up_releases(state: State) -> None:

@@ -18,7 +18,9 @@ NAMES = [f"t{i}" for i in range(30)]
 def snapshot(engine: xl.Engine) -> list[tuple[str, int, object]]:
     """Each topic's name, epoch and owner."""
     topics = [engine.topic(name) for name in engine.topics()]
-    return [(t.name, t.epoch, t.owner and t.owner.producer_name) for t in topics]
+    owners = [topic.owner for topic in topics]
+    names = [owner and owner.producer_name for owner in owners]
+    return [(t.name, t.epoch, name) for t, name in zip(topics, names, strict=True)]
 
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive", "exclusive_with_fencing"])
