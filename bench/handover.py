@@ -232,8 +232,8 @@ def _arm(crew: Crew, way: str, kept: list[Moved]) -> Arm:
 
 def place(state: State) -> tuple[str, int]:
     """This process's engine, and its slot in the lock file."""
-    assert state.engine._slot is not None
-    return state.engine.id, state.engine._slot.index
+    assert state.engine.backend._slot is not None
+    return state.engine.id, state.engine.backend._slot.index
 
 
 def own_all(state: State, names: Sequence[str]) -> None:

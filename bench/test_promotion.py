@@ -27,8 +27,9 @@ def queue(topic: xl.Topic) -> xl.Topic:
     chance = random.Random(7)
     engine = topic.engine
     first = Session(
-        id=0, topic=topic.id, engine=engine.id, slot=engine.slot, pid=1, engine_name="engine",
-        name="name", mode="wait_for_exclusive", priority=0, created=0, tie=0, since=0,
+        id=0, topic=topic.id, engine=engine.id, slot=engine.backend.slot, pid=1,
+        engine_name="engine", name="name", mode="wait_for_exclusive", priority=0, created=0,
+        tie=0, since=0,
     )  # fmt: skip
     with engine.ledger.write_exclusive() as tables:
         for number in range(1, WAITERS + 1):
@@ -95,7 +96,7 @@ def test_select_heapq(benchmark: BenchmarkFixture) -> None:
 def test_promotion_out_of_many(benchmark: BenchmarkFixture, queue: xl.Topic) -> None:
     """The transaction of a release and a promotion, with 100,000 in the queue: no process is woken
     but this one."""
-    sessions, ledger = queue.engine.sessions.succession, queue.engine.ledger
+    sessions, ledger = queue.engine.backend.sessions.succession, queue.engine.ledger
     epochs = [queue.epoch]
 
     def promote() -> None:

@@ -155,10 +155,10 @@ def await_turns(topic: Topic, count: int) -> list[ProducerFuture]:
     in one transaction."""
     engine = topic.engine
     futures: list[ProducerFuture] = []
-    with engine.pending.lock:
+    with engine.backend.pending.lock:
         _register_waiters(topic, count, futures)
         for future in futures:
-            engine.pending.queue(future, None)
+            engine.backend.pending.queue(future, None)
     return futures
 
 
@@ -168,14 +168,15 @@ def _register_waiters(topic: Topic, count: int, futures: list[ProducerFuture]) -
         for _ in range(count):
             number = tables.rows.next_id(b"session")
             session = Session(
-                id=number, topic=topic.id, engine=engine.id, slot=engine.slot, pid=os.getpid(),
-                engine_name=engine.name, name=f"{engine.name}-{number}", mode="wait_for_exclusive",
-                priority=random.randrange(10), created=now(), tie=random.getrandbits(32),
-                since=time.time_ns() // 1_000_000,
+                id=number, topic=topic.id, engine=engine.id, slot=engine.backend.slot,
+                pid=os.getpid(), engine_name=engine.name, name=f"{engine.name}-{number}",
+                mode="wait_for_exclusive", priority=random.randrange(10), created=now(),
+                tie=random.getrandbits(32), since=time.time_ns() // 1_000_000,
             )  # fmt: skip
-            future = ProducerFuture(engine, topic.id, topic.name, Options())
+            future = ProducerFuture(engine.backend, topic.id, topic.name, Options())
             row = tables.topics.get(topic.id)
-            future.session = engine.sessions.requests.decide(tables, row, session, None).session
+            decide = engine.backend.sessions.requests.decide
+            future.session = decide(tables, row, session, None).session
             futures.append(future)
 
 

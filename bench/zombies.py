@@ -332,8 +332,8 @@ def try_as_a_stranger(state: State, former: Producer, mine: Reign) -> None:
     """Send by a handle on the former owner's session that has never heard of its end."""
     number = mine.sent
     engine, name, options = state.engine, state.topic.name, Options()
-    session = engine.open_session(name, former.session, number - 1, options)
-    handle = Producer(engine, name, session, options)
+    session = engine.backend.open_session(name, former.session, number - 1, options)
+    handle = Producer(engine.backend, name, session, options)
     one_by_one(connect(state, handle), mine)
     handle.close()
 

@@ -35,7 +35,7 @@ from exclusivelog.types import (
     TransferInfo,
     WaiterInfo,
 )
-from exclusivelog.waits import AnyFuture, Requests, check_seconds
+from exclusivelog.waits import AnyFuture, Requests, check_seconds, check_timeout
 
 State = Literal["open", "fenced", "moved", "closed"]
 Kind = Mapping[str, str | None]  # what a topic holds, and its serialisers
@@ -109,6 +109,20 @@ class ProducerRequest:
     lineage: int | None = None
     role: RoleDefinition | None = None
     created: int = 0
+
+
+LONGEST_SETTLE = 86400
+LOWEST, HIGHEST = -(2**63), 2**63 - 1
+
+
+def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
+    """An error that says what these take, unless they are right."""
+    if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
+        raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
+    check_timeout(timeout)
+    check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
+    if settle > LONGEST_SETTLE:
+        raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
 
 
 # ---- a producer's session ----------------------------------------------------------------
@@ -630,31 +644,20 @@ Held = TypeVar("Held", bound=Owned)
 class ClaimStore(Protocol):
     """Holds claims, and tells them of their loss."""
 
-    closed: bool
-
-    def check_open(self) -> None:
-        """EngineClosedError unless it can be used here."""
-
-    def check_writable(self) -> None:
-        """An error unless it can be used here, and to write."""
-
-    def hold_claim(
+    def hold(
         self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
     ) -> Held:
         """Claim all of the resources or none, and keep what `make` makes of it. Raises
         OwnershipError for a generation that is refused."""
 
-    def claims_mark(self) -> int:
-        """A number that changes with every release of a claim, for `await_claims`."""
+    def mark(self) -> int:
+        """A number that changes with every release of a claim, for `wait`."""
 
-    def await_claims(self, seen: int, seconds: float) -> None:
-        """Sleep until `claims_mark()` is no longer `seen`, or for so many seconds, or less."""
+    def wait(self, seen: int, seconds: float) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
 
     def drain_bound(self, claim: int) -> None:
         """Commit what the producers that are bound to a claim have accepted."""
-
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Run application code in another thread."""
 
 
 # ---- roles -------------------------------------------------------------------------------
@@ -826,17 +829,6 @@ class Once(Protocol):
         """Writer -> its last number."""
 
 
-class OnceHost(Protocol):
-    """The engine of those who append."""
-
-    @property
-    def once(self) -> Once:
-        """Its batches."""
-
-    def check_open(self) -> None:
-        """EngineClosedError unless it can be used here."""
-
-
 # ---- moves -------------------------------------------------------------------------------
 
 
@@ -878,14 +870,26 @@ class MoveHost(Protocol):
 # ---- all of it ---------------------------------------------------------------------------
 
 
-class EngineBackend(Backend, CursorStore, ClaimStore, OnceHost, Protocol):
+# What engines of one kind can do and those of another kind cannot.
+CAPABILITIES = frozenset(
+    {
+        "backup", "claims", "compaction", "compression", "history", "reader_groups", "retention",
+        "roles", "shared_state", "transactions", "unload",
+    }
+)  # fmt: skip
+
+
+class EngineBackend(Backend, CursorStore, Protocol):
     """What an engine's public interface needs of the place that keeps the log."""
 
     name: str
     id: str
     path: str
+    info: EngineInfo
+    closed: bool
     forked: bool
     readonly: bool
+    capabilities: frozenset[str]  # those of CAPABILITIES that it has
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
@@ -916,11 +920,42 @@ class EngineBackend(Backend, CursorStore, ClaimStore, OnceHost, Protocol):
     def inspection(self) -> Inspection:
         """Facts about its topics."""
 
+    @property
+    def claims(self) -> ClaimStore:
+        """The claims that it holds."""
+
+    @property
+    def once(self) -> Once:
+        """Batches that are appended once."""
+
+    @property
+    def ownership_version(self) -> int:
+        """Changes with whatever may change who owns a topic."""
+
+    def make_visible(self) -> None:
+        """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+
+    def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
+        """Keep what a topic's messages before an offset add up to (rule I4)."""
+
+    def open_producers(
+        self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
+    ) -> Sequence[ProducerSession]:
+        """Register a producer on each of these topics, all or none; what they send by."""
+
+    def backup(self, path: str) -> None:
+        """Copy the ledger into a directory."""
+
     def close(self) -> None:
         """Close it; closing twice does nothing."""
 
-    def copy_to(self, path: str) -> None:
-        """Copy the ledger into a directory."""
+
+class Opened(Protocol):
+    """An engine as the application has it."""
+
+    @property
+    def backend(self) -> EngineBackend:
+        """The place that keeps its log."""
 
 
 # ---- arguments -------------------------------------------------------------------------

@@ -6,9 +6,9 @@ import datetime as dt
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-from exclusivelog.backend import Closing, EngineBackend
+from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer
@@ -20,32 +20,8 @@ from exclusivelog.transaction import Claim, OnLost, Transaction, own
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
 from exclusivelog.unload import UnloadFuture
 
-if TYPE_CHECKING:
-    _Backend = EngineBackend
-else:
 
-    class _Backend:
-        """What a backend gives: opening.py puts it in front of this class."""
-
-        def close(self):
-            """Commit pending sends, release topics and claims, and end the threads. Closing twice
-            does nothing; after an interrupt, the second call finishes what the first one began.
-
-            If a signal handler or a finalizer calls this during a transaction of the same thread,
-            another thread closes the engine as soon as that transaction is over."""
-            raise NotImplementedError
-
-
-# What engines of one kind can do and those of another kind cannot.
-CAPABILITIES = frozenset(
-    {
-        "backup", "claims", "compaction", "compression", "history", "reader_groups", "retention",
-        "roles", "shared_state", "transactions", "unload",
-    }
-)  # fmt: skip
-
-
-class Engine(_Backend, Closing):
+class Engine(Closing):
     """One open handle on a ledger directory. Made by `exclusivelog.open`; threads may share it.
 
     Closing it sends what waits, gives its topics back, and ends its threads. Engines that
@@ -56,6 +32,11 @@ class Engine(_Backend, Closing):
     ...         producer.send(b"hello")
     0
     """
+
+    def __init__(self, backend: EngineBackend) -> None:
+        self.backend = backend  # the place that keeps the log: not for applications
+        self.id, self.name, self.path = backend.id, backend.name, backend.path
+        self.info, self.ledger = backend.info, backend.ledger
 
     # ---- topics --------------------------------------------------------------------------
 
@@ -69,8 +50,9 @@ class Engine(_Backend, Closing):
         >>> engine.topic("orders").next_offset
         0
         """
-        self.check_open()
-        return Topic(self, *self.catalog.topic(name, create and not self.readonly))
+        backend = self.backend
+        backend.check_open()
+        return Topic(self, *backend.catalog.topic(name, create and not backend.readonly))
 
     def producers(
         self, names: Iterable[str], access_mode: AccessMode | str = AccessMode.SHARED,
@@ -95,12 +77,12 @@ class Engine(_Backend, Closing):
         >>> orders.send(b"a"), bills.send(b"b"), engine.topics()
         (0, 0, ['bills', 'orders'])
         """
-        self.check_open()
+        self.backend.check_open()
         return open_many(self, names, access_mode, options)
 
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
-        return self.catalog.topics()
+        return self.backend.catalog.topics()
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic and its messages (rule G8). Its epoch goes on, should a topic of that
@@ -108,8 +90,8 @@ class Engine(_Backend, Closing):
 
         Raises TopicNotFoundError, and ProducerBusyError while a producer holds or awaits it.
         """
-        self.check_open()
-        self.catalog.delete(name)
+        self.backend.check_open()
+        self.backend.catalog.delete(name)
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -145,7 +127,7 @@ class Engine(_Backend, Closing):
         names = list(topics)
         if not names:
             raise ValueError("topics is empty; it takes the names of the topics to read")
-        self.check_writable()
+        self.backend.check_writable()
         there = [self.topic(name, create=False) for name in dict.fromkeys(names)]
         readers = [
             topic.reader(
@@ -155,7 +137,7 @@ class Engine(_Backend, Closing):
             for topic in there
         ]  # fmt: skip
         # Only now: a call that is refused must not fence another reader.
-        membership = self.join_group(group, {t.name: t.id for t in there}, generation)
+        membership = self.backend.join_group(group, {t.name: t.id for t in there}, generation)
         return GroupReader(readers, membership)
 
     # ---- claims --------------------------------------------------------------------------
@@ -215,8 +197,8 @@ class Engine(_Backend, Closing):
         >>> [(info.group, info.generations) for info in engine.claims()]
         [('reports', {'march': 1})]
         """
-        self.check_open()
-        return self.catalog.claims(group)
+        self.backend.check_open()
+        return self.backend.catalog.claims(group)
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups, one `GroupInfo` for each group and topic: its position, its lag in
@@ -226,8 +208,8 @@ class Engine(_Backend, Closing):
         >>> [(info.group, info.topic, info.position, info.lag) for info in engine.groups()]
         [('billing', 'orders', 0, 0)]
         """
-        self.check_open()
-        return self.catalog.groups()
+        self.backend.check_open()
+        return self.backend.catalog.groups()
 
     # ---- roles ---------------------------------------------------------------------------
 
@@ -315,8 +297,8 @@ class Engine(_Backend, Closing):
         >>> [(info.name, info.epoch, info.topics, info.holder.pid) for info in engine.roles()]
         [('billing', 1, ('invoices',), ...)]
         """
-        self.check_open()
-        return self.catalog.roles()
+        self.backend.check_open()
+        return self.backend.catalog.roles()
 
     def delete_role(self, name: str) -> None:
         """Remove a role without holder and waiters from `roles`. Its topics and messages stay, and
@@ -329,8 +311,8 @@ class Engine(_Backend, Closing):
         >>> engine.delete_role("billing"), engine.roles()
         (None, [])
         """
-        self.check_writable()
-        self.catalog.delete(role_topic(name), own=True)
+        self.backend.check_writable()
+        self.backend.catalog.delete(role_topic(name), own=True)
 
     # ---- transactions --------------------------------------------------------------------
 
@@ -345,8 +327,8 @@ class Engine(_Backend, Closing):
         >>> txn.offsets[producer]
         range(0, 2)
         """
-        self.check_writable()
-        return Transaction(self)
+        self.backend.check_writable()
+        return Transaction(self.backend)
 
     # ---- hand-over -----------------------------------------------------------------------
 
@@ -387,7 +369,7 @@ class Engine(_Backend, Closing):
         ...     move.topic, move.state, b.topic("orders").producer("exclusive").topic_epoch
         ('orders', 'assigned', 2)
         """
-        return self.moves(topics, to, timeout, groups, producer).run()
+        return self.backend.moves(topics, to, timeout, groups, producer).run()
 
     def unload_async(
         self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
@@ -407,8 +389,8 @@ class Engine(_Backend, Closing):
         ...     move.state
         'assigned'
         """
-        begun = self.moves(topics, to, timeout, groups, producer)
-        return UnloadFuture(self, begun).start()
+        begun = self.backend.moves(topics, to, timeout, groups, producer)
+        return UnloadFuture(self.backend, begun).start()
 
     def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
         """End hand-overs that are under way (rule E4). Returns the names of their topics.
@@ -419,8 +401,8 @@ class Engine(_Backend, Closing):
         >>> engine.topic("orders").name, engine.cancel_unload("orders")
         ('orders', [])
         """
-        self.check_writable()
-        return self.cancel_moves(topics)
+        self.backend.check_writable()
+        return self.backend.cancel_moves(topics)
 
     def history(
         self, topic: str | None = None, *, group: str | None = None, role: str | None = None
@@ -441,7 +423,7 @@ class Engine(_Backend, Closing):
         >>> [(event.kind, event.reason) for event in engine.history()]
         [('grant', 'request'), ('release', 'closed')]
         """
-        self.check_open()
+        self.backend.check_open()
         if role is not None:
             topic = role_topic(role)
         try:
@@ -454,8 +436,8 @@ class Engine(_Backend, Closing):
 
     def engines(self) -> list[EngineInfo]:
         """The engines that have this ledger open, in any process of this machine."""
-        self.check_open()
-        return self.catalog.engines()
+        self.backend.check_open()
+        return self.backend.catalog.engines()
 
     def inside(self) -> EngineInfo | None:
         """The engine that is inside the ledger's critical section now; None if there is none. One
@@ -465,8 +447,8 @@ class Engine(_Backend, Closing):
         >>> engine.inside() is None
         True
         """
-        self.check_open()
-        return self.catalog.inside()
+        self.backend.check_open()
+        return self.backend.catalog.inside()
 
     def supports(self, capability: str) -> bool:
         """Can engines of this kind do that? An engine on a local ledger can do all of it.
@@ -485,7 +467,7 @@ class Engine(_Backend, Closing):
             raise ValueError(
                 f"capability={capability!r}: it takes one of {', '.join(sorted(CAPABILITIES))}"
             )
-        return True
+        return capability in self.backend.capabilities
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and counts: what the ledger uses, how many topics and engines.
@@ -497,8 +479,8 @@ class Engine(_Backend, Closing):
         >>> engine.stats()["oldest_reader"] is None
         True
         """
-        self.check_open()
-        return self.catalog.stats()
+        self.backend.check_open()
+        return self.backend.catalog.stats()
 
     def verify(self) -> Report:
         """Read everything: every checksum, the density of offsets, epochs and times
@@ -507,8 +489,8 @@ class Engine(_Backend, Closing):
         >>> engine.verify().ok
         True
         """
-        self.check_open()
-        return self.catalog.verify()
+        self.backend.check_open()
+        return self.backend.catalog.verify()
 
     def backup(self, path: str | os.PathLike[str]) -> None:
         """Copy the ledger, consistent and compacted, while others go on writing.
@@ -529,12 +511,25 @@ class Engine(_Backend, Closing):
         ...     copy.verify().ok
         True
         """
-        self.check_open()
+        self.backend.check_open()
         if not os.fspath(path):
             raise ValueError("path is empty; name the directory that the backup goes into")
-        self.copy_to(os.path.abspath(path))
+        self.backend.backup(os.path.abspath(path))
 
     # ---- close ---------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed, or inherited by a forked child."""
+        return self.backend.closed
+
+    def close(self) -> None:
+        """Commit pending sends, release topics and claims, and end the threads. Closing twice does
+        nothing; after an interrupt, the second call finishes what the first one began.
+
+        If a signal handler or a finalizer calls this during a transaction of the same thread,
+        another thread closes the engine as soon as that transaction is over."""
+        self.backend.close()
 
     def __repr__(self) -> str:
         return f"<Engine {self.name!r} ({self.id}) on {self.path}>"

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from exclusivelog.backend import Appended, OnceHost, check_name, is_internal
+from exclusivelog.backend import Appended, Opened, check_name, is_internal
 from exclusivelog.messages import Columns
 from exclusivelog.types import AccessMode
 
@@ -69,7 +69,7 @@ class Run:
 
 
 def append_once(
-    engine: OnceHost, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
+    engine: Opened, run: Run, number: int | None, batches: Mapping[str, Iterable[Columns]]
 ) -> dict[str, Appended]:
     """Append a batch to one or several topics, once: all of it or nothing.
 
@@ -101,7 +101,7 @@ def append_once(
         raise ValueError(f"number={number!r} and writer={run.writer!r}: give both or neither")
     for name in batches:
         check_writable(name)
-    return engine.once.append(run, number, batches)
+    return engine.backend.once.append(run, number, batches)
 
 
 def _check_number(number: object) -> None:
@@ -122,7 +122,7 @@ def check_writable(topic: object) -> str:
 # ---- numbers alone -----------------------------------------------------------------------
 
 
-def record(engine: OnceHost, topic: str | HasId, writer: str, number: int) -> None:
+def record(engine: Opened, topic: str | HasId, writer: str, number: int) -> None:
     """Store how far a job has come with a topic that it does not write to: its last number, which
     never decreases. It fences no producer. Raises TopicNotFoundError if a `Topic` was deleted, even
     if one of the same name was created since.
@@ -132,18 +132,18 @@ def record(engine: OnceHost, topic: str | HasId, writer: str, number: int) -> No
     """
     check_name(writer, "writer")
     _check_number(number)
-    engine.once.record(_named(engine, topic), writer, number)
+    engine.backend.once.record(_named(engine, topic), writer, number)
 
 
-def _named(engine: OnceHost, topic: str | HasId) -> str | int:
-    engine.check_open()
+def _named(engine: Opened, topic: str | HasId) -> str | int:
+    engine.backend.check_open()
     return topic if isinstance(topic, str) else topic.id
 
 
-def recorded(engine: OnceHost, topic: str | HasId) -> dict[str, int]:
+def recorded(engine: Opened, topic: str | HasId) -> dict[str, int]:
     """Return writer -> the number of its last batch, for all writers of a topic.
 
     >>> recorded(engine, "orders")
     {}
     """
-    return engine.once.recorded(_named(engine, topic))
+    return engine.backend.once.recorded(_named(engine, topic))

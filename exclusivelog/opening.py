@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,35 +36,12 @@ from exclusivelog.local.storage.environment import (
 from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, told_users
-from exclusivelog.messages import encode_properties
+from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_seconds
 
 LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
 ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
-
-
-class LocalEngine(Runtime, Engine):
-    """An engine on a ledger of this machine."""
-
-    def renew(self, topic: int) -> int:
-        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
-        topic's end as it is now. Returns that."""
-        from exclusivelog.state.past import map_at  # shared maps load only where there is one
-
-        with self.ledger.read() as tables:
-            row, kind, view = (
-                tables.topics.get(topic),
-                tables.topics.kind(topic),
-                tables.views.view(topic),
-            )
-        end = row.next_offset
-        if kind.get("holds") == "map":
-            end, items = map_at(Topic(self, topic, row.name), end)
-            self.snapshot(topic, end, items.items())
-        if view is not None:
-            self.compact(topic)
-        return end
 
 
 def open(
@@ -116,6 +93,31 @@ def open(
     """
     if isinstance(path, str) and "://" in path:
         raise UnsupportedError(f"path={path!r}: no engine opens URLs; give a local directory")
+    _check_options(durability, keepalive, map_size, max_readers)
+    if name is not None:
+        check_name(name, "name")
+    encode_properties(properties or {})
+    where = check_path(path)
+    threads.refuse_patched(where)
+    ledger = Ledger.open(
+        where,
+        Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
+        power=durability == "power",
+    )
+    try:
+        backend = Runtime(
+            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly, _map_at,
+            unflushed=durability == "process", kill_stalled=bool(kill_stalled),
+        )  # fmt: skip
+    except BaseException:
+        ledger.close()
+        raise
+    return Engine(backend)
+
+
+def _check_options(
+    durability: str, keepalive: float | None, map_size: int, max_readers: int
+) -> None:
     if durability not in ("power", "process"):
         raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
     if keepalive is not None:
@@ -129,24 +131,14 @@ def open(
         raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
     if not isinstance(max_readers, int) or max_readers < 1:
         raise ValueError(f"max_readers={max_readers!r}: it takes a whole number from 1 on")
-    if name is not None:
-        check_name(name, "name")
-    encode_properties(properties or {})
-    where = check_path(path)
-    threads.refuse_patched(where)
-    ledger = Ledger.open(
-        where,
-        Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
-        power=durability == "power",
-    )
-    try:
-        return LocalEngine(
-            ledger, name or f"engine-{os.getpid()}", properties or {}, keepalive, readonly,
-            unflushed=durability == "process", kill_stalled=bool(kill_stalled),
-        )  # fmt: skip
-    except BaseException:
-        ledger.close()
-        raise
+
+
+def _map_at(backend: Runtime, topic: int, name: str, offset: int) -> tuple[int, Iterable[Item]]:
+    """A map's items before an offset, and the offset that they go up to."""
+    from exclusivelog.state.past import map_at  # shared maps load only where there is one
+
+    end, items = map_at(Topic(Engine(backend), topic, name), offset)
+    return end, items.items()
 
 
 # ---- raising a format --------------------------------------------------------------------

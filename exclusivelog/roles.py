@@ -18,12 +18,14 @@ from exclusivelog.backend import (
     ClaimSession,
     Closing,
     EngineBackend,
+    Opened,
     ProducerRequest,
     RoleDefinition,
     RoleParts,
     check_generation,
     check_group,
     check_name,
+    check_queue_options,
     check_resource,
     is_internal,
 )
@@ -31,7 +33,6 @@ from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader
 from exclusivelog.serde import pick_dumps
-from exclusivelog.topic import Topic, check_queue_options
 from exclusivelog.transaction import Claim
 from exclusivelog.types import PREFIX, AccessMode, Move
 from exclusivelog.unload import UnloadFuture
@@ -74,7 +75,7 @@ class RoleOptions(TypedDict, total=False):
 class RoleClaim(Claim):
     """The claim that a role is bound to. It is valid as long as the role is held."""
 
-    def __init__(self, role: Role, engine: EngineBackend, session: ClaimSession) -> None:
+    def __init__(self, role: Role, engine: Opened, session: ClaimSession) -> None:
         super().__init__(engine, session)
         self._role = role
 
@@ -124,12 +125,12 @@ class Role(Closing):
     """
 
     def __init__(
-        self, engine: EngineBackend, seat: Producer, parts: RoleParts, on_lost: OnLost | None
+        self, engine: Opened, seat: Producer, parts: RoleParts, on_lost: OnLost | None
     ) -> None:
         session = seat.session
         self.name = seat.topic.removeprefix(PREFIX)
         self.epoch = session.epoch
-        self._engine = engine
+        self._engine: EngineBackend = engine.backend
         self._on_lost = on_lost
         self._parts = parts.topics
         self._generations = parts.generations
@@ -238,7 +239,7 @@ class Role(Closing):
         """
         chosen = self._group(group, topic)
         self.claim.check()
-        reader = self._topic(topic).reader(
+        reader: Reader = self.claim.engine.topic(topic, create=False).reader(
             start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
             deserializer=deserializer,
         )  # fmt: skip
@@ -257,16 +258,13 @@ class Role(Closing):
         chosen = self._group(group, None)
         self.claim.check()
         readers = [
-            self._topic(topic).reader(
+            self.claim.engine.topic(topic, create=False).reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
                 deserializer=deserializer,
             )
             for topic in self._topics_of[chosen]
         ]  # fmt: skip
         return GroupReader(readers, self._memberships[chosen])
-
-    def _topic(self, name: str) -> Topic:
-        return Topic(self._engine, *self._engine.catalog.topic(name, False))
 
     def _group(self, group: str | None, topic: str | None) -> str:
         self.claim.check()
@@ -346,7 +344,7 @@ class Role(Closing):
             for producer in producers:
                 steps.callback(producer.close)
             if not self._engine.closed:
-                self._engine.drain_bound(self.claim.id)
+                self._engine.claims.drain_bound(self.claim.id)
 
     def _forget(self) -> None:
         self._engine.role_store.forget((*self._claimants, self.claim.id))
@@ -365,23 +363,23 @@ class RoleFuture(GrantFuture[Role]):
     _engine: EngineBackend
 
     def __init__(
-        self, engine: EngineBackend, topic: Topic, definition: RoleDefinition,
-        on_lost: OnLost | None,
+        self, engine: Opened, name: str, definition: RoleDefinition, on_lost: OnLost | None,
     ) -> None:  # fmt: skip
-        super().__init__(engine, topic.id)
-        self.topic = topic
+        own, self._topic = engine.backend.role_store.own_topic(name)
+        super().__init__(engine.backend, own)
+        self.engine, self.name = engine, name
         self.definition = definition
         self._on_lost = on_lost
 
     @property
     def topics(self) -> frozenset[int]:
         """The role's own topic, and those that it binds."""
-        return frozenset((self.topic.id, *self.definition.topics))
+        return frozenset((self.topic_id, *self.definition.topics))
 
     @property
     def waited(self) -> str:
         """What a timeout says."""
-        return f"role {self.topic.name.removeprefix(PREFIX)!r} was not granted within its timeout"
+        return f"role {self.name!r} was not granted within its timeout"
 
     def in_the_way(self) -> Set[int]:
         """The topics whose holders keep it waiting, and the roles that have its claims."""
@@ -390,10 +388,10 @@ class RoleFuture(GrantFuture[Role]):
     def make(self, session: Any, last_sequence: int) -> Role:
         """The role."""
         found = self._engine.role_store.find(session)
-        opened = self._engine.open_session(self.topic.name, session, last_sequence, _OPTIONS)
-        seat = Producer(self._engine, self.topic.name, opened, _OPTIONS)
+        opened = self._engine.open_session(self._topic, session, last_sequence, _OPTIONS)
+        seat = Producer(self._engine, self._topic, opened, _OPTIONS)
         try:
-            self.granted = Role(self._engine, seat, found, self._on_lost)
+            self.granted = Role(self.engine, seat, found, self._on_lost)
         except BaseException:
             seat.abandon()
             raise
@@ -412,12 +410,13 @@ class RoleFuture(GrantFuture[Role]):
 
 
 def ask(
-    engine: EngineBackend, name: str, topics: Iterable[str], groups: Groups,
+    engine: Opened, name: str, topics: Iterable[str], groups: Groups,
     claims: ClaimsOfGroups, access_mode: AccessMode | str, priority: int,
     timeout: float | None, settle: float, on_lost: OnLost | None,
 ) -> RoleFuture:  # fmt: skip
     """What `Engine.role_async` does, with its checks of the arguments."""
-    engine.check_writable()
+    backend: EngineBackend = engine.backend
+    backend.check_writable()
     check_role_name(name)
     chosen = AccessMode.parse(access_mode)
     if chosen is AccessMode.SHARED:
@@ -429,22 +428,20 @@ def ask(
     reading = _groups(groups, names)
     wanted = _claims(claims, reading)
     definition = RoleDefinition(
-        tuple(engine.catalog.topic(topic, True)[0] for topic in names),
+        tuple(backend.catalog.topic(topic, True)[0] for topic in names),
         {
-            group: {topic: engine.catalog.topic(topic, True)[0] for topic in read}
+            group: {topic: backend.catalog.topic(topic, True)[0] for topic in read}
             for group, read in reading.items()
         },
         wanted,
     )
-    future = RoleFuture(
-        engine, Topic(engine, *engine.role_store.own_topic(name)), definition, on_lost
-    )
+    future = RoleFuture(engine, name, definition, on_lost)
     try:
         request = ProducerRequest(
             future.topic_id, chosen.value, priority=priority, timeout=timeout,
             settle=int(settle * 1e9), role=definition,
         )  # fmt: skip
-        engine.open_producer(future, request)
+        backend.open_producer(future, request)
     except BaseException:
         future.give_up()  # interrupted
         raise

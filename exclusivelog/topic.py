@@ -6,7 +6,15 @@ import datetime as dt
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypedDict, Unpack, cast
 
-from exclusivelog.backend import Backend, ProducerRequest, TopicStore, check_name, is_internal
+from exclusivelog.backend import (
+    EngineBackend,
+    Opened,
+    ProducerRequest,
+    TopicStore,
+    check_name,
+    check_queue_options,
+    is_internal,
+)
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
@@ -21,15 +29,13 @@ from exclusivelog.types import (
     TransferInfo,
     WaiterInfo,
 )
-from exclusivelog.waits import check_seconds, check_timeout
+from exclusivelog.waits import check_seconds
 
-LONGEST_SETTLE = 86400
 COMPRESSIONS = ("lz4", "zstd", None)
 SENDING = (
     "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",
     "on_wanted", "follow",
 )  # fmt: skip
-LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
 class ProducerOptions(TypedDict, total=False):
@@ -78,16 +84,12 @@ class Topic:
     ('orders', 0, 0, None)
     """
 
-    def __init__(self, engine: Backend, topic: int, name: str) -> None:
+    def __init__(self, engine: Opened, topic: int, name: str) -> None:
         self.id = topic
         self.name = name
-        self._engine: Any = engine
-        self._store: TopicStore = engine.topic_store(topic)
-
-    @property
-    def engine(self) -> Any:
-        """The engine that this topic was opened with."""
-        return self._engine
+        self.engine: Any = engine  # that it was opened with
+        self._engine: EngineBackend = engine.backend
+        self._store: TopicStore = self._engine.topic_store(topic)
 
     # ---- look ----------------------------------------------------------------------------
 
@@ -328,7 +330,7 @@ producer; it is held by producer 'leader' ...
             raise TypeError(
                 f"claim={claim!r}: it takes a claim of engine.own, the claim of a role, or None"
             )
-        if claim.engine is not self._engine:
+        if claim.engine.backend is not self._engine:
             raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
         return claim.id
 
@@ -501,16 +503,6 @@ producer; it is held by producer 'leader' ...
         return f"<Topic {self.name!r}>"
 
 
-def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
-    """An error that says what these take, unless they are right."""
-    if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
-        raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
-    check_timeout(timeout)
-    check_seconds(settle, "settle", f"seconds from 0 to {LONGEST_SETTLE}")
-    if settle > LONGEST_SETTLE:
-        raise ValueError(f"settle={settle}: it takes seconds from 0 to {LONGEST_SETTLE}")
-
-
 def _check_max_bytes(max_bytes: object) -> None:
     if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 0):
         raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes from 0 on, or None")
@@ -525,7 +517,7 @@ def sending_options(options: ProducerOptions) -> Options:
 
 
 def open_many(
-    engine: Any, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
+    engine: Opened, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
 ) -> list[Producer]:
     """What `Engine.producers` does."""
     for option in options.keys() - ManyOptions.__annotations__.keys():
@@ -543,9 +535,9 @@ def open_many(
     request = Topic(engine, 0, chosen[0])._request(
         access_mode, given, sending.on_wanted is not None
     )
-    sessions = engine.open_producers(chosen, request, sending)
+    sessions = engine.backend.open_producers(chosen, request, sending)
     return [
-        Producer(engine, name, session, sending)
+        Producer(engine.backend, name, session, sending)
         for name, session in zip(chosen, sessions, strict=True)
     ]
 

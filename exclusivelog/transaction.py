@@ -35,8 +35,9 @@ from exclusivelog import threads
 from exclusivelog.backend import (
     Backend,
     ClaimSession,
-    ClaimStore,
+    EngineBackend,
     GroupCursor,
+    Opened,
     Place,
     ProducerSession,
     Put,
@@ -72,10 +73,11 @@ class Claim:
     """
 
     def __init__(
-        self, engine: ClaimStore, session: ClaimSession, on_lost: OnLost | None = None
+        self, engine: Opened, session: ClaimSession, on_lost: OnLost | None = None
     ) -> None:
         self.group = session.group
-        self._engine = engine
+        self.engine: Any = engine  # that made this claim
+        self._engine: EngineBackend = engine.backend
         self._session = session
         self._on_lost = on_lost
         self._released = False
@@ -84,11 +86,6 @@ class Claim:
     def id(self) -> int:
         """The claim session's number, never given to another one on this ledger."""
         return self._session.id
-
-    @property
-    def engine(self) -> ClaimStore:
-        """The engine that made this claim."""
-        return self._engine
 
     @property
     def ledger(self) -> Place:
@@ -149,7 +146,7 @@ class Claim:
         Producers that are bound to it first commit what they have accepted; then they end with
         ProducerRevokedError."""
         if not (self._released or self._engine.closed):
-            self._engine.drain_bound(self.id)
+            self._engine.claims.drain_bound(self.id)
             self.end()
 
     def end(self) -> None:
@@ -177,11 +174,12 @@ class Claim:
 
 
 def own(
-    engine: ClaimStore, group: str | Mapping[str, int | None] | None,
+    engine: Opened, group: str | Mapping[str, int | None] | None,
     resources: Mapping[str, int | None] | None, timeout: float | None, on_lost: OnLost | None,
 ) -> Claim:  # fmt: skip
     """What `Engine.own` does, with its checks of the arguments and its waiting."""
-    engine.check_writable()
+    backend: EngineBackend = engine.backend
+    backend.check_writable()
     if isinstance(group, Mapping) and resources is None:
         group, resources = None, group
     if group is not None:
@@ -200,15 +198,15 @@ def own(
 
     end = time.monotonic() + (timeout or 0.0)
     while True:
-        engine.check_open()
-        seen = engine.claims_mark()
+        backend.check_open()
+        seen = backend.claims.mark()
         try:
-            return engine.hold_claim(name, resources, make)
+            return backend.claims.hold(name, resources, make)
         except OwnershipError as error:
             left = end - time.monotonic()
             if left <= 0 or not error.retriable:
                 raise
-        engine.await_claims(seen, left)
+        backend.claims.wait(seen, left)
 
 
 # ---- transactions ----------------------------------------------------------------------

@@ -210,8 +210,8 @@ class Player:
         """It was fenced: whatever it tries from now on must be refused, also by a handle on its
         session that nobody has told, so that the ledger has to refuse it."""
         self.send(topic, producer, exclusive, stale=True)
-        session = self.engine.open_session(topic.name, producer.session, -1, Options())
-        stranger = xl.Producer(self.engine, topic.name, session, Options())
+        session = self.engine.backend.open_session(topic.name, producer.session, -1, Options())
+        stranger = xl.Producer(self.engine.backend, topic.name, session, Options())
         self.connect(stranger)
         self.send(topic, stranger, exclusive, stale=True)
         stranger.close()

@@ -117,11 +117,11 @@ class HeldUp:
 
     def __init__(self, engine: xl.Engine) -> None:
         self._engine = engine
-        self._release = engine.hand_over.release
+        self._release = engine.backend.hand_over.release
         self._reached, self._go = threading.Event(), threading.Event()
 
     def __enter__(self) -> HeldUp:
-        self._engine.hand_over.release = self._wait_and_release
+        self._engine.backend.hand_over.release = self._wait_and_release
         return self
 
     def _wait_and_release(self, sessions: Any) -> Any:
@@ -144,12 +144,12 @@ class HeldUp:
 
     def __exit__(self, *error: object) -> None:
         self._go.set()
-        self._engine.hand_over.release = self._release
+        self._engine.backend.hand_over.release = self._release
 
 
 def wake_ups(engines: Iterable[xl.Engine]) -> list[int]:
     """How often each of these engines has been woken so far."""
-    return [engine._slot.wake_up_count() for engine in engines]
+    return [engine.backend._slot.wake_up_count() for engine in engines]
 
 
 def quiet_wake_ups(engines: list[xl.Engine]) -> list[int]:
@@ -184,7 +184,7 @@ COUNTS = [2 if name == "send_many" else 1 for name in SENDS]
 
 def catch_up(producer: xl.Producer) -> list[bytes]:
     """What an owner reads before it writes (rule D8)."""
-    reader = producer._engine.topic(producer.topic).reader()
+    reader = xl.Engine(producer._engine).topic(producer.topic).reader()
     return [message.value for message in producer.catch_up(reader)]
 
 
@@ -231,7 +231,7 @@ def freeze(worker: Quick, keepalive: float | None = None) -> None:
 def short_of_patience(engine: xl.Engine, keepalive: float | None) -> Iterator[None]:
     """Within the block, others may evict this engine after so many seconds of silence. None: after
     as many as before."""
-    slot = engine._slot
+    slot = engine.backend._slot
     assert slot is not None
     words, at = slot._atomics, slot._at + slots.KEEPALIVE
     before = words.load64(at)

@@ -131,7 +131,7 @@ def wall_ms() -> int:
 def published_last_at(topic: xl.Topic, ms: int) -> None:
     """Let the topic's last message have been published then: for a time to come, as if the
     machine's clock had been set back since. The next ones get the same time (rule G4)."""
-    with topic._engine.ledger.write_exclusive() as tables:
+    with topic.engine.ledger.write_exclusive() as tables:
         row = tables.topics.get(topic.id)
         assert row.last_publish_time <= ms
         row.last_publish_time = ms

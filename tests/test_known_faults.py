@@ -490,7 +490,7 @@ def test_interrupts_at_any_moment_leave_no_orphan(
     process = worker()
     assert process.call(open_and_be_interrupted, 60) > 5
     assert process.call(open_producer, EXCLUSIVE) == topic.epoch
-    assert topic._engine.verify().ok
+    assert topic.engine.verify().ok
 
 
 # ---- promotion that stops ----------------------------------------------------------------
@@ -624,7 +624,7 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
     the engine is back, and goes on as if nothing had happened: it holds a topic, waits for a
     second one, and is granted a third. All of that is gone a moment later; it must not wait for
     ever, or sit on a grant that it has never heard of."""
-    engine, original = topic._engine, Slots.alive
+    engine, original = topic.engine, Slots.alive
     told: list[Any] = []
     with xl.open(path, name="back") as other:
         held = other.topic("held").producer(EXCLUSIVE, on_fenced=lambda *args: told.append(args))
@@ -636,11 +636,11 @@ def test_an_engine_that_is_back_before_it_is_evicted_is_told(
         def overdue(self: Slots, slot: int, engine: str) -> bool:
             return engine != other.id and original(self, slot, engine)
 
-        with other.notifications.lock:  # it has not come to reading its mail yet
+        with other.backend.notifications.lock:  # it has not come to reading its mail yet
             owners[1].close()
             with monkeypatch.context() as patch:
                 patch.setattr(Slots, "alive", overdue)
-                list(engine.sessions.evict(other.id))
+                list(engine.backend.sessions.evict(other.id))
         until(lambda: told)
         assert held.state == "fenced"
         assert isinstance(awaited.exception(timeout=10), FENCED)
@@ -656,12 +656,12 @@ def test_a_pid_that_was_used_before_means_nothing(
 ) -> None:
     """Two engines of one process have one pid, and a dead process's pid may be given to a new
     one. Whoever tells the living from the dead by pids keeps a ghost alive."""
-    with xl.open(topic._engine.path) as first:
+    with xl.open(topic.engine.path) as first:
         first.topic("orders").producer(EXCLUSIVE)
         kept = first.topic("kept").producer(EXCLUSIVE)
         assert kept.state == "open"
     assert free(topic)
-    assert topic._engine.topic("kept").owner is None
+    assert topic.engine.topic("kept").owner is None
     assert topic.producer(EXCLUSIVE).topic_epoch == 2
     assert topic.owner is not None
     assert topic.owner.pid == os.getpid()

@@ -815,7 +815,7 @@ def demo(
 
     from rich.console import Console
 
-    from exclusivelog import demo as job
+    from exclusivelog.cli import demo as job
 
     # An end by SIGTERM must not leave the temporary ledger behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

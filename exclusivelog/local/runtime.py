@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 from exclusivelog import _core, threads
 from exclusivelog.backend import (
-    ClaimSession,
-    Held,
+    CAPABILITIES,
     ProducerRequest,
     SessionOptions,
     TransactionParts,
@@ -37,8 +36,7 @@ from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
 from exclusivelog.local.once import LocalOnce
-from exclusivelog.local.ownership import claims
-from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.claims import LocalClaims, LocalGroupCursor, join_group
 from exclusivelog.local.ownership.notifications import Notifications
 from exclusivelog.local.ownership.pending import Pending
 from exclusivelog.local.ownership.role_grants import with_roles
@@ -65,6 +63,8 @@ LONGEST_BEAT_SECONDS = 5.0
 RELEASED_AT_ONCE = 1000
 
 Found = TypeVar("Found")
+# (engine, topic's id, name, offset) -> (offset, the map's items before it)
+MapAt = Callable[[Any, int, str, int], tuple[int, Iterable[Item]]]
 
 _engines: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -94,11 +94,12 @@ class OpenEngine(abc.ABC):
 
     def __init__(
         self, ledger: Ledger, name: str, properties: Mapping[str, str], keepalive: float | None,
-        readonly: bool, unflushed: bool = False, kill_stalled: bool = False,
+        readonly: bool, map_at: MapAt, unflushed: bool = False, kill_stalled: bool = False,
     ) -> None:  # fmt: skip
         self.name = name
         self.path = ledger.path
         self.ledger = ledger
+        self._map_at = map_at
         self.sessions = with_roles(ledger)
         self.registry = Registry()
         self.hand_over = HandOver(ledger, self.sessions.succession)
@@ -241,7 +242,7 @@ class OpenEngine(abc.ABC):
         self.worker.stop()
         self.retention_worker.stop()
         sessions = self.registry.sessions()
-        waiting = self.pending.waiting()
+        waiting = self.pending.queued.sessions()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
         for each in sessions:
             each.end(error)  # what is queued is still sent, and nothing more
@@ -292,7 +293,9 @@ class OpenEngine(abc.ABC):
 
 
 class Runtime(OpenEngine):
-    """One open engine, without the calls of its public interface."""
+    """One open engine, as the public interface needs it; see `exclusivelog.backend`."""
+
+    capabilities = CAPABILITIES
 
     def look(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that this engine's readers may see (rule G6)."""
@@ -372,6 +375,11 @@ class Runtime(OpenEngine):
         return LocalRoles(self)
 
     @property
+    def claims(self) -> LocalClaims:
+        """The claims that it holds."""
+        return LocalClaims(self)
+
+    @property
     def once(self) -> LocalOnce:
         """Batches that are appended once."""
         return LocalOnce(self)
@@ -392,23 +400,9 @@ class Runtime(OpenEngine):
 
     def join_group(
         self, group: str, topics: Mapping[str, int], generation: int | None
-    ) -> claims.LocalGroupCursor:
+    ) -> LocalGroupCursor:
         """Become the group's reader of these topics, {name: id}; the one before is fenced."""
-        return claims.join_group(self, group, topics, generation)
-
-    def hold_claim(
-        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
-    ) -> Held:
-        """Claim all of the resources or none, and keep what `make` makes of it."""
-        return claims.hold_claim(self, group, resources, make)
-
-    def claims_mark(self) -> int:
-        """A number that changes with every release of a claim, for `await_claims`."""
-        return Claims(self.ledger, self.sessions.succession).changes()
-
-    def await_claims(self, seen: int, seconds: float) -> None:
-        """Sleep until `claims_mark()` is no longer `seen`, or for so many seconds, or less."""
-        Claims(self.ledger, self.sessions.succession).wait_for_a_change(seen, seconds)
+        return join_group(self, group, topics, generation)
 
     def begin_move(
         self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
@@ -429,14 +423,9 @@ class Runtime(OpenEngine):
         ids = [self.catalog.topic(name, False)[0] for name in names]
         return self.hand_over.cancel(ids, "cancelled")
 
-    def copy_to(self, path: str) -> None:
+    def backup(self, path: str) -> None:
         """Copy the ledger into a directory."""
         backup(self.ledger, path)
-
-    def drain_bound(self, claim: int) -> None:
-        """Commit what the producers that are bound to a claim have accepted."""
-        for session in self.registry.bound_to(claim):
-            session.drain()
 
     def compact(self, topic: int) -> int:
         """What `Topic.compact` does."""
@@ -449,6 +438,20 @@ class Runtime(OpenEngine):
         self.check_writable()
         assert self._slot is not None
         write_snapshot(self.ledger, topic, self._slot.index, self.id, offset, items)
+
+    def renew(self, topic: int) -> int:
+        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
+        topic's end as it is now. Returns that."""
+        with self.ledger.read() as tables:
+            row, kind = tables.topics.get(topic), tables.topics.kind(topic)
+            view = tables.views.view(topic)
+        end = row.next_offset
+        if kind.get("holds") == "map":
+            end, items = self._map_at(self, topic, row.name, end)
+            self.snapshot(topic, end, items)
+        if view is not None:
+            self.compact(topic)
+        return end
 
 
 def _close_all() -> None:

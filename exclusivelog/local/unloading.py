@@ -61,8 +61,8 @@ class Chunk:
         self._begun = engine.hand_over.begin(names, wish)
         self.moves = [begun.move for begun in self._begun]
 
-    def wait(self, end: float, stopped: threading.Event) -> list[Move]:
-        """The outcome of each move, once all have one, or at the time `end`."""
+    def wait(self, end: float, stopped: threading.Event) -> None:
+        """Return once each move has its outcome, or at the time `end`."""
         try:
             self._await(end, stopped)
         except BaseException:
@@ -70,7 +70,7 @@ class Chunk:
             raise
         late = self.give_up("deadline" if self._has_destination() else "the destination is gone")
         ended = {move.topic_id: move for move in self._engine.hand_over.inspect(late)}
-        return [
+        self.moves = [
             _told(begun.move, ended.get(move.topic_id, move))
             for begun, move in zip(self._begun, self.moves, strict=True)
         ]
@@ -139,8 +139,7 @@ class Unloading:
         self._names = names()
         self._end = time.monotonic() + timeout
         self._stopped = threading.Event()
-        self._chunks: list[Chunk] = []
-        self._ended: list[Move] = []
+        self._chunks: list[Chunk] = []  # that have begun; all but the last have ended
 
     def begin(self) -> None:
         """Begin to move the first chunk, unless that has begun."""
@@ -156,14 +155,14 @@ class Unloading:
 
     def run(self) -> list[Move]:
         """Move all topics; returns the outcome of each."""
-        while self._chunks or self._names:
-            if not self._chunks:
-                if self._stopped.is_set():
-                    raise MoveCancelled("the call was cancelled")
-                self._begin_next()
-            self._ended += self._chunks[-1].wait(self._end, self._stopped)
-            self._chunks.clear()
-        return self._ended
+        if self._chunks:
+            self._chunks[-1].wait(self._end, self._stopped)
+        while self._names:
+            if self._stopped.is_set():
+                raise MoveCancelled("the call was cancelled")
+            self._begin_next()
+            self._chunks[-1].wait(self._end, self._stopped)
+        return self.moves()
 
     def stop(self) -> None:
         """Make `run`, in another thread, raise Cancelled, unless it has ended."""
@@ -172,12 +171,12 @@ class Unloading:
 
     def give_up(self) -> None:
         """Cancel the moves that have begun, if `run` will not be called."""
-        for chunk in self._chunks:
+        for chunk in self._chunks[-1:]:
             chunk.give_up("cancelled")
 
     def moves(self) -> list[Move]:
         """The present state of the moves that have begun."""
-        return self._ended + [move for chunk in list(self._chunks) for move in chunk.moves]
+        return [move for chunk in list(self._chunks) for move in chunk.moves]
 
 
 def unloading(

@@ -112,8 +112,9 @@ class BackgroundWorker:
             self._release_dropped, self.release_given_up, self._release_orphans,
             self._end_what_cannot_follow, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
-            self._ledger.segments.forget_removed, self._pending.admit_arrivals, self._notifications.retries.promote_due,
-            self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,
+            self._ledger.segments.forget_removed, self._pending.admit_arrivals,
+            self._notifications.retries.promote_due, self._retention_worker.start_if_needed,
+            self._ledger.checkpointer.poll,
             self._ledger.find_pinned,
         ):  # fmt: skip
             try:
@@ -185,7 +186,9 @@ class BackgroundWorker:
         with self._notifications.lock:
             self._orphans_wanted = False
             try:
-                known = self._pending.known() | {s.session.id for s in self._registry.sessions()}
+                known = self._pending.queued.known() | {
+                    s.session.id for s in self._registry.sessions()
+                }
                 with self._ledger.read() as tables:
                     sessions = tables.sessions.of_engine(self._engine_id)
                     reserved = {

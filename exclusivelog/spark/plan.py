@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import Inspection
+from exclusivelog.backend import EngineBackend
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import Event
 from exclusivelog.messages import to_ms
@@ -47,8 +47,8 @@ class Engine(Protocol):
         """Changes of ownership."""
 
     @property
-    def inspection(self) -> Inspection:
-        """Facts about topics."""
+    def backend(self) -> EngineBackend:
+        """The place that keeps its log."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def row(engine: Engine, topic: str) -> _core.TopicRow:
 def row_of(engine: Engine, number: int) -> _core.TopicRow:
     """The row of the topic with this id; TopicNotFoundError once it was deleted, also where
     another one has its name."""
-    return engine.inspection.row(number)
+    return engine.backend.inspection.row(number)
 
 
 def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
@@ -158,7 +158,7 @@ def place_of(engine: Engine, here: _core.TopicRow, place: Where) -> int:
     if place == LATEST:
         return here.next_offset
     if isinstance(place, dt.datetime):
-        return engine.inspection.offset_at(here.id, to_ms(place))
+        return engine.backend.inspection.offset_at(here.id, to_ms(place))
     assert isinstance(place, int)
     return place
 
@@ -276,7 +276,7 @@ def limited_bytes(
     for index, topic in enumerate(waiting):
         share = most // (len(waiting) - index)  # what one leaves goes to those behind it
         number = row(engine, topic).id
-        found[topic], used = engine.inspection.end_within(
+        found[topic], used = engine.backend.inspection.end_within(
             number, start.get(topic, 0), available[topic], share
         )
         most = max(0, most - used)
@@ -372,7 +372,7 @@ def partitions(count: int, size: int) -> int:
 def _message_bytes(engine: Engine, span: Span) -> float:
     """About how long a message is, as the ledger keeps it: of a few entries here and there."""
     places = sorted({span.start + index * span.count // SAMPLES for index in range(SAMPLES)})
-    return engine.inspection.message_bytes(row(engine, span.topic).id, places)
+    return engine.backend.inspection.message_bytes(row(engine, span.topic).id, places)
 
 
 def cut(spans: Sequence[Span], weights: Sequence[int], count: int) -> list[list[Span]]:

@@ -186,12 +186,12 @@ def _epochs(engine: plan.Engine, name: str) -> list[Record]:
             "producers": epoch.producers, "first_time": epoch.first_time * 1000,
             "last_time": epoch.last_time * 1000,
         }
-        for epoch in engine.inspection.epochs(here.id, here.first_offset)
+        for epoch in engine.backend.inspection.epochs(here.id, here.first_offset)
     ]  # fmt: skip
 
 
 def _producers(engine: plan.Engine, name: str) -> list[Record]:
-    found = engine.inspection.producers(plan.row(engine, name).id)
+    found = engine.backend.inspection.producers(plan.row(engine, name).id)
     return [
         {"topic": name, "producer": producer, "last_sequence_id": last, "live": live}
         for producer, last, live in found
@@ -199,7 +199,7 @@ def _producers(engine: plan.Engine, name: str) -> list[Record]:
 
 
 def _txns(engine: plan.Engine, name: str) -> list[Record]:
-    found = engine.inspection.batches(plan.row(engine, name).id)
+    found = engine.backend.inspection.batches(plan.row(engine, name).id)
     return [
         {"topic": name, "txn_app_id": writer, "txn_version": number} for writer, number in found
     ]

@@ -49,7 +49,7 @@ def map_at(topic: Topic, when: At) -> tuple[int, dict[bytes, bytes]]:
         raise TypeError(f"when={when!r}: it takes an offset or a datetime")
     if isinstance(when, int) and when < 0:
         raise ValueError(f"when={when}: it takes an offset from 0 on")
-    topic.engine.make_visible()
+    topic.engine.backend.make_visible()
     with topic.reader("earliest") as reader:
         if isinstance(when, dt.datetime):
             when = _offset_at(topic, reader, when)
@@ -64,7 +64,7 @@ def map_at(topic: Topic, when: At) -> tuple[int, dict[bytes, bytes]]:
 
 
 def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
-    row = topic.engine.latest(topic.id)
+    row = topic.engine.backend.latest(topic.id)
     reader.seek(when)
     if 0 < row.first_offset == reader.position and to_ms(when) <= row.last_publish_time:
         raise OffsetTrimmedError(  # some of what was trimmed may have come later
@@ -77,7 +77,7 @@ def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
 def _base(topic: Topic, offset: int) -> tuple[int, dict[bytes, bytes]]:
     """Return the newest snapshot or compacted view that is no later than the offset; an empty map
     if no message was trimmed."""
-    store: TopicStore = topic.engine.topic_store(topic.id)
+    store: TopicStore = topic.engine.backend.topic_store(topic.id)
     first, found = store.newest(0, views=True)
     if found is not None and first <= found[0] <= offset:
         items = ((key, value) for key, value in found[1] if key is not None)

@@ -32,7 +32,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from exclusivelog import _core, threads
-from exclusivelog.backend import Closing, Kind, Snapshot, TopicStore
+from exclusivelog.backend import Closing, EngineBackend, Kind, Snapshot, TopicStore
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
@@ -145,7 +145,7 @@ class Replica(_core.ReplicaBase):
         self.position = 0  # all messages before it are applied; the reader may be elsewhere
         self.torn = False  # was an apply interrupted? Then everything is read anew
         self.failure: StateError | None = None  # a message that cannot be applied
-        self._store: TopicStore = topic.engine.topic_store(topic.id)
+        self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self.words, self.word = self._store.change_counter()
         self.seen = -1  # no mark
         self._topic, self._snapshots = topic, snapshots
@@ -273,7 +273,7 @@ class Ownership(_core.OwnershipBase):
         self.asked: Producer | None = None  # to be released before the next write
         self.checked = -1  # the ownership version as of which the topic was still ours
         self._topic, self._writing, self._calls, self._prepare = topic, writing, calls, prepare
-        self._engine = topic.engine
+        self._engine: EngineBackend = topic.engine.backend
         self._waiting: ProducerFuture | None = None  # for the topic,
         self._waiting_for: CallFuture[Any] | None = None  # on behalf of this background call
         self._since = 0.0
@@ -429,7 +429,7 @@ class Shared(_core.SharedBase, Closing):
         if not isinstance(topic, Topic):
             raise TypeError(f"topic takes a Topic, not {type(topic).__name__}")
         self.topic = topic
-        self._engine = topic.engine
+        self._engine: EngineBackend = topic.engine.backend
         self._kind, self._timeout = kind, timeout
         self._writing = _core.Lock()  # taken before `_lock`; not held to wait for a flush
         self._lock = _core.Lock()  # of the replica: never held to wait for topic or flush
@@ -439,7 +439,7 @@ class Shared(_core.SharedBase, Closing):
         self._calls = Calls(self._flush)
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
         self._snapshots = Snapshots(topic.name, snapshot_every, self._snapshot_unless_closed)
-        self._store: TopicStore = topic.engine.topic_store(topic.id)
+        self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)
         replica.catch_up()

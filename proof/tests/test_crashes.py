@@ -101,6 +101,22 @@ def test_g3_a_dead_owners_batch_does_not_come_back(path, tmp_path) -> None:
 
 
 @needs_strace
+def test_b10_a_disk_that_forgets_a_grant_puts_no_dead_owner_behind_it(path, tmp_path) -> None:
+    """As above, and the disk has lied about a flush: the tables are those from before the next
+    owner's grant, which would say where the dead owner's entries end. The versions in the entries
+    tell it, too."""
+    with xl.open(path, durability="process") as engine, no_checkpoints(engine):
+        die_in_a_batch(path, 3, "123")
+        forgetful = shutil.copy(Path(path) / "data.mdb", tmp_path)
+        with engine.topic("t").producer("exclusive_with_fencing", name="v") as producer:
+            assert producer.send(b"n") == 0
+            copy = power_fails(path, tmp_path / "copy")
+    shutil.copy(forgetful, copy / "data.mdb")
+    with xl.open(copy) as engine:
+        assert values(engine.topic("t")) == [b"n"]
+
+
+@needs_strace
 @pytest.mark.parametrize("opened", ["after a close", "after a power cut"])
 @pytest.mark.parametrize("sent", ["nothing", "one message", "a large batch"])
 def test_b10_what_a_dead_owner_left_at_the_tail_does_not_come_back(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.engine import CAPABILITIES
+from exclusivelog.backend import CAPABILITIES
 
 
 @pytest.mark.parametrize("capability", sorted(CAPABILITIES))

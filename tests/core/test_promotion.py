@@ -162,8 +162,8 @@ def queue_of_many(topic: xl.Topic, count: int) -> None:
     """So many waiters of this engine in the queue, all worse than any that asks."""
     engine = topic.engine
     first = records.Session(
-        id=10**9, topic=topic.id, engine=engine.id, slot=engine.slot, pid=1, engine_name="e",
-        name="n", mode=WAIT, priority=-5, created=0, tie=0, since=0,
+        id=10**9, topic=topic.id, engine=engine.id, slot=engine.backend.slot, pid=1,
+        engine_name="e", name="n", mode=WAIT, priority=-5, created=0, tie=0, since=0,
     )  # fmt: skip
     with engine.ledger.write_exclusive() as tables:
         row = tables.topics.get(topic.id)
@@ -190,12 +190,14 @@ def test_d6_a_promotion_looks_at_one_waiter_of_a_long_queue(
     owner = topic.producer(EXCLUSIVE)
     queue_of_many(topic, LONG)
     waiter = topic.producer_async(WAIT)
-    mail = SLOTS + topic.engine.slot * SLOT_SIZE + WAKE_UPS
+    mail = SLOTS + topic.engine.backend.slot * SLOT_SIZE + WAKE_UPS
     before = lockfile.atomics.load(mail)
     with monkeypatch.context() as patch:
         patch.setattr(lockfile.slots, "alive", look)
         with topic.engine.ledger.write_exclusive() as tables:  # as the owner's close does
-            topic.engine.sessions.succession.leave(tables, owner.session, "release", "closed")
+            topic.engine.backend.sessions.succession.leave(
+                tables, owner.session, "release", "closed"
+            )
     assert looked_at == [topic.engine.id]
     assert waiter.result(PATIENCE).topic_epoch == 2
     assert lockfile.atomics.load(mail) - before == 1

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import demo
+from exclusivelog.cli import demo
 from testing.processes import PATIENCE, until
 from tests.faces.scripts import unwarned
 
@@ -45,7 +45,7 @@ def workers_of(ledger: Path) -> list[int]:
                 arguments = (process / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"exclusivelog.demo" in arguments and str(ledger).encode() in arguments:
+            if b"exclusivelog.cli.demo" in arguments and str(ledger).encode() in arguments:
                 found.append(int(process.name))
     return found
 

@@ -450,8 +450,8 @@ def test_h2_the_librarys_threads_outlive_what_strikes_them(path, monkeypatch, ki
         owner_of_it.send(b"x")
         until(struck.is_set)
         if thread == "heart":
-            assert engine._slot is not None
-            at = slots.SLOTS + engine._slot.index * slots.SLOT_SIZE + slots.HEARTBEAT
+            assert engine.backend._slot is not None
+            at = slots.SLOTS + engine.backend._slot.index * slots.SLOT_SIZE + slots.HEARTBEAT
             seen = engine.ledger.lockfile.atomics.load64(at)
             until(lambda: engine.ledger.lockfile.atomics.load64(at) > seen)
         elif thread == "checkpoint":

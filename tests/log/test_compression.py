@@ -776,7 +776,7 @@ def test_another_process_s_work_is_not_done_twice(engine, topic, sent, setting, 
 
 
 def test_the_retention_worker_compresses_old_entries(engine, topic, sent, setting, old) -> None:
-    engine.retention_worker.go_round()
+    engine.backend.retention_worker.go_round()
     assert (ZSTD in methods_of(engine, topic)) == (setting == "zstd")
 
 

@@ -391,7 +391,7 @@ def test_d4_a_damaged_topic_row_holds_up_no_other_topics_waiters(path, worker, e
         else:
             owner.call(close_the_engine)
         assert waiting.result(10).topic_epoch == 2
-        until(lambda: engine.sessions.find_dead() == [])
+        until(lambda: engine.backend.sessions.find_dead() == [])
 
 
 def close_the_engine(state: State) -> None:

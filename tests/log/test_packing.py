@@ -180,7 +180,7 @@ def test_g_packed_messages_are_what_was_sent(ledger, terms, start, size) -> None
 
 def entries(topic: xl.Topic) -> list[_core.Entry]:
     """The topic's entries in the tables."""
-    with topic._engine.ledger.read() as found:
+    with topic.engine.ledger.read() as found:
         return [_core.Entry(found.entries.load(row)) for _, row in found.entries.walk(topic.id, 0)]
 
 

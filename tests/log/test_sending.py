@@ -690,7 +690,7 @@ def test_a_duplicate_in_the_group_does_not_disturb_the_others(engine, topic, mon
 
 
 def promises_less(state: State) -> bool:
-    return state.engine.unflushed
+    return state.engine.backend.unflushed
 
 
 def test_h1_workers_and_scripts_promise_what_the_tests_do(request, path, engine, worker) -> None:
@@ -700,10 +700,11 @@ def test_h1_workers_and_scripts_promise_what_the_tests_do(request, path, engine,
     source = """
         import sys
         import exclusivelog as xl
-        print(xl.open(sys.argv[1]).unflushed, xl.open(sys.argv[1], durability="power").unflushed)
+        plain, strict = xl.open(sys.argv[1]), xl.open(sys.argv[1], durability="power")
+        print(plain.backend.unflushed, strict.backend.unflushed)
     """
-    assert engine.unflushed == expected
+    assert engine.backend.unflushed == expected
     assert worker().call(promises_less) == expected
     assert finish(source, path) == f"{expected} False\n"
     with xl.open(path, durability="power") as strict:
-        assert not strict.unflushed
+        assert not strict.backend.unflushed

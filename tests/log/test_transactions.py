@@ -892,7 +892,7 @@ def test_e2_a_commit_that_is_refused_just_before_a_hand_over_says_why(desk, monk
     session = a._session
     with engine.ledger.write_exclusive() as tables:
         row = tables.topics.get(a.session.topic)
-        engine.sessions.succession.drop_holder(tables, row, a.session, "evict", "test")
+        engine.backend.sessions.succession.drop_holder(tables, row, a.session, "evict", "test")
         tables.topics.put(row)
     resume = session.resume
 

@@ -682,7 +682,7 @@ def go_round_in_two_halves(state: State, step: str) -> None:
         return original(*args)
 
     setattr(retention, step, hold_on)
-    state.engine.retention_worker.go_round()
+    state.engine.backend.retention_worker.go_round()
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_age": 10**6}], ids=["ended", "a longer one"])
@@ -967,7 +967,7 @@ def a_whole_life(topic: xl.Topic) -> None:
         producer.send_many([b"%d" % n for n in range(9)], keys=["a", "b", "c"] * 3)
         producer.send(bytes(LARGE), key="large")
     topic.compact()
-    topic.engine.snapshot(topic.id, 10, [(b"k", b"v")])
+    topic.engine.backend.snapshot(topic.id, 10, [(b"k", b"v")])
     topic.trim(4)
     topic.retention(max_age=10**6)
     with topic.reader(group="g") as reader:

@@ -41,7 +41,7 @@ def send_to(role: xl.Role, topic: str, note: str) -> None:
 
 def require(role: xl.Role, note: str) -> None:
     """A transaction that has nothing to do with the role's topics, and requires the role."""
-    engine = role._engine
+    engine = role.claim.engine
     with engine.topic(AUDIT).producer() as producer, engine.transaction() as txn:
         producer.send(json.dumps([role.epoch, note]).encode(), transaction=txn)
         txn.require(role)
@@ -49,7 +49,7 @@ def require(role: xl.Role, note: str) -> None:
 
 def send_to_both(role: xl.Role, note: str) -> None:
     """One message in each topic, or none."""
-    with role._engine.transaction() as txn:
+    with role.claim.engine.transaction() as txn:
         for topic in TOPICS:
             role.producer(topic).send(json.dumps([role.epoch, note]).encode(), transaction=txn)
 

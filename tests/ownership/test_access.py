@@ -228,7 +228,7 @@ def refused_patience(topic: xl.Topic) -> Any:
 
 
 def refused_deletion(topic: xl.Topic) -> Any:
-    return topic._engine.delete_topic(topic.name)
+    return topic.engine.delete_topic(topic.name)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from testing.handovers import (
     freeze,
     moved,
     queue_up,
-    quick_workers,
     take_writer_lock,
     thaw,
 )
@@ -58,13 +57,6 @@ from testing.processes import (
 )
 
 FENCED = xl.ProducerFencedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 def ask(state: State, mode: str, **options: Any) -> None:
@@ -132,13 +124,13 @@ def test_e4_a_late_coordinator_sees_that_shared_producers_have_the_topic(
     source, destination = quick("source", keepalive=None), quick("destination")
     source.call(open_producer, EXCLUSIVE)
     moving = begin_release(engine, source, destination)
-    look = engine.hand_over.inspect
+    look = engine.backend.hand_over.inspect
 
     def look_late(begun: Any) -> Any:
         until(lambda: [holder.engine_name for holder in topic.holders] == ["destination"])
         return look(begun)
 
-    monkeypatch.setattr(engine.hand_over, "inspect", look_late)
+    monkeypatch.setattr(engine.backend.hand_over, "inspect", look_late)
     destination.call(ask, SHARED)
     thaw(source)
     [move] = moving.result(PATIENCE)
@@ -439,7 +431,7 @@ def test_e3_an_awaited_request_waits_and_can_be_cancelled(
             topic = destination.topic("orders")
             freeze(source)
             moving = asyncio.ensure_future(destination.unload("orders", destination.id, PATIENCE))
-            while topic.sync.engine.sessions.still_coming(topic.id, destination.id) is None:
+            while topic.sync.engine.backend.sessions.still_coming(topic.id, destination.id) is None:
                 await asyncio.sleep(0.01)
             impatient = asyncio.ensure_future(topic.producer(EXCLUSIVE))
             patient = asyncio.ensure_future(topic.producer(EXCLUSIVE, timeout=PATIENCE))
@@ -479,7 +471,9 @@ def release_behind(state: State, flag: str) -> None:
             until(lambda: os.path.exists(flag), 2.0)
         return release(self, sessions)
 
-    state.engine.hand_over.release = functools.partial(release_late, state.engine.hand_over)
+    state.engine.backend.hand_over.release = functools.partial(
+        release_late, state.engine.backend.hand_over
+    )
 
 
 def ask_on(state: State, flag: str) -> None:

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,7 +33,6 @@ from testing.handovers import (
     freeze,
     moved,
     queue_up,
-    quick_workers,
     steps,
     take_writer_lock,
     thaw,
@@ -50,13 +49,6 @@ from testing.processes import (
     send,
     until,
 )
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 def begin_unload(state: State, to: str, timeout: float = 20.0) -> list[tuple[str, str]]:

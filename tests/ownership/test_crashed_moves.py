@@ -12,7 +12,7 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -32,7 +32,6 @@ from testing.handovers import (
     freeze,
     moved,
     queue_up,
-    quick_workers,
     reign_and_queue,
     retire,
     steps,
@@ -58,13 +57,6 @@ pytestmark = pytest.mark.once
 ASKS = ("source", "destination", "third")
 # A destination hears of its grant only if it waits, and an heir is one that does not.
 WAITING = {"destination": (True,), "heir": (False,)}
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 # ---- every step --------------------------------------------------------------------------
@@ -199,7 +191,7 @@ def test_e4_a_source_whose_ledger_is_full_keeps_the_topic(
         refused.set()
         raise xl.LedgerFullError("full")
 
-    monkeypatch.setattr(engine.hand_over, "release", be_full)
+    monkeypatch.setattr(engine.backend.hand_over, "release", be_full)
     moving = begin(engine.unload, "orders", destination.id, 2.0)
     assert refused.wait(PATIENCE)
     assert begin(producer.send, b"goes on").result(PATIENCE) == 0
@@ -294,12 +286,12 @@ def test_e4_closing_the_coordinator_s_engine_during_the_wait_ends_the_call(
     freeze(source)
     third = xl.open(path)
     moving = begin(third.unload, "orders", destination.id, 2.0)
-    until(lambda: rows(topic._engine)["transfers"])
+    until(lambda: rows(topic.engine)["transfers"])
     third.close()
     assert isinstance(moving.exception(PATIENCE), xl.EngineClosedError)
     thaw(source)
-    until(lambda: topic.owner is None or rows(topic._engine)["transfers"] == [])
-    assert moved(topic._engine.unload("orders", to=destination.id)) == [("orders", "assigned")]
+    until(lambda: topic.owner is None or rows(topic.engine)["transfers"] == [])
+    assert moved(topic.engine.unload("orders", to=destination.id)) == [("orders", "assigned")]
 
 
 @pytest.mark.parametrize("state", ["releasing", "assigned"])
@@ -421,7 +413,7 @@ def test_e4_a_full_disk_does_not_end_a_move(
     """There is no room at the moment when the source releases the topic, and soon there is."""
     destination = quick("destination")
     topic.producer(EXCLUSIVE)
-    release, tries = engine.hand_over.release, []
+    release, tries = engine.backend.hand_over.release, []
 
     def release_at_last(sessions: Any) -> Any:
         tries.append(sessions)
@@ -429,7 +421,7 @@ def test_e4_a_full_disk_does_not_end_a_move(
             raise xl.LedgerFullError("no room left")
         return release(sessions)
 
-    monkeypatch.setattr(engine.hand_over, "release", release_at_last)
+    monkeypatch.setattr(engine.backend.hand_over, "release", release_at_last)
     [move] = engine.unload("orders", to=destination.id, timeout=PATIENCE)
     assert move.ok
 
@@ -495,7 +487,7 @@ def test_e4_cancelling_a_move_to_one_that_is_gone_promotes_who_waits(
         here, go_on, promote = (
             threading.Event(),
             threading.Event(),
-            other.notifications.retries.promote_due,
+            other.backend.notifications.retries.promote_due,
         )
 
         def promote_late() -> None:
@@ -503,8 +495,8 @@ def test_e4_cancelling_a_move_to_one_that_is_gone_promotes_who_waits(
             go_on.wait(PATIENCE)
             promote()
 
-        monkeypatch.setattr(other.notifications.retries, "promote_due", promote_late)
-        other.worker.wake()
+        monkeypatch.setattr(other.backend.notifications.retries, "promote_due", promote_late)
+        other.backend.worker.wake()
         assert here.wait(PATIENCE)
         destination.kill()
         engine.cancel_unload("orders")

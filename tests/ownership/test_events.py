@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,7 +28,6 @@ from testing.handovers import (
     fall_at,
     freeze,
     queue_up,
-    quick_workers,
     steps,
     take_writer_lock,
     unload,
@@ -47,13 +46,6 @@ from testing.processes import (
 )
 
 FENCED = xl.ProducerFencedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 class Diary:
@@ -396,7 +388,7 @@ def test_e5_a_crash_leaves_the_change_and_its_event_or_neither(
 
 def owner_session(topic: xl.Topic) -> Any:
     """Who owns the topic, alive or dead, by the tables."""
-    with topic._engine.ledger.read() as tables:
+    with topic.engine.ledger.read() as tables:
         return owner_of(tables, tables.topics.get(topic.id))
 
 

@@ -34,19 +34,11 @@ from testing.handovers import (
     begin,
     catch_up,
     moved,
-    quick_workers,
 )
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, until, values, within
 
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
 Neighbours = tuple[xl.Engine, xl.Engine, xl.Engine]
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 @pytest.fixture
@@ -241,13 +233,13 @@ def read_mail_late(
     engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> threading.Event:
     """The engine reads its mail this much later, or when the event is set."""
-    now, read = threading.Event(), engine.notifications.read
+    now, read = threading.Event(), engine.backend.notifications.read
 
     def read_late() -> None:
         now.wait(seconds)
         read()
 
-    monkeypatch.setattr(engine.notifications, "read", read_late)
+    monkeypatch.setattr(engine.backend.notifications, "read", read_late)
     return now
 
 
@@ -275,10 +267,10 @@ def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
     first = a.topic("orders").producer(EXCLUSIVE)
     rival = a.topic("orders").producer_async(WAIT, name="late", follow=follow)
     reached, go_on = threading.Event(), threading.Event()
-    read, make = a.notifications.read, rival.make
+    read, make = a.backend.notifications.read, rival.make
 
     def read_second() -> None:
-        if threading.current_thread() is not a.worker.thread or reached.is_set():
+        if threading.current_thread() is not a.backend.worker.thread or reached.is_set():
             read()
 
     def make_late(*args: Any) -> xl.Producer:
@@ -286,13 +278,13 @@ def test_e2_a_producer_that_is_just_being_made_learns_where_its_topic_goes(
         go_on.wait(PATIENCE)
         return make(*args)
 
-    monkeypatch.setattr(a.notifications, "read", read_second)
+    monkeypatch.setattr(a.backend.notifications, "read", read_second)
     monkeypatch.setattr(rival, "make", make_late)
     first.close()
-    reading = begin(a.notifications.read)
+    reading = begin(a.backend.notifications.read)
     assert reached.wait(PATIENCE)
     moving = begin(a.unload, "orders", b.id, PATIENCE)
-    until(lambda: a.notifications.releases or moving.done())
+    until(lambda: a.backend.notifications.releases or moving.done())
     go_on.set()
     reading.result(PATIENCE)
     producer = rival.result(PATIENCE)
@@ -532,7 +524,7 @@ def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
     destination = xl.open(path, name="destination")
     producer = a.topic("orders").producer(EXCLUSIVE)
     a.unload("orders", to=destination.id)
-    open_producer = destination.open_producer
+    open_producer = destination.backend.open_producer
 
     def too_late(*args: Any, **kwargs: Any) -> None:
         if how == "the topic is deleted":
@@ -541,7 +533,7 @@ def test_e2_a_handle_whose_topic_goes_while_it_follows_ends(
             destination.close()
         open_producer(*args, **kwargs)
 
-    destination.open_producer = too_late
+    destination.backend.open_producer = too_late
     with pytest.raises(MOVED) as error:
         producer.send(b"x")
     with pytest.raises(MOVED) as again:
@@ -888,7 +880,7 @@ def test_e2_no_caller_sees_the_library_s_own_error(
     a, b, c = neighbours
     producer = a.topic("orders").producer(EXCLUSIVE, linger=60)
     producer.send_async(b"queued")
-    reached, go_on, commit = threading.Event(), threading.Event(), a.committer.commit
+    reached, go_on, commit = threading.Event(), threading.Event(), a.backend.committer.commit
 
     def wait_and_commit(*args: Any) -> None:
         if threading.current_thread().name == "exclusivelog-a":
@@ -896,7 +888,7 @@ def test_e2_no_caller_sees_the_library_s_own_error(
             go_on.wait(PATIENCE)
         commit(*args)
 
-    monkeypatch.setattr(a.committer, "commit", wait_and_commit)
+    monkeypatch.setattr(a.backend.committer, "commit", wait_and_commit)
     moving = begin(a.unload, "orders", b.id)
     assert reached.wait(PATIENCE)
     c.topic("orders").producer(FENCING)

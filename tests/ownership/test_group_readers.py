@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.local.ownership.claims import Claims
 from testing.processes import (
     PATIENCE,
     Failed,
@@ -556,3 +557,26 @@ def test_f6_threads_that_take_topics_from_each_other_do_not_jam(filled: xl.Engin
         assert not thread.is_alive()
     assert filled.claims() == []
     assert filled.verify().ok
+
+
+def test_f6_a_release_that_failed_is_tried_again_when_the_engine_closes(
+    filled: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the reader is closed, and is not any more when its engine is."""
+    release, attempts = Claims.release, []
+
+    def full_at_first(self: Claims, claimant: Any) -> bool:
+        attempts.append(claimant.group)
+        if len(attempts) == 1:
+            raise xl.LedgerFullError("no room left")
+        return release(self, claimant)
+
+    with xl.open(path, name="other") as other:
+        reader = other.topic("a").reader(group="g")
+        monkeypatch.setattr(Claims, "release", full_at_first)
+        with pytest.raises(xl.LedgerFullError):
+            reader.close()
+        assert [claim.group for claim in filled.claims()] == ["g"]
+    assert attempts == ["g", "g"]
+    released = [event.reason for event in filled.history(group="g") if event.kind == "release"]
+    assert released == ["closed"]

@@ -14,17 +14,10 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.backend import MoveCancelled
 from exclusivelog.local import unloading
-from testing.handovers import Quick, quick_workers
+from testing.handovers import Quick
 from testing.processes import PATIENCE, State, Worker, hang, open_producer, values, within
 
 BUSY, REVOKED = xl.ProducerBusyError, xl.ProducerRevokedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 @pytest.fixture
@@ -69,7 +62,7 @@ def deaf(engine: xl.Engine) -> Iterator[None]:
     began, go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with engine.notifications.lock:
+        with engine.backend.notifications.lock:
             began.set()
             go_on.wait(PATIENCE)
 
@@ -232,7 +225,7 @@ def test_b3_a_fenced_producer_does_not_move_its_successor_of_the_same_name(
     a, b, c = engines
     old = a.topic("orders").producer(mode, name="x")
     with deaf(a):
-        c.sessions.release([old.session])  # as one evicts a producer that hangs
+        c.backend.sessions.release([old.session])  # as one evicts a producer that hangs
         new = c.topic("orders").producer(mode, name="x")
         with pytest.raises(xl.ProducerFencedError) as first:
             old.move(to=b.id)
@@ -265,7 +258,9 @@ def test_e4_a_cancel_begins_to_move_nothing_more(
     monkeypatch.setattr(unloading, "MOVED_AT_ONCE", 1)
     names = [engine.topic(f"t{number}").name for number in range(20)]
     with xl.open(path, name="destination") as destination:
-        moves = unloading.unloading(engine, engine.topics, names, destination.id, 20.0, (), None)
+        moves = unloading.unloading(
+            engine.backend, engine.topics, names, destination.id, 20.0, (), None
+        )
         moves.begin()
         moves.stop()
         with pytest.raises(MoveCancelled):

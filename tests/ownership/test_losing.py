@@ -114,7 +114,7 @@ def test_c2_however_a_process_ends_the_waiter_gets_its_topic(
         sys.stderr = open(os.devnull, "w")
         {words}
     """
-    with child(source, topic._engine.path) as process:
+    with child(source, topic.engine.path) as process:
         assert line(process) == "ready"
         waiter = topic.producer_async(WAIT)
         tell(process)
@@ -132,7 +132,7 @@ def test_c2_leaving_main_sends_what_still_waits(topic: xl.Topic) -> None:
             producer.send_async(b"%d" % i)
         print("ready", flush=True)
     """
-    with child(source, topic._engine.path) as process:
+    with child(source, topic.engine.path) as process:
         assert line(process) == "ready"
         assert process.wait(timeout=20) == 0
     assert values(topic) == [b"%d" % i for i in range(100)]
@@ -369,7 +369,7 @@ def test_c3_a_process_that_goes_on_does_not_evict_itself(
             print(producer.send(b"x"), waiter.done(), flush=True)
     """
     with topic.producer(EXCLUSIVE), child(source, path) as process:
-        engine.sessions.find_dead = lambda needed: []  # this one must not evict it either
+        engine.backend.sessions.find_dead = lambda needed: []  # this one must not evict it either
         assert line(process) == "ready"
         for number in range(4):
             process.send_signal(signal.SIGSTOP)
@@ -647,7 +647,7 @@ def test_c5_a_child_that_outlives_the_parent_does_not_keep_its_topics(topic: xl.
         print(pid, flush=True)
         input()
     """
-    with child(source, topic._engine.path) as process:
+    with child(source, topic.engine.path) as process:
         grandchild = int(line(process))
         try:
             waiter = topic.producer_async(WAIT)
@@ -675,7 +675,7 @@ def test_c5_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
         producer.close()
         print(waiter.result(timeout=10).topic_epoch, flush=True)
     """
-    with child(source, topic._engine.path) as process:
+    with child(source, topic.engine.path) as process:
         assert line(process) == "2 open"
         assert line(process) == "2"
         assert process.wait(timeout=20) == 0
@@ -784,11 +784,11 @@ def test_c5_a_child_that_is_forked_inside_a_transaction_commits_nothing(
     """A signal handler forks, and both go on where the signal struck: in the middle of a
     transaction. It is the parent's; the child must neither commit it nor undo it, nor let go of
     the locks and the snapshot that guard it."""
-    with child(FORKS_INSIDE, topic._engine.path, step) as process:
+    with child(FORKS_INSIDE, topic.engine.path, step) as process:
         epoch = 1 if step == "holder" else 2
         assert line(process) == f"1 {epoch} 1"
         assert line(process) == "True"
-        assert [info.pid for info in topic._engine.engines()][1:] == [process.pid]
+        assert [info.pid for info in topic.engine.engines()][1:] == [process.pid]
         with topic.producer(FENCING) as producer:
             assert producer.send(b"mine") == 2
     assert values(topic) == [b"before", b"after", b"mine"]
@@ -902,7 +902,7 @@ FORKS_WHILE_IT_WAITS = """
             shared.read(lambda state: over.wait(20))
             return
         ledger = engine.ledger
-        locks = {"notifications": engine.notifications.lock, "commit": ledger.pause_lock}
+        locks = {"notifications": engine.backend.notifications.lock, "commit": ledger.pause_lock}
         with locks.get(place, ledger._writing):
             over.wait(20)
 
@@ -957,7 +957,7 @@ def test_c5_a_child_that_is_forked_in_a_wait_does_not_wait_for_its_parent(
     """A signal handler forks while the thread waits for its turn, for a hand-over, for its
     commit, or for another thread, and returns in the child, too. Nobody there will ever do what
     it waits for."""
-    with child(FORKS_WHILE_IT_WAITS, topic._engine.path, place) as process:
+    with child(FORKS_WHILE_IT_WAITS, topic.engine.path, place) as process:
         assert line(process) == "42"
         assert line(process) == "went on"
 
@@ -1064,7 +1064,7 @@ def test_c6_a_callback_that_cannot_be_called_is_called_later(
             else:
                 with engine.ledger.write_exclusive() as tables:
                     row = tables.topics.get(topic.id)
-                    engine.sessions.succession.drop_holder(
+                    engine.backend.sessions.succession.drop_holder(
                         tables, row, producer.session, "evict", "test"
                     )
                     tables.topics.put(row)
@@ -1166,7 +1166,7 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
     first.call(own_and_wait, "a", "elsewhere")
     second.call(own_and_wait, "b", "a")
     future = engine.topic("b").producer_async(WAIT)
-    evict, sleeps = engine.sessions.evict, []
+    evict, sleeps = engine.backend.sessions.evict, []
 
     def evict_and_then_the_second_dies(dead: str) -> Iterator[None]:
         yield from evict(dead)
@@ -1174,9 +1174,9 @@ def test_c2_a_death_while_another_one_is_dealt_with_is_noticed_at_once(
             second.kill()
             sleeps.clear()
 
-    monkeypatch.setattr(engine.sessions, "evict", evict_and_then_the_second_dies)
+    monkeypatch.setattr(engine.backend.sessions, "evict", evict_and_then_the_second_dies)
     monkeypatch.setattr(slots, "LOOK_UP_SECONDS", 5.0)  # what it sleeps if nothing wakes it
-    slot = engine._slot
+    slot = engine.backend._slot
     sleep = slot.await_wake_up_or_death
 
     def note_the_sleep(*args: Any) -> None:
@@ -1215,7 +1215,7 @@ def test_c3_a_hung_process_keeps_what_nobody_needs(
     nobody has needed it. One that waits for it gets it."""
     hung = worker(keepalive=0.5)
     hung.call(open_producer, EXCLUSIVE)
-    other = topic._engine.topic("other")
+    other = topic.engine.topic("other")
     owner = other.producer(EXCLUSIVE)
     with xl.open(path) as engine:
         waiting = engine.topic("other").producer_async(WAIT)

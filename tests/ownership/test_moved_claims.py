@@ -12,7 +12,7 @@ import contextlib
 import functools
 import queue
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -52,13 +52,6 @@ from testing.processes import (
 
 FENCED, LOST = xl.ReaderFencedError, xl.OwnershipLostError
 GROUP = "billing"
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 def join(state: State, group: str = GROUP) -> int:
@@ -419,7 +412,7 @@ class Round:
             del self.cast[role]
         if asking is not falling:
             asking.answer()
-        until(lambda: self.engine.hand_over.transfers(self.topic.id) == [])
+        until(lambda: self.engine.backend.hand_over.transfers(self.topic.id) == [])
         self.judge(source, falling, list(self.engine.history("orders"))[known:])
         if stops:
             falling.signal(signal.SIGCONT)

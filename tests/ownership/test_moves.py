@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,7 +31,6 @@ from testing.handovers import (
     large,
     moved,
     queue_up,
-    quick_workers,
     quiet_wake_ups,
     steps,
     take_writer_lock,
@@ -57,13 +56,6 @@ from testing.processes import (
 )
 
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 # ---- E1: who, what and how many ----------------------------------------------------------
@@ -621,7 +613,7 @@ def test_e2_closing_the_source_s_engine_during_the_move_hands_over_what_is_accep
     destination.call(queue_up)
     receipts = [producer.send_async(b"%d" % number) for number in range(100)]
     with HeldUp(source) as release:
-        moving = begin(topic._engine.unload, "orders", destination.id)
+        moving = begin(topic.engine.unload, "orders", destination.id)
         release.await_it()
         closing = begin(source.close)
         time.sleep(0.05)
@@ -690,14 +682,14 @@ def test_e2_a_move_waits_for_nobody_s_callback(engine: xl.Engine, topic: xl.Topi
 @pytest.fixture
 def told_late(engine: xl.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine has handed a topic over, and is slow to tell the producer."""
-    release = engine.hand_over.release
+    release = engine.backend.hand_over.release
 
     def slowly(sessions: Any) -> Any:
         released = release(sessions)
         time.sleep(0.3)
         return released
 
-    monkeypatch.setattr(engine.hand_over, "release", slowly)
+    monkeypatch.setattr(engine.backend.hand_over, "release", slowly)
 
 
 def test_c6_the_state_is_moved_as_soon_as_that_is_committed(

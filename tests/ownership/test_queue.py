@@ -527,8 +527,8 @@ def wake_ups(engines: list[xl.Engine]) -> list[int]:
     """How often each engine has been woken so far."""
     counts = []
     for engine in engines:
-        assert engine._slot is not None
-        counts.append(engine._slot.wake_up_count())
+        assert engine.backend._slot is not None
+        counts.append(engine.backend._slot.wake_up_count())
     return counts
 
 
@@ -615,15 +615,15 @@ def test_d5_no_timeout_is_lost_while_another_one_is_over(
     whose time is over, too: neither may be taken for the other."""
     owner = topic.producer(EXCLUSIVE)
     second = topic.producer_async(WAIT)
-    cancel, calls = engine.sessions.cancel, []
+    cancel, calls = engine.backend.sessions.cancel, []
 
     def beside_a_late_one(session: Session) -> bool:
         calls.append(session.id)
         if len(calls) == 1:
-            engine.pending.queue(second, time.monotonic() - 60)
+            engine.backend.pending.queue(second, time.monotonic() - 60)
         return cancel(session)
 
-    monkeypatch.setattr(engine.sessions, "cancel", beside_a_late_one)
+    monkeypatch.setattr(engine.backend.sessions, "cancel", beside_a_late_one)
     for future in (topic.producer_async(WAIT, timeout=0.05), second):
         with pytest.raises(xl.WaitTimeoutError):
             future.result(PATIENCE)

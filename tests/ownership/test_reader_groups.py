@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.ownership import claims
+from exclusivelog.local import runtime
 from exclusivelog.local.shm import lockfile
 from testing.processes import (
     PATIENCE,
@@ -52,7 +52,7 @@ def orders(topic: xl.Topic) -> xl.Topic:
 
 def cursor(topic: xl.Topic, group: str) -> int | None:
     """Where the group goes on, by the ledger."""
-    with topic._engine.ledger.read() as tables:
+    with topic.engine.ledger.read() as tables:
         found: int | None = tables.cursors.get(topic.id, group)
         return found
 
@@ -228,7 +228,7 @@ def test_f6_a_reader_that_hung_and_was_missed_by_nobody_goes_on(
     process = worker(keepalive=0.3)
     process.call(open_reader, group="g")
     hang(process)
-    until(lambda: len(orders._engine.engines()) == 1)
+    until(lambda: len(orders.engine.engines()) == 1)
     process.signal(signal.SIGCONT)
     assert process.call(read_on, 2) == [0, 1]
     assert cursor(orders, "g") == 2
@@ -324,10 +324,10 @@ def test_f6_a_fenced_reader_s_commit_changes_nothing(
         for position in (0, 5, 10):
             reader.seek(position)
             reader.commit()
-            before = rows(orders._engine)
+            before = rows(orders.engine)
             with pytest.raises(Failed, match="ReaderFencedError"):
                 process.call(commit_kept)
-            assert rows(orders._engine) == before
+            assert rows(orders.engine) == before
     assert orders.reader(group="g").position == 10
 
 
@@ -378,13 +378,13 @@ def test_f6_own_wakes_who_waits_soon_enough(topic: xl.Topic) -> None:
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(reader.read_next)
         time.sleep(0.05)
-        topic._engine.own("g", {"orders": None})
+        topic.engine.own("g", {"orders": None})
         with pytest.raises(FENCED):
             waiting.result(10)
 
 
 def test_f6_a_high_generation_does_not_keep_a_reader_out(orders: xl.Topic) -> None:
-    claim = orders._engine.own("g", {"orders": 10**18})
+    claim = orders.engine.own("g", {"orders": 10**18})
     with orders.reader(group="g") as reader:
         assert read(reader, 1) == [0]
         assert not claim.is_valid
@@ -396,7 +396,7 @@ def test_f6_a_high_generation_does_not_keep_a_reader_out(orders: xl.Topic) -> No
 def test_f6_closing_leaves_the_group_to_others_and_nothing_behind(
     path: str, orders: xl.Topic
 ) -> None:
-    engine = orders._engine
+    engine = orders.engine
     with orders.reader(group="g") as reader:
         read(reader, 3)
     with pytest.raises(xl.EngineClosedError):
@@ -427,7 +427,7 @@ def test_f6_closing_ends_a_wait(path: str, orders: xl.Topic) -> None:
 
 
 def test_f6_a_readonly_engine_has_no_groups(path: str, orders: xl.Topic) -> None:
-    orders._engine.close()
+    orders.engine.close()
     with xl.open(path, readonly=True) as engine:
         topic = engine.topic("orders")
         with pytest.raises(xl.LedgerError, match="readonly"):
@@ -509,16 +509,16 @@ def test_f6_nor_does_one_whose_topic_is_made_anew_meanwhile(
     """Between the look at its topic and the claim, that is deleted, and there is another one of
     its name, which the group has a reader of. The claim is on the name."""
     readers: list[xl.Reader] = []
-    join = claims.join_group
+    join = runtime.join_group
 
     def join_late(*args: Any) -> Any:
         engine.delete_topic("orders")
         with monkeypatch.context() as patch:
-            patch.setattr(claims, "join_group", join)
+            patch.setattr(runtime, "join_group", join)
             readers.append(engine.topic("orders").reader(group="g"))
         return join(*args)
 
-    monkeypatch.setattr(claims, "join_group", join_late)
+    monkeypatch.setattr(runtime, "join_group", join_late)
     with pytest.raises(xl.TopicNotFoundError):
         orders.reader(group="g")
     assert not readers[0].has_message_available()
@@ -765,7 +765,7 @@ def test_f6_consumers_that_die_skip_nothing_and_repeat_only_what_was_not_committ
     """Consumers follow one another: killed at any moment, also in the middle of a commit, or
     stopped there, or fenced while they are at it. Each begins where the last successful commit
     was, and goes on from there without a gap; the last one reads to the end."""
-    with traffic(topic), Consumers(tmp_path, topic._engine, worker) as consumers:
+    with traffic(topic), Consumers(tmp_path, topic.engine, worker) as consumers:
         consumers.next()
         for _ in range(24):
             time.sleep(random.uniform(0, 0.05))

@@ -283,7 +283,7 @@ USES: dict[str, Callable[[xl.Producer], Any]] = {
 
 
 def _in_a_transaction(producer: xl.Producer) -> None:
-    with producer._engine.transaction() as txn:
+    with xl.Transaction(producer._engine) as txn:
         producer.send(b"x", transaction=txn)
 
 

@@ -17,7 +17,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,13 +85,6 @@ from tests.ownership.roles import (
 
 FENCED = xl.ProducerFencedError
 REFUSALS = (FENCED, xl.ProducerBusyError, xl.OwnershipError, xl.ReaderFencedError)
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 @pytest.fixture(autouse=True)
@@ -795,10 +788,13 @@ def test_d5_a_role_is_not_taken_for_what_an_interrupted_call_has_left(
     with xl.open(path, name="other") as other:
         waiting = other.role_async(ROLE, **BINDS)
         for each in (engine, other):
-            each.worker.release_orphans()
-            until(lambda each=each: not each.worker._orphans_wanted)
+            each.backend.worker.release_orphans()
+            until(lambda each=each: not each.backend.worker._orphans_wanted)
         engine.ledger.checkpoint()
-        with engine.notifications.lock, other.notifications.lock:  # its round is over
+        with (
+            engine.backend.notifications.lock,
+            other.backend.notifications.lock,
+        ):  # its round is over
             assert check_whole(engine) == engine.id
         assert holder.state == "open"
         holder.close()

@@ -12,7 +12,7 @@ import functools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,6 @@ from testing.processes import (
 )
 
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
-
-
-@pytest.fixture
-def quick(path: str) -> Iterator[Callable[..., Quick]]:
-    """`quick(name, keepalive=...)`: a process with an engine on `path`, there at once."""
-    with quick_workers(path) as make:
-        yield make
 
 
 def move(state: State, to: str, timeout: float = 20.0, **options: Any) -> str:

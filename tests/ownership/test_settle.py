@@ -141,7 +141,7 @@ def test_d7_one_that_has_waited_for_long_is_promoted_at_once(
         assert watch.seconds < JUST_COME - 0.5  # a hang takes its keepalive
         assert producer.topic_epoch == epoch + 1
     process.kill()
-    mail = [kind for _, (kind, *_) in mail_of(topic._engine)]
+    mail = [kind for _, (kind, *_) in mail_of(topic.engine)]
     assert "later" not in mail, "nobody is told to come back"
 
 
@@ -232,8 +232,8 @@ def test_d7_the_lower_one_is_promoted_if_nobody_better_comes(
     until(lambda: topic.waiters)
     begin = time.monotonic()
     owner.close()
-    path = topic._engine.path
-    topic._engine.close()
+    path = topic.engine.path
+    topic.engine.close()
     assert lonely.answer() - begin >= JUST_COME
     with xl.open(path) as engine:
         assert engine.topic("orders").epoch == 2
@@ -406,7 +406,7 @@ def test_d7_priorities_are_known_once_a_waiter_has_had_the_topic(topic: xl.Topic
     """While the first ones come, the best of them may be still to come."""
 
     def known() -> records.Known | None:
-        with topic._engine.ledger.read() as tables:
+        with topic.engine.ledger.read() as tables:
             return tables.sessions.known(topic.id)
 
     with topic.producer(EXCLUSIVE, priority=99):  # which it ignores (rule D2)
@@ -421,7 +421,7 @@ def test_d7_priorities_are_known_once_a_waiter_has_had_the_topic(topic: xl.Topic
         assert third.cancel()
     granted(second).close()
     assert known() == (7, -3)
-    topic._engine.delete_topic("orders")
+    topic.engine.delete_topic("orders")
     assert known() is None
 
 
@@ -461,7 +461,7 @@ def test_d7_a_cancel_leaves_the_next_one_its_own_time(topic: xl.Topic) -> None:
 def test_d7_the_last_one_s_cancel_leaves_nothing_behind(topic: xl.Topic, settling: Any) -> None:
     assert settling.cancel()
     assert (topic.owner, topic.waiters, topic.epoch) == (None, [], 1)
-    assert rows(topic._engine)["queue"] == []
+    assert rows(topic.engine)["queue"] == []
     with topic.producer(EXCLUSIVE) as producer:
         assert producer.topic_epoch == 2
 
@@ -637,7 +637,7 @@ def test_d7_a_time_of_an_earlier_boot_means_nothing(topic: xl.Topic) -> None:
     """The monotonic clock begins anew with the machine, and a topic that was freed in the
     future would be left to settle for ever."""
     free_for_long(topic)
-    with topic._engine.ledger.write_exclusive() as tables:
+    with topic.engine.ledger.write_exclusive() as tables:
         row = tables.topics.get(topic.id)
         row.freed = time.monotonic_ns() + 10**15
         tables.topics.put(row)
@@ -650,7 +650,7 @@ def test_d7_a_promotion_that_fails_is_tried_again(
 ) -> None:
     """The disk is full at the very moment when the time is over, and soon is not any more. A
     topic with a live waiter is never left idle (rule D4)."""
-    sessions = topic._engine.sessions
+    sessions = topic.engine.backend.sessions
     promote = sessions.promote_again
     attempts = []
 
@@ -672,10 +672,10 @@ def test_d7_one_that_comes_back_too_early_comes_back_again(topic: xl.Topic) -> N
     kept is over: it gets a new one, although its time is the same as before."""
     topic.producer(EXCLUSIVE).close()
     waiter = topic.producer_async(WAIT, settle=0.5)
-    retries = topic._engine.notifications.retries
+    retries = topic.engine.backend.notifications.retries
     until(lambda: retries._due)
     retries._due.clear()
-    topic._engine.sessions.promote_again([topic.id])
+    topic.engine.backend.sessions.promote_again([topic.id])
     assert granted(waiter).topic_epoch == 2
 
 
@@ -684,14 +684,14 @@ def test_d7_newcomers_wake_nobody_while_it_settles(path: str, topic: xl.Topic) -
     that queue up behind it and leave, and what it is told must not pile up (rule D6)."""
     topic.producer(EXCLUSIVE).close()
     best = topic.producer_async(WAIT, priority=9, settle=60)
-    slot = topic._engine._slot
+    slot = topic.engine.backend._slot
     assert slot is not None
     before = slot.wake_up_count()
     with xl.open(path) as other:
         for _ in range(20):
             assert other.topic("orders").producer_async(WAIT).cancel()
     assert slot.wake_up_count() - before < 10
-    assert len(rows(topic._engine)["mail"]) < 10
+    assert len(rows(topic.engine)["mail"]) < 10
     assert best.cancel()
 
 
@@ -888,7 +888,7 @@ class Crowd:
 
     def wake_ups(self) -> dict[str, int]:
         """How often each process has been woken so far."""
-        lockfile = self.topic._engine.ledger.lockfile
+        lockfile = self.topic.engine.ledger.lockfile
         found = {name: lockfile.slots.find(engine) for name, engine in self.ids.items()}
         return {
             name: lockfile.atomics.load(SLOTS + place[0] * SLOT_SIZE + WAKE_UPS)
@@ -930,7 +930,7 @@ def test_d6_a_thousand_waiters_in_four_processes_cost_one_wake_up(
 def bury(crowd: Crowd, victim: str) -> None:
     """Kill a process, and wait until the others have cleared its waiters away."""
     crowd.processes[victim].kill()
-    until(lambda: crowd.ids[victim] not in engines_with_rows(crowd.topic._engine))
+    until(lambda: crowd.ids[victim] not in engines_with_rows(crowd.topic.engine))
 
 
 def engines_with_rows(engine: xl.Engine) -> set[str]:

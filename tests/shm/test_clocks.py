@@ -96,7 +96,7 @@ def test_c4_publish_times_never_go_backwards(
     assert published == sorted(published)
     assert DAY < published[-1] / 1000 - time.time() < 3 * DAY
     assert [message.offset for message in messages] == list(range(5 * 10))
-    assert topic._engine.verify().ok
+    assert topic.engine.verify().ok
 
 
 def how_long(action: Callable[[], Any]) -> float:
@@ -127,7 +127,7 @@ def test_c4_timeouts_hold_while_the_clock_jumps(
 ) -> None:
     """None ends before its time because a day has passed, none waits until yesterday comes."""
     process = worker(name="waits")
-    claim = topic._engine.own("g", {"a": 9})
+    claim = topic.engine.own("g", {"a": 9})
     with topic.producer(EXCLUSIVE):
         process.start(wait_in_every_way, 0.8)
         time.sleep(0.3)

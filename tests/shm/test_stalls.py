@@ -132,7 +132,7 @@ def test_c3_an_owner_stopped_at_any_moment_is_replaced_and_writes_nothing_more(
         assert [(message.offset, message.value) for message in before] == acked
         assert {message.epoch for message in before} <= {epoch}
         assert (first.value, second.value) == (b"successor", b"still here")
-    assert topic._engine.verify().ok
+    assert topic.engine.verify().ok
 
 
 def send_until(state: State, over: str) -> Acked:
@@ -163,7 +163,7 @@ def test_c3_short_stops_anywhere_lose_nothing(
     over.touch()
     acked = [pair for process in processes for pair in process.answer()]
     assert [(message.offset, message.value) for message in topic.reader()] == sorted(acked)
-    assert topic._engine.verify().ok
+    assert topic.engine.verify().ok
 
 
 # ---- C3: stopped inside the critical section ---------------------------------------------
@@ -268,7 +268,7 @@ def test_c3_one_that_has_gone_on_is_not_evicted_any_more(
     if step == "_evict_some":
         hung.call(hold_another)
     with xl.open(path) as engine:
-        original = getattr(engine.sessions, step)
+        original = getattr(engine.backend.sessions, step)
         went_on: list[float] = []
 
         def held_up(*args: Any) -> Any:
@@ -282,7 +282,7 @@ def test_c3_one_that_has_gone_on_is_not_evicted_any_more(
                 went_on.append(time.monotonic())
             return result
 
-        setattr(engine.sessions, step, held_up)
+        setattr(engine.backend.sessions, step, held_up)
         hang(hung)
         waiting = engine.topic("orders").producer_async(WAIT)
         until(lambda: went_on and time.monotonic() > went_on[0] + 1)
@@ -680,7 +680,7 @@ def test_c3_two_fencers_leave_one_order_of_epochs(
     rows = read_rows(topic)
     assert judge(rows, calls) == []
     assert len(rows) == len(calls) - refused
-    assert topic._engine.verify().ok
+    assert topic.engine.verify().ok
 
 
 # ---- C3: several that wait, several times ------------------------------------------------

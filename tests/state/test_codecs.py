@@ -178,7 +178,7 @@ def test_i4_a_snapshot_of_before_is_read_with_the_codec_of_the_operations(
     codec = {"encode": by_json, "decode": json.loads}
     with xl.SharedState(topic, dict, set_key, **codec) as state:
         state.write(lambda _: [("a", 1)])
-    engine.snapshot(topic.id, 1, [(None, by_json({"a": 2}))])
+    engine.backend.snapshot(topic.id, 1, [(None, by_json({"a": 2}))])
     with xl.SharedState(topic, dict, set_key, **codec) as state:
         assert state.read(dict) == {"a": 2}
 

@@ -555,7 +555,7 @@ def test_i1_one_who_is_just_made_owner_learns_that_somebody_waits(
         making, go_on = threading.Event(), threading.Event()
 
         def held_up() -> None:
-            if threading.current_thread() is engine.worker.thread and not making.is_set():
+            if threading.current_thread() is engine.backend.worker.thread and not making.is_set():
                 making.set()
                 go_on.wait(PATIENCE)
             start()

@@ -216,7 +216,7 @@ def test_i4_a_map_s_messages_without_what_the_topic_holds_are_told_from_a_state_
     with pytest.raises(xl.StateError, match="no message of a state"):
         counts_of(topic)
     assert opened_afresh(topic) == {"a": 1}
-    engine.snapshot(topic.id, 1, [(None, b"\x81\xa1a\x01")])
+    engine.backend.snapshot(topic.id, 1, [(None, b"\x81\xa1a\x01")])
     topic.engine.topic("orders").trim(before=1)
     with pytest.raises(xl.StateError, match="no snapshot of a map"):
         xl.SharedMap(topic)
@@ -246,7 +246,7 @@ def old(topic: xl.Topic) -> int:
     time.sleep(0.01)
     engine = topic.engine
     ages = Ages(engine.ledger, topic.id)
-    return trim_what_is_old(engine.ledger, topic.id, (0.0, None), engine.renew, ages)
+    return trim_what_is_old(engine.ledger, topic.id, (0.0, None), engine.backend.renew, ages)
 
 
 def test_i4_so_does_retention(shared: Map, topic: xl.Topic, other: xl.Topic) -> None:

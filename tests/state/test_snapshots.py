@@ -411,7 +411,7 @@ def test_i4_a_slow_one_does_not_replace_a_later_one(
         shared.put("new", 1)
         assert shared.snapshot() == 11
 
-    other.engine.snapshot(topic.id, 10, slowly())
+    other.engine.backend.snapshot(topic.id, 10, slowly())
     assert horizon(topic) == 11
     assert opened_afresh(topic) == everything(shared)
     assert not garbage(engine)
@@ -610,7 +610,7 @@ def test_g8_one_that_is_being_taken_goes_with_it_as_well(
         yield b"a", b"\x01"
         engine.delete_topic("orders")
 
-    engine.snapshot(topic.id, 10, items())
+    engine.backend.snapshot(topic.id, 10, items())
     assert not rows(engine)["snapshots"]
     assert not garbage(engine)
 

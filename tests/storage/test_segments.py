@@ -102,7 +102,7 @@ def delete(state: State, name: str = "orders") -> None:
 
 
 def look_around(state: State) -> None:
-    state.engine.worker.wake()
+    state.engine.backend.worker.wake()
 
 
 def tail(state: State, count: int, arrow: bool) -> list[tuple[int, bytes]]:

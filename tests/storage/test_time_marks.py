@@ -181,7 +181,7 @@ def keep(state: State, seconds: float) -> None:
 
 def retain(topic: xl.Topic, seconds: float) -> None:
     """Have messages removed that are older, and wait until this process has looked at them."""
-    keeper, looked = topic.engine.retention_worker, threading.Event()
+    keeper, looked = topic.engine.backend.retention_worker, threading.Event()
     go_round = keeper.go_round
 
     def note_it() -> None:

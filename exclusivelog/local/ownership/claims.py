@@ -272,6 +272,13 @@ def _refusal(
 Positions = Mapping[int, int]  # topic id: offset
 
 
+class Drained(Protocol):
+    """A session that is bound to a claim."""
+
+    def drain(self) -> None:
+        """Commit what was accepted so far."""
+
+
 class Registered(Protocol):
     """The claims of one engine, to be told of their loss."""
 
@@ -280,6 +287,9 @@ class Registered(Protocol):
 
     def forget_claim(self, number: int) -> None:
         """The claim is released."""
+
+    def bound_to(self, claim: int) -> Iterable[Drained]:
+        """The sessions that end with this claim."""
 
 
 class Releases(Protocol):
@@ -455,8 +465,8 @@ class LocalGroupCursor(HeldClaim):
     def end(self) -> None:
         """Release the claim."""
         if not self._ended and not self._bound:
-            self._ended = True
             self.release()
+            self._ended = True  # only now: where that has failed, it is to be tried again
 
 
 def _check_exists(tables: Tables, topic: int, name: str) -> None:
@@ -490,12 +500,32 @@ def _hold(
         raise
 
 
-def hold_claim(
-    host: Host, group: str, resources: Mapping[str, int | None],
-    make: Callable[[ClaimSession], Held],
-) -> Held:  # fmt: skip
-    """What `exclusivelog.backend.ClaimStore.hold_claim` does."""
-    return _hold(host, group, resources, lambda claimant: make(HeldClaim(host, claimant)))
+class LocalClaims:
+    """The claims that one engine holds; see `exclusivelog.backend.ClaimStore`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._claims = Claims(host.ledger, host.sessions.succession)
+
+    def hold(
+        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
+    ) -> Held:
+        """Claim all of the resources or none, and keep what `make` makes of it."""
+        host = self._host
+        return _hold(host, group, resources, lambda claimant: make(HeldClaim(host, claimant)))
+
+    def mark(self) -> int:
+        """A number that changes with every release of a claim, for `wait`."""
+        return self._claims.changes()
+
+    def wait(self, seen: int, seconds: float) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+        self._claims.wait_for_a_change(seen, seconds)
+
+    def drain_bound(self, claim: int) -> None:
+        """Commit what the producers that are bound to a claim have accepted."""
+        for session in self._host.registry.bound_to(claim):
+            session.drain()
 
 
 def join_group(

@@ -208,7 +208,7 @@ class Releases:
     def _makes_producer(self, session: int) -> bool:
         # Another thread has read the grant: only a producer that is there can be told where its
         # topic goes.
-        future = self._pending.settling(session)
+        future = self._pending.queued.settling(session)
         made = self._engine().registry.find_session(session) is not None
         return future is not None and not made and not future.done()
 
@@ -307,20 +307,20 @@ class Notifications:
             self._deliveries.add(functools.partial(self.pending.tell_wanted, session))
 
     def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
-        future = self.pending.take(session_id)
+        future = self.pending.queued.take(session_id)
         if future is None or future.session is None:
             return
         session = changed(future.session, epoch=epoch, since=since)
         self._deliveries.add(lambda: self.pending.hand_out(future, session, last_sequence))
 
     def _fenced(self, session_id: int, kind: str, text: str) -> None:
-        self.pending.take(session_id)
+        self.pending.queued.take(session_id)
         error = ProducerRevokedError if kind == REVOKED else ProducerFencedError
         self._deliveries.add(lambda: self._tell_fenced(session_id, error, text))
 
     def _tell_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
         # Only now: the grant may have been read at the same time.
-        future = self.pending.settling(session_id)
+        future = self.pending.queued.settling(session_id)
         if future is not None and future.session is not None and future.granted is None:
             holder = self._owner_if_known(future.session.topic)
             self.pending.fail(future, session_id, error(text, holder=holder))
@@ -330,7 +330,7 @@ class Notifications:
             producer.lose(error(text, holder=holder))
 
     def _terminated(self, session_id: int, text: str) -> None:
-        future = self.pending.take(session_id)
+        future = self.pending.queued.take(session_id)
         if future is not None:
             error = TopicTerminatedError(text)
             self._deliveries.add(lambda: self.pending.fail(future, session_id, error))

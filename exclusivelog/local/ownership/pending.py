@@ -111,6 +111,93 @@ class Arrivals:
                 yield arrival.deadline - clock
 
 
+# ---- in a queue ------------------------------------------------------------------------
+
+
+class Queued:
+    """The requests of one engine whose sessions are in a queue, and those whose outcome is known,
+    and still to be told; by the ids of their sessions."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, AnyFuture] = {}
+        self._settling: dict[int, AnyFuture] = {}
+        self._deadlines: list[tuple[float, int]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def futures(self) -> list[AnyFuture]:
+        """Those that wait."""
+        return list(self._waiting.values())
+
+    def sessions(self) -> list[Session]:
+        """The sessions that wait."""
+        return [f.session for f in self.futures() if f.session is not None]
+
+    def known(self) -> set[int]:
+        """The sessions whose futures are not settled, in the order in which they move on."""
+        return set(self._waiting) | set(self._settling)
+
+    def settling(self, session: int) -> AnyFuture | None:
+        """The future of a session whose outcome is known, and is still to be told."""
+        return self._settling.get(session)
+
+    def settles(self, session: Session) -> bool:
+        """Will another thread settle this session's future?"""
+        return session.id in self._waiting or session.id in self._settling
+
+    def add(self, future: AnyFuture, deadline: float | None) -> None:
+        """This one waits, up to a time of the monotonic clock (None: for ever)."""
+        self._waiting[future.session.id] = future
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, future.session.id))
+
+    def drop(self, session: int) -> None:
+        """It does not wait any more, and nothing is to be told."""
+        self._waiting.pop(session, None)
+
+    def take(self, session: int) -> AnyFuture | None:
+        """The future of a queued session whose outcome is known now."""
+        # In one of the two at every moment: `cancel` must see that it will be settled.
+        future = self._waiting.get(session)
+        if future is not None:
+            self._settling[session] = future
+            self._waiting.pop(session, None)
+        return future
+
+    def settle_later(self, session: int, future: AnyFuture) -> None:
+        """The outcome of a session that never waited is to be told."""
+        self._settling[session] = future
+
+    def settled(self, session: int) -> None:
+        """Its outcome was told."""
+        self._settling.pop(session, None)
+
+    def next_times(self) -> Iterator[float]:
+        """In how many seconds the first deadline is."""
+        if self._deadlines:
+            yield self._deadlines[0][0] - time.monotonic()
+
+    def end_waits(self, end: Callable[[AnyFuture], None]) -> None:
+        """Call `end` for each one whose deadline has passed."""
+        now = time.monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            # Taken out first: an earlier deadline may come in front of it meanwhile.
+            entry = heapq.heappop(self._deadlines)
+            future = self._waiting.get(entry[1])
+            try:
+                if future is not None:
+                    end(future)
+            except BaseException:  # the disk is full, say: the next round tries again
+                heapq.heappush(self._deadlines, entry)
+                raise
+
+    def take_all(self, settling: bool) -> dict[int, AnyFuture]:
+        """All that wait, which wait no longer; if `settling`, with what is about to be settled."""
+        waiting, self._waiting = self._waiting, {}
+        return {**waiting, **(self._settling if settling else {})}
+
+
 # ---- requests --------------------------------------------------------------------------
 
 
@@ -299,9 +386,7 @@ class Pending:
         self.lock = lock
         self._engine = engine
         self._deliveries = deliveries
-        self._queued: dict[int, AnyFuture] = {}
-        self._settling: dict[int, AnyFuture] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self.queued = Queued()
         self._arrivals = Arrivals()
         self._wanted: set[int] = set()  # sessions that were wanted before they had a producer
 
@@ -310,33 +395,20 @@ class Pending:
     @property
     def awaits(self) -> bool:
         """Does a request of this engine wait in a queue, or for a hand-over?"""
-        return bool(self._queued) or bool(self._arrivals)
+        return bool(self.queued) or bool(self._arrivals)
 
     def needed(self) -> set[int]:
         """The topics that are waited for."""
-        waiting = [future.in_the_way() for future in list(self._queued.values())]
+        waiting = [future.in_the_way() for future in self.queued.futures()]
         return self._arrivals.topics().union(*waiting)
-
-    def waiting(self) -> list[Session]:
-        """The sessions that wait in a queue."""
-        return [f.session for f in list(self._queued.values()) if f.session is not None]
-
-    def known(self) -> set[int]:
-        """The sessions whose futures are not settled, in the order in which they move on."""
-        return set(self._queued) | set(self._settling)
-
-    def settling(self, session: int) -> AnyFuture | None:
-        """The future of a session whose outcome is known, and is still to be told."""
-        return self._settling.get(session)
 
     def settles(self, session: Session) -> bool:
         """Will another thread settle this session's future?"""
-        return session.id in self._queued or session.id in self._settling
+        return self.queued.settles(session)
 
     def next_times(self) -> Iterator[float]:
         """In how many seconds one of them has to be looked after."""
-        if self._deadlines:
-            yield self._deadlines[0][0] - time.monotonic()
+        yield from self.queued.next_times()
         yield from self._arrivals.next_times()
 
     # ---- request -------------------------------------------------------------------------
@@ -359,7 +431,7 @@ class Pending:
         except BaseException:
             # An interrupt may come after the commit: the background thread looks for orphans.
             if future.session is not None:
-                self._queued.pop(future.session.id, None)
+                self.queued.drop(future.session.id)
             self._engine().worker.release_orphans()
             raise
 
@@ -395,12 +467,10 @@ class Pending:
     def queue(self, future: AnyFuture, deadline: float | None) -> None:
         """A session was queued: settle its future later, or take it out at the deadline."""
         assert future.session is not None
-        self._queued[future.session.id] = future
+        self.queued.add(future, deadline)
         # Now, not when it is promoted: the topic would be idle for as long.
         self._engine().ledger.checkpointer.start()
         self._engine().committer.start()
-        if deadline is not None:
-            heapq.heappush(self._deadlines, (deadline, future.session.id))
         self._engine().worker.wake()  # the background thread must watch the other engines now
 
     def withdraw(self, session: Session) -> bool:
@@ -408,7 +478,7 @@ class Pending:
         which its future knows when this returns."""
         engine = self._engine()
         if engine.sessions.cancel(session):
-            self._queued.pop(session.id, None)
+            self.queued.drop(session.id)
             return True
         engine.notifications.read()
         engine.worker.wake()  # some may be for the background thread
@@ -422,15 +492,6 @@ class Pending:
             return self._arrivals.take_future(future)
 
     # ---- settle --------------------------------------------------------------------------
-
-    def take(self, session_id: int) -> AnyFuture | None:
-        """The future of a queued session whose outcome is known now."""
-        # In one of the two at every moment: `cancel` must see that it will be settled.
-        future = self._queued.get(session_id)
-        if future is not None:
-            self._settling[session_id] = future
-            self._queued.pop(session_id, None)
-        return future
 
     def hand_out(self, future: AnyFuture, session: Session, last_sequence: int) -> None:
         """Make what a future gives, and settle it."""
@@ -447,7 +508,7 @@ class Pending:
         """Tell a session's producer that another one waits for its topic."""
         with self.lock:
             producer = self._engine().registry.find_session(session_id)
-            if producer is None and session_id in self._settling:
+            if producer is None and self.queued.settling(session_id) is not None:
                 self._wanted.add(session_id)  # another thread is making it, and will tell it
         if producer is not None:
             producer.tell_wanted()
@@ -458,7 +519,7 @@ class Pending:
         def unless_settled() -> None:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
                 settle()
-            self._settling.pop(session_id, None)
+            self.queued.settled(session_id)
 
         # A callback may block, so never run it on the background thread.
         if future.has_callbacks:
@@ -502,7 +563,7 @@ class Pending:
                 raise
             if registration is not None and not registration.queued:
                 session, sequence = registration.session, registration.last_sequence
-                self._settling[session.id] = future
+                self.queued.settle_later(session.id, future)
                 self._deliveries.add(lambda: self.hand_out(future, session, sequence))
 
     def _refuse(self, arrival: Arrival, error: ExclusiveLogError) -> None:
@@ -512,21 +573,13 @@ class Pending:
 
     def end_waits(self) -> None:
         """Take requests whose `timeout` has passed out of their queues."""
-        now = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            # Taken out first: an earlier deadline may come in front of it meanwhile.
-            entry = heapq.heappop(self._deadlines)
-            try:
-                self._end_wait(self._queued.get(entry[1]))
-            except BaseException:  # the disk is full, say: the next round tries again
-                heapq.heappush(self._deadlines, entry)
-                raise
+        self.queued.end_waits(self._end_wait)
         self._deliveries.deliver()
 
-    def _end_wait(self, future: AnyFuture | None) -> None:
-        session = None if future is None else future.session
-        if future is not None and session is not None and self._engine().sessions.cancel(session):
-            self.take(session.id)
+    def _end_wait(self, future: AnyFuture) -> None:
+        session = future.session
+        if self._engine().sessions.cancel(session):
+            self.queued.take(session.id)
             self._deliveries.add(functools.partial(self._fail_late, future, session.id))
 
     def _fail_late(self, future: AnyFuture, session_id: int) -> None:
@@ -545,8 +598,7 @@ class Pending:
     def fail_all(self, error: ExclusiveLogError, settling: bool = True) -> None:
         """No promotion will come any more: fail all that waits, and unless `settling` is False,
         what is about to be settled."""
-        queued, self._queued = self._queued, {}
-        for session_id, future in {**queued, **(self._settling if settling else {})}.items():
+        for session_id, future in self.queued.take_all(settling).items():
             self.fail(future, session_id, error)
         for arrival in self._arrivals.all():
             if self._arrivals.take(arrival):

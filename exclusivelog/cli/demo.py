@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 TOPIC = "history"
 PRIORITIES = {"alice": 30, "bob": 20, "carol": 10}
 HISTORY, TRUTH = "redis-history.jsonl.gz", "redis-lines.json.gz"
-DEFAULT_DATA = Path(__file__).resolve().parent.parent / "examples" / "data"
+DEFAULT_DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
 DEFAULT_KILLS, DEFAULT_RATE = 20, 2000.0
 
 BURST = 64  # events in flight at most: so many are in doubt when their sender is killed
@@ -239,7 +239,7 @@ class Child:
         self._reports = reports
         # A session of its own: Ctrl-C is for the parent, and closing stdin is for the child.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "exclusivelog.demo", name, *arguments],
+            [sys.executable, "-m", "exclusivelog.cli.demo", name, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
