@@ -16,6 +16,7 @@ from pathlib import Path
 from bench import (
     append,
     busy,
+    compressed,
     growth,
     handover,
     plots,
@@ -62,6 +63,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P18": topics.p18,
     "P19": single.p19,
     "P20": values.p20,
+    "P22": compressed.p22,
     "P23": start.p23,
 }
 

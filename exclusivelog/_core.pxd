@@ -24,6 +24,10 @@ cdef extern from "_native/sections.h":
         size_t body
         size_t blocks
         const uint32_t* sums
+        size_t chunk
+        size_t sections
+        const char* chunks
+        uint8_t method
         const uint8_t* value_valid
         const uint32_t* value_offsets
         const char* values
@@ -40,6 +44,13 @@ cdef extern from "_native/sections.h":
         const char* name
 
 
+    ctypedef struct ChunkPlace "xe_place_of_chunk":
+        size_t at
+        size_t decompressed
+        uint32_t size
+        uint32_t sum
+
+
 cdef class Entry:
     cdef readonly object data
     cdef readonly Py_ssize_t nbytes
@@ -52,8 +63,16 @@ cdef class Entry:
     cdef uint8_t* seen                      # of each block: is it sound? NULL: it has none
     cdef uint32_t sound_from                # the messages from here
     cdef uint32_t sound_to                  # ... to before here are known to be sound
+    cdef ChunkPlace* places                 # of a compressed entry: its chunks in `view`
+    cdef object decompress
+    cdef readonly str damage                # what is wrong with the chunk that was damaged last
     cdef int _find_blocks(self) except -1
-    cdef bint look(self, uint32_t index, uint32_t ahead) noexcept
+    cdef int _open_compressed(self) except -1
+    cdef bint _decompress_asked(self) except -1
+    cdef bint _decompress(self, size_t number) except -1
+    cdef bint _are_sound(self, uint32_t start, uint32_t stop, bint out_of_order) except -1
+    cdef bint _is_section_sound(self, const void* section) except -1
+    cdef bint look(self, uint32_t index, uint32_t ahead) except -1
     cdef bint _is_whole(self) noexcept
     cdef uint32_t _ahead(self) noexcept
 

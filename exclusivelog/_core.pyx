@@ -7,6 +7,7 @@ The parts are in `_native/`, each with one subject:
 |---|---|
 | `checksum`, `layout` | CRC-32C; the footer of an entry, and how its sections and blocks are found |
 | `columns`, `encode` | messages become a sealed entry, which is given its place later |
+| `compression` | an entry that is compressed where it is stored |
 | `entry`, `message`, `cursor` | entries, messages that are decoded when asked for, reading in order |
 | `values` | reading in order without a message: values alone |
 | `pack` | many small entries become few large ones |
@@ -29,10 +30,11 @@ from cpython.bytes cimport (
     PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
 )
 from cpython.buffer cimport (
-    PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
+    PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer,
 )
 from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_GET_ITEM, PyList_GET_SIZE
+from cpython.memoryview cimport PyMemoryView_FromMemory
 from cpython.object cimport PyObject, PyObject_GenericGetAttr
 
 cdef extern from "Python.h":
@@ -57,6 +59,7 @@ include "_native/checksum.pxi"
 include "_native/layout.pxi"
 include "_native/columns.pxi"
 include "_native/encode.pxi"
+include "_native/compression.pxi"
 include "_native/entry.pxi"
 include "_native/message.pxi"
 include "_native/cursor.pxi"

@@ -765,6 +765,8 @@ class Topic(_Delegating[SyncTopic]):
     compact = _threaded(SyncTopic.compact)
     trim = _threaded(SyncTopic.trim)
     retention = _threaded(SyncTopic.retention)
+    compression = _threaded(SyncTopic.compression)
+    stats = _threaded(SyncTopic.stats)
     terminate = _threaded(SyncTopic.terminate)
 
 

@@ -31,6 +31,7 @@ from exclusivelog.types import (
     OwnerInfo,
     Report,
     RoleInfo,
+    TopicStats,
     TransferInfo,
     WaiterInfo,
 )
@@ -352,6 +353,12 @@ class TopicStore(Protocol):
 
     def retain(self, max_age: float | None, max_bytes: int | None) -> None:
         """Remove old messages in the background from now on."""
+
+    def compress(self, setting: str | None) -> None:
+        """Compress new entries from now on as the setting says ("lz4", "zstd" or None)."""
+
+    def stats(self) -> TopicStats:
+        """How its entries are stored."""
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""
@@ -866,8 +873,8 @@ class MoveHost(Protocol):
 # What engines of one kind can do and those of another kind cannot.
 CAPABILITIES = frozenset(
     {
-        "backup", "claims", "compaction", "history", "reader_groups", "retention", "roles",
-        "shared_state", "transactions", "unload",
+        "backup", "claims", "compaction", "compression", "history", "reader_groups", "retention",
+        "roles", "shared_state", "transactions", "unload",
     }
 )  # fmt: skip
 

@@ -453,9 +453,9 @@ class Engine(Closing):
     def supports(self, capability: str) -> bool:
         """Can engines of this kind do that? An engine on a local ledger can do all of it.
 
-        - `capability`: "backup", "claims" (`own`), "compaction", "history", "reader_groups"
-          (`reader(group=...)`), "retention", "roles", "shared_state" (SharedMap and SharedState),
-          "transactions" or "unload".
+        - `capability`: "backup", "claims" (`own`), "compaction", "compression", "history",
+          "reader_groups" (`reader(group=...)`), "retention", "roles", "shared_state" (SharedMap and
+          SharedState), "transactions" or "unload".
 
         A call that needs a capability which is missing raises UnsupportedError. Raises ValueError
         for another name.

@@ -18,6 +18,7 @@ ExclusiveLogError
 ├── EngineClosedError            closed, or inherited by a forked child
 ├── UnsupportedError             this kind of engine cannot do that (also a NotImplementedError)
 └── LedgerError                  the files themselves
+    ├── MissingLibraryError      a library that a compressed topic needs (also an ImportError)
     ├── LedgerCorruptedError     a checksum does not hold: .topic, .offsets
     ├── LedgerFullError          the disk, the map or the quota is full
     ├── LedgerVersionError       another format or version, or no ledger at all
@@ -56,6 +57,7 @@ __all__ = [
     "LedgerFullError",
     "LedgerIOError",
     "LedgerVersionError",
+    "MissingLibraryError",
     "OffsetTrimmedError",
     "OwnershipError",
     "OwnershipLostError",
@@ -232,6 +234,15 @@ class LedgerVersionError(LedgerError):
     Its format is another one, the files are not a ledger's, or engines of a version that cannot
     share it have it open. The message names the format, the version that opens it, and what to do
     (see `upgrade`)."""
+
+
+class MissingLibraryError(LedgerError, ImportError):
+    """A topic is compressed, and the library that this takes cannot be imported.
+
+    The message names the topic, and the extra that installs the library. Nothing was changed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 def called_reentrantly(what: str) -> LedgerError:

@@ -21,9 +21,17 @@ from exclusivelog.producer import Options, Producer, ProducerFuture
 from exclusivelog.reader import Reader
 from exclusivelog.serde import pick_dumps
 from exclusivelog.transaction import Claim
-from exclusivelog.types import AccessMode, Announcement, OwnerInfo, TransferInfo, WaiterInfo
+from exclusivelog.types import (
+    AccessMode,
+    Announcement,
+    OwnerInfo,
+    TopicStats,
+    TransferInfo,
+    WaiterInfo,
+)
 from exclusivelog.waits import check_seconds
 
+COMPRESSIONS = ("lz4", "zstd", None)
 SENDING = (
     "linger", "max_batch_messages", "max_batch_bytes", "max_pending_bytes", "on_fenced",
     "on_wanted", "follow",
@@ -377,7 +385,8 @@ producer; it is held by producer 'leader' ...
         - `max_age`: seconds since a message was published. Messages found overdue by more than an
           hour are removed an hour later (or `max_age` later, if that is less), because the clock
           may have been set ahead by mistake.
-        - `max_bytes`: how many bytes of the newest entries are kept.
+        - `max_bytes`: how many bytes of the newest entries are kept; of compressed ones those that
+          are stored.
 
         Messages that a shared state's newest snapshot does not cover are kept (rule I4).
 
@@ -388,6 +397,44 @@ producer; it is held by producer 'leader' ...
             check_seconds(max_age, "max_age", "seconds from 0 on, or None")
         _check_max_bytes(max_bytes)
         self._store.retain(max_age, max_bytes)
+
+    def compression(self, method: str | None) -> None:
+        """Compress the topic's messages on the disk from now on, whichever process sends them.
+        Readers read all alike, whether they are compressed or not.
+
+        - `method`: "lz4": new messages by LZ4. What is stored already stays as it is. "zstd": the
+          same, and what is older than ten minutes again by Zstandard, in the background, by any
+          process that has the ledger open: it becomes about half as long as by LZ4, and takes
+          longer to read. None, the default: new messages are not compressed.
+
+        Every process that writes to the ledger, or reads the topic, needs the library: `pip install
+        'exclusivelog[lz4]'` or `'exclusivelog[zstd]'`. Without it, `open` and reads raise
+        MissingLibraryError, and so does this call. `stats` tells what is saved.
+
+        >>> topic.compression("lz4")
+        >>> with topic.producer() as producer:
+        ...     _ = producer.send_many([b'{"order": %d, "state": "paid"}' % n for n in range(9000)])
+        >>> topic.stats().compression, topic.stats().ratio > 2
+        ('lz4', True)
+        """
+        self._engine.check_writable()
+        if method not in COMPRESSIONS:
+            raise ValueError(f"method={method!r}: it takes 'lz4', 'zstd' or None")
+        if is_internal(self.name):
+            raise ValueError(f"topic {self.name!r} is internal to the library")
+        self._store.compress(method)
+
+    def stats(self) -> TopicStats:
+        """How the topic's messages are stored: compression, and bytes with and without it. Those in
+        the journal are not counted. It goes through all entries, and reads the end of each.
+
+        >>> with topic.producer() as producer:
+        ...     _ = producer.send_many([b"%d" % n for n in range(100_000)])
+        >>> stats = topic.stats()
+        >>> stats.compression, stats.entries, stats.raw_bytes == stats.stored_bytes, stats.ratio
+        (None, 1, True, 1.0)
+        """
+        return self._store.stats()
 
     def terminate(self) -> int:
         """Terminate the topic for good: it can be read, and never written again (rule G8).

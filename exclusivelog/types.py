@@ -21,6 +21,7 @@ __all__ = [
     "OwnerInfo",
     "Report",
     "RoleInfo",
+    "TopicStats",
     "TransferInfo",
     "WaiterInfo",
 ]
@@ -226,6 +227,28 @@ class Move:
     def ok(self) -> bool:
         """True if the destination has it, or it is reserved for the destination."""
         return self.state in ("owned", "assigned")
+
+
+@dataclass(frozen=True)
+class TopicStats:
+    """How a topic's entries are stored (`topic.stats()`), without those in the journal.
+
+    - `compression`: the topic's setting, "lz4", "zstd" or None. It applies to new entries.
+    - `entries`, `raw_bytes`, `stored_bytes`: how many there are, and their bytes without
+      compression and as they are stored.
+    - `methods`: {"lz4", "zstd" or "none": stored bytes}.
+    """
+
+    compression: str | None
+    entries: int
+    raw_bytes: int
+    stored_bytes: int
+    methods: Mapping[str, int]
+
+    @property
+    def ratio(self) -> float:
+        """How many times shorter compression makes them; 1.0 if there are none."""
+        return self.raw_bytes / self.stored_bytes if self.stored_bytes else 1.0
 
 
 @dataclass(frozen=True)

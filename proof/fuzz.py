@@ -35,15 +35,21 @@ import google_crc32c
 
 from exclusivelog import _core
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET, SIZE
+from exclusivelog.local.storage import compression
 from testing.entries import (
     BLOCKED,
+    COMPRESSED,
     FIELDS,
     FOOTER,
+    LZ4,
     PLAIN,
+    ZSTD,
     blocked,
+    compressed,
     encode,
     examine,
     refooted,
+    resealed,
     resummed,
     values,
 )
@@ -133,7 +139,10 @@ def entries() -> list[bytes]:
         for n in range(9)
     ]  # fmt: skip
     made = [encode(full), values([b"x"]), values([b"abc" * 50, None, b""]), values([None] * 9)]
-    return made + [blocked(data) for data in made]
+    return made + [blocked(data) for data in made] + [
+        compressed(data, compression.method(number).compress, number)
+        for number in (LZ4, ZSTD) for data in made
+    ]  # fmt: skip
 
 
 def framed(parts: list[bytes]) -> bytes:
@@ -170,6 +179,9 @@ def sound_entry(data: bytes, dice: random.Random) -> bytes:
         return data
     if data[-8:-4] == BLOCKED.to_bytes(4, "little") and dice.random() < 0.9:
         return resummed(data) if dice.random() < 0.9 else refooted(data)
+    if data[-8:-4] == COMPRESSED.to_bytes(4, "little") and dice.random() < 0.9:
+        with contextlib.suppress(struct.error):
+            return resealed(data)
     return refooted(data, magic=PLAIN)
 
 

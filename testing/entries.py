@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import google_crc32c
@@ -17,9 +17,12 @@ FIELDS = (
     "name_length", "magic", "crc",
 )  # fmt: skip
 
-PLAIN, BLOCKED = 0x01454C58, 0x02454C58  # magic and version
-# Of an entry of version 2: bytes of values, keys and properties, last gap, last time, 0.
+PLAIN, BLOCKED, COMPRESSED = 0x01454C58, 0x02454C58, 0x03454C58  # magic and version
+# Of an entry of version 2 or 3: bytes of values, keys and properties, last gap, last time, and the
+# method + 256 * log2(bytes of a chunk), or 0.
 SUMMARY = struct.Struct("<IIIIII")
+CHUNK = struct.Struct("<II")  # bytes of a compressed chunk, and their checksum
+LZ4, ZSTD = 1, 2
 # Its sections in blocks: flag (0: always), kind, and whose bytes, by their place in the summary.
 SECTIONS = (
     (1, "bits", 0), (0, "offsets", 0), (0, "bytes", 0), (2, "bits", 1), (2, "offsets", 1),
@@ -106,6 +109,57 @@ def blocked(data: bytes) -> bytes:
     count = len(list(_blocks(fields, data[: -FOOTER.size] + summary + footer)))
     room = bytes(-(-4 * count // 8) * 8)
     return resummed(data[: -FOOTER.size] + room + summary + footer)
+
+
+def compressed(
+    data: bytes, deflate: Callable[[bytes], bytes], method: int = LZ4, bits: int = 12
+) -> bytes:
+    """An entry of version 1 without times and gaps, or of version 2, as one of version 3."""
+    data = blocked(data) if data[-8:-4] == PLAIN.to_bytes(4, "little") else data
+    fields = dict(zip(FIELDS, FOOTER.unpack(data[-FOOTER.size :]), strict=True))
+    end = list(_blocks(fields, data))[-1][1]
+    name = data[end : end + -(-fields["name_length"] // 8) * 8]
+    summary = list(SUMMARY.unpack_from(data, len(data) - FOOTER.size - SUMMARY.size))
+    summary[-1] = method | bits << 8
+    chunks = [deflate(data[at : min(at + (1 << bits), end)]) for at in range(0, end, 1 << bits)]
+    stored = b"".join(chunks)
+    fields["magic"] = COMPRESSED
+    return resealed(
+        stored + bytes(-len(stored) % 8) + name
+        + b"".join(CHUNK.pack(len(chunk), 0) for chunk in chunks) + SUMMARY.pack(*summary)
+        + FOOTER.pack(*fields.values())
+    )  # fmt: skip
+
+
+def chunks_of(data: bytes) -> tuple[int, int]:
+    """(where the table of an entry of version 3 begins, how many chunks there are)."""
+    fields = dict(zip(FIELDS, FOOTER.unpack(data[-FOOTER.size :]), strict=True))
+    end = len(data) - FOOTER.size - SUMMARY.size
+    n, size = fields["count"], 0
+    sizes = SUMMARY.unpack_from(data, end)
+    for flag, kind, which in SECTIONS:
+        if not flag or fields["flags"] & flag:
+            width = {"bits": -(-n // 8), "offsets": 4 * n + 4, "eights": 8 * n, "fours": 4 * n}
+            size += -(-width.get(kind, sizes[which]) // 8) * 8
+    count = -(-size // (1 << min(32, sizes[-1] >> 8)))
+    return end - CHUNK.size * count, count
+
+
+def resealed(data: bytes) -> bytes:
+    """An entry of version 3 with sums of its chunks, and a checksum, that hold."""
+    changed, at = bytearray(data), 0
+    table, count = chunks_of(data)
+    name = -(-FOOTER.unpack(data[-FOOTER.size :])[8] // 8) * 8
+    if table - name < 0:
+        return data
+    for number in range(count):
+        place = table + CHUNK.size * number
+        size, _ = CHUNK.unpack_from(changed, place)
+        CHUNK.pack_into(changed, place, size, google_crc32c.value(bytes(changed[at : at + size])))
+        at += size
+    changed[-4:] = bytes(4)
+    changed[-4:] = google_crc32c.value(bytes(changed[table - name :])).to_bytes(4, "little")
+    return bytes(changed)
 
 
 def flipped(data: bytes, bit: int) -> bytes:

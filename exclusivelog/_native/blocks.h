@@ -2,7 +2,9 @@
 
    Whoever reads a message has those blocks verified that hold a part of it, each once: `seen` has a
    byte for each block, XB_UNSEEN at first. In an entry that is `mapped`, the disk is asked for a block
-   that is read out of order. */
+   that is read out of order.
+
+   Of a compressed entry, a block is a chunk, and `seen` tells whether it was decompressed. */
 #ifndef EXCLUSIVELOG_BLOCKS_H
 #define EXCLUSIVELOG_BLOCKS_H
 
@@ -13,7 +15,7 @@
 #define XB_UNSEEN 0
 #define XB_SOUND 1
 #define XB_DAMAGED 2
-#define XB_ASKED 3                      /* as unseen; the disk was asked for it */
+#define XB_ASKED 3                      /* as unseen; the disk was asked for it, or the chunk is needed */
 #define XB_PIECE ((size_t)8192)         /* two pages */
 #define XB_CRC (XE_FOOTER - 4)          /* where in the footer the checksum stands */
 
@@ -77,10 +79,25 @@ static inline int xb_sum_holds(const xe_laid *laid, const xb_section *in, size_t
     return ~crc == laid->sums[in->first + number];
 }
 
+/* Are the chunks of a compressed entry decompressed that hold these bytes of the section? Those that
+   are not are XB_ASKED from then on, unless they are damaged: the caller decompresses them, and asks
+   again. */
+static inline int xb_are_decompressed(const xe_laid *laid, uint8_t *seen, const xb_section *in,
+                                      size_t from, size_t size) {
+    const size_t start = (size_t)(in->start - laid->start) + from;
+    int all = 1;
+    for (size_t number = start / laid->chunk; number <= (start + size - 1) / laid->chunk; number++) {
+        if (seen[number] == XB_UNSEEN) seen[number] = XB_ASKED;
+        all &= seen[number] == XB_SOUND;
+    }
+    return all;
+}
+
 /* Are the blocks sound that hold these bytes of the section? `seen` NULL: that is known. */
 static inline int xb_are_sound(const xe_laid *laid, uint8_t *seen, const xb_section *in,
                                size_t from, size_t size) {
     if (size == 0 || seen == NULL) return 1;
+    if (laid->chunk) return xb_are_decompressed(laid, seen, in, from, size);
     const size_t last = (from + size - 1) / in->block;
     for (size_t number = from / in->block; number <= last; number++) {
         uint8_t *known = seen + in->first + number;

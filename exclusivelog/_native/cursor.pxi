@@ -24,7 +24,7 @@ cdef _look(Cursor cursor, Entry entry, uint32_t index):
 
 cdef _refuse(Cursor cursor, Entry entry, uint32_t index):
     start, stop = entry.damage_from(index)
-    cursor.refuse(entry.offset_at(start), entry.offset_at(stop))
+    cursor.refuse(entry.offset_at(start), entry.offset_at(stop), entry.damage)
     raise ValueError(_UNSOUND)
 
 
@@ -38,8 +38,9 @@ cdef class Cursor:
     def refill(self):
         raise TypeError("Cursor is abstract")
 
-    def refuse(self, uint64_t start, uint64_t stop):
-        """Raise the error for messages, by their offsets, that a damaged block costs."""
+    def refuse(self, uint64_t start, uint64_t stop, str damage):
+        """Raise the error for messages, by their offsets, that a damaged block costs. `damage` says
+        what is wrong with it, if it is compressed."""
         raise ValueError(_UNSOUND)
 
     def move_to(self, uint64_t position):

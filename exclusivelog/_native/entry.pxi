@@ -12,7 +12,8 @@ cdef class Entry:
     blocks, damage to one of them is found once something is asked for that stands in it.
 
     `data` is bytes or a buffer like them, and is not copied. `loads` is applied to every
-    value that is read (None: bytes as they are).
+    value that is read (None: bytes as they are). Of a compressed entry, the attribute `data` is what
+    it is decompressed into, block by block as it is needed.
     """
 
     def __cinit__(self, object data not None, object loads=None):
@@ -27,7 +28,8 @@ cdef class Entry:
         damage = _read_footer(start, size, &self.laid)
         if damage != WHOLE:
             raise ValueError(_DAMAGE[damage])
-        if self.laid.version == BLOCKED:
+        self.data = data
+        if self.laid.version != PLAIN:
             damage = self._find_blocks()
         elif _sum_all(start, size) ^ _sum(footer + F_CRC, 4) != (<uint32_t*>(footer + F_CRC))[0]:
             raise ValueError(_UNSOUND)
@@ -36,8 +38,7 @@ cdef class Entry:
             self.sound_to = self.laid.count
         if damage != WHOLE:
             raise ValueError(_DAMAGE[damage])
-        self.data = data
-        self.nbytes = size
+        self.nbytes = self.laid.size
         self.loads = loads
         self.end = _end_of(&self.laid)
 
@@ -51,14 +52,82 @@ cdef class Entry:
         self.seen = <uint8_t*>calloc(max(laid.blocks, 1), 1)
         if self.seen == NULL:
             raise MemoryError
+        if laid.version == COMPRESSED:
+            damage = self._open_compressed()
+            if damage != WHOLE:
+                return damage
         # By these a message is found.
         if laid.gaps != NULL and not (
-                xb_section_is_sound(laid, self.seen, laid.gaps)
+                self._is_section_sound(laid.gaps)
                 and xb_grow(laid.gaps, 0, laid.count, laid.count, laid.last_gap)):
             raise ValueError(_UNSOUND)
         return WHOLE
 
-    cdef bint look(self, uint32_t index, uint32_t ahead) noexcept:
+    cdef int _open_compressed(self) except -1:
+        cdef Laid* laid = &self.laid
+        self.decompress = _find_codec(laid.method)
+        self.places = <ChunkPlace*>malloc(max(laid.blocks, 1) * sizeof(ChunkPlace))
+        if self.places == NULL:
+            raise MemoryError
+        if not xe_place_chunks(laid, self.places):
+            return BAD_CHUNKS
+        self.data = PyBytes_FromStringAndSize(NULL, laid.sections)
+        xe_pass_decompressed(laid, PyBytes_AS_STRING(self.data))
+        return WHOLE
+
+    cdef bint _decompress_asked(self) except -1:
+        """Decompress the chunks that were asked for. False if there were none, or one is damaged: a
+        second try would fail as the first."""
+        cdef bint sound = True
+        cdef bint some = False
+        cdef size_t number
+        for number in range(self.laid.blocks):
+            if self.seen[number] == XB_ASKED:
+                some = True
+                sound &= self._decompress(number)
+        return some and sound
+
+    cdef bint _decompress(self, size_t number) except -1:
+        # Another thread may do the same meanwhile: it writes the same bytes.
+        cdef const ChunkPlace* place = &self.places[number]
+        cdef const char* chunk = <const char*>self.view.buf + place.at
+        cdef char* to = PyBytes_AS_STRING(self.data) + number * self.laid.chunk
+        cdef object made
+        if self.mapped:
+            xl_ask(chunk, place.size)
+        if _crc(chunk, place.size) != place.sum:
+            return _damaged_chunk(self, number, _UNSOUND)
+        if place.size == place.decompressed:
+            memcpy(to, chunk, place.size)
+            self.seen[number] = XB_SOUND
+            return True
+        try:
+            made = self.decompress(
+                PyMemoryView_FromMemory(<char*>chunk, place.size, PyBUF_READ), place.decompressed)
+        except ValueError as error:
+            return _damaged_chunk(self, number, str(error))
+        if not PyBytes_CheckExact(made) or <size_t>PyBytes_GET_SIZE(made) != place.decompressed:
+            return _damaged_chunk(self, number, "it is decompressed to another size")
+        memcpy(to, PyBytes_AS_STRING(made), place.decompressed)
+        self.seen[number] = XB_SOUND
+        return True
+
+    cdef bint _are_sound(self, uint32_t start, uint32_t stop, bint out_of_order) except -1:
+        """Are these messages sound? Decompresses the chunks that they are in."""
+        if self.laid.chunk == 0:
+            return xb_messages_are_sound(&self.laid, self.seen, start, stop, out_of_order)
+        while not xb_messages_are_sound(&self.laid, self.seen, start, stop, False):
+            if not self._decompress_asked():
+                return False
+        return True
+
+    cdef bint _is_section_sound(self, const void* section) except -1:
+        while not xb_section_is_sound(&self.laid, self.seen, section):
+            if self.laid.chunk == 0 or not self._decompress_asked():
+                return False
+        return True
+
+    cdef bint look(self, uint32_t index, uint32_t ahead) except -1:
         """Is the message at `index` sound? Looks at those behind it, too, up to `ahead` in all; what
         was found sound is remembered."""
         cdef uint32_t stop = index + min(max(ahead, 1), self.laid.count - index)
@@ -66,11 +135,11 @@ cdef class Entry:
             return True
         if self.sound_from <= stop < self.sound_to and index < self.sound_from:
             stop = self.sound_from
-        if self.mapped and ahead <= 1:
+        if self.mapped and ahead <= 1 and self.laid.chunk == 0:
             xb_ask_for(&self.laid, self.seen, index)
-        if not xb_messages_are_sound(&self.laid, self.seen, index, stop, self.mapped and ahead <= 1):
+        if not self._are_sound(index, stop, self.mapped and ahead <= 1):
             stop = index + 1
-            if not xb_messages_are_sound(&self.laid, self.seen, index, stop, False):
+            if not self._are_sound(index, stop, False):
                 return False
         if index == self.sound_to:
             self.sound_to = stop
@@ -88,8 +157,8 @@ cdef class Entry:
         cdef bint sound
         if self._is_whole():
             return
-        if self.nbytes < WITHOUT_GIL:
-            sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count, False)
+        if self.laid.chunk or self.nbytes < WITHOUT_GIL:
+            sound = self._are_sound(0, self.laid.count, False)
         else:
             with nogil:
                 sound = xb_messages_are_sound(&self.laid, self.seen, 0, self.laid.count, False)
@@ -124,6 +193,7 @@ cdef class Entry:
 
     def __dealloc__(self):
         free(self.seen)
+        free(self.places)
         PyBuffer_Release(&self.view)
 
     @property
@@ -159,6 +229,16 @@ cdef class Entry:
         return self.laid.flags
 
     @property
+    def compression(self):
+        """The number of the method that it is compressed by; 0 if it is not."""
+        return self.laid.method
+
+    @property
+    def stored(self):
+        """The bytes that it has where it is stored."""
+        return self.view.len
+
+    @property
     def has_publish_times(self):
         return self.laid.times != NULL
 
@@ -170,8 +250,8 @@ cdef class Entry:
         """The offset of the first message published at or after `time`, in ms; the offset
         behind the last one if there is none."""
         cdef uint32_t i = 0
-        if self.laid.times != NULL and self.seen != NULL and not xb_section_is_sound(
-                &self.laid, self.seen, self.laid.times):
+        if self.laid.times != NULL and self.seen != NULL and not self._is_section_sound(
+                self.laid.times):
             raise ValueError(_UNSOUND)
         while i < self.laid.count and self.laid.publish_time + (
                 self.laid.times[i] if self.laid.times != NULL else 0) < time:
@@ -253,11 +333,19 @@ cdef class Entry:
         return out
 
 
+cdef bint _damaged_chunk(Entry entry, size_t number, str why) except -1:
+    """Remember that the chunk is damaged, and why; False."""
+    cdef str method = _method_name(entry.laid.method)
+    entry.seen[number] = XB_DAMAGED
+    entry.damage = f"{method} block {number} of {entry.laid.blocks}: {why}"
+    return False
+
+
 def ask_like(Entry other not None, data not None, uint64_t index, uint64_t count):
     """Let the disk begin with what reading a message needs: that at `index` of the `count` of an
     entry in a mapped file, which may have the sections that `other` has."""
     cdef Py_buffer view
-    if other.seen == NULL or count >= UINT32_MAX or index >= count:
+    if other.seen == NULL or other.laid.chunk or count >= UINT32_MAX or index >= count:
         return
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     xb_ask_like(&other.laid, <const char*>view.buf, view.len, index, count)

@@ -36,6 +36,19 @@ cdef extern from "_native/sections.h":
     int NOT_RISING "XE_NOT_RISING"
     int LEFT_OVER "XE_LEFT_OVER"
     int NO_MESSAGES "XE_NO_MESSAGES"
+    int BAD_CHUNKS "XE_BAD_CHUNKS"
+    int CHUNK_BITS "XE_CHUNK_BITS"
+    size_t MOST_COMPRESSED "XE_MOST_COMPRESSED"
+    ctypedef struct Summary "xe_summary":
+        uint32_t values
+        uint32_t keys
+        uint32_t properties
+        uint32_t last_gap
+        uint32_t last_time
+        uint32_t compression
+    ctypedef struct Chunk "xe_chunk":
+        uint32_t size
+        uint32_t sum
     ctypedef struct Sizes "xe_sizes":
         size_t values
         size_t keys
@@ -60,8 +73,15 @@ cdef extern from "_native/sections.h":
     size_t xe_entry_size(uint16_t, size_t, const Sizes*) noexcept nogil
     void xe_place(char*, uint16_t, size_t, const Sizes*, Space*) noexcept nogil
     int xe_find(Laid*) noexcept nogil
+    size_t xe_padded(size_t) noexcept nogil
+    size_t xe_in_blocks(size_t, size_t) noexcept nogil
+    bint xe_place_chunks(const Laid*, ChunkPlace*) noexcept nogil
+    void xe_pass_decompressed(Laid*, const char*) noexcept nogil
 
 cdef extern from "_native/blocks.h":
+    uint8_t XB_SOUND
+    uint8_t XB_DAMAGED
+    uint8_t XB_ASKED
     size_t xb_seal(char*, size_t, uint16_t, size_t, const Sizes*,
                    const Space*) noexcept nogil
     bint xb_tail_is_sound(const Laid*) noexcept nogil
@@ -77,6 +97,7 @@ cdef uint32_t VERSION = <uint32_t>1 << 24
 cdef enum:
     PLAIN = 1                   # the versions of an entry
     BLOCKED = 2
+    COMPRESSED = 3              # in the tables and segments alone, never in the journal
 
 FOOTER_BYTES = FOOTER
 
@@ -88,6 +109,7 @@ _DAMAGE = {
     NOT_RISING: "its offsets do not rise from 0",
     LEFT_OVER: "it has bytes that belong to no section",
     NO_MESSAGES: "it has no messages",
+    BAD_CHUNKS: "its compressed blocks are not as long as it says",
 }
 
 
@@ -111,12 +133,14 @@ cdef int _read_footer(const char* start, size_t size, Laid* laid) noexcept nogil
     laid.version = (<uint32_t*>(footer + F_MAGIC))[0] // VERSION
     if (<uint32_t*>(footer + F_MAGIC))[0] % VERSION != MAGIC:
         return NO_FOOTER
-    return WHOLE if laid.version == PLAIN or laid.version == BLOCKED else NO_FOOTER
+    return WHOLE if PLAIN <= laid.version <= COMPRESSED else NO_FOOTER
 
 
 cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
-    """Find the sections of an entry all of whose checksums hold."""
+    """Find the sections of an entry all of whose checksums hold, and that is not compressed."""
     cdef int damage = _read_footer(start, size, laid)
+    if damage == WHOLE and laid.version == COMPRESSED:
+        return NO_FOOTER
     if damage == WHOLE:
         damage = xe_find(laid)
     if damage == WHOLE and laid.sums != NULL and (
@@ -126,9 +150,9 @@ cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
 
 
 cdef bint _is_sound(const char* entry, size_t size) noexcept nogil:
-    """Do all of the entry's checksums hold?"""
+    """Do all of the checksums hold of an entry that is not compressed?"""
     cdef Laid laid
-    if _read_footer(entry, size, &laid) != WHOLE:
+    if _read_footer(entry, size, &laid) != WHOLE or laid.version == COMPRESSED:
         return False
     if laid.version == BLOCKED and xe_find(&laid) != WHOLE:
         return False

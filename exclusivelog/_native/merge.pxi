@@ -152,7 +152,7 @@ cdef bint _continues(Bundle bundle, bytes row, int64_t latest):
     return (size >= R_NAME and (<uint32_t*>(at + R_VERSION))[0] == 1
             and _row_sum(at, size) == (<uint32_t*>(at + R_CRC))[0]
             and (<uint64_t*>(at + R_ID))[0] == bundle.topic
-            and not (<uint32_t*>(at + R_FLAGS))[0] & <uint32_t>DELETED
+            and not (<uint32_t*>(at + R_FLAGS))[0] & <uint32_t>(DELETED | COMPRESSED_TOPIC)
             and (<uint64_t*>(at + R_NEXT_OFFSET))[0] == bundle.base_offset
             and (<int64_t*>(at + R_LAST_PUBLISH_TIME))[0] <= latest
             and bundle.publish_time <= latest)
@@ -181,7 +181,11 @@ cdef bytes _last_entry(Bundle bundle):
 
 cdef bint _is_small(Bundle bundle, bytes data, size_t most, size_t small):
     cdef size_t size = PyBytes_GET_SIZE(data)
-    return size < most and size <= max(small, 4 * bundle.nbytes)
+    cdef Laid laid
+    if size >= most or size > max(small, 4 * bundle.nbytes):
+        return False
+    # A topic that was compressed before: this process may lack the library.
+    return _read_footer(PyBytes_AS_STRING(data), size, &laid) != WHOLE or laid.version != COMPRESSED
 
 
 cdef Entry _sound_entry(bytes data):

@@ -141,7 +141,7 @@ cdef _pack_parts(const Laid* parts, Py_ssize_t n, size_t most, list packed):
     cdef Sums sums
     while start < n:
         stop = start + _run_length(&parts[start], n - start, most, &sums)
-        if stop == start + 1:
+        if stop == start + 1 and parts[start].chunk == 0:
             data = parts[start].start[:parts[start].size]
         else:
             data = _pack_run(&parts[start], stop - start, &sums)
@@ -255,3 +255,17 @@ def pack_kept(list entries not None, size_t most):
         return packed
     finally:
         free(parts)
+
+
+# ---- decompressing -----------------------------------------------------------------------
+
+
+def decompressed(data not None):
+    """The bytes of an entry as they are when it is not compressed. ValueError if it is damaged."""
+    cdef Entry entry = Entry(data)
+    cdef Sums sums
+    entry.check()
+    if entry.laid.chunk == 0:
+        return bytes(data)
+    _add_up(&entry.laid, 0, &sums)
+    return _pack_run(&entry.laid, 1, &sums)

@@ -23,6 +23,7 @@ cdef enum:
 TERMINATED = 1
 DELETED = 2
 RECREATED = 4   # made again after it was deleted; no session has owned it since
+COMPRESSED_TOPIC = 8    # a row of the table `meta` says how new entries are compressed
 
 
 @cython.final

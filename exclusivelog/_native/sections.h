@@ -14,7 +14,12 @@
    checksum. A block has 16 KiB of BYTES, or what any other section has of 1,024 messages. The
    footer's checksum is that of all that follows the blocks. An xe_summary tells what otherwise only
    the sections would, so that a message is found without a look at any block but its own. (blocks.h
-   verifies them.) */
+   verifies them.)
+
+   An entry of version 3 is compressed: what stands before the name is cut into chunks, without regard
+   to sections, and each is compressed by itself. Behind the name stands an xe_chunk of each, then the
+   summary, which names the method. A chunk that has the size it has decompressed was left as it is.
+   Sections are found in the memory that chunks are decompressed into, one when it is needed. */
 #ifndef EXCLUSIVELOG_SECTIONS_H
 #define EXCLUSIVELOG_SECTIONS_H
 
@@ -50,6 +55,7 @@
     X(name,             char,     XE_ALWAYS,      BYTES,   name)  /* UTF-8 */
 
 #define XE_FOOTER 64
+#define XE_COMPRESSED 3                 /* the version of a compressed entry */
 /* Bytes of a block. */
 #define XE_BLOCK_BITS ((size_t)128)
 #define XE_BLOCK_OFFSETS ((size_t)4096)
@@ -64,8 +70,17 @@ typedef struct {
     uint32_t values, keys, properties;  /* bytes of these sections */
     uint32_t last_gap;                  /* of the last message: its offset after the first one's */
     uint32_t last_time;                 /* of the last message: ms after the first one's */
-    uint32_t unused;                    /* 0 */
+    uint32_t compression;               /* 0, or the method + 256 * log2(bytes of a chunk) */
 } xe_summary;
+
+/* A compressed chunk: its bytes, and their CRC-32C. */
+typedef struct { uint32_t size, sum; } xe_chunk;
+
+#define XE_CHUNK_BITS 16                /* of a chunk that is written: 64 KiB */
+#define XE_LEAST_CHUNK_BITS 12
+#define XE_MOST_CHUNK_BITS 20
+/* Bytes of sections: a larger entry is not compressed. What a reader sets aside has this bound. */
+#define XE_MOST_COMPRESSED ((size_t)256 << 20)
 
 /* Bytes of the sections whose size does not follow from the number of messages. */
 typedef struct { size_t values, keys, properties, name, none; } xe_sizes;
@@ -88,6 +103,10 @@ typedef struct {
     uint8_t version;
     size_t body, blocks;            /* bytes that are in blocks, and how many; 0: it has none */
     const uint32_t *sums;           /* of the blocks */
+    /* Of a compressed entry, `body` is the bytes of its chunks, and `blocks` how many there are. */
+    size_t chunk, sections;         /* bytes of a chunk (0: not compressed), and of all sections */
+    const char *chunks;             /* an xe_chunk of each */
+    uint8_t method;
     xe_sizes sizes;                 /* of an entry with blocks; the file may have changed since */
     XE_SECTIONS(XE_CONST_POINTER)
 } xe_laid;
@@ -97,7 +116,7 @@ typedef struct {
 
 enum {
     XE_WHOLE, XE_NO_ENTRY, XE_NO_FOOTER, XE_UNKNOWN_SECTIONS, XE_TOO_LONG, XE_NOT_RISING,
-    XE_LEFT_OVER, XE_NO_MESSAGES
+    XE_LEFT_OVER, XE_NO_MESSAGES, XE_BAD_CHUNKS
 };
 
 static inline size_t xe_padded(size_t size) { return (size + 7) & ~(size_t)7; }
@@ -195,9 +214,68 @@ static inline int xe_grows(const uint32_t *numbers, size_t n) {
 #define XE_CHECK_GROWING(section, bytes) \
     if (!xe_grows(laid->section, n)) return XE_NOT_RISING;
 
+/* Say that the sections, which are as long as `laid` says, begin at `at`; returns where they end. */
+static inline const char *xe_pass(xe_laid *laid, const char *at) {
+    const uint16_t flags = laid->flags;
+    const size_t n = laid->count;
+    const xe_sizes sizes = laid->sizes;
+#define XE_PASS(section, type, flag, kind, bytes)          \
+    if (XE_IS_THERE(flag)) {                               \
+        laid->section = (const void *)at;                  \
+        at += xe_padded(XE_##kind(n, sizes.bytes));        \
+    }
+    XE_SECTIONS(XE_PASS)
+#undef XE_PASS
+    return at;
+}
+
+/* The same of a compressed entry: they are decompressed to `at`, where the name is not. */
+static inline void xe_pass_decompressed(xe_laid *laid, const char *at) {
+    const char *name = laid->name;
+    xe_pass(laid, at);
+    laid->start = at, laid->size = laid->sections, laid->name = name;
+}
+
+/* Find the name and the chunks of a compressed entry, whose sections have `sections` bytes. */
+static inline int xe_find_chunks(xe_laid *laid, const xe_summary *summary, size_t sections) {
+    const uint32_t bits = summary->compression >> 8;
+    const size_t name = xe_padded(laid->name_length);
+    if (sections > XE_MOST_COMPRESSED || bits < XE_LEAST_CHUNK_BITS || bits > XE_MOST_CHUNK_BITS)
+        return XE_BAD_CHUNKS;
+    laid->method = (uint8_t)summary->compression;
+    laid->chunk = (size_t)1 << bits;
+    laid->sections = sections;
+    laid->blocks = xe_in_blocks(sections, laid->chunk);
+    const size_t tail = name + laid->blocks * sizeof(xe_chunk) + sizeof *summary + XE_FOOTER;
+    if (tail > laid->size) return XE_TOO_LONG;
+    laid->body = laid->size - tail;
+    laid->name = laid->start + laid->body;
+    laid->chunks = laid->name + name;
+    return XE_WHOLE;
+}
+
+/* Where in the entry a chunk stands, and how many bytes it has when it is decompressed. */
+typedef struct { size_t at, decompressed; uint32_t size, sum; } xe_place_of_chunk;
+
+/* Find the chunks of a compressed entry whose tail is sound. Do they fill what is there for them? */
+static inline int xe_place_chunks(const xe_laid *laid, xe_place_of_chunk *places) {
+    size_t at = 0;
+    for (size_t i = 0; i < laid->blocks; i++) {
+        const size_t left = laid->sections - i * laid->chunk;
+        const size_t decompressed = left < laid->chunk ? left : laid->chunk;
+        xe_chunk chunk;
+        memcpy(&chunk, laid->chunks + i * sizeof chunk, sizeof chunk);
+        if (chunk.size == 0 || chunk.size > decompressed || chunk.size > laid->body - at) return 0;
+        places[i] = (xe_place_of_chunk){at, decompressed, chunk.size, chunk.sum};
+        at += chunk.size;
+    }
+    if (xe_padded(at) != laid->body) return 0;
+    while (at < laid->body && laid->start[at] == 0) at++;
+    return at == laid->body;    /* no sum guards what is between the chunks and the name */
+}
+
 /* Find the sections of an entry with blocks by its summary, without a look at them. */
 static inline int xe_find_by_summary(xe_laid *laid) {
-    const char *at = laid->start;
     const uint16_t flags = laid->flags;
     const size_t n = laid->count;
     xe_summary summary;
@@ -206,23 +284,18 @@ static inline int xe_find_by_summary(xe_laid *laid) {
     const xe_sizes sizes = {summary.values, summary.keys, summary.properties, laid->name_length, 0};
     const size_t plain = xe_plain_size(flags, n, &sizes);
     const size_t blocks = xe_blocks(flags, n, &sizes);
+    const size_t sections = plain - XE_FOOTER - xe_padded(laid->name_length);
     if (flags & ~XE_KNOWN_FLAGS) return XE_UNKNOWN_SECTIONS;
     if (n == 0) return XE_NO_MESSAGES;
-    if (plain + xe_trailer_size(blocks) > laid->size) return XE_TOO_LONG;
-    if (plain + xe_trailer_size(blocks) < laid->size) return XE_LEFT_OVER;
-#define XE_PASS(section, type, flag, kind, bytes)          \
-    if (XE_IS_THERE(flag)) {                               \
-        laid->section = (const void *)at;                  \
-        at += xe_padded(XE_##kind(n, sizes.bytes));        \
-    }
-    XE_SECTIONS(XE_PASS)
-#undef XE_PASS
     laid->sizes = sizes;
-    laid->body = plain - XE_FOOTER - xe_padded(laid->name_length);
-    laid->blocks = blocks;
-    laid->sums = (const void *)at;
     laid->last_time = summary.last_time;
     if (flags & XE_GAPS) laid->last_gap = summary.last_gap;
+    if (laid->version == XE_COMPRESSED) return xe_find_chunks(laid, &summary, sections);
+    if (plain + xe_trailer_size(blocks) > laid->size) return XE_TOO_LONG;
+    if (plain + xe_trailer_size(blocks) < laid->size) return XE_LEFT_OVER;
+    laid->sums = (const void *)xe_pass(laid, laid->start);
+    laid->body = sections;
+    laid->blocks = blocks;
     return XE_WHOLE;
 }
 

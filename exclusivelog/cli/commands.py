@@ -714,6 +714,38 @@ def trim(path: str, topic: str, before: int | None, max_bytes: int | None) -> No
 
 @program.command()
 @ledger_path
+@topic_name
+@click.argument(
+    "method", cls=_Argument, metavar="[METHOD]", required=False,
+    type=click.Choice(("lz4", "zstd", "none")), help="lz4, zstd or none; without it, show it.",
+)  # fmt: skip
+@as_json
+def compression(path: str, topic: str, method: str | None, as_json: bool) -> None:
+    """Show how a topic is compressed, and what that saves; or set it for new messages."""
+    if method is None:
+        with _look(path) as engine:
+            _show_compression(engine.topic(topic, create=False).stats(), as_json)
+        return
+    with xl.open(path, ENGINE_NAME, create=False) as engine:
+        engine.topic(topic, create=False).compression(None if method == "none" else method)
+    print(f"{topic}: compression of new messages: {method}")
+
+
+def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
+    facts = {
+        "compression": stats.compression, "entries": stats.entries, "raw_bytes": stats.raw_bytes,
+        "stored_bytes": stats.stored_bytes, "ratio": round(stats.ratio, 2),
+    }  # fmt: skip
+    if as_json:
+        print(json.dumps({**facts, "methods": dict(stats.methods)}))
+        return
+    rows = [(name.replace("_", " "), fact or "none") for name, fact in facts.items()]
+    rows += [(f"stored as {name}", f"{size} bytes") for name, size in stats.methods.items()]
+    _table(("", ""), rows, header=False)
+
+
+@program.command()
+@ledger_path
 @click.argument(
     "to", cls=_Argument, metavar="TO", type=PATH,
     help="A new or empty directory, or one with an unfinished backup.",

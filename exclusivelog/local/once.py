@@ -160,7 +160,7 @@ def _write(tables: Tables, row: _core.TopicRow, session: Session, parts: Iterabl
         for last, entry in batch.stamp(
             row.id, row.next_offset, session.epoch, session.id, published
         ):
-            tables.entries.put(row.id, last, entry)
+            tables.entries.put(row.id, last, tables.compression.compressed(row, entry))
             row.next_offset = last + 1
         appender.settle([(batch, batch.base_offset)])
     if appender.last_sequence > sequence:

@@ -47,6 +47,7 @@ from exclusivelog.local.registry import Registry
 from exclusivelog.local.roles import LocalRoles
 from exclusivelog.local.session import LocalSession, commit
 from exclusivelog.local.shm.slots import Slot
+from exclusivelog.local.storage.compression import installed
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.topics import LocalTopic
@@ -131,7 +132,9 @@ class OpenEngine(abc.ABC):
 
     def _join(self, properties: Mapping[str, str]) -> None:
         with self.ledger.lockfile.opening(), threads.needed(self.path):
-            self._slot = self.ledger.lockfile.slots.join(self.name, properties, self._keepalive)
+            self._slot = self.ledger.lockfile.slots.join(
+                self.name, properties, self._keepalive, installed()
+            )
         self.id = self._slot.engine
         self.info = EngineInfo(self.id, self.name, os.getpid(), dict(properties), 0.0)
         self._heartbeat = Heartbeat(

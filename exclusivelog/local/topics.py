@@ -11,6 +11,7 @@ from exclusivelog.errors import (
     StateError,
 )
 from exclusivelog.local.faults import retry_damaged
+from exclusivelog.local.maintenance.compression import check_engines, set_compression, stats
 from exclusivelog.local.maintenance.retention import (
     RetentionWorker,
     first_to_retain,
@@ -22,9 +23,10 @@ from exclusivelog.local.maintenance.views import read_snapshot, read_view
 from exclusivelog.local.names import checked, existing
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import announcement
+from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
-from exclusivelog.types import Announcement, OwnerInfo, TransferInfo, WaiterInfo
+from exclusivelog.types import Announcement, OwnerInfo, TopicStats, TransferInfo, WaiterInfo
 
 
 class HandOver(Protocol):
@@ -124,11 +126,12 @@ class LocalTopic:
 
         def read() -> tuple[int, Snapshot | None]:
             with self._engine.ledger.read() as tables:
-                first = tables.topics.get(self._id).first_offset
-                found = read_snapshot(tables, self._id)
-                if views and first > max(position, found[0] if found else 0):
-                    found = read_view(tables, self._id) or found
-                return first, found
+                row = tables.topics.get(self._id)
+                with naming(row.name):
+                    found = read_snapshot(tables, self._id)
+                    if views and row.first_offset > max(position, found[0] if found else 0):
+                        found = read_view(tables, self._id) or found
+                return row.first_offset, found
 
         return retry_damaged(read)
 
@@ -165,6 +168,19 @@ class LocalTopic:
         self.facts()
         set_retention(self._engine.ledger, self._id, max_age, max_bytes)
         self._engine.retention_worker.start()
+
+    def compress(self, setting: str | None) -> None:
+        """Compress new entries from now on as the setting says."""
+        self.facts()
+        if setting is not None:
+            check_engines(self._engine.ledger, setting)
+        set_compression(self._engine.ledger, self._id, setting)
+        self._engine.retention_worker.start_if_needed()
+
+    def stats(self) -> TopicStats:
+        """How its entries are stored."""
+        self.facts()
+        return stats(self._engine.ledger, self._id)
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""

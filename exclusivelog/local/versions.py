@@ -26,8 +26,8 @@ from exclusivelog.errors import LedgerVersionError
 from exclusivelog.local.files import Directory, is_locked, read_whole
 from exclusivelog.version import __version__
 
-FORMAT = 6
-EARLIER_FORMATS = (3, 4, 5)  # these can be read, and `upgrade` raises them to this one
+FORMAT = 7
+EARLIER_FORMATS = (3, 4, 5, 6)  # these can be read, and `upgrade` raises them to this one
 LOCK_FILE = "owners.lock"
 LOCK_NAME = b"XLLOCK\0"
 LOCK_VERSION = 5
@@ -44,6 +44,7 @@ OPENED_BY = {
     3: "git commits b3f4a19 to 78870fc",
     4: "a development version of November 2026 that was never published",
     5: "git commits later than 78870fc, up to the last one before format 6 (231ddc5 is one)",
+    6: "git commits from 40af260 on, up to the last one before format 7 (af14e81 is one)",
 }
 
 

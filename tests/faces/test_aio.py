@@ -98,6 +98,8 @@ def test_a_topic(path: str) -> None:
                 assert topic.owner.producer_name == producer.name
             assert topic.owner is None
             assert await topic.compact() == 2
+            await topic.compression(None)
+            assert (await topic.stats()).compression is None
             assert await topic.trim(before=1) == 1
             assert await topic.trim(dt.datetime.now(dt.UTC) - dt.timedelta(days=1)) == 1
             assert await topic.trim(max_bytes=1 << 30) == topic.first_offset == 1

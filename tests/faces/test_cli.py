@@ -273,6 +273,24 @@ def test_verify_names_the_damage_and_fails(engine, path) -> None:
     assert "offsets 0 to 1 is damaged" in refusal("tail", path, "orders")
 
 
+def test_compression_is_set_and_shown(topic, path) -> None:
+    pytest.importorskip("lz4")
+    (first,) = lines("compression", path, "orders", "lz4")
+    assert first == ["orders: compression of new messages: lz4"]
+    with topic.producer() as producer:
+        producer.send_many([b"%d, and more of the same" % n for n in range(9000)])
+    shown = json.loads(run("compression", path, "orders", "--json").stdout)
+    stats = topic.stats()
+    assert (shown["compression"], shown["entries"], shown["methods"]) == ("lz4", 1, stats.methods)
+    assert (shown["raw_bytes"], shown["stored_bytes"]) == (stats.raw_bytes, stats.stored_bytes)
+    assert shown["ratio"] == round(stats.ratio, 2) > 2
+    text = run("compression", path, "orders").stdout.decode()
+    assert "stored as lz4" in text
+    assert lines("compression", path, "orders", "none")[0][0].endswith("messages: none")
+    assert topic.stats().compression is None
+    assert "has no topic 'none'" in refusal("compression", path, "none", "lz4")
+
+
 def test_compact_and_trim(topic, path) -> None:
     with topic.producer() as producer:
         producer.send_many([b"1", b"2", b"3"], keys=["a", "b", "a"])

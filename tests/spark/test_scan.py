@@ -19,7 +19,7 @@ from exclusivelog.spark.source import Place, Rows, Slice, reading
 from exclusivelog.spark.views import COLUMNS, schema_of
 from testing.entries import flipped
 from tests.log.test_damage import Damage
-from tests.spark.sparks import as_bytes, fill, read, refused, trim, values
+from tests.spark.sparks import as_bytes, fill, read, refused, trim, values, write
 
 pytestmark = pytest.mark.once
 
@@ -56,6 +56,20 @@ def test_every_column_comes_as_the_data_source_reads_it(spark, path) -> None:
     assert ours.columns == list(COLUMNS["messages"])
     same(ours, read(spark, path))
     assert [row.value for row in ours.select("value").collect()] == values(path, "orders")
+
+
+def test_a_compressed_topic_is_read_both_ways_and_written(spark, path) -> None:
+    pytest.importorskip("lz4")
+    with xl.open(path) as engine:
+        for name in ("orders", "out"):
+            engine.topic(name).compression("lz4")
+        with engine.topic("orders").producer("exclusive", name="alice") as producer:
+            producer.send_many([b"%06d" % n + bytes(94) for n in range(20_000)])
+    same(scan(spark, path, "orders"), read(spark, path))
+    write(read(spark, path).select("value").coalesce(1), path, topic="out")
+    assert sorted(values(path, "out")) == values(path, "orders")
+    with xl.open(path, readonly=True) as engine:
+        assert engine.topic("out").stats().methods.keys() == {"lz4"}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from exclusivelog.local.log.entries import (
     read_entry,
     view_entries,
 )
+from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.messages import to_ms
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
@@ -193,7 +194,8 @@ class LogCursor(_core.Cursor):
         self.move_to(position)
 
     def _inspect(self, find: Callable[[Tables], Found]) -> Found:
-        return retry_damaged(lambda: self._host.look(find))
+        with naming(self.topic):
+            return retry_damaged(lambda: self._host.look(find))
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = _existing(tables.latest(self.topic_id))
@@ -344,10 +346,13 @@ class LogCursor(_core.Cursor):
         if last is not None:
             self._read_to = last.end
 
-    def refuse(self, start: int, stop: int) -> None:
+    def refuse(self, start: int, stop: int, damage: str | None) -> None:
         """Raise the error for messages that a damaged block costs; the compiled base class calls it
         when it meets one."""
-        raise damaged_block(self.topic, range(start, stop))
+        where = ""
+        if damage is not None:
+            where = self._inspect(lambda tables: tables.entries.where(self.topic_id, start))
+        raise damaged_block(self.topic, range(start, stop), damage, where)
 
     def close(self) -> bool:
         """End reading, and wake a thread that waits; False if that was done before, or its engine

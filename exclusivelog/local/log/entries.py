@@ -20,6 +20,7 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.local.records import SLACK_MS, Session, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Store, Tables, check_may_write
 from exclusivelog.types import Report
@@ -348,7 +349,7 @@ def append_one(tables: Tables, work: Work) -> Placed:
         for last, entry in batch.stamp(
             session.topic, base_offset, session.epoch, session.id, publish_time
         ):
-            tables.entries.put(session.topic, last, entry)
+            tables.entries.put(session.topic, last, tables.compression.compressed(row, entry))
             row.next_offset = last + 1
         sequence = batch.last_sequence
         placed.append((batch, base_offset))
@@ -492,11 +493,15 @@ def _damaged(
     )  # fmt: skip
 
 
-def damaged_block(name: str, offsets: range) -> LedgerCorruptedError:
-    """The error for what a damaged block costs of the topic of this name: these offsets."""
+def damaged_block(
+    name: str, offsets: range, damage: str | None = None, where: str = ""
+) -> LedgerCorruptedError:
+    """The error for what a damaged block costs of the topic of this name: these offsets. `damage`
+    and `where`: what is wrong with a compressed one, and its file."""
+    why = "its checksum does not hold" if damage is None else f"{damage}, in {where}"
     return LedgerCorruptedError(
         f"topic {name!r}: the block with offsets {offsets.start} to {offsets.stop - 1} is damaged: "
-        f"its checksum does not hold; seek({offsets.stop}) steps over it",
+        f"{why}; seek({offsets.stop}) steps over it",
         topic=name, offsets=offsets,
     )  # fmt: skip
 
@@ -554,18 +559,19 @@ def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int
         if entry.last_publish_time < time_ms:
             low = entry.end
         elif entry.publish_time < time_ms:
-            return max(low, _first_within(topic, entry, time_ms))  # it may begin before
+            return max(low, _first_within(tables, topic, entry, time_ms))  # it may begin before
         else:
             high = entry.base_offset
     return low
 
 
-def _first_within(topic: _core.TopicRow, entry: _core.Entry, time_ms: int) -> int:
+def _first_within(tables: Tables, topic: _core.TopicRow, entry: _core.Entry, time_ms: int) -> int:
     try:
         return int(entry.first_published_at(time_ms))
     except ValueError:
         gone = next(_damaged_blocks(entry), range(entry.base_offset, entry.end))
-        raise damaged_block(topic.name, gone) from None
+        where = tables.entries.where(topic.id, gone.start)
+        raise damaged_block(topic.name, gone, entry.damage, where) from None
 
 
 def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
@@ -574,7 +580,8 @@ def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
         return int(entry.message(offset - entry.base_offset).publish_time)
     except ValueError:
         gone = next(_damaged_blocks(entry, offset - entry.base_offset))
-        raise damaged_block(topic.name, gone) from None
+        where = tables.entries.where(topic.id, gone.start)
+        raise damaged_block(topic.name, gone, entry.damage, where) from None
 
 
 def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[str]]:
@@ -603,7 +610,10 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
                 for offsets in _damaged_blocks(entry)
                 if offsets.stop > start  # else it was trimmed
             ]
-            problems += [str(damaged_block(topic.name, offsets)) for offsets in gone]
+            problems += [
+                str(damaged_block(topic.name, offsets, entry.damage, tables.large.where(data)))
+                for offsets in gone
+            ]
             messages += entry.end - start - sum(map(len, gone))
             expected = last + 1
         except ValueError as error:
@@ -637,9 +647,10 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
     with ledger.read() as tables:
         there = tables.topics.all()
     for name, topic in there:
-        result = _verify_one(ledger, topic, unflushed)
-        if result is not None and result[2]:
-            result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
+        with naming(name):
+            result = _verify_one(ledger, topic, unflushed)
+            if result is not None and result[2]:
+                result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
         if result is None:
             continue
         problems += result[2]

@@ -35,9 +35,11 @@ from exclusivelog.errors import (
 )
 from exclusivelog.local.faults import retry_damaged
 from exclusivelog.local.log.entries import offset_at_time
+from exclusivelog.local.maintenance.compression import compress_old
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import View
 from exclusivelog.local.shm.lockfile import boot_id
+from exclusivelog.local.storage.compression import OLD
 from exclusivelog.local.storage.tables import Store, Tables
 
 # ---- what is too old -------------------------------------------------------------------
@@ -239,8 +241,8 @@ def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
 
 
 class RetentionWorker:
-    """Applies the retention of every topic every few seconds. Its thread starts once a topic has
-    a retention."""
+    """Applies the retention of every topic every few seconds, and compresses old entries again. Its
+    thread starts once a topic has a retention, or a compression of old entries."""
 
     def __init__(self, ledger: Store, renew: Renew) -> None:
         self._ledger = ledger
@@ -252,12 +254,14 @@ class RetentionWorker:
         self._thread: threading.Thread | None = None
 
     def start_if_needed(self) -> None:
-        """Start if a topic has a retention; reads the ledger only every few seconds."""
+        """Start if a topic needs it; reads the ledger only every few seconds."""
         now = time.monotonic()
         if self._thread is None and now - self._checked >= ROUND_SECONDS:
             self._checked = now
             with self._ledger.read() as tables:
-                if tables.retention.all():
+                if tables.retention.all() or not OLD.keys().isdisjoint(
+                    tables.compression.all().values()
+                ):
                     self.start()
 
     def start(self) -> None:
@@ -298,6 +302,7 @@ class RetentionWorker:
                 trim_what_is_old(self._ledger, topic, limits, self._renew, self._ages[topic])
             except (LedgerCorruptedError, TopicNotFoundError) as error:  # the others are trimmed
                 log.warning("retention: %s", error)
+        compress_old(self._ledger, self._ended.is_set)
 
 
 def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:

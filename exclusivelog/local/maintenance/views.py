@@ -28,7 +28,7 @@ from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.local.log.entries import check_place
 from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
-from exclusivelog.local.storage.tables import PACKED_ENTRY, Store, Tables
+from exclusivelog.local.storage.tables import LARGE_PACKED_ENTRY, PACKED_ENTRY, Store, Tables
 from exclusivelog.messages import Item, is_clear
 
 # ---- compacted views -------------------------------------------------------------------
@@ -170,8 +170,10 @@ def _is_kept(entry: _core.Entry, index: int, last: dict[bytes, int]) -> bool:
 def _add(work: _Work, parts: list[bytes]) -> None:
     with work.ledger.write_concurrent() as tables:
         tables.views.check_making(work.view)
-        for last, entry in _core.pack_kept(parts, PACKED_ENTRY):
-            tables.entries.put(work.view.id, last, entry)
+        row = tables.topics.get(work.topic)
+        most = LARGE_PACKED_ENTRY if row.flags & _core.COMPRESSED_TOPIC else PACKED_ENTRY
+        for last, entry in _core.pack_kept(parts, most):
+            tables.entries.put(work.view.id, last, tables.compression.compressed(row, entry))
 
 
 def _entries(work: _Work) -> Iterator[tuple[_core.Entry, range]]:
@@ -236,7 +238,7 @@ def write_snapshot(
         with ledger.write_concurrent() as tables:
             snapshot = View(tables.rows.next_id(b"topic"), offset)
             tables.views.begin(snapshot.id, slot, engine)
-        _write_items(ledger, snapshot, items)
+        _write_items(ledger, topic, snapshot, items)
         with ledger.write_concurrent() as tables:
             tables.views.check_making(snapshot)
             former = tables.views.snapshot(topic)
@@ -253,7 +255,7 @@ def write_snapshot(
         delete_pending(ledger)
 
 
-def _write_items(ledger: Store, snapshot: View, items: Iterable[Item]) -> None:
+def _write_items(ledger: Store, topic: int, snapshot: View, items: Iterable[Item]) -> None:
     count = 0
     for some in _in_groups(items):
         appender = _core.Appender(WRITER, count - 1, ITEMS_AT_ONCE, ENTRY_BYTES)
@@ -264,8 +266,9 @@ def _write_items(ledger: Store, snapshot: View, items: Iterable[Item]) -> None:
         appender.add_batch(batch)
         with ledger.write_concurrent() as tables:
             tables.views.check_making(snapshot)
+            row = tables.topics.get(topic)
             for last, entry in batch.stamp(snapshot.id, count, 0, 0, 0):
-                tables.entries.put(snapshot.id, last, entry)
+                tables.entries.put(snapshot.id, last, tables.compression.compressed(row, entry))
         count += len(some)
 
 

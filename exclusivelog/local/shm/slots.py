@@ -58,7 +58,8 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgpack
 
@@ -113,13 +114,16 @@ class Slots:
         self.memory = memory
         self.atomics = atomics
 
-    def join(self, name: str, properties: Mapping[str, str], keepalive: float | None) -> Slot:
-        """Take a slot for a new engine; `keepalive` in seconds. Call it while the lock file is
-        locked for opening.
+    def join(
+        self, name: str, properties: Mapping[str, str], keepalive: float | None,
+        libraries: Sequence[str] = (),
+    ) -> Slot:  # fmt: skip
+        """Take a slot for a new engine; `keepalive` in seconds, `libraries` the optional ones that
+        it has. Call it while the lock file is locked for opening.
 
         Raises ValueError if the description is too long, LedgerFullError if no slot is free.
         """
-        info = msgpack.packb([name, dict(properties), __version__])
+        info = msgpack.packb([name, dict(properties), __version__, list(libraries)])
         if len(info) > SLOT_SIZE - INFO:
             raise ValueError(
                 f"name and properties of an engine take {SLOT_SIZE - INFO} bytes at most, "
@@ -213,13 +217,26 @@ class Slots:
             if process == (pid, namespace) and self.exists(index, engine):
                 yield index, self._info(index, engine)
 
-    def _description(self, index: int) -> tuple[str, dict[str, str]]:
+    def without(self, library: str) -> list[EngineInfo]:
+        """The live engines that have said that they lack this optional library."""
+        return [
+            self._info(index, engine)
+            for index, engine in self._taken()
+            if (told := self._told(index)[3:]) and library not in told[0]
+            and self.exists(index, engine)
+        ]  # fmt: skip
+
+    def _told(self, index: int) -> list[Any]:
+        """What an engine has said of itself: [name, properties, version, libraries]."""
         at = SLOTS + index * SLOT_SIZE
         length = self.atomics.load(at + INFO_SIZE)
         try:
-            name, properties, _ = msgpack.unpackb(self.memory[at + INFO : at + INFO + length])
+            return list(msgpack.unpackb(self.memory[at + INFO : at + INFO + length]))
         except (ValueError, TypeError):  # an engine takes the slot right now, and fills it in
-            return "", {}
+            return ["", {}]
+
+    def _description(self, index: int) -> tuple[str, dict[str, str]]:
+        name, properties, *_ = self._told(index)
         return name, properties
 
     def _info(self, index: int, engine: str) -> EngineInfo:

@@ -157,6 +157,7 @@ class Ledger:
     def _clear_up(self) -> None:
         """Remove the segments that a dead process has left, and apply what it has appended."""
         with self.write_exclusive() as tables:
+            tables.compression.check_libraries()
             ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
             self.segments.sweep(ends)
         if self.journal is not None and self.journal.backlog:

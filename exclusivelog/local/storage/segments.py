@@ -49,19 +49,21 @@ REFERENCE_MAGIC = b"XLREF\0\0\1"
 
 
 MOST_OPEN = 16384  # entries that a reader keeps open: about 1 KB each
+MOST_DECOMPRESSED = 64 << 20  # bytes of the compressed ones among them, once all is decompressed
 
 
 class OpenEntries:
     """Entries of one topic, in segments, that one reader keeps open. What was found sound of them
     is not verified again: a row of the table `entries` names a place whose bytes never change."""
 
-    __slots__ = ("__weakref__", "_entries", "_lasts", "_segments", "newest")
+    __slots__ = ("__weakref__", "_decompressed", "_entries", "_lasts", "_segments", "newest")
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
         self.newest: _core.Entry | None = None  # that was opened
         self._lasts: list[int] = []  # their last offsets, rising
         self._entries: dict[int, tuple[bytes, _core.Entry]] = {}  # by last offset, with their rows
+        self._decompressed = 0  # bytes
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -86,8 +88,13 @@ class OpenEntries:
         """Keep the entry that a row refers to; nothing if the row is the entry itself."""
         if not is_reference(row):
             return
-        if len(self._entries) >= MOST_OPEN:
+        held = self._entries.get(last)
+        if held is not None and held[1] is entry:
+            return
+        more = entry.nbytes if entry.compression else 0
+        if len(self._entries) >= MOST_OPEN or self._decompressed + more > MOST_DECOMPRESSED:
             self.clear()
+        self._decompressed += more
         if last not in self._entries:
             bisect.insort(self._lasts, last)
         self._entries[last] = row, entry
@@ -105,7 +112,7 @@ class OpenEntries:
 
     def clear(self) -> None:
         """Close all."""
-        self._lasts, self._entries, self.newest = [], {}, None
+        self._lasts, self._entries, self.newest, self._decompressed = [], {}, None, 0
 
 
 def is_reference(row: bytes) -> bool:
@@ -143,7 +150,8 @@ class Segments:
         self._newest: tuple[int, int] | None = None  # (segment, file descriptor)
         self._dropped = 0  # bytes of the newest segment that were dropped from the page cache
 
-    def _file(self, segment: int) -> str:
+    def file(self, segment: int) -> str:
+        """The path of a segment."""
         return os.path.join(self.path, _name(segment))
 
     def _directory(self) -> Directory | None:
@@ -175,7 +183,7 @@ class Segments:
             size = os.fstat(fd).st_size
         # Reading a mapping beyond the file's end would be a SIGBUS.
         if stop > min(size, len(mapped)):
-            raise ValueError(f"{self._file(segment)} has {size} bytes, {stop} are needed")
+            raise ValueError(f"{self.file(segment)} has {size} bytes, {stop} are needed")
         return mapped.view(position, stop)
 
     def still_has(self, row: bytes) -> bool:
@@ -196,7 +204,7 @@ class Segments:
         try:
             fd = self.open(segment)
         except FileNotFoundError:
-            raise ValueError(f"{self._file(segment)} is missing") from None
+            raise ValueError(f"{self.file(segment)} is missing") from None
         try:
             # Map once what the segment may grow to; more only for an entry that is larger.
             room = max(SEGMENT_BYTES + MAPPED_BEYOND, min(stop, os.fstat(fd).st_size))
@@ -290,7 +298,7 @@ class Segments:
                 with contextlib.suppress(FileNotFoundError):
                     place.remove(_name(segment))
         except OSError as error:  # the next process to open the ledger tries again
-            log.warning("%s cannot be removed: %s", self._file(segment), error)
+            log.warning("%s cannot be removed: %s", self.file(segment), error)
         self.forget_removed()
 
     def sweep(self, known: Mapping[int, int]) -> None:

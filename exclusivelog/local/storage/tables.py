@@ -15,6 +15,8 @@ meta       b"format" | b"topic", b"session", b"mail", ...   msgpack | last id gi
                                                             (see steps.py)
            b"priorities", topic id                          the best and the lowest priority of
                                                             its waiters so far (i64, rule D7)
+           b"compression", topic id                         msgpack [setting, offset before which
+                                                            entries were compressed again]
            b"role ...", ...                                 of roles (see role_rows.py)
 names      topic name, UTF-8                                topic id (u64)
 topics     topic id                                         topic row (_core.TopicRow)
@@ -79,6 +81,7 @@ from exclusivelog.errors import (
 from exclusivelog.local.records import (
     ANNOUNCED,
     CLAIMANT_FIELDS,
+    COMPRESSION,
     KIND,
     OVERDUE,
     PAIR,
@@ -106,6 +109,7 @@ from exclusivelog.local.records import (
     with_mark,
     without_trimmed,
 )
+from exclusivelog.local.storage import compression
 from exclusivelog.local.storage.segments import (
     LARGE_ENTRY,
     REFERENCE,
@@ -278,6 +282,13 @@ class LargeEntries:
         """The bytes of the entry that a row is, or refers to; ValueError if they are missing."""
         return self._segments.load(row)
 
+    def where(self, row: bytes) -> str:
+        """The file of the entry that a row is, or refers to."""
+        if not is_reference(row):
+            return f"{self._rows.path}/data.mdb"
+        _, segment, position, _ = REFERENCE.unpack(row)
+        return f"{self._segments.file(segment)} at {position}"
+
     def put(self, entry: bytes) -> bytes:
         """Write an entry into the newest segment; the row that refers to it."""
         segment, end, live = self._newest()
@@ -373,6 +384,19 @@ class EntryTable:
                 "behind its own end"
             )
 
+    def replace(self, topic: int, last_offset: int, row: bytes, entry: bytes) -> None:
+        """Store the entry of this row in another way; nothing if it is not there any more."""
+        key = PAIR.pack(topic, last_offset)
+        if self.rows.get("entries", key) == row:
+            self._large.free(topic, last_offset, row)
+            self.rows.delete("entries", key)
+            self.put(topic, last_offset, entry)
+
+    def stored(self, topic: int, offset: int) -> Iterator[tuple[int, bytes]]:
+        """(last offset, row) of the entries in the tables from the one that holds `offset` on."""
+        for key, data in self.rows.under("entries", topic, U64.pack(offset)):
+            yield u64(key), data
+
     def walk(
         self, topic: int, offset: int, since: int = 0, packed: bool = False
     ) -> Iterator[tuple[int, bytes]]:
@@ -382,8 +406,7 @@ class EntryTable:
         What the journal has of it before the position `since` is passed over; `scanned` then
         says how far it was read. `packed`: its frames as fewer and larger entries.
         """
-        for key, data in self.rows.under("entries", topic, U64.pack(offset)):
-            last = u64(key)
+        for last, data in self.stored(topic, offset):
             yield last, data
             offset = last + 1
         yield from self._frames(topic, offset, max(self._journal.applied, since), packed)
@@ -423,6 +446,11 @@ class EntryTable:
     def load(self, row: bytes) -> bytes | memoryview:
         """The bytes of the entry that a row is, or refers to; ValueError if they are not there."""
         return self._large.load(row)
+
+    def where(self, topic: int, offset: int) -> str:
+        """The file of the entry in the tables that holds `offset`."""
+        place = self.at(topic, offset)
+        return f"{self.rows.path}/data.mdb" if place is None else self._large.where(place[1])
 
     def last_offset_before(self, topic: int, offset: int) -> int | None:
         """The last offset of the entry that ends before `offset`."""
@@ -1098,7 +1126,7 @@ class DeletionTable:
     def add(self, topic: int) -> None:
         """Mark a deleted topic's rows as still to go."""
         self.rows.put("trash", U64.pack(topic), b"")
-        for what in (PRIORITIES, ANNOUNCED, TIMES, OVERDUE):
+        for what in (PRIORITIES, ANNOUNCED, TIMES, OVERDUE, COMPRESSION):
             self.rows.delete("meta", what + U64.pack(topic))
 
     def add_before(self, topic: int, offset: int) -> None:
@@ -1118,6 +1146,68 @@ class DeletionTable:
         value = b"" if before is None else U64.pack(before)
         if self.rows.get("trash", U64.pack(topic)) == value:
             self.rows.delete("trash", U64.pack(topic))
+
+
+class CompressionTable:
+    """How topics compress their entries. Of a topic without the flag COMPRESSED_TOPIC there is no
+    row."""
+
+    __slots__ = ("_topics", "rows")
+
+    def __init__(self, rows: Rows, topics: TopicTable) -> None:
+        self.rows, self._topics = rows, topics
+
+    def get(self, row: TopicRow) -> tuple[str | None, int]:
+        """(setting, the offset before which entries were compressed again) of a topic."""
+        if not row.flags & _core.COMPRESSED_TOPIC:
+            return None, 0
+        key = COMPRESSION + U64.pack(row.id)
+        return self.rows.find("meta", key, _unpack_compression) or (None, 0)
+
+    def put(self, row: TopicRow, setting: str | None, again: int = 0) -> None:
+        """Write what `get` reads; the topic's row, too, if its flag changes."""
+        key, flags = COMPRESSION + U64.pack(row.id), row.flags
+        if setting is None:
+            self.rows.delete("meta", key)
+            row.flags &= ~_core.COMPRESSED_TOPIC
+        else:
+            self.rows.put("meta", key, msgpack.packb([setting, again]))
+            row.flags |= _core.COMPRESSED_TOPIC
+        if row.flags != flags:
+            self._topics.put(row)
+
+    def all(self) -> dict[int, str]:
+        """{topic: setting} of the topics that have one."""
+        found: dict[int, str] = {}
+        cursor = self.rows.cursor("meta")
+        if cursor.set_range(COMPRESSION):
+            for key, data in cursor:
+                if not key.startswith(COMPRESSION):
+                    break
+                setting = self.rows.decode("meta", _unpack_compression, data)[0]
+                found[u64(key[len(COMPRESSION) :])] = setting
+        return found
+
+    def check_libraries(self) -> None:
+        """MissingLibraryError if this process lacks what a topic needs for a checkpoint."""
+        for topic, setting in self.all().items():
+            row = self._topics.sound(topic, "whether it is compressed is not known")
+            if row is not None:
+                compression.check_setting(setting, row.name)
+
+    def compressed(self, row: TopicRow, entry: bytes) -> bytes:
+        """A new entry of this topic, as it is to be stored."""
+        setting = self.get(row)[0]
+        if setting is None:
+            return entry
+        return compression.compressed(entry, compression.NEW[setting], row.name)
+
+
+def _unpack_compression(data: bytes) -> tuple[str, int]:
+    setting, again = msgpack.unpackb(data)
+    if setting not in compression.NEW:
+        raise ValueError(f"this version does not know the compression {setting!r}")
+    return setting, again
 
 
 class RetentionTable:
@@ -1267,6 +1357,11 @@ class Tables:
         return DeletionTable(self.rows)
 
     @functools.cached_property
+    def compression(self) -> CompressionTable:
+        """How topics compress their entries."""
+        return CompressionTable(self.rows, self.topics)
+
+    @functools.cached_property
     def retention(self) -> RetentionTable:
         """How long topics keep their messages."""
         return RetentionTable(self.rows)
@@ -1282,7 +1377,7 @@ class Tables:
             small = min(SMALL_ENTRY, max(LEAST_FILLED_UP, FILLED_UP // max(1, len(bundles))))
             for start in range(0, len(bundles), MERGED_AT_ONCE):
                 for bundle in self._merge(bundles[start : start + MERGED_AT_ONCE], small):
-                    self._apply_to(bundle)
+                    self._apply_to(bundle, small)
         journal.advance(stop, version)
 
     def _merge(self, bundles: list[_core.Bundle], small: int) -> list[_core.Bundle]:
@@ -1309,7 +1404,7 @@ class Tables:
         self.announce.update(merge.ids())
         return merge.others
 
-    def _apply_to(self, bundle: _core.Bundle) -> None:
+    def _apply_to(self, bundle: _core.Bundle, small: int) -> None:
         row = self.topics.sound(bundle.topic, "its messages are kept behind the others")
         if row is None:
             self._keep(bundle)
@@ -1321,10 +1416,11 @@ class Tables:
                 "%s: the journal goes on at offset %d of topic %r, which ends at %d",
                 self.rows.path, bundle.base_offset, row.name, row.next_offset,
             )  # fmt: skip
-        before = self._entry_to_fill(row, bundle)
-        most = PACKED_ENTRY if bundle.nbytes < LARGE_ENTRY else LARGE_PACKED_ENTRY
+        before = self._entry_to_fill(row, bundle, small)
+        large = bundle.nbytes >= LARGE_ENTRY or row.flags & _core.COMPRESSED_TOPIC
+        most = LARGE_PACKED_ENTRY if large else PACKED_ENTRY
         for last, entry in bundle.pack(before, most):
-            self.entries.put(row.id, last, entry)
+            self.entries.put(row.id, last, self.compression.compressed(row, entry))
         self._count_sequences(bundle)
         row.next_offset = bundle.next_offset
         row.last_publish_time = max(row.last_publish_time, bundle.publish_time)
@@ -1350,15 +1446,21 @@ class Tables:
                 last, session = -1, 0
             self.producers.put(bundle.topic, name, max(last, sequence), session)
 
-    def _entry_to_fill(self, row: TopicRow, bundle: _core.Bundle) -> _core.Entry | None:
+    def _entry_to_fill(self, row: TopicRow, bundle: _core.Bundle, small: int) -> _core.Entry | None:
         """The topic's last entry, taken out, if it is so small that more should go into it."""
         if row.next_offset == row.first_offset:
             return None
         key = PAIR.pack(row.id, row.next_offset - 1)
         data = self.rows.get("entries", key)
-        if data is None or is_reference(data) or len(data) >= PACKED_ENTRY:
+        if data is None or is_reference(data):
             return None
-        if len(data) > max(SMALL_ENTRY, 4 * bundle.nbytes):
+        found, most = _core.compression_of(data), PACKED_ENTRY
+        size = len(data) if found is None else found[2]
+        if row.flags & _core.COMPRESSED_TOPIC:
+            most = LARGE_PACKED_ENTRY
+        elif found is not None:
+            return None  # this process may lack the library
+        if size >= most or (len(data) > small and size > 4 * bundle.nbytes):
             return None  # not worth writing again
         try:
             entry = _core.Entry(data)

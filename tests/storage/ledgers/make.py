@@ -61,6 +61,9 @@ with orders.producer("exclusive", name="first") as producer:
 with ids.producer(name="numbered") as producer:
     for number in (0, 7, 100, 2**40):
         producer.send(b"id %d" % number, sequence_id=number)
+if hasattr(large, "compression"):
+    large.compression("zstd")
+    orders.compression("lz4")
 with large.producer(name="bulk") as producer:
     producer.send(b"0123456789abcdef" * 20_000)
     producer.send_many([b"%-40d" % number for number in range(4000)])

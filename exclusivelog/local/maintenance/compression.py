@@ -1,0 +1,194 @@
+"""How topics compress their entries: the setting, what it saves, and compressing old entries again.
+
+A topic whose setting is "zstd" has its entries compressed by LZ4 when they are written, and by
+Zstandard once they are `OLD_MS` old and are not the topic's last: the retention worker replaces
+some entries in each transaction, at the same offsets. The topic's row in `meta` says how far it is,
+so that another process continues there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from exclusivelog import _core
+from exclusivelog.errors import (
+    LedgerCorruptedError,
+    MissingLibraryError,
+    TopicNotFoundError,
+    describe_engine,
+)
+from exclusivelog.local.records import wall_ms
+from exclusivelog.local.storage.compression import (
+    LOADERS,
+    OLD,
+    check_setting,
+    compressed,
+    needed,
+)
+from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.types import TopicStats
+
+log = logging.getLogger("exclusivelog")
+
+OLD_MS = 600_000  # an entry is old when its last message was published so long ago
+BYTES_AT_ONCE = 4 << 20  # of entries, as they are stored, in one transaction
+TIMES_IN_A_ROUND = 16  # of one topic: trimming must not wait for long
+ROWS_AT_ONCE = 1000
+
+
+def check_engines(ledger: Store, setting: str) -> None:
+    """MissingLibraryError if a live engine lacks a library: it could make no checkpoints."""
+    for name in sorted(needed(setting)):
+        lacking = ledger.lockfile.slots.without(name)
+        if lacking:
+            raise MissingLibraryError(
+                f"{describe_engine(lacking[0])} has {ledger.path} open and lacks the library for "
+                f"{name}; pip install 'exclusivelog[{name}]' where it runs, and restart it first"
+            )
+
+
+def set_compression(ledger: Store, topic: int, setting: str | None) -> None:
+    """Store how a topic compresses its entries from now on, for every process."""
+    with ledger.write_concurrent() as tables:
+        row = tables.topics.get(topic)
+        if row.flags & _core.DELETED:
+            raise TopicNotFoundError(f"topic {row.name!r} was deleted")
+        if setting is not None:
+            check_setting(setting, row.name)
+        if tables.compression.get(row)[0] != setting:
+            tables.compression.put(row, setting)
+
+
+# ---- what it has saved -----------------------------------------------------------------
+
+
+def stats(ledger: Store, topic: int) -> TopicStats:
+    """The topic's entries in the tables, as they are stored."""
+    with ledger.read() as tables:
+        row = tables.topics.get(topic)
+        setting, position = tables.compression.get(row)[0], row.first_offset
+    entries = stored = raw = 0
+    by_method: dict[str, int] = {}
+    while position >= 0:
+        with ledger.read() as tables:
+            sizes, position = _sizes(tables, topic, position)
+        entries += len(sizes)
+        for method, here, there in sizes:
+            stored, raw = stored + here, raw + there
+            by_method[method] = by_method.get(method, 0) + here
+    return TopicStats(setting, entries, raw, stored, by_method)
+
+
+def _sizes(tables: Tables, topic: int, position: int) -> tuple[list[tuple[str, int, int]], int]:
+    """(method, bytes stored, bytes without compression) of some entries from an offset on, and the
+    offset to continue at; -1 at the end."""
+    found: list[tuple[str, int, int]] = []
+    for last, data in tables.entries.stored(topic, position):
+        if len(found) == ROWS_AT_ONCE:
+            return found, position
+        position = last + 1
+        try:
+            entry = tables.large.load(data)
+        except ValueError:
+            continue  # it is damaged; `verify` names it
+        told = _core.compression_of(entry)
+        size = len(entry)
+        if told is None:
+            found.append(("none", size, size))
+        else:
+            found.append((LOADERS[told[0]][0] if told[0] in LOADERS else "?", size, told[2]))
+    return found, -1
+
+
+# ---- compressing again -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Some old entries of a topic, as (last offset, row, bytes), and the offsets between which
+    they are."""
+
+    topic: str
+    method: int
+    begin: int
+    end: int
+    entries: list[tuple[int, bytes, bytes | memoryview]]
+
+
+def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
+    """Compress old entries again, of every topic whose setting says so, for a while."""
+    with ledger.read() as tables:
+        topics = [topic for topic, setting in tables.compression.all().items() if setting in OLD]
+    for topic in topics:
+        try:
+            for _ in range(TIMES_IN_A_ROUND):
+                if ended() or not compress_again(ledger, topic):
+                    break
+        except LedgerCorruptedError as error:  # the others are compressed
+            log.warning("compression: %s", error)
+
+
+def compress_again(ledger: Store, topic: int) -> bool:
+    """Compress some of a topic's old entries by the method that its setting has for them. False if
+    there is no more to do now, or another process does it."""
+    with ledger.read() as tables:
+        part = _read_old(tables, topic)
+    if part is None:
+        return False
+    changed = [
+        (last, row, made)
+        for last, row, stored in part.entries
+        if (made := _anew(stored, part)) is not None
+    ]
+    return _replace(ledger, topic, part, changed)
+
+
+def _read_old(tables: Tables, topic: int) -> _Part | None:
+    row = tables.topics.get(topic)
+    setting, again = tables.compression.get(row)
+    if setting not in OLD or row.flags & _core.DELETED:
+        return None
+    part = _Part(row.name, OLD[setting], again, again, [])
+    size, latest, end = 0, wall_ms() - OLD_MS, max(again, row.first_offset)
+    start = end
+    for last, data in tables.entries.stored(topic, start):
+        if size >= BYTES_AT_ONCE or last + 1 >= row.next_offset:
+            break  # the last one may still be filled up
+        try:
+            stored = tables.entries.load(data)
+            if _core.Entry(stored).last_publish_time > latest:
+                break
+            part.entries.append((last, data, stored))
+            size += len(stored)
+        except ValueError:
+            pass  # it is damaged: it stays as it is, to be named
+        end = last + 1
+    return None if end == start else replace(part, end=end)
+
+
+def _anew(stored: bytes | memoryview, part: _Part) -> bytes | None:
+    """The entry, compressed again; None if it is already, is damaged, or would not be shorter."""
+    told = _core.compression_of(stored)
+    if told is not None and told[0] == part.method:
+        return None
+    try:
+        made = compressed(_core.decompressed(stored), part.method, part.topic)
+    except ValueError:
+        return None
+    return made if len(made) < len(stored) else None
+
+
+def _replace(
+    ledger: Store, topic: int, part: _Part, changed: list[tuple[int, bytes, bytes]]
+) -> bool:
+    with ledger.write_concurrent() as tables:
+        row = tables.topics.get(topic)
+        setting, again = tables.compression.get(row)
+        if setting not in OLD or row.flags & _core.DELETED or again != part.begin:
+            return False
+        for last, data, made in changed:
+            tables.entries.replace(topic, last, data, made)
+        tables.compression.put(row, setting, part.end)
+    return True
