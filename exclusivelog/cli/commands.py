@@ -22,6 +22,7 @@ READ_BYTES = 1 << 16
 # The names of xl.AccessMode and the defaults of the demo: a help text imports neither.
 MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 KILLS, RATE = 20, 2000.0
+PROGRESS_SECONDS = 2.0
 HOLDER = ("engine", "engine_id", "pid", "since")
 CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
 ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
@@ -800,6 +801,91 @@ def demo(
         raise ValueError(str(error)) from error
     if not held:
         _leave(1)
+
+
+# ---- mirror ------------------------------------------------------------------------------
+
+
+@program.command()
+@ledger_path
+@click.argument(
+    "topics", cls=_Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
+)  # fmt: skip
+@click.option(
+    "--to", metavar="URL", required=True,
+    help="Copy to this Pulsar namespace: pulsar://host:6650/tenant/namespace.",
+)  # fmt: skip
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written meanwhile.")
+@click.option(
+    "--plain", is_flag=True,
+    help="One Pulsar message each, for any consumer; slower. Default: frames of many messages.",
+)  # fmt: skip
+@click.option(
+    "--verify", is_flag=True, help="Compare all that is mirrored with PATH; copy nothing."
+)
+@click.option(
+    "--trimmed", type=click.Choice(("error", "earliest")), default="error",
+    help="Where PATH has lost its oldest messages before the first copy: begin with the rest?",
+)  # fmt: skip
+@click.option(
+    "--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=60.0,
+    help="Seconds within which the broker has to store a message.",
+)  # fmt: skip
+@click.option(
+    "--admin", metavar="URL", help="Admin API. Default: port 8080 (TLS: 8443) of the host."
+)
+@click.option(
+    "--token-file", metavar="FILE", type=PATH,
+    help="A file with a token. Default: the environment variable EXCLUSIVELOG_TOKEN.",
+)  # fmt: skip
+@click.option(
+    "--tls-trust-certs", metavar="FILE", type=PATH, help="Certificates to trust, for pulsar+ssl."
+)  # fmt: skip
+@click.option(
+    "--unchecked-policies", is_flag=True,
+    help="Do not check that the namespace deduplicates and keeps its messages.",
+)  # fmt: skip
+@as_json
+def mirror(
+    path: str, topics: tuple[str, ...], to: str, follow: bool, verify: bool, trimmed: Any,
+    as_json: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Copy a log to a namespace of a Pulsar cluster, exactly once.
+
+    Every few seconds it prints how far each topic is. Stop it whenever you like, and run it again:
+    it goes on behind the last message that the cluster has.
+    """
+    from exclusivelog.cluster import Mirror
+
+    options["check_policies"] = not options.pop("unchecked_policies")
+    with _look(path) as engine:
+        with Mirror(engine, to, topics or None, trimmed=trimmed, **options) as copy:
+            if verify:
+                for name, count in copy.verify().items():
+                    print(f"{name}: {count:,} messages compared: no difference")
+            else:
+                _run_mirror(copy, follow, as_json)
+
+
+def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:
+    import signal
+
+    signal.signal(signal.SIGTERM, lambda *_: copy.stop())
+    copy.start(follow)
+    before: list[Any] = []
+    while True:
+        ended = copy.wait(0 if not before else PROGRESS_SECONDS)
+        now = copy.progress()
+        if now != before or ended:  # nothing new is nothing to say
+            for one in now:
+                if as_json:
+                    print(json.dumps({**_object(one), "lag": one.lag}))
+                else:
+                    print(f"{one.topic}: {one.position:,} mirrored, {one.lag:,} behind")
+            sys.stdout.flush()
+        if ended:
+            return
+        before = now
 
 
 # ---- output ------------------------------------------------------------------------------
