@@ -63,7 +63,7 @@ class Program:
 
     def __init__(self, name: str, *command: str) -> None:
         self.name, self._command = name, command
-        self._log = tempfile.TemporaryFile("w+")
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:

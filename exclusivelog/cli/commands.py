@@ -812,8 +812,12 @@ def demo(
     "topics", cls=_Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
 )  # fmt: skip
 @click.option(
-    "--to", metavar="URL", required=True,
+    "--to", metavar="URL",
     help="Copy to this Pulsar namespace: pulsar://host:6650/tenant/namespace.",
+)  # fmt: skip
+@click.option(
+    "--from", "origin", metavar="URL",
+    help="Bring a log back: make PATH, a new directory, of what this namespace has.",
 )  # fmt: skip
 @click.option("--follow", "-f", is_flag=True, help="Go on with what is written meanwhile.")
 @click.option(
@@ -847,24 +851,40 @@ def demo(
 )  # fmt: skip
 @as_json
 def mirror(
-    path: str, topics: tuple[str, ...], to: str, follow: bool, verify: bool, trimmed: Any,
-    as_json: bool, **options: Any,
+    path: str, topics: tuple[str, ...], to: str | None, origin: str | None, follow: bool,
+    plain: bool, verify: bool, trimmed: Any, unchecked_policies: bool, as_json: bool, **access: Any,
 ) -> None:  # fmt: skip
-    """Copy a log to a namespace of a Pulsar cluster, exactly once.
+    """Copy a log to a namespace of a Pulsar cluster, exactly once, or bring it back from there.
 
     Every few seconds it prints how far each topic is. Stop it whenever you like, and run it again:
     it goes on behind the last message that the cluster has.
     """
+    if to is None:
+        if origin is None or follow or plain or verify:
+            raise click.UsageError("give --to URL, or --from URL and no option of --to")
+        _bring_back(path, topics, origin, access)
+        return
+    if origin is not None:
+        raise click.UsageError("give either --to URL or --from URL")
     from exclusivelog.cluster import Mirror
 
-    options["check_policies"] = not options.pop("unchecked_policies")
     with _look(path) as engine:
-        with Mirror(engine, to, topics or None, trimmed=trimmed, **options) as copy:
+        with Mirror(
+            engine, to, topics or None, plain=plain, trimmed=trimmed,
+            check_policies=not unchecked_policies, **access,
+        ) as copy:  # fmt: skip
             if verify:
                 for name, count in copy.verify().items():
                     print(f"{name}: {count:,} messages compared: no difference")
             else:
                 _run_mirror(copy, follow, as_json)
+
+
+def _bring_back(path: str, topics: Sequence[str], origin: str, access: Mapping[str, Any]) -> None:
+    from exclusivelog.restoring import restore
+
+    for name, count in restore(path, origin, topics or None, **access).items():
+        print(f"{name}: {count:,} messages")
 
 
 def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:

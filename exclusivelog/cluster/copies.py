@@ -28,7 +28,7 @@ from exclusivelog.cluster.frames import Content, Frame
 from exclusivelog.cluster.pulsar import Outgoing
 from exclusivelog.errors import UnsupportedError
 
-__all__ = ["Copied", "Copies", "FrameCopies", "PlainCopies"]
+__all__ = ["AnyCopies", "Copied", "Copies", "FrameCopies", "PlainCopies"]
 
 FRAME_BYTES = 1 << 20  # of values and keys; the next message begins another frame
 PREFIX = "exclusivelog."
@@ -56,7 +56,15 @@ class Copied:
         return self.frame.end
 
 
-class Copies(Protocol):
+class Decoding(Protocol):
+    """What reads copies back."""
+
+    def decode(self, message: Any) -> Copied | str:
+        """The copy that a message of the Pulsar client is, or why it is none."""
+        ...
+
+
+class Copies(Decoding, Protocol):
     """One of the two kinds. `in_flight`: how many of them are sent before the first is stored."""
 
     in_flight: int
@@ -64,10 +72,6 @@ class Copies(Protocol):
     def encode(self, messages: Sequence[Message], source: str, gap: int) -> Iterator[Copied]:
         """Copies of consecutive messages; UnsupportedError for one that does not fit into any.
         `gap`: how many offsets before the first one the source has lost."""
-        ...
-
-    def decode(self, message: Any) -> Copied | str:
-        """The copy that a message of the Pulsar client is, or why it is none."""
         ...
 
 
@@ -160,6 +164,15 @@ class PlainCopies:
                 int(own.get("gap", 0)), own["source"],
             )
         )  # fmt: skip
+
+
+class AnyCopies:
+    """Reads both kinds."""
+
+    def decode(self, message: Any) -> Copied | str:
+        """See `Copies`."""
+        plain = f"{PREFIX}offset" in message.properties()
+        return PlainCopies().decode(message) if plain else FrameCopies().decode(message)
 
 
 OWN = (

@@ -28,7 +28,7 @@ from typing import Any, Literal, Protocol
 
 from exclusivelog._core import Message
 from exclusivelog.backend import Closing
-from exclusivelog.cluster.copies import Copied, Copies, FrameCopies, PlainCopies
+from exclusivelog.cluster.copies import Copied, Copies, Decoding, FrameCopies, PlainCopies
 from exclusivelog.cluster.frames import Content, Frame
 from exclusivelog.cluster.pulsar import Access, Cluster, Writer
 from exclusivelog.errors import (
@@ -258,11 +258,15 @@ class TopicMirror:
         self._flight = self._in_flight(position)
         self._end = self._topic.next_offset
         self._reader = self._topic.reader(position)
-        for messages in self._batches(self._reader):
-            for copied in self._copies.encode(messages, target.source, gap):
-                self._send(writer, copied)
-            gap = 0
-            self._check_target()
+        try:
+            for messages in self._batches(self._reader):
+                for copied in self._copies.encode(messages, target.source, gap):
+                    self._send(writer, copied)
+                gap = 0
+                self._check_target()
+        except EngineClosedError:
+            if not self._mirror.stopping:
+                raise
         self._drain()
 
     def _send(self, writer: Writer, copied: Copied) -> None:
@@ -300,10 +304,8 @@ class TopicMirror:
                 yield [reader.read_next(LOOK_SECONDS)]
             except WaitTimeoutError:
                 continue
-            except (EngineClosedError, TopicTerminatedError) as error:
-                if isinstance(error, TopicTerminatedError) or self._mirror.stopping:
-                    return
-                raise
+            except TopicTerminatedError:
+                return
 
 
 # ---- the target --------------------------------------------------------------------------
@@ -312,7 +314,7 @@ class TopicMirror:
 class Target:
     """One Pulsar topic that copies are sent to; see the module's text for what is checked."""
 
-    def __init__(self, cluster: Cluster, copies: Copies, topic: str, source: str) -> None:
+    def __init__(self, cluster: Cluster, copies: Decoding, topic: str, source: str) -> None:
         self.topic, self.source = topic, source
         self._cluster, self._copies = cluster, copies
 
@@ -370,8 +372,8 @@ class Target:
     def mismatch(self, offset: int, why: str) -> MirrorMismatchError:
         """The error for a disagreement."""
         return MirrorMismatchError(
-            f"topic {self.topic!r} at offset {offset}: source and target disagree. The target, "
-            f"{self._cluster.access.url}, is not a copy of this log: {why}",
+            f"topic {self.topic!r} at offset {offset}: {self._cluster.access.url} is not a mirror "
+            f"of this log: {why}",
             topic=self.topic, offset=offset,
         )  # fmt: skip
 
