@@ -89,10 +89,15 @@ class Program:
         self.end()
         self.process = self._start()
 
-    def end(self, number: int = signal.SIGKILL) -> int:
-        """End it for good; its exit status."""
-        self.process.send_signal(number)
-        return self.process.wait(PATIENCE)
+    def end(self) -> None:
+        """SIGKILL."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        """End it for good."""
+        self.end()
+        self._log.close()
 
 
 def python_that_writes(path: str, rate: float) -> Program:
@@ -107,8 +112,8 @@ def command_that_mirrors(path: str, namespace: Namespace, *more: str) -> Program
 
 
 def kill_at_random(
-    kinds: Mapping[str, float], path: str, namespace: Namespace, broker: Broker, *, kills: int,
-    pause: float, rate: float, chance: random.Random, plain: bool = False,
+    kinds: Mapping[str, float], path: str, namespace: Namespace, broker: Broker | None = None, *,
+    kills: int, pause: float, rate: float, chance: random.Random,
 ) -> Counter[str]:  # fmt: skip
     """Write and mirror, and kill what `kinds` names (with its weight), so many times in all."""
     done: Counter[str] = Counter()
@@ -116,13 +121,13 @@ def kill_at_random(
     follower = None
     try:
         _await_topics(path)
-        flags = ["--follow", "--plain"] if plain else ["--follow"]
-        follower = command_that_mirrors(path, namespace, *flags)
+        follower = command_that_mirrors(path, namespace, "--follow")
         while sum(done.values()) < kills:
             time.sleep(chance.uniform(0, 2 * pause))
             victim = chance.choices(list(kinds), list(kinds.values()))[0]
             done[victim] += 1
             if victim == "broker":
+                assert broker is not None
                 broker.kill()
                 time.sleep(chance.uniform(0, 1))
                 broker.start(wait=False)
@@ -132,9 +137,9 @@ def kill_at_random(
             writer.check()
             follower.check(BROKER_IS_DOWN)
     finally:
-        writer.end()
+        writer.close()
         if follower is not None:
-            follower.end()
+            follower.close()
     return done
 
 
@@ -148,12 +153,14 @@ def _await_topics(path: str) -> None:
     raise TimeoutError("the writer has made no topics")
 
 
-def finish(path: str, namespace: Namespace, *more: str) -> None:
+def finish(path: str, namespace: Namespace) -> None:
     """Mirror what is left, and end."""
-    program = command_that_mirrors(path, namespace, *more)
-    status = program.process.wait(PATIENCE)
-    if status:
-        program.check()
+    program = command_that_mirrors(path, namespace)
+    try:
+        if program.process.wait(PATIENCE):
+            program.check()
+    finally:
+        program.close()
 
 
 # ---- the judge ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ Exactly once (rule J4) rests on this:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -122,7 +123,7 @@ class Progress:
     """How far one topic's mirror is.
 
     - `position`: the next offset to be stored by the target; all before it are stored.
-    - `end`: the source's next offset when it was looked at last. `lag`: how many are missing.
+    - `end`: the source's next offset. `lag`: how many are missing in the target.
     - `copied`: messages that this mirror has copied since it was started.
     """
 
@@ -203,6 +204,7 @@ class TopicMirror:
 
     def __init__(self, mirror: Mirror, name: str) -> None:
         self.name = name
+        self.running = True
         self.error: BaseException | None = None
         self._mirror = mirror
         self._copies, self._cluster = mirror.copies, mirror.cluster
@@ -221,11 +223,6 @@ class TopicMirror:
         """Begin."""
         self._thread.start()
 
-    @property
-    def running(self) -> bool:
-        """Has it not ended yet?"""
-        return self._thread.is_alive()
-
     def stop(self) -> None:
         """Let it end once what was read is stored."""
         if self._reader is not None:
@@ -240,15 +237,19 @@ class TopicMirror:
     def progress(self) -> Progress:
         """How far it is."""
         position = self._flight.position
+        with contextlib.suppress(ExclusiveLogError):  # the engine is closed, or the topic deleted
+            self._end = self._topic.next_offset
         return Progress(self.name, position, max(self._end, position), position - self._begin)
 
     def _run(self) -> None:
         try:
-            with self._cluster.writer(self.name) as writer:
-                self._copy(writer)
+            writer = self._cluster.writer(self.name)
+            self._copy(writer)
+            writer.close()  # not after an error: it would wait for the broker's answer
         except BaseException as error:
             self.error = error
         finally:
+            self.running = False
             self._mirror.notify()
 
     def _copy(self, writer: Writer) -> None:
@@ -256,7 +257,6 @@ class TopicMirror:
         position, gap = target.resume(self._topic, writer, self._mirror.trimmed)
         self._begin = position
         self._flight = self._in_flight(position)
-        self._end = self._topic.next_offset
         self._reader = self._topic.reader(position)
         try:
             for messages in self._batches(self._reader):
@@ -287,19 +287,15 @@ class TopicMirror:
             self._ledger = ledger
 
     def _batches(self, reader: Reading) -> Iterator[Sequence[Message]]:
-        goal = self._end
+        goal = self._topic.next_offset
         while not self._mirror.stopping:
             if reader.position >= goal and not self._mirror.follow:
                 return
             batch = reader.read_batch(READ_MESSAGES)
             if batch:
-                self._end = max(self._end, reader.position)
                 yield batch
                 continue
             self._drain()
-            self._end = self._topic.next_offset
-            if self._end > reader.position:
-                continue
             try:
                 yield [reader.read_next(LOOK_SECONDS)]
             except WaitTimeoutError:
@@ -564,7 +560,7 @@ class Mirror(Closing):
     def _is_running(self) -> bool:
         if self._failed():
             return False
-        watches = self._watcher.is_alive()
+        watches = self.follow and self._names is None and not self.stopping
         return watches or any(one.running for one in list(self._mirrors.values()))
 
     def _failed(self) -> BaseException | None:

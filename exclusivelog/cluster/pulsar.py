@@ -219,8 +219,8 @@ class Cluster(Closing):
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
-            with contextlib.suppress(Exception):  # what is unknown stays so
-                client.close()
+            with contextlib.suppress(Exception):
+                client.shutdown()  # unlike close(), it waits for no broker that hangs
 
     def failed(self, what: str, error: object) -> NoReturn:
         """Raise the ClusterError for an exception or result of the client."""
@@ -289,6 +289,10 @@ class Cluster(Closing):
         try:
             parts = self.client.get_topic_partitions(full)
         except Exception as error:
+            if self._token_is_refused():
+                raise ClusterError(
+                    f"{self.access.url}: {MEANINGS['AuthenticationError']}"
+                ) from None
             self.failed(f"topic {topic!r} cannot be found", error)
         if parts != [full]:
             raise ClusterError(
@@ -296,6 +300,16 @@ class Cluster(Closing):
                 "of its own. Delete it, and set allowAutoTopicCreationType=non-partitioned"
             )
         return full
+
+    def _token_is_refused(self) -> bool:
+        # With a token that the broker refuses, the client retries until its time limit.
+        if self.access.token is None:
+            return False
+        try:
+            self.admin("GET", f"namespaces/{self.access.path}/deduplication")
+        except ClusterError as error:
+            return "(HTTP 401)" in str(error)
+        return False
 
     def writer(self, topic: str) -> Writer:
         """Become the topic's only producer; the Pulsar topic is made if there is none.
@@ -373,7 +387,7 @@ class Outgoing:
     event_time: int | None = None
 
 
-class Writer(Closing):
+class Writer:
     """The only producer of a Pulsar topic."""
 
     def __init__(self, cluster: Cluster, topic: str, producer: Any) -> None:
