@@ -23,7 +23,6 @@ from exclusivelog.errors import (
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
 
-
 SOUND = Chances()
 
 
@@ -294,7 +293,7 @@ def test_sends_that_wait_share_a_frame(log: MemoryLog) -> None:
     assert len(frames) == 3  # the grant, the first send, and the four others
 
 
-@pytest.mark.rule("G3", "J3")
+@pytest.mark.rule("G3")
 def test_a_batch_that_fits_into_no_frame_is_refused_as_a_whole(log: MemoryLog) -> None:
     process = Process(log).own()
     with pytest.raises(UnsupportedError, match="send fewer at once"):

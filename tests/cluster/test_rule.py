@@ -151,7 +151,6 @@ def test_a_tail_may_repeat_itself() -> None:
 # ---- copies ------------------------------------------------------------------------------
 
 
-@pytest.mark.rule("J4")
 def test_copies_count_once_and_in_order_whatever_is_sent_twice() -> None:
     log = Log()
     assert log.folds(copied(4, 7), copied(4, 7, gap=7), copied(4, 9), copied(4, 8), copied(4, 8),
@@ -161,7 +160,6 @@ def test_copies_count_once_and_in_order_whatever_is_sent_twice() -> None:
     assert (log.state.epoch, log.state.next, log.state.source) == (6, 13, "here")
 
 
-@pytest.mark.rule("J4")
 def test_copies_of_two_logs_are_not_mixed() -> None:
     log = Log()
     assert log.folds(copied(1, 0), copied(1, 1, source="there"), copied(1, 1)) == [
