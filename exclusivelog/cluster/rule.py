@@ -3,8 +3,8 @@
 Every reader and writer applies this rule to the same records in the same order, so all of them
 agree on who owns the topic and what is in it, whatever the backend has let in:
 
-- A **grant** counts if it begins at the next offset, and has the epoch after the current one; or has
-  the current epoch and names the current session as the one that it continues (rule B5). Its
+- A **grant** counts if it begins at the next offset, and has the epoch after the current one; or
+  has the current epoch and names the current session as the one that it continues (rule B5). Its
   session is the owner from then on.
 - A **frame** counts if its epoch and session are the owner's, and its first offset is the next one.
 - A **release** counts if its epoch and session are the owner's. Then the topic has no owner.
