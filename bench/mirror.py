@@ -2,8 +2,8 @@
 
     python -m bench.mirror --messages 1000000
 
-The broker is a standalone on this machine, which flushes its journal. CPU is that of the process that
-mirrors, with its client's threads; the broker's is not counted.
+The broker is a standalone on this machine, which flushes its journal. CPU is that of the process
+that mirrors, with its client's threads; the broker's is not counted.
 """
 
 from __future__ import annotations

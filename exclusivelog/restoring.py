@@ -12,9 +12,9 @@ from exclusivelog.cluster.copies import AnyCopies
 from exclusivelog.cluster.frames import Frame
 from exclusivelog.cluster.mirror import Target
 from exclusivelog.cluster.pulsar import Access, Cluster
-from exclusivelog.errors import LedgerCorruptedError, LedgerError, TopicNotFoundError
+from exclusivelog.errors import ClusterError, LedgerCorruptedError, LedgerError, TopicNotFoundError
 from exclusivelog.local.files import sync_directory
-from exclusivelog.local.maintenance.restoring import restore_topic
+from exclusivelog.local.maintenance.restoring import restore_id, restore_topic
 from exclusivelog.opening import open as open_engine
 
 UNFINISHED = ".restoring"
@@ -70,19 +70,27 @@ def restore(
 
 
 def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int]:
-    counts = {}
+    counts, sources = {}, set[str]()
     with open_engine(path, name="restore") as engine:
         for name in names:
-            counts[name] = restore_topic(engine.ledger, name, _frames(cluster, name))
+            counts[name] = restore_topic(engine.ledger, name, _frames(cluster, name, sources))
+        if len(sources) > 1:
+            raise ClusterError(
+                f"{cluster.access.url} has topics of {len(sources)} logs; name those of one"
+            )
+        for source in sources:
+            restore_id(engine.ledger, source)
         report = engine.verify()
     if not report.ok:
         raise LedgerCorruptedError(f"{path}: {report.problems[0]}")
     return counts
 
 
-def _frames(cluster: Cluster, topic: str) -> Iterator[Frame]:
-    """The frames of a topic, in order, none missing."""
+def _frames(cluster: Cluster, topic: str, sources: set[str]) -> Iterator[Frame]:
+    """The frames of a topic, in order, none missing; `sources` gets what they are copies of."""
     for copied in Target(cluster, AnyCopies(), topic, "").copied():
+        if copied.frame.source is not None:
+            sources.add(copied.frame.source)
         yield copied.frame
 
 

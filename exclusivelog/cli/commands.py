@@ -874,8 +874,10 @@ def mirror(
             check_policies=not unchecked_policies, **access,
         ) as copy:  # fmt: skip
             if verify:
-                for name, count in copy.verify().items():
-                    print(f"{name}: {count:,} messages compared: no difference")
+                for name, found in copy.verify().items():
+                    print(
+                        f"{name}: {found.compared:,} compared, no difference; {found.lag:,} behind"
+                    )
             else:
                 _run_mirror(copy, follow, as_json)
 

@@ -4,6 +4,6 @@
 them count. `Mirror` copies a ledger to a Pulsar cluster; it needs the extra `[cluster]`.
 """
 
-from exclusivelog.cluster.mirror import Mirror, Progress
+from exclusivelog.cluster.mirror import Comparison, Mirror, Progress
 
-__all__ = ["Mirror", "Progress"]
+__all__ = ["Comparison", "Mirror", "Progress"]

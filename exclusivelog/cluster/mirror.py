@@ -25,7 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from exclusivelog._core import Message
 from exclusivelog.backend import Closing
@@ -42,7 +42,7 @@ from exclusivelog.errors import (
     WaitTimeoutError,
 )
 
-__all__ = ["Mirror", "Progress"]
+__all__ = ["Comparison", "Mirror", "Progress"]
 
 READ_MESSAGES = 2000  # most messages of one copy
 IN_FLIGHT_BYTES = 32 << 20
@@ -136,6 +136,18 @@ class Progress:
     def lag(self) -> int:
         """Messages of the source that the target does not have yet."""
         return max(0, self.end - self.position)
+
+
+class Comparison(NamedTuple):
+    """What `Mirror.verify` has compared of a topic without finding a difference, in messages.
+
+    - `compared`: those that source and target have. `lag`: those that the target does not have yet.
+    - `unknown`: those of the target that the source has lost by trimming.
+    """
+
+    compared: int
+    lag: int
+    unknown: int
 
 
 # ---- what is in flight -------------------------------------------------------------------
@@ -329,9 +341,13 @@ class Target:
                     "rest"
                 )
             return first, first
+        if last.frame.source != self.source:
+            raise self.mismatch(
+                0, f"it is one of the log with the id {last.frame.source}; this log's is "
+                f"{self.source}. Mirror to a new namespace"
+            )  # fmt: skip
         self.check_beginning()
-        # Copies of another ledger (this one was restored from a mirror, say): compare all of them.
-        self._compare(topic, [last] if last.frame.source == self.source else self.copied())
+        self._compare(topic, [last])
         if last.end < first:
             raise OffsetTrimmedError(
                 f"topic {self.topic!r}: offsets {last.end} to {first - 1} were trimmed before they "
@@ -399,25 +415,28 @@ class Target:
                 expected = copied.end
                 yield copied
 
-    def compare_all(self, topic: SourceTopic) -> int:
-        """Compare the whole target with the source; how many messages were compared."""
+    def compare_all(self, topic: SourceTopic) -> Comparison:
+        """Compare the whole target with the source."""
         return self._compare(topic, self.copied())
 
-    def _compare(self, topic: SourceTopic, copies: Iterable[Copied]) -> int:
-        count, reader = 0, None
+    def _compare(self, topic: SourceTopic, copies: Iterable[Copied]) -> Comparison:
+        count = unknown = position = 0
+        reader = None
         for copied in copies:
+            position = copied.end
             first, end = topic.first_offset, topic.next_offset
             if copied.end > end:
                 raise self.mismatch(end, f"it has offsets up to {copied.end - 1}")
             begin = max(copied.first, first)
+            unknown += min(begin, copied.end) - copied.first
             if begin >= copied.end:
-                continue  # trimmed since: nothing to compare it with
+                continue
             if reader is None or reader.position != begin:
                 reader = topic.reader(begin)
             messages = list(_take(reader, copied.end - begin))
             self._compare_one(messages, copied.frame)
             count += len(messages)
-        return count
+        return Comparison(count, topic.next_offset - max(position, topic.first_offset), unknown)
 
     def _compare_one(self, messages: Sequence[Message], frame: Frame) -> None:
         for message in messages:
@@ -600,11 +619,11 @@ class Mirror(Closing):
         """How far each topic is. `sum(one.lag for one in mirror.progress())` is the lag."""
         return [one.progress() for one in list(self._mirrors.values())]
 
-    def verify(self) -> dict[str, int]:
+    def verify(self) -> dict[str, Comparison]:
         """Read all copies back and compare them with the source, field by field.
 
-        Returns {topic: how many messages were compared}; raises MirrorMismatchError at the first
-        difference. Messages that the source has lost since are not compared."""
+        Returns a `Comparison` for each topic; raises MirrorMismatchError at the first difference.
+        It may run beside the mirror."""
         names = self.source.topics() if self._names is None else self._names
         return {
             name: Target(self.cluster, self.copies, name, self.source_id).compare_all(

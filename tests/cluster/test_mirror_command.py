@@ -45,7 +45,7 @@ def test_there_and_back(topic: xl.Topic, namespace: Namespace, tmp_path: Path) -
         "topic": "orders", "position": 1234, "end": 1234, "copied": 0, "lag": 0,
     }  # fmt: skip
     done = run(path, "orders", *to, "--verify")
-    assert done.stdout == "orders: 1,234 messages compared: no difference\n"
+    assert done.stdout == "orders: 1,234 compared, no difference; 0 behind\n"
     done = run(tmp_path / "back", "--from", namespace.url, "--admin", namespace.admin)
     assert (done.returncode, done.stdout) == (0, "orders: 1,234 messages\n")
     with xl.open(tmp_path / "back") as engine:

@@ -58,7 +58,7 @@ def test_it_goes_on_as_the_same_log(topic: xl.Topic, namespace: Namespace, tmp_p
             assert producer.send(b"more") == topic.next_offset
         sessions = [message.session for message in there.reader()]
         assert sessions[-1] > max(sessions[:-1])
-        copy(engine, namespace)  # all of it is compared, as it is another ledger
+        copy(engine, namespace)
         copy(engine, namespace)
         engine.verify()
         assert source(there)[:-1] == source(topic)

@@ -10,8 +10,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
+import msgpack
+
 from exclusivelog import _core
 from exclusivelog.local.records import U64, u64
+from exclusivelog.local.storage.environment import HEADER
 from exclusivelog.local.storage.tables import PACKED_ENTRY, Store, Tables
 from exclusivelog.messages import encode_properties
 
@@ -81,6 +84,13 @@ class Part(Protocol):
     def contents(self) -> Sequence[Content]:
         """The messages."""
         ...
+
+
+def restore_id(ledger: Store, uuid: str) -> None:
+    """Give the ledger the id of the one that it continues; it has it once it is opened again."""
+    with ledger.write_checkpointed() as tables:
+        header = msgpack.unpackb(tables.rows.get("meta", HEADER))
+        tables.rows.put("meta", HEADER, msgpack.packb({**header, "uuid": uuid}))
 
 
 def restore_topic(ledger: Store, name: str, parts: Iterable[Part]) -> int:
