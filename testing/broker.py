@@ -70,6 +70,10 @@ def missing() -> str | None:
         import pulsar  # noqa: F401
     except ImportError:
         return "the Pulsar client is not installed: pip install 'exclusivelog[cluster]'"
+    try:
+        distribution()
+    except (subprocess.SubprocessError, StopIteration) as error:
+        return f"Maven cannot fetch {ARTIFACT}: {error}"
     return None
 
 

@@ -191,7 +191,7 @@ class Cluster(Closing):
         self.access, self._timeout = access, timeout
         self._pulsar = import_pulsar()
         self._client: Any = None
-        self._lock = threading.Lock()
+        self._closed, self._lock = False, threading.Lock()
 
     def __repr__(self) -> str:
         return f"Cluster({self.access.url!r})"
@@ -200,6 +200,8 @@ class Cluster(Closing):
     def client(self) -> Any:
         """The client; connects when it is used first."""
         with self._lock:
+            if self._closed:
+                raise ClusterError(f"{self.access.url}: the connection was closed")
             if self._client is None:
                 access, pulsar = self.access, self._pulsar
                 token = access.token
@@ -217,7 +219,7 @@ class Cluster(Closing):
     def close(self) -> None:
         """Close all connections; closing twice does nothing."""
         with self._lock:
-            client, self._client = self._client, None
+            client, self._client, self._closed = self._client, None, True
         if client is not None:
             with contextlib.suppress(Exception):
                 client.shutdown()  # unlike close(), it waits for no broker that hangs
