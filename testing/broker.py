@@ -36,7 +36,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from testing.children import ROOT, die_with_parent
 
@@ -105,10 +105,10 @@ def _unpack(archive: Path, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, kind: int) -> Iterator[None]:
+def _locked(path: Path, kind: int) -> Iterator[IO[str]]:
     with path.open("a") as file:
         fcntl.flock(file, kind)
-        yield
+        yield file
 
 
 # ---- one broker --------------------------------------------------------------------------
@@ -328,13 +328,23 @@ def checks_tokens() -> dict[str, str]:
 def shared_broker(directory: Path) -> Iterator[tuple[str, str]]:
     """(URL, admin URL) of the one broker that runs in `directory`; the first user starts it, and
     it ends after the last one."""
-    directory.mkdir(parents=True, exist_ok=True)
-    with _locked(directory / "users", fcntl.LOCK_SH):
-        with _locked(directory / "starting", fcntl.LOCK_EX):
-            if not (directory / "ready").exists():
-                _start_supervisor(directory)
-        facts = json.loads((directory / "ready").read_text())
-        yield facts["url"], facts["admin"]
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _locked(directory / "users", fcntl.LOCK_SH) as users:
+            if not _is_there(users, directory / "users"):
+                continue  # the supervisor of the last users was just removing it
+            with _locked(directory / "starting", fcntl.LOCK_EX):
+                if not (directory / "ready").exists():
+                    _start_supervisor(directory)
+            facts = json.loads((directory / "ready").read_text())
+            yield facts["url"], facts["admin"]
+            return
+
+
+def _is_there(file: IO[str], path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 def _start_supervisor(directory: Path) -> None:
@@ -359,9 +369,8 @@ def _supervise(directory: Path) -> None:
     ready.with_suffix(".new").write_text(json.dumps({"url": broker.url, "admin": broker.admin}))
     ready.with_suffix(".new").rename(ready)
     with _locked(directory / "users", fcntl.LOCK_EX):  # no user is left
-        ready.unlink()
         broker.kill()
-        shutil.rmtree(directory / "broker", ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _run_until_interrupted() -> None:
