@@ -99,6 +99,10 @@ class Steps:
             hands = self.hands(world, number)
             hands.send()
             yield f"{number} sends", hands.done(sends=1)
+        if player.status == "cancelled" and world.releases:  # as often as it may be cancelled
+            hands = self.hands(world, number)
+            hands.writer.ask(player.claim or None)
+            yield f"{number} asks after all", hands.done()
         if not self.size.keeps:
             yield f"{number} sends again", self.resend(world, number)
         if world.releases and player.status in ("owner", "asking"):
@@ -167,7 +171,7 @@ class Steps:
                 if ticket.kind == "open":
                     raise Violation(f"B9: send {number} is never settled")
             for player in end.players:
-                if player.status in ("asking", "cancelled", "closing"):
+                if player.status in ("asking", "closing"):
                     raise Violation(f"B9: {player} is never answered")
 
     def end(self, world: World) -> World:
