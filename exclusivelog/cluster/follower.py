@@ -225,7 +225,7 @@ class Follower:
         with self._changed:
             if record is not None:
                 self._take(self._reader.fold(record))
-            elif time.monotonic() >= self._due:
+            if time.monotonic() >= self._due:
                 self._try_again()
         self._set_futures()
 

@@ -140,6 +140,27 @@ def test_a_request_that_was_lost_and_given_up_can_be_made_again(log: MemoryLog) 
         assert follower.acquire(timeout=60) == 1
 
 
+def test_a_lost_append_is_tried_again_while_other_records_keep_coming(log: MemoryLog) -> None:
+    link, stop = UnreliableLog(log), threading.Event()
+
+    def flood() -> None:
+        while not stop.wait(0.002):
+            log.append(b"foreign")
+
+    thread = threading.Thread(target=flood)
+    with Follower(link, holder("p"), resend=0.2) as follower:
+        follower.acquire(timeout=60)
+        thread.start()
+        try:
+            link._chances = Chances(lost=1.0)
+            future = follower.send_soon(one(b"x"))
+            link._chances = Chances()
+            assert future.result(20) == 0
+        finally:
+            stop.set()
+            thread.join(10)
+
+
 @pytest.mark.rule("B9")
 def test_closing_ends_all_calls_and_says_what_is_in_doubt(log: MemoryLog) -> None:
     link = UnreliableLog(log)
