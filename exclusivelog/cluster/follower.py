@@ -25,7 +25,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from types import TracebackType
 from typing import Self
 
-from exclusivelog.cluster.frames import Frame, Holder
+from exclusivelog.cluster.frames import MAX_BYTES, Frame, Holder
 from exclusivelog.cluster.log import Reader, Status, Ticket, Writer
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position
 from exclusivelog.cluster.rule import Judged, State, Verdict
@@ -61,6 +61,10 @@ class Follower:
         state: State | None = None,
         resend: float = RESEND_SECONDS,
     ) -> None:
+        if log.max_bytes < MAX_BYTES:
+            raise ValueError(
+                f"log takes records of {log.max_bytes} bytes; it must take {MAX_BYTES}"
+            )
         self._log = log
         self._holder = holder
         self._resend = resend
@@ -91,7 +95,10 @@ class Follower:
 
     def _append(self, data: bytes) -> None:
         self._due = min(self._due, time.monotonic() + self._resend)
-        self._log.append(data, self._answered)
+        try:
+            self._log.append(data, self._answered)
+        except Exception as error:  # whether it is in the log is known when it is read back
+            self._answered(Answer(None, error=error))
 
     def _answered(self, answer: Answer) -> None:
         """An append that is not known to be stored is tried again soon."""

@@ -13,6 +13,7 @@ from exclusivelog.cluster.follower import Follower
 from exclusivelog.cluster.frames import Holder
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.memory import Chances, MemoryLog, UnreliableLog
+from exclusivelog.cluster.ordered import Answered, ignore
 from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
     EngineClosedError,
@@ -159,6 +160,37 @@ def test_a_lost_append_is_tried_again_while_other_records_keep_coming(log: Memor
         finally:
             stop.set()
             thread.join(10)
+
+
+class Failing(UnreliableLog):
+    """Raises, whether it has appended the record or not."""
+
+    failures = 0
+
+    def append(self, data: bytes, answered: Answered = ignore) -> None:
+        if self.failures % 2:
+            super().append(data, answered)
+        self.failures -= 1
+        if self.failures >= 0:
+            raise OSError("no connection")
+        super().append(data, answered)
+
+
+@pytest.mark.rule("B9")
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_an_append_that_raises_leaves_the_outcome_to_the_log(log: MemoryLog, failures: int) -> None:
+    link = Failing(log)
+    with Follower(link, holder("p"), resend=0.02) as follower:
+        follower.acquire(timeout=60)
+        link.failures = failures
+        assert follower.send(one(b"x"), timeout=60) == 0
+        assert follower.send(one(b"y"), timeout=60) == 1
+    assert values(log) == [b"x", b"y"]
+
+
+def test_a_log_of_too_small_records_is_refused() -> None:
+    with pytest.raises(ValueError, match="log takes records of 1000 bytes"):
+        Follower(MemoryLog(max_bytes=1000), holder("p"))
 
 
 @pytest.mark.rule("B9")
