@@ -1,7 +1,7 @@
 """Every interleaving of small worlds of writers on one ordered log (rules J1, J2; B1-B10).
 
 Up to three processes ask for the topic, from what they know now or knew earlier, with and without
-an old epoch; send, send again, cancel, release, die and start again. Whatever they have ever
+an old epoch; send, send again, cancel, release, evict, die and start again. Whatever they have ever
 appended the backend lets in at once, much later, behind any other, many times, or never. Each
 process reads one record at a time, as late as it likes, so that a stale owner sends on, and a late
 grant races with another. All of it is the library's own code: `exclusivelog.cluster.log` and
@@ -60,6 +60,8 @@ class Steps:
                 yield from self.ask(world, number, player)
             else:
                 yield from self.play(world, number, player)
+            if world.releases and self.size.evicts:
+                yield from self.evict(world, number, player)
             if world.crashes and player != Player():
                 yield f"{number} dies", self.die(world, number)
         yield from self.let_in_any(world)
@@ -99,12 +101,23 @@ class Steps:
             hands = self.hands(world, number)
             hands.send()
             yield f"{number} sends", hands.done(sends=1)
+        if player.status == "cancelled" and world.releases:  # as often as it may be cancelled
+            hands = self.hands(world, number)
+            hands.writer.ask(player.claim or None)
+            yield f"{number} asks after all", hands.done()
         if not self.size.keeps:
             yield f"{number} sends again", self.resend(world, number)
         if world.releases and player.status in ("owner", "asking"):
             hands = self.hands(world, number)
             hands.writer.release()
             yield f"{number} releases", hands.done(releases=1)
+
+    def evict(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
+        state, _ = self.records.folded(world.log[: player.read])
+        if state.owned and state.session != player.session:
+            hands = self.hands(world, number)
+            hands.evict()
+            yield f"{number} evicts {state.session}", hands.done(releases=1)
 
     def read(self, world: World, number: int) -> World:
         hands = self.hands(world, number)
@@ -167,7 +180,7 @@ class Steps:
                 if ticket.kind == "open":
                     raise Violation(f"B9: send {number} is never settled")
             for player in end.players:
-                if player.status in ("asking", "cancelled", "closing"):
+                if player.status in ("asking", "closing"):
                     raise Violation(f"B9: {player} is never answered")
 
     def end(self, world: World) -> World:

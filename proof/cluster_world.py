@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from exclusivelog.cluster.frames import Content, Grant, Holder, decode
+from exclusivelog.cluster.frames import Content, Grant, Holder, Release, decode, encode
 from exclusivelog.cluster.log import Sent, Status, Ticket, Writer
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import Judged, State
@@ -81,7 +81,8 @@ class World(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How much may happen in a walk. `window` is the writers'."""
+    """How much may happen in a walk. `window` is the writers'; where it `evicts`, a process may
+    release the session of another one, which uses up one of `releases`, too."""
 
     name: str
     players: int = 2
@@ -92,6 +93,7 @@ class Size(NamedTuple):
     copies: int = 0
     window: int = 2
     keeps: bool = False
+    evicts: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -105,12 +107,14 @@ SMALL_SIZES = (
     Size("rival owners", asks=3, sends=2),
     Size("deaths", asks=3, sends=2, releases=0, crashes=1),
     Size("a full window", asks=2, sends=3, window=1),
+    Size("evictions", asks=2, sends=2, releases=2, evicts=True),
     Size("what does not count is kept", sends=1, copies=1, keeps=True),
 )
 LARGE_SIZES = (
     Size("three rivals", players=3, asks=3, sends=3),
     Size("many hand-overs", asks=4, sends=2, releases=2),
     Size("deaths and releases", asks=3, sends=3, crashes=1),
+    Size("evictions and hand-overs", asks=3, sends=2, releases=2, evicts=True),
 )
 ALL_SIZES = SMALL_SIZES + LARGE_SIZES
 
@@ -221,6 +225,11 @@ class Hands:
         assert judged is not None
         self.writer.state = state
         self.writer.saw(judged)
+
+    def evict(self) -> None:
+        """Release the session that owns the topic, as far as this process knows."""
+        state = self.writer.state
+        self._appended.append(encode(Release(state.epoch, state.session, "evicted")))
 
     def catch_up(self) -> None:
         """Read all records, before the writer asks."""

@@ -113,7 +113,7 @@ def command_that_mirrors(path: str, namespace: Namespace, *more: str) -> Program
 
 def kill_at_random(
     kinds: Mapping[str, float], path: str, namespace: Namespace, broker: Broker | None = None, *,
-    kills: int, pause: float, rate: float, chance: random.Random,
+    kills: int, pause: float, rate: float, chance: random.Random, plain: bool = False,
 ) -> Counter[str]:  # fmt: skip
     """Write and mirror, and kill what `kinds` names (with its weight), so many times in all."""
     done: Counter[str] = Counter()
@@ -121,7 +121,8 @@ def kill_at_random(
     follower = None
     try:
         _await_topics(path)
-        follower = command_that_mirrors(path, namespace, "--follow")
+        flags = ["--plain"] * plain
+        follower = command_that_mirrors(path, namespace, "--follow", *flags)
         while sum(done.values()) < kills:
             time.sleep(chance.uniform(0, 2 * pause))
             victim = chance.choices(list(kinds), list(kinds.values()))[0]
@@ -153,9 +154,9 @@ def _await_topics(path: str) -> None:
     raise TimeoutError("the writer has made no topics")
 
 
-def finish(path: str, namespace: Namespace) -> None:
+def finish(path: str, namespace: Namespace, plain: bool = False) -> None:
     """Mirror what is left, and end."""
-    program = command_that_mirrors(path, namespace)
+    program = command_that_mirrors(path, namespace, *["--plain"] * plain)
     try:
         if program.process.wait(PATIENCE):
             program.check()

@@ -52,7 +52,7 @@ from exclusivelog.cluster.frames import (
     Release,
     encode,
 )
-from exclusivelog.cluster.ordered import OrderedLog
+from exclusivelog.cluster.ordered import OrderedLog, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict, judge
 from exclusivelog.errors import (
     DuplicateSequenceError,
@@ -109,8 +109,16 @@ class Reader:
 
     def next(self, timeout: float | None = None) -> Judged | None:
         """The next record with its verdict; None if `timeout` seconds have passed without one."""
-        record = self._tail.next(timeout)
-        return None if record is None else self.state.fold(record)
+        record = self.receive(timeout)
+        return None if record is None else self.fold(record)
+
+    def receive(self, timeout: float | None = None) -> Record | None:
+        """The next record, not judged yet: a driver waits for it without a lock."""
+        return self._tail.next(timeout)
+
+    def fold(self, record: Record) -> Judged:
+        """Judge it, and apply it to the state."""
+        return self.state.fold(record)
 
     def records(self) -> Iterator[Judged]:
         """The records that are there, with their verdicts, without waiting for more."""
@@ -206,7 +214,12 @@ class Writer:
 
         With `topic_epoch`, go on under that epoch instead of the next one (rule B5). Raises
         `ProducerFencedError` if the topic's epoch is higher, `InvalidEpochError` if it is lower,
-        and `ProducerBusyError` unless `status` is "refused"."""
+        and `ProducerBusyError` unless `status` is "refused", or "cancelled" with the same
+        `topic_epoch`: then that request is made again."""
+        if self.status == "cancelled" and self._has_asked(topic_epoch):
+            self.status = "asking"
+            self.resend()
+            return
         if self.status != "refused":
             raise ProducerBusyError(f"this writer has asked already, and is {self.status!r}")
         state = self.state
@@ -218,6 +231,11 @@ class Writer:
         )
         self.status = "asking"
         self._append(encode(self._request))
+
+    def _has_asked(self, topic_epoch: int | None) -> bool:
+        request = self._request
+        assert request is not None
+        return topic_epoch == (request.epoch if request.continues else None)
 
     def _check_epoch(self, topic_epoch: int) -> bool:
         """May a session go on under this epoch? False before the first grant."""
@@ -231,7 +249,8 @@ class Writer:
         return state.grant is not None
 
     def cancel(self) -> None:
-        """Give up asking. If the grant counts nevertheless, it is released at once (rule D5)."""
+        """Give up asking, and do not append the request again. If it counts nevertheless, it is
+        released at once (rule D5)."""
         if self.status == "asking":
             self.status = "cancelled"
         elif self.status == "refused":
@@ -317,10 +336,15 @@ class Writer:
         self._sent.append(sent)
         self._append(sent.data)
 
+    @property
+    def unsettled(self) -> bool:
+        """Is there anything that was appended, matters, and was not read back?"""
+        return bool(self._sent) or self.status in ("asking", "closing")
+
     def resend(self) -> None:
         """Append again what has not been read back: after an answer that is unknown or refused, or
         when none has come for some time. A copy too many does not count."""
-        if self.status in ("asking", "cancelled") and self._request is not None:
+        if self.status == "asking" and self._request is not None:
             self._append(encode(self._request))
         for sent in self._sent:
             self._append(sent.data)

@@ -230,6 +230,25 @@ def test_a_request_that_was_given_up_leaves_no_owner(log: MemoryLog) -> None:
     assert not process.reader.state.owned
 
 
+@pytest.mark.rule("D5")
+def test_a_request_that_was_given_up_is_not_appended_again(log: MemoryLog) -> None:
+    """It would fence an owner on behalf of nobody. Who asks again makes the same request again."""
+    owner, process = Process(log, "owner").own(), Process(log)
+    process.catch_up()
+    process.link._chances = Chances(lost=1.0)
+    process.writer.ask()
+    process.writer.cancel()
+    process.link._chances = SOUND
+    process.try_again()
+    owner.catch_up()
+    assert (process.writer.status, owner.writer.status) == ("cancelled", "owner")
+    with pytest.raises(ProducerBusyError):
+        process.writer.ask(topic_epoch=1)
+    process.writer.ask()
+    process.catch_up()
+    assert (process.writer.status, process.writer.epoch) == ("owner", 2)
+
+
 @pytest.mark.rule("C1")
 def test_a_release_comes_after_all_that_was_sent(log: MemoryLog) -> None:
     process = Process(log, window=1).own()

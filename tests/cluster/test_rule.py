@@ -167,6 +167,27 @@ def test_copies_of_two_logs_are_not_mixed() -> None:
     ]  # fmt: skip
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_copies_of_rival_mirrors_are_one_copy_however_they_come_in(data: st.DataObject) -> None:
+    """Mirrors cut one source into different frames; the log doubles, loses and reorders them."""
+    offsets = [0, 1, 2, 5, 6, 7]  # the source has lost two
+    pool = [
+        Frame(1, 0, run[0], tuple([frame(0, 0, n).contents[0] for n in run]), gap(run), "here")
+        for first in range(len(offsets)) for last in range(first + 1, len(offsets) + 1)
+        if len(run := offsets[first:last]) == run[-1] - run[0] + 1
+    ]  # fmt: skip
+    log, copied_offsets = Log(), []
+    for each in data.draw(st.lists(st.sampled_from(pool), max_size=40)):
+        if log.fold(each) == "COUNTS":
+            copied_offsets += [content.sequence_id for content in each.contents]
+    assert copied_offsets == offsets[: len(copied_offsets)]
+
+
+def gap(run: list[int]) -> int:
+    return 2 if run[0] == 5 else 0
+
+
 def test_an_owner_ends_the_mirroring() -> None:
     """Who moves to the cluster fences the mirror: what it still copies does not count."""
     log = Log()
