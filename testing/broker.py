@@ -38,6 +38,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+import pytest
+
 from testing.children import ROOT, die_with_parent
 
 VERSION = "4.0.8"
@@ -128,9 +130,13 @@ class Broker:
         self._settings = dict(settings or {})
         self._memory = memory
         self._process: subprocess.Popen[bytes] | None = None
-        port, web = _free_ports(2)
+        port, web, tls, tls_web = _free_ports(4)
         self.url, self.admin = f"pulsar://127.0.0.1:{port}", f"http://127.0.0.1:{web}"
+        self.tls_url = f"pulsar+ssl://127.0.0.1:{tls}"
+        self.tls_admin = f"https://127.0.0.1:{tls_web}"
         self._ports = {"brokerServicePort": str(port), "webServicePort": str(web)}
+        if "tlsCertificateFilePath" in self._settings:
+            self._ports |= {"brokerServicePortTls": str(tls), "webServicePortTls": str(tls_web)}
 
     @property
     def pid(self) -> int:
@@ -318,6 +324,30 @@ def checks_tokens() -> dict[str, str]:
         "tokenSecretKey": "data:;base64," + base64.b64encode(SECRET).decode(),
         "brokerClientAuthenticationPlugin": plugin,
         "brokerClientAuthenticationParameters": f"token:{mine}",
+    }  # fmt: skip
+
+
+# ---- certificates ------------------------------------------------------------------------
+
+
+def certificate(folder: Path) -> Path:
+    """A self-signed certificate for this machine, in `cert.pem`, and its `key.pem`."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj",
+         "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
+        check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    return folder / "cert.pem"
+
+
+def speaks_tls(folder: Path) -> dict[str, str]:
+    """Settings of a broker that also takes TLS connections, with a new certificate."""
+    path = certificate(folder)
+    return {
+        "tlsCertificateFilePath": str(path), "tlsKeyFilePath": str(path.with_name("key.pem")),
     }  # fmt: skip
 
 

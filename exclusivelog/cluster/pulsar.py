@@ -36,7 +36,6 @@ TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
 PRODUCER_NAME = "exclusivelog-mirror"
 ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
 ADMIN_SECONDS = 30.0
-LAST_SECONDS = 30.0  # to wait for what a predecessor has sent to be stored
 PENDING_MESSAGES = 5000  # more than a mirror has in flight
 
 URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s]+)/([^/\s]+)/([^/\s]+)/?")

@@ -6,14 +6,24 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import exclusivelog as xl
 from exclusivelog.cluster import Mirror
 from exclusivelog.restoring import restore
-from testing.broker import Broker, Namespace, checks_tokens, missing, own_broker, token
+from testing.broker import (
+    Broker,
+    Namespace,
+    checks_tokens,
+    missing,
+    own_broker,
+    speaks_tls,
+    token,
+)
 from testing.mirrors import compare, finish, kill_at_random
 from testing.processes import until, within
 
@@ -40,7 +50,7 @@ def namespace(broker: Broker, admin_token: str, monkeypatch: pytest.MonkeyPatch)
     return Namespace.make(broker.url, broker.admin, token=admin_token)
 
 
-def copy(engine: xl.Engine, namespace: Namespace, timeout: float = 60.0, **options: str) -> None:
+def copy(engine: xl.Engine, namespace: Namespace, timeout: float = 60.0, **options: Any) -> None:
     with Mirror(
         engine, namespace.url, admin=namespace.admin, timeout=timeout, **options
     ) as running:
@@ -98,6 +108,27 @@ def test_a_broker_that_hangs(topic: xl.Topic, namespace: Namespace, broker: Brok
                 broker.await_ready()
     copy(topic.engine, namespace)  # what was in flight may have arrived after all
     assert compare(topic.engine.path, namespace) == 2
+
+
+# ---- TLS ---------------------------------------------------------------------------------
+
+
+def test_tls_with_certificates_that_are_trusted(
+    topic: xl.Topic, admin_token: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    monkeypatch.setenv("EXCLUSIVELOG_TOKEN", admin_token)
+    topic.producer().send(b"a")
+    with own_broker(checks_tokens() | speaks_tls(tmp_path)) as broker:
+        plain = Namespace.make(broker.url, broker.admin, token=admin_token)
+        namespace = replace(plain, broker=broker.tls_url, admin=broker.tls_admin)
+        copy(topic.engine, namespace, tls_trust_certs=str(tmp_path / "cert.pem"))
+        assert compare(topic.engine.path, plain) == 1
+        with pytest.raises(xl.ClusterError, match=r"admin API cannot be reached: .*CERTIFICATE"):
+            copy(topic.engine, namespace)
+        with pytest.raises(xl.ClusterError):
+            copy(topic.engine, namespace, timeout=3.0, check_policies=False)
 
 
 # ---- tokens ------------------------------------------------------------------------------
