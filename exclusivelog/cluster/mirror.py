@@ -48,6 +48,7 @@ READ_MESSAGES = 2000  # most messages of one copy
 IN_FLIGHT_BYTES = 32 << 20
 LOOK_SECONDS = 5.0  # between looks for new topics, and at the source's end
 CLOSE_SECONDS = 10.0
+ANSWER_SECONDS = 5.0  # for the client to notice that the broker's time is over
 STORED_SECONDS = 30.0  # for what a former mirror has sent last
 
 
@@ -157,7 +158,7 @@ class InFlight:
     """Copies that were sent, and not stored yet."""
 
     def __init__(self, position: int, copies: int, timeout: float) -> None:
-        self._copies, self._most = copies, 2 * timeout
+        self._copies, self._most = copies, timeout + ANSWER_SECONDS
         self.position = position  # all offsets before it are stored
         self.ledger: int | None = None  # of the last copy whose place is known
         self.error: ExclusiveLogError | None = None
@@ -193,8 +194,11 @@ class InFlight:
         answered = self._changed.wait_for(lambda: condition() or self.error is not None, self._most)
         if self.error is not None:
             raise self.error
-        if not answered:  # the client's own time limit should have passed before
-            raise ClusterError(f"the Pulsar client has answered nothing for {self._most:.0f} s")
+        if not answered:  # the client sends again and again to a broker that cannot store
+            raise ClusterError(
+                f"the broker has stored nothing for {self._most:.0f} s; it may be down, "
+                "unreachable or full: look for full disks of its bookies"
+            )
 
     def drain(self) -> None:
         """Wait until all is stored; raises what the broker has refused."""

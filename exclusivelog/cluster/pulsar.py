@@ -155,6 +155,8 @@ MEANINGS = {
     "AlreadyClosed": "the connection was closed",
 }  # fmt: skip
 FENCED = ("ProducerFenced", "ProducerBusy")
+# A broker that has just started answers late, or so, while it loads a topic.
+PASSING = ("Timeout", "ServiceUnitNotReady", "LookupError", "Disconnected", "RetryableError")
 
 
 def meaning_of(error: object) -> str:
@@ -322,9 +324,10 @@ class Cluster(Closing):
             try:
                 return Writer(self, topic, self._producer(full))
             except Exception as error:
-                if type(error).__name__ not in FENCED:
+                name, late = type(error).__name__, time.monotonic() > deadline
+                if name not in (*FENCED, *PASSING) or (late and name in PASSING):
                     self.failed(f"topic {topic!r} cannot be written to", error)
-                if time.monotonic() > deadline:
+                if late:
                     raise ProducerBusyError(
                         f"{self.access.url}: topic {topic!r} has another exclusive producer, "
                         "perhaps a second mirror; stop it"
