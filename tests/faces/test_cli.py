@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import __version__, demo
-from exclusivelog.cli import commands
+from exclusivelog import __version__
+from exclusivelog.cli import commands, demo
 from exclusivelog.local.storage.tables import PAIR
 from exclusivelog.local.versions import FORMAT
 from testing.processes import PATIENCE, open_producer, until
