@@ -12,7 +12,10 @@ from setuptools import Extension, setup
 
 DEBUG = os.environ.get("EXCLUSIVELOG_DEBUG", "") not in ("", "0")
 # Python's own flags ask for -g: the last one counts.
-SMALL = ["-g0", "-fvisibility=hidden", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables"]
+SMALL = [
+    "-g0", "-fvisibility=hidden", "-fno-unwind-tables", "-fno-asynchronous-unwind-tables",
+    "-fno-align-functions", "-fno-align-jumps", "-fno-align-labels",
+]  # fmt: skip
 COMPILE = ["-g"] if DEBUG else SMALL
 LINK = [] if DEBUG else ["-Wl,-s"]
 
