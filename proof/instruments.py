@@ -15,6 +15,9 @@ from unittest import mock
 
 from exclusivelog.local.ownership import admission
 from proof import (
+    cluster_model,
+    cluster_rules,
+    cluster_world,
     compactions,
     environments,
     failpoints,
@@ -139,6 +142,30 @@ def walk_model(size: Size, where: Path) -> Figure:
         controls = controls[::5]
     noticed = sum(model.find_out(broken, worlds) is not None for broken, worlds in controls)
     figure.controls[f"{len(controls)} broken rules, one by one"] = noticed == len(controls)
+    return figure
+
+
+# ---- the cluster's model -----------------------------------------------------------------
+
+
+def walk_cluster_model(size: Size, where: Path) -> Figure:
+    """Every interleaving of writers on one ordered log, carried out by the library's own writers
+    and its rule."""
+    figure = Figure("cluster model")
+    sizes = cluster_world.SMALL_SIZES if size.quick else cluster_world.ALL_SIZES
+    for small in size.share(sizes):
+        try:
+            states, steps = cluster_model.walk(small)
+        except cluster_world.Violation as violation:
+            figure.broken.append(f"{small}: {violation}")
+        else:
+            figure.most(
+                **{f"worlds/{small}": 1, f"states/{small}": states, f"steps/{small}": steps}
+            )
+    if size.controlled:
+        for name, patches in cluster_rules.CONTROLS.items():
+            found = cluster_model.find_out(patches, cluster_world.SMALL_SIZES)
+            figure.controls[name] = found is not None
     return figure
 
 
@@ -553,6 +580,7 @@ def take_mutant(figure: Figure, name: str, hunter: str, said: str) -> None:
 INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "rules": count_rules,
     "model": walk_model,
+    "cluster-model": walk_cluster_model,
     "stateful": compare_with_a_list,
     "torture": torture_figure,
     "histories": histories,

@@ -40,7 +40,7 @@ def test_the_page_and_the_tests_agree() -> None:
     assert list(rules.problems(rules.PAGE.read_text(), rules.sources())) == []
 
 
-SMALL = '<a id="a1"></a>\n**A1. One.**\n\n<a id="j1"></a>\n**J1. Later.**\n\n## B\n\nText.\n'
+SMALL = '<a id="a1"></a>\n**A1. One.**\n\n<a id="j3"></a>\n**J3. Later.**\n\n## B\n\nText.\n'
 FILES = {"tests/test_x.py": "def test_a1_holds(): pass"}
 
 
@@ -51,7 +51,7 @@ def said(page: str, files: dict[str, str]) -> str:
 def test_lists_are_made_from_the_tests_and_made_anew() -> None:
     page = rules.render(SMALL, rules.backing(FILES))
     assert "**A1. One.**\n\nTests: [test_x](../tests/test_x.py).\n\n<a id" in page
-    assert "**J1. Later.**\n\nTests: none. This version does not have it.\n\n## B\n" in page
+    assert "**J3. Later.**\n\nTests: none. This version does not have it.\n\n## B\n" in page
     assert said(page, FILES) == ""
     more = {**FILES, "tests/test_y.py": "async def test_a1_too(): pass"}
     assert "not up to date" in said(page, more)
@@ -64,8 +64,8 @@ def test_what_disagrees_is_named() -> None:
     assert "tests/test_x.py: B3 is no rule of the page" in said(
         page, {"tests/test_x.py": "def test_a1_b3_holds(): pass"}
     )
-    assert "J1 has tests now" in said(
-        page, {**FILES, "tests/test_h.py": "def test_j1_holds(): pass"}
+    assert "J3 has tests now" in said(
+        page, {**FILES, "tests/test_h.py": "def test_j3_holds(): pass"}
     )
     assert "A1 stands twice" in said(SMALL + SMALL, FILES)
 

@@ -1,0 +1,279 @@
+"""A thread that follows one ordered log and drives its writer; calls that wait for it.
+
+Which process may ask for the topic, and when (rules A and D), is the caller's decision: `acquire`
+takes it from any owner. The rule keeps that safe: the former owner is fenced.
+
+>>> from exclusivelog.cluster.frames import Holder
+>>> from exclusivelog.cluster.memory import MemoryLog
+>>> from exclusivelog.types import AccessMode
+>>> holder = Holder("e1", "host", 1, "p", AccessMode.EXCLUSIVE)
+>>> with Follower(MemoryLog(), holder) as follower:
+...     epoch = follower.acquire(timeout=10)
+...     offset = follower.send([(b"hello", None, None, None, None)], timeout=10)
+>>> epoch, offset
+(1, 0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+from typing import Self
+
+from exclusivelog.cluster.frames import MAX_BYTES, Frame, Holder
+from exclusivelog.cluster.log import Reader, Status, Ticket, Writer
+from exclusivelog.cluster.ordered import Answer, OrderedLog, Position
+from exclusivelog.cluster.rule import Judged, State, Verdict
+from exclusivelog.errors import (
+    EngineClosedError,
+    ExclusiveLogError,
+    LedgerIOError,
+    ProducerFencedError,
+    WaitTimeoutError,
+)
+from exclusivelog.messages import Encoded
+
+__all__ = ["Follower"]
+
+RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
+JOIN_SECONDS = 10.0
+
+
+class Follower:
+    """Follows one log, and sends to it while it owns the topic. All calls may come from any thread.
+
+    - `state`: a saved state to go on from; None: read the log from its first record.
+    - `resend`: seconds without progress before an append is tried again. A copy too many does not
+      count, so a low number costs traffic, and nothing else.
+
+    Closing it ends its thread, and leaves the log open."""
+
+    def __init__(
+        self,
+        log: OrderedLog,
+        holder: Holder,
+        *,
+        state: State | None = None,
+        resend: float = RESEND_SECONDS,
+    ) -> None:
+        if log.max_bytes < MAX_BYTES:
+            raise ValueError(
+                f"log takes records of {log.max_bytes} bytes; it must take {MAX_BYTES}"
+            )
+        self._log = log
+        self._holder = holder
+        self._resend = resend
+        self._changed = threading.Condition()
+        self._reader = Reader(log, state)
+        self._writer = self._new_writer()
+        self._settled: list[Ticket] = []  # their futures are set when no lock is held
+        self._futures: dict[Ticket, Future[int]] = {}
+        self._due = float("inf")  # when to append again, by the monotonic clock
+        self._closed = False
+        self._error: ExclusiveLogError | None = None
+        self._thread = threading.Thread(target=self._run, name="exclusivelog-follower", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _new_writer(self) -> Writer:
+        return Writer(self._reader.state, self._append, self._holder)
+
+    def _append(self, data: bytes) -> None:
+        self._due = min(self._due, time.monotonic() + self._resend)
+        try:
+            self._log.append(data, self._answered)
+        except Exception as error:  # whether it is in the log is known when it is read back
+            self._answered(Answer(None, error=error))
+
+    def _answered(self, answer: Answer) -> None:
+        """An append that is not known to be stored is tried again soon."""
+        if not answer.stored:
+            self._due = min(self._due, time.monotonic() + self._resend / 10)
+
+    # ---- calls ---------------------------------------------------------------------------
+
+    @property
+    def status(self) -> Status:
+        """What the writer is: "owner", "fenced", ... (`log.Writer`)."""
+        return self._writer.status
+
+    def save(self) -> bytes:
+        """What has been read, for a later `State.restore`."""
+        with self._changed:
+            return self._reader.state.save()
+
+    def catch_up(self, timeout: float | None = None) -> None:
+        """Wait until all that is in the log now is read. Raises `WaitTimeoutError`."""
+        end = self._log.end()
+        with self._changed:
+            self._wait(lambda: self._has_read(end), timeout, "the log was not read to its end")
+
+    def _has_read(self, end: Position | None) -> bool:
+        position = self._reader.state.position
+        return end is None or (position is not None and position >= end)
+
+    def acquire(self, timeout: float | None = None, topic_epoch: int | None = None) -> int:
+        """Own the topic, or go on owning it; returns the epoch. Another owner is fenced.
+
+        With `topic_epoch`, go on under that epoch (rule B5). Raises `ProducerFencedError` if
+        another process was granted the topic first or the epoch is stale, `InvalidEpochError` if
+        the epoch is ahead, and `WaitTimeoutError`, which leaves no owner behind."""
+        began = time.monotonic()
+        self.catch_up(timeout)
+        with self._changed:
+            if self._writer.status in ("closed", "fenced"):
+                self._writer = self._new_writer()
+            writer = self._writer
+            if writer.status == "owner" and topic_epoch in (None, writer.epoch):
+                return writer.epoch
+            writer.ask(topic_epoch)
+            left = None if timeout is None else timeout - (time.monotonic() - began)
+            try:
+                self._wait(lambda: writer.status != "asking", left, "the topic was not granted")
+            except BaseException:
+                writer.release()  # also if it was granted just before an interrupt
+                raise
+            if writer.status != "owner":
+                raise self._refused()
+            return writer.epoch
+
+    def _refused(self) -> ProducerFencedError:
+        grant = self._reader.state.grant
+        holder = None if grant is None else grant.owner()
+        return ProducerFencedError(
+            "the topic was not granted: another process was faster", holder=holder
+        )
+
+    def send(self, batch: Sequence[Encoded], timeout: float | None = None) -> int:
+        """Send messages, all or none; returns the first one's offset once they count (rule J2).
+
+        Raises what `Writer.send` does; `ProducerFencedError`, and then nothing is written; and
+        `WaitTimeoutError` with `maybe_written` set."""
+        try:
+            return self.send_soon(batch).result(timeout)
+        except FutureTimeout:
+            error = WaitTimeoutError(f"the send was not read back within {timeout} seconds")
+            error.maybe_written, error.retriable = True, False
+            raise error from None
+
+    def send_soon(self, batch: Sequence[Encoded]) -> Future[int]:
+        """The same without waiting: a future for the offset."""
+        future: Future[int] = Future()
+        with self._changed:
+            self._check_open()
+            now = time.time_ns() // 1_000_000
+            ticket = self._writer.send(batch, now, self._note)
+            self._futures[ticket] = future
+        return future
+
+    def _note(self, ticket: Ticket) -> None:
+        self._settled.append(ticket)
+
+    def release(self, timeout: float | None = None) -> None:
+        """Wait for all sends, and release the topic. Raises `WaitTimeoutError`."""
+        with self._changed:
+            writer = self._writer
+            writer.release()
+            self._wait(lambda: writer.status != "closing", timeout, "the topic was not released")
+
+    def close(self) -> None:
+        """End the thread. Sends that were not read back raise `LedgerIOError`, `maybe_written`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._reader.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(JOIN_SECONDS)
+
+    def _check_open(self) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._closed:
+            raise EngineClosedError("this follower is closed; open a new one")
+
+    def _wait(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
+        ended = lambda: done() or self._closed or self._error is not None  # noqa: E731
+        if not self._changed.wait_for(ended, timeout):
+            raise WaitTimeoutError(f"{what} within {timeout} seconds")
+        if not done():
+            self._check_open()
+
+    # ---- the thread ----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closed:
+                self._step()
+        except ExclusiveLogError as error:
+            self._end(None if self._closed else error)
+        except BaseException as error:
+            self._end(LedgerIOError(f"the log cannot be followed any more: {error!r}"))
+            raise
+        else:
+            self._end(None)
+
+    def _step(self) -> None:
+        record = self._reader.receive(self._seconds_left())
+        with self._changed:
+            if record is not None:
+                self._take(self._reader.fold(record))
+            if time.monotonic() >= self._due:
+                self._try_again()
+        self._set_futures()
+
+    def _seconds_left(self) -> float:
+        return max(0.0, min(self._resend, self._due - time.monotonic()))
+
+    def _take(self, judged: Judged) -> None:
+        writer = self._writer
+        writer.saw(judged)
+        parsed = judged.parsed
+        mine = isinstance(parsed, Frame) and parsed.session == writer.session
+        if mine and judged.verdict is Verdict.AHEAD:  # the frame before it was lost
+            self._due = min(self._due, time.monotonic() + self._resend / 10)
+        elif judged.counts:
+            waits = writer.unsettled
+            self._due = time.monotonic() + self._resend if waits else float("inf")
+        self._changed.notify_all()
+
+    def _try_again(self) -> None:
+        self._due = float("inf")
+        if self._writer.unsettled:
+            self._writer.resend()
+
+    def _set_futures(self) -> None:
+        """Tell the callers, without a lock: their callbacks may send."""
+        with self._changed:
+            settled, self._settled = self._settled, []
+            pairs = [(ticket, self._futures.pop(ticket)) for ticket in settled]
+        for ticket, future in pairs:
+            with contextlib.suppress(Exception):  # it was cancelled
+                if ticket.error is None:
+                    future.set_result(ticket.offset or 0)
+                else:
+                    future.set_exception(ticket.error)
+
+    def _end(self, error: ExclusiveLogError | None) -> None:
+        why = f": {error}" if error is not None else ""
+        in_doubt = LedgerIOError(f"the log is not followed any more, the send is in doubt{why}")
+        unsent = EngineClosedError(f"the log is not followed any more; nothing was sent{why}")
+        with self._changed:
+            self._error, self._closed = error, True
+            self._writer.give_up(in_doubt, unsent)
+            self._changed.notify_all()
+        self._set_futures()

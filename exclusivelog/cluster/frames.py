@@ -1,0 +1,491 @@
+"""The records of an ordered log as bytes: frames of messages, grants and releases.
+
+```text
+0  3 bytes  magic XLO
+3  u8       version, 1
+4  u32      CRC-32C of the bytes 0 to 3 and of all bytes from 8 on, little-endian
+8           one msgpack array; its first element is the kind
+
+frame    ["f", epoch, session, first offset, gap, source, producers, sequence ids, publish times,
+          values, keys, event times, properties]
+grant    ["g", epoch, first offset, session, continues, engine id, engine name, pid, producer name,
+          access mode, priority, since, properties]
+release  ["r", epoch, session, reason]
+```
+
+The columns of a frame have one element for each message, or are shorter: `producers` is one str if
+all messages have the same name, `sequence ids` is the first one if they count up by 1, `publish
+times` is one int if all are the same, and `keys`, `event times` and `properties` are nil if no
+message has one. Times are ms since 1970.
+
+Every reader must decide alike which records count. So `decode` has three outcomes:
+
+- Bytes without the magic are **foreign**: of another program. `decode` returns None. No version of
+  this library ever counts them.
+- An unknown version raises `LedgerVersionError`, and damaged or invalid bytes raise
+  `LedgerCorruptedError`. A reader stops there: another reader might count this record, so skipping
+  it could let two owners write.
+- Everything else decodes to exactly one record.
+
+>>> frame = Frame(epoch=1, session=7, first=0, contents=(Content(b"a", None, {}, None, 5, "p", 0),))
+>>> decode(encode(frame)) == frame
+True
+>>> decode(b"plain text") is None
+True
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import msgpack
+
+from exclusivelog._core import crc32c
+from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
+from exclusivelog.types import AccessMode, OwnerInfo
+
+__all__ = [
+    "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Parsed", "Release",
+    "decode", "encode", "split",
+]  # fmt: skip
+
+# Pulsar takes 5 MiB with its own headers and properties; this leaves them 240 kB.
+MAX_BYTES = 5_000_000
+MAX_MESSAGES = 100_000  # in one frame; bounds what a few bytes can make a reader allocate
+
+MAGIC = b"XLO"
+VERSION = 1
+HEADER = struct.Struct("<3sBI")
+SUMMED = 4  # bytes before the checksum
+
+U63 = 2**63 - 1
+U64 = 2**64 - 1
+
+
+# ---- records -----------------------------------------------------------------------------
+
+
+class Source(Protocol):
+    """A message as readers of a log get it: `exclusivelog.Message`."""
+
+    @property
+    def raw_value(self) -> bytes | None: ...
+    @property
+    def key(self) -> bytes | None: ...
+    @property
+    def properties(self) -> dict[str, str]: ...
+    @property
+    def event_time(self) -> int | None: ...
+    @property
+    def publish_time(self) -> int: ...
+    @property
+    def producer_name(self) -> str: ...
+    @property
+    def sequence_id(self) -> int: ...
+
+
+class Content(NamedTuple):
+    """A message without its place in the log; the fields are those of `Message`.
+
+    `value` is None for a tombstone; times are ms since 1970."""
+
+    value: bytes | None
+    key: bytes | None
+    properties: dict[str, str]
+    event_time: int | None
+    publish_time: int
+    producer_name: str
+    sequence_id: int
+
+    @classmethod
+    def of(cls, message: Source) -> Content:
+        """The content of a message that was read from a log."""
+        return cls(
+            message.raw_value, message.key, message.properties, message.event_time,
+            message.publish_time, message.producer_name, message.sequence_id,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One or more messages with dense offsets from `first` on.
+
+    - `epoch`, `session`: of the owner that has written it.
+    - `source`: None, or of which other log this is a copy. A copied frame has the epoch of its
+      source.
+    - `gap`: of a copied frame: how many offsets before `first` the source no longer had; else 0.
+    """
+
+    epoch: int
+    session: int
+    first: int
+    contents: tuple[Content, ...]
+    gap: int = 0
+    source: str | None = None
+
+    @property
+    def end(self) -> int:
+        """The offset after its last message."""
+        return self.first + len(self.contents)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who asks for a topic, for people and for errors (rule A5). `since` is in ms since 1970."""
+
+    engine_id: str
+    engine_name: str
+    pid: int
+    producer_name: str
+    access_mode: AccessMode
+    priority: int = 0
+    since: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Makes `session` the owner from the offset `first` on, if it counts.
+
+    `continues` is 0, or the session whose epoch this one goes on with (rule B5)."""
+
+    epoch: int
+    first: int
+    session: int
+    holder: Holder
+    continues: int = 0
+
+    def owner(self) -> OwnerInfo:
+        """The owner as errors and inspections show it."""
+        holder = self.holder
+        return OwnerInfo(
+            engine_id=holder.engine_id, engine_name=holder.engine_name, pid=holder.pid,
+            producer_name=holder.producer_name, access_mode=holder.access_mode,
+            priority=holder.priority, epoch=self.epoch, since=holder.since, session=self.session,
+            properties=holder.properties,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Ends a session (rule B7). `reason` is for people."""
+
+    epoch: int
+    session: int
+    reason: str = ""
+
+
+Parsed = Frame | Grant | Release
+
+
+# ---- encoding ----------------------------------------------------------------------------
+
+
+def encode(record: Parsed) -> bytes:
+    """The bytes of a record. Raises ValueError if a field is invalid or the record too large."""
+    data = _pack(record)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"the record has {len(data)} bytes; an ordered log takes {MAX_BYTES}")
+    return data
+
+
+def _pack(record: Parsed) -> bytes:
+    body: bytes = msgpack.packb(_row(record))
+    head = HEADER.pack(MAGIC, VERSION, 0)[:SUMMED]
+    return HEADER.pack(MAGIC, VERSION, crc32c(head + body)) + body
+
+
+def _row(record: Parsed) -> list[Any]:
+    if isinstance(record, Frame):
+        row = _frame_row(record)
+    elif isinstance(record, Grant):
+        row = _grant_row(record)
+    else:
+        row = ["r", record.epoch, record.session, record.reason]
+    try:
+        _parse(row)  # a record that its readers would refuse must not be written
+    except _InvalidError as error:
+        raise ValueError(f"{type(record).__name__}: {error}") from None
+    return row
+
+
+def _frame_row(frame: Frame) -> list[Any]:
+    if not frame.contents:
+        raise ValueError("contents is empty; a frame has at least one message")
+    values, keys, properties, events, published, names, sequences = map(
+        list, zip(*frame.contents, strict=True)
+    )
+    return [
+        "f", frame.epoch, frame.session, frame.first, frame.gap, frame.source,
+        _one_or_all(names), _counted_or_all(sequences), _one_or_all(published),
+        values, _none_or_all(keys), _none_or_all(events),
+        _none_or_all([each or None for each in properties]),
+    ]  # fmt: skip
+
+
+def _one_or_all(column: list[Any]) -> Any:
+    return column[0] if column.count(column[0]) == len(column) else column
+
+
+def _counted_or_all(column: list[int]) -> Any:
+    first = column[0]
+    counted = all(map(int.__eq__, column, range(first, first + len(column))))
+    return first if counted else column
+
+
+def _none_or_all(column: list[Any]) -> Any:
+    return None if column.count(None) == len(column) else column
+
+
+def _grant_row(grant: Grant) -> list[Any]:
+    holder = grant.holder
+    return [
+        "g", grant.epoch, grant.first, grant.session, grant.continues, holder.engine_id,
+        holder.engine_name, holder.pid, holder.producer_name, str(holder.access_mode),
+        holder.priority, holder.since, holder.properties or None,
+    ]  # fmt: skip
+
+
+def split(frame: Frame, most: int = MAX_BYTES) -> Iterator[tuple[Frame, bytes]]:
+    """The frame in parts of up to `most` bytes, each with its bytes.
+
+    Raises `UnsupportedError` for a message that alone has more."""
+    data = None
+    if len(frame.contents) <= MAX_MESSAGES and _least_bytes(frame) <= most:
+        data = _pack(frame)
+    if data is not None and len(data) <= most:
+        yield frame, data
+    elif len(frame.contents) == 1:
+        raise UnsupportedError(
+            f"the message at offset {frame.first} does not fit into one record of the cluster, "
+            f"which has {most} bytes; store its value elsewhere and send a reference"
+        )
+    else:
+        for part in _halves(frame):
+            yield from split(part, most)
+
+
+def _least_bytes(frame: Frame) -> int:
+    return sum(len(each.value or b"") + len(each.key or b"") for each in frame.contents)
+
+
+def _halves(frame: Frame) -> tuple[Frame, Frame]:
+    middle = len(frame.contents) // 2
+    head, rest = frame.contents[:middle], frame.contents[middle:]
+    return (
+        Frame(frame.epoch, frame.session, frame.first, head, frame.gap, frame.source),
+        Frame(frame.epoch, frame.session, frame.first + middle, rest, 0, frame.source),
+    )
+
+
+# ---- decoding ----------------------------------------------------------------------------
+
+
+class _InvalidError(ValueError):
+    """A field that no writer of this version writes."""
+
+
+def decode(data: bytes) -> Parsed | None:
+    """The record that these bytes are; None if they are foreign.
+
+    Raises `LedgerVersionError` and `LedgerCorruptedError`, as the module's text says."""
+    if data[: len(MAGIC)] != MAGIC:
+        return None
+    if len(data) < HEADER.size:
+        raise _damaged(data, "it is cut short")
+    _, version, wanted = HEADER.unpack_from(data)
+    if version != VERSION:
+        raise LedgerVersionError(
+            f"the log has a record of version {version}; this library reads version {VERSION}: "
+            "read it with a newer version of exclusivelog"
+        )
+    body = memoryview(data)[HEADER.size :]
+    if crc32c(data[:SUMMED] + body) != wanted:
+        raise _damaged(data, "its checksum does not hold")
+    if len(data) > MAX_BYTES:
+        raise _damaged(data, f"it has more than {MAX_BYTES} bytes")
+    try:
+        return _parse(_unpack(body))
+    except (ValueError, msgpack.UnpackException) as error:
+        raise _damaged(data, str(error) or type(error).__name__) from None
+
+
+def _damaged(data: bytes, why: str) -> LedgerCorruptedError:
+    return LedgerCorruptedError(
+        f"a record of {len(data)} bytes in the ordered log is invalid: {why}"
+    )
+
+
+def _unpack(body: memoryview) -> Any:
+    row = msgpack.unpackb(body, max_array_len=MAX_MESSAGES, max_map_len=MAX_MESSAGES, max_ext_len=0)
+    # One record has one encoding: msgpack can write the same number, or a map, in several ways.
+    if msgpack.packb(row) != body:
+        raise _InvalidError("its msgpack is not in the shortest form")
+    return row
+
+
+def _parse(row: Any) -> Parsed:
+    if type(row) is not list or not row or type(row[0]) is not str or row[0] not in PARSERS:
+        raise _InvalidError("it is of no known kind")
+    parse, length = PARSERS[row[0]]
+    if len(row) != length:
+        raise _InvalidError(f"it has {len(row)} fields instead of {length}")
+    return parse(row)
+
+
+def _parse_frame(row: list[Any]) -> Frame:
+    _, epoch, session, first, gap, source, names, sequences, published, values, *rest = row
+    keys, events, properties = rest
+    if type(values) is not list or not 1 <= len(values) <= MAX_MESSAGES:
+        raise _InvalidError(f"a frame has 1 to {MAX_MESSAGES} values")
+    count = len(values)
+    _check_int("first", first, 0, U63 - count)
+    if source is not None:
+        _check_text("source", source)
+    elif gap != 0:
+        raise _InvalidError("only a copied frame has a gap")
+    contents = zip(
+        _column("values", values, count, _are_bytes),
+        _nothing_or("keys", keys, count, _are_bytes),
+        _properties(properties, count),
+        _nothing_or("event times", events, count, _are_times),
+        _same_or("publish times", published, count, int, _are_i64),
+        _same_or("producers", names, count, str, _are_texts),
+        _sequences(sequences, count),
+        strict=True,
+    )
+    return Frame(
+        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 0, U64), first,
+        tuple(map(Content._make, contents)), _check_int("gap", gap, 0, first), source,
+    )  # fmt: skip
+
+
+def _parse_grant(row: list[Any]) -> Grant:
+    _, epoch, first, session, continues, engine, engine_name, pid, name, mode, *rest = row
+    priority, since, properties = rest
+    if mode not in EXCLUSIVE_MODES:
+        raise _InvalidError(f"access mode {mode!r} is not an exclusive one")
+    if properties is not None:
+        _check_properties(properties)
+    holder = Holder(
+        _check_text("engine id", engine), _check_text("engine name", engine_name),
+        _check_int("pid", pid, 0, U63), _check_text("producer name", name), AccessMode(mode),
+        _check_int("priority", priority, -U63 - 1, U63), _check_int("since", since, 0, U63),
+        {} if properties is None else properties,
+    )  # fmt: skip
+    return Grant(
+        _check_int("epoch", epoch, 1, U63), _check_int("first", first, 0, U63),
+        _check_int("session", session, 1, U64), holder,
+        _check_int("continues", continues, 0, U64),
+    )  # fmt: skip
+
+
+def _parse_release(row: list[Any]) -> Release:
+    _, epoch, session, reason = row
+    return Release(
+        _check_int("epoch", epoch, 1, U63), _check_int("session", session, 1, U64),
+        _check_text("reason", reason),
+    )  # fmt: skip
+
+
+PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
+    "f": (_parse_frame, 13), "g": (_parse_grant, 13), "r": (_parse_release, 4),
+}  # fmt: skip
+EXCLUSIVE_MODES = [str(mode) for mode in AccessMode if mode is not AccessMode.SHARED]
+
+
+# ---- fields ------------------------------------------------------------------------------
+
+
+def _check_int(name: str, value: Any, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise _InvalidError(f"{name}={value!r} is not an int of {least} to {most}")
+    return value
+
+
+def _check_text(name: str, value: Any) -> str:
+    if type(value) is not str:
+        raise _InvalidError(f"{name}={value!r} is not a str")
+    return value
+
+
+def _check_properties(value: Any) -> None:
+    if type(value) is not dict or not value:
+        raise _InvalidError("properties are not a map, or an empty one")
+    if {*map(type, value), *map(type, value.values())} != {str}:
+        raise _InvalidError("properties do not map str to str")
+
+
+def _column(
+    name: str, values: Any, count: int, check: Callable[[Sequence[Any]], bool]
+) -> Sequence[Any]:
+    if type(values) is not list or len(values) != count or not check(values):
+        raise _InvalidError(f"{name} are not {count} elements of the right type and size")
+    return values
+
+
+def _nothing_or(
+    name: str, values: Any, count: int, check: Callable[[Sequence[Any]], bool]
+) -> Sequence[Any]:
+    if values is None:
+        return (None,) * count
+    column = _column(name, values, count, check)
+    if column.count(None) == count:
+        raise _InvalidError(f"{name} are all nil, and not left out")
+    return column
+
+
+def _same_or(
+    name: str, values: Any, count: int, kind: type, check: Callable[[Sequence[Any]], bool]
+) -> Sequence[Any]:
+    if type(values) is kind:
+        return [*_column(name, [values], 1, check)] * count
+    column = _column(name, values, count, check)
+    if column.count(column[0]) == count:
+        raise _InvalidError(f"{name} are all the same, and not written once")
+    return column
+
+
+def _sequences(values: Any, count: int) -> Sequence[int]:
+    if type(values) is int:
+        _check_int("sequence id", values, -U63 - 1, U63 - count + 1)
+        return range(values, values + count)
+    column = _column("sequence ids", values, count, _are_i64)
+    if type(_counted_or_all(list(column))) is int:
+        raise _InvalidError("sequence ids count up, and are not written once")
+    return column
+
+
+def _properties(values: Any, count: int) -> Sequence[dict[str, str]]:
+    column = _nothing_or("properties", values, count, _are_properties)
+    return [each or {} for each in column]
+
+
+NOTHING = type(None)
+
+
+def _are_bytes(values: Sequence[Any]) -> bool:
+    return {*map(type, values)} <= {bytes, NOTHING}
+
+
+def _are_texts(values: Sequence[Any]) -> bool:
+    return {*map(type, values)} == {str}
+
+
+def _are_i64(values: Sequence[Any]) -> bool:
+    return {*map(type, values)} == {int} and min(values) >= -U63 - 1 and max(values) <= U63
+
+
+def _are_times(values: Sequence[Any]) -> bool:
+    there = [value for value in values if value is not None]
+    return not there or _are_i64(there)
+
+
+def _are_properties(values: Sequence[Any]) -> bool:
+    for each in itertools.filterfalse(lambda value: value is None, values):
+        _check_properties(each)
+    return True

@@ -1,0 +1,449 @@
+"""Writing to and reading from an ordered log, step by step: no thread, no clock.
+
+`Reader` yields the messages that count. `Writer` asks for the topic, sends frames, and acknowledges
+a send when its own tail has read the frame back as one that counts (rule J2). Nothing depends on
+what a backend answers to an append: an answer may be lost, late or doubled. So:
+
+- `Writer.resend` appends again what has not been read back. A copy too many does not count.
+- Each send has one outcome (rule B9). It is acknowledged with its offset, or it fails with
+  `ProducerFencedError` when another owner's grant counts; then its messages are not in the log, and
+  never will be.
+
+A driver calls the steps: a thread that follows the log (`exclusivelog.cluster.follower`), or a
+test. It folds each record into the `State` that it shares with the writer, and passes the verdict
+to `Writer.saw`.
+
+>>> from exclusivelog.cluster.frames import Holder
+>>> from exclusivelog.cluster.memory import MemoryLog
+>>> from exclusivelog.types import AccessMode
+>>> log = MemoryLog()
+>>> reader = Reader(log)
+>>> writer = Writer(reader.state, log.append, Holder("e1", "host", 1, "p", AccessMode.EXCLUSIVE))
+>>> writer.ask()
+>>> for judged in reader.records():
+...     writer.saw(judged)
+>>> writer.status, writer.epoch
+('owner', 1)
+>>> sent = writer.send([(b"hello", None, None, None, None)], now=0)
+>>> sent.done
+False
+>>> for judged in reader.records():
+...     writer.saw(judged)
+>>> sent.done, sent.offset
+(True, 0)
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import msgpack
+
+from exclusivelog.cluster.frames import (
+    MAX_BYTES,
+    MAX_MESSAGES,
+    Content,
+    Frame,
+    Grant,
+    Holder,
+    Release,
+    encode,
+)
+from exclusivelog.cluster.ordered import OrderedLog, Record
+from exclusivelog.cluster.rule import Judged, State, Verdict, judge
+from exclusivelog.errors import (
+    DuplicateSequenceError,
+    EngineClosedError,
+    ExclusiveLogError,
+    InvalidEpochError,
+    ProducerBusyError,
+    ProducerFencedError,
+    UnsupportedError,
+)
+from exclusivelog.messages import Encoded
+
+__all__ = ["Message", "Reader", "Status", "Ticket", "Writer", "draw_session", "messages"]
+
+Status = Literal["asking", "refused", "cancelled", "owner", "closing", "fenced", "closed"]
+
+WINDOW = 64  # frames that a writer has under way at most
+MESSAGE_OVERHEAD = 64  # bytes; more than msgpack adds to the fields of one message
+FRAME_OVERHEAD = 4096  # bytes; more than a frame has besides its messages
+MOST_MESSAGE_BYTES = MAX_BYTES - FRAME_OVERHEAD
+
+
+def draw_session(after: int) -> int:
+    """A session id that no other writer draws; higher than `after` (`rule` says why)."""
+    return after + 1 + secrets.randbelow(2**48)
+
+
+# ---- reading -----------------------------------------------------------------------------
+
+
+class Message(NamedTuple):
+    """A message that counts, with its place in the log."""
+
+    offset: int
+    epoch: int
+    session: int
+    content: Content
+
+
+def messages(judged: Judged) -> Iterator[Message]:
+    """The messages of a record; none if it does not count or is no frame."""
+    frame = judged.parsed
+    if isinstance(frame, Frame) and judged.counts:
+        for index, content in enumerate(frame.contents):
+            yield Message(frame.first + index, frame.epoch, frame.session, content)
+
+
+class Reader:
+    """Follows a log from its first record, or from a saved state, and applies the rule."""
+
+    def __init__(self, log: OrderedLog, state: State | None = None) -> None:
+        self.state = State() if state is None else state
+        self._tail = log.tail(self.state.position)
+
+    def next(self, timeout: float | None = None) -> Judged | None:
+        """The next record with its verdict; None if `timeout` seconds have passed without one."""
+        record = self.receive(timeout)
+        return None if record is None else self.fold(record)
+
+    def receive(self, timeout: float | None = None) -> Record | None:
+        """The next record, not judged yet: a driver waits for it without a lock."""
+        return self._tail.next(timeout)
+
+    def fold(self, record: Record) -> Judged:
+        """Judge it, and apply it to the state."""
+        return self.state.fold(record)
+
+    def records(self) -> Iterator[Judged]:
+        """The records that are there, with their verdicts, without waiting for more."""
+        while (judged := self.next(0)) is not None:
+            yield judged
+
+    def messages(self) -> Iterator[Message]:
+        """The messages that are there, without waiting for more."""
+        for judged in self.records():
+            yield from messages(judged)
+
+    def close(self) -> None:
+        """Stop reading; a `next` that waits in another thread ends with `EngineClosedError`."""
+        self._tail.close()
+
+
+# ---- writing -----------------------------------------------------------------------------
+
+
+class Ticket:
+    """One send: all of its messages stand in one frame, so all are written or none (rule G3).
+
+    `offset` is the first message's once the send is acknowledged. A ticket that is `done` has been
+    acknowledged if `error` is None."""
+
+    __slots__ = ("contents", "done", "error", "offset", "on_done", "weight")
+
+    def __init__(
+        self, contents: Sequence[Content], weight: int, on_done: Callable[[Ticket], None] | None
+    ) -> None:
+        self.contents = tuple(contents)
+        self.weight = weight
+        self.on_done = on_done
+        self.offset: int | None = None
+        self.error: ExclusiveLogError | None = None
+        self.done = False
+
+    def settle(self, offset: int | None, error: ExclusiveLogError | None = None) -> None:
+        """End it with an offset or an error; once."""
+        self.offset, self.error, self.done = offset, error, True
+        if self.on_done is not None:
+            self.on_done(self)
+
+
+class Sent(NamedTuple):
+    """A frame under way: its bytes, and the tickets whose messages it has."""
+
+    first: int
+    end: int
+    data: bytes
+    tickets: tuple[Ticket, ...]
+
+
+class Writer:
+    """Asks for a topic, owns it, and sends to it. Steps only; for one thread at a time.
+
+    - `state` is the reader's whose records are passed to `saw`.
+    - `append` hands bytes to the log. It need not append them, nor only once.
+    - `draw` returns an unused session id above the one given.
+
+    `status` goes from "asking" to "owner", "refused" (ask again, or give up) or "cancelled"; from
+    "owner" to "closing" and "closed", or to "fenced" for good (rule B4).
+    """
+
+    def __init__(
+        self,
+        state: State,
+        append: Callable[[bytes], Any],
+        holder: Holder,
+        *,
+        window: int = WINDOW,
+        draw: Callable[[int], int] = draw_session,
+    ) -> None:
+        self.state = state
+        self.status: Status = "refused"
+        self.epoch = self.session = 0
+        self.error: ExclusiveLogError | None = None
+        self._append = append
+        self._holder = holder
+        self._window = window
+        self._draw = draw
+        self._request: Grant | None = None
+        self._unsent: deque[Ticket] = deque()
+        self._sent: deque[Sent] = deque()
+        self._first = 0  # the offset of the next frame
+        self._sequence = -1
+        self._published = 0
+
+    # ---- asking --------------------------------------------------------------------------
+
+    def ask(self, topic_epoch: int | None = None) -> None:
+        """Ask for the topic as it is known now.
+
+        With `topic_epoch`, go on under that epoch instead of the next one (rule B5). Raises
+        `ProducerFencedError` if the topic's epoch is higher, `InvalidEpochError` if it is lower,
+        and `ProducerBusyError` unless `status` is "refused", or "cancelled" with the same
+        `topic_epoch`: then that request is made again."""
+        if self.status == "cancelled" and self._has_asked(topic_epoch):
+            self.status = "asking"
+            self.resend()
+            return
+        if self.status != "refused":
+            raise ProducerBusyError(f"this writer has asked already, and is {self.status!r}")
+        state = self.state
+        continued = topic_epoch is not None and self._check_epoch(topic_epoch)
+        self.epoch = state.epoch if continued else state.epoch + 1
+        self.session = self._draw(state.session if continued else 0)
+        self._request = Grant(
+            self.epoch, state.next, self.session, self._holder, state.session if continued else 0
+        )
+        self.status = "asking"
+        self._append(encode(self._request))
+
+    def _has_asked(self, topic_epoch: int | None) -> bool:
+        request = self._request
+        assert request is not None
+        return topic_epoch == (request.epoch if request.continues else None)
+
+    def _check_epoch(self, topic_epoch: int) -> bool:
+        """May a session go on under this epoch? False before the first grant."""
+        state = self.state
+        if topic_epoch > state.epoch:
+            raise InvalidEpochError(
+                f"topic_epoch={topic_epoch} is ahead of the topic's epoch, {state.epoch}"
+            )
+        if topic_epoch < state.epoch:
+            raise self._fenced_by(state.grant, f"topic_epoch={topic_epoch} is stale")
+        return state.grant is not None
+
+    def cancel(self) -> None:
+        """Give up asking, and do not append the request again. If it counts nevertheless, it is
+        released at once (rule D5)."""
+        if self.status == "asking":
+            self.status = "cancelled"
+        elif self.status == "refused":
+            self.status = "closed"
+
+    # ---- sending -------------------------------------------------------------------------
+
+    def send(
+        self, batch: Sequence[Encoded], now: int, on_done: Callable[[Ticket], None] | None = None
+    ) -> Ticket:
+        """Send messages, all of them or none, at this time (ms since 1970).
+
+        `on_done` is called when the outcome is known; it must not call this writer. Raises
+        `DuplicateSequenceError` if a sequence id is not above the last one, `UnsupportedError` if
+        the messages do not fit into one frame, ValueError for none at all, and the error of
+        `status` if this is not the owner."""
+        self._check_owner()
+        weight = sum(map(_weigh, batch))
+        if not batch:
+            raise ValueError("batch is empty; a send has at least one message")
+        if weight > MOST_MESSAGE_BYTES or len(batch) > MAX_MESSAGES:
+            raise UnsupportedError(
+                f"{len(batch)} messages of {weight} bytes do not fit into one record of the "
+                f"cluster ({MOST_MESSAGE_BYTES} bytes, {MAX_MESSAGES} messages); send fewer at once"
+            )
+        ticket = Ticket(self._stamp(batch, now), weight, on_done)
+        self._unsent.append(ticket)
+        self.pump()
+        return ticket
+
+    def _check_owner(self) -> None:
+        if self.status == "fenced" and self.error is not None:
+            raise self.error
+        if self.status in ("closing", "closed", "cancelled"):
+            raise EngineClosedError("this writer is closed; open a new one")
+        if self.status != "owner":
+            raise ProducerBusyError("the topic was not granted to this writer; ask, and wait")
+
+    def _stamp(self, batch: Sequence[Encoded], now: int) -> list[Content]:
+        """The messages with publish time and sequence id."""
+        published, sequence = max(now, self._published), self._sequence
+        contents = []
+        for value, key, packed, event_time, wanted in batch:
+            if wanted is not None and wanted <= sequence:
+                raise DuplicateSequenceError(
+                    f"sequence_id={wanted} is not above the last one of "
+                    f"{self._holder.producer_name!r}, {sequence}",
+                    sequence_id=wanted, last_sequence_id=sequence,
+                )  # fmt: skip
+            sequence = sequence + 1 if wanted is None else wanted
+            properties = {} if packed is None else msgpack.unpackb(packed)
+            contents.append(
+                Content(value, key, properties, event_time, published,
+                        self._holder.producer_name, sequence)
+            )  # fmt: skip
+        self._published, self._sequence = published, sequence
+        return contents
+
+    def pump(self) -> None:
+        """Append what waits, as long as the window has room; the release, once all is settled."""
+        while self._unsent and len(self._sent) < self._window:
+            self._send_frame(self._take())
+        if self.status == "closing" and not self._sent:
+            self._append(encode(Release(self.epoch, self.session, "closed")))
+
+    def _take(self) -> tuple[Ticket, ...]:
+        """The tickets of the next frame."""
+        taken = [self._unsent.popleft()]
+        weight, count = taken[0].weight, len(taken[0].contents)
+        while self._unsent:
+            weight += self._unsent[0].weight
+            count += len(self._unsent[0].contents)
+            if weight > MOST_MESSAGE_BYTES or count > MAX_MESSAGES:
+                break
+            taken.append(self._unsent.popleft())
+        return tuple(taken)
+
+    def _send_frame(self, tickets: tuple[Ticket, ...]) -> None:
+        contents = tuple([content for ticket in tickets for content in ticket.contents])
+        frame = Frame(self.epoch, self.session, self._first, contents)
+        sent = Sent(frame.first, frame.end, encode(frame), tickets)
+        self._first = frame.end
+        self._sent.append(sent)
+        self._append(sent.data)
+
+    @property
+    def unsettled(self) -> bool:
+        """Is there anything that was appended, matters, and was not read back?"""
+        return bool(self._sent) or self.status in ("asking", "closing")
+
+    def resend(self) -> None:
+        """Append again what has not been read back: after an answer that is unknown or refused, or
+        when none has come for some time. A copy too many does not count."""
+        if self.status == "asking" and self._request is not None:
+            self._append(encode(self._request))
+        for sent in self._sent:
+            self._append(sent.data)
+        self.pump()
+
+    # ---- reading back --------------------------------------------------------------------
+
+    def saw(self, judged: Judged) -> None:
+        """The next record, after `state` was folded over it."""
+        if self.status in ("asking", "cancelled"):
+            self._saw_while_asking(judged)
+        elif self.status in ("owner", "closing") and judged.counts:
+            self._saw_as_owner(judged)
+
+    def _saw_while_asking(self, judged: Judged) -> None:
+        request = self._request
+        assert request is not None
+        if judged.counts and judged.parsed == request:
+            self._begin(request)
+        elif judge(self.state, request) is not Verdict.COUNTS:
+            # Epochs and offsets only rise: the request will never count.
+            self.status = "refused" if self.status == "asking" else "closed"
+
+    def _begin(self, grant: Grant) -> None:
+        """The request counts: this is the owner from now on."""
+        self._first = grant.first
+        self._sequence = self.state.sequences.get(self._holder.producer_name, -1)
+        self._published = self.state.published
+        self.status = "owner" if self.status == "asking" else "closing"
+        self.pump()
+
+    def _saw_as_owner(self, judged: Judged) -> None:
+        parsed = judged.parsed
+        if isinstance(parsed, Frame):
+            self._acknowledge(parsed.end)
+            self.pump()
+        elif isinstance(parsed, Grant):
+            self._fence(parsed)
+        elif self.status == "closing" and not self._sent:
+            self.status = "closed"
+        else:
+            self._fence(None)
+
+    def _acknowledge(self, end: int) -> None:
+        """All that was sent before this offset is in the log."""
+        while self._sent and self._sent[0].end <= end:
+            offset = self._sent[0].first
+            for ticket in self._sent.popleft().tickets:
+                ticket.settle(offset)
+                offset += len(ticket.contents)
+
+    def _fence(self, grant: Grant | None) -> None:
+        """Another owner's grant counts, or this session was released by another process. What was
+        not acknowledged before that does not count, and never will."""
+        self.status = "fenced"
+        self.error = self._fenced_by(grant, f"session {self.session} lost the topic")
+        self._fail(self.error, self.error)
+
+    def _fenced_by(self, grant: Grant | None, what: str) -> ProducerFencedError:
+        if grant is None:
+            return ProducerFencedError(f"{what}: the session was released by another process")
+        owner = grant.owner()
+        return ProducerFencedError(
+            f"{what}: epoch {owner.epoch} was granted to {owner.producer_name!r} of engine "
+            f"{owner.engine_name!r} (id {owner.engine_id}, pid {owner.pid})",
+            holder=owner,
+        )
+
+    # ---- ending --------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Accept no more sends, and release the topic when all that was sent is settled."""
+        if self.status == "owner":
+            self.status = "closing"
+            self.pump()
+        else:
+            self.cancel()
+
+    def give_up(self, in_doubt: ExclusiveLogError, unsent: ExclusiveLogError) -> None:
+        """Stop following the log. Sends that were appended and not read back end with the first
+        error, which should have `maybe_written`; the others end with the second one."""
+        if self.status != "fenced":
+            self.status = "closed"
+        self._fail(in_doubt, unsent)
+
+    def _fail(self, in_doubt: ExclusiveLogError, unsent: ExclusiveLogError) -> None:
+        sent, waiting = list(self._sent), list(self._unsent)
+        self._sent.clear()
+        self._unsent.clear()
+        for each in sent:
+            for ticket in each.tickets:
+                ticket.settle(None, in_doubt)
+        for ticket in waiting:
+            ticket.settle(None, unsent)
+
+
+def _weigh(message: Encoded) -> int:
+    """Bytes of one message in a frame, at most."""
+    value, key, properties, _, _ = message
+    return (
+        sum(len(part) for part in (value, key, properties) if part is not None) + MESSAGE_OVERHEAD
+    )

@@ -1,0 +1,105 @@
+"""What the cluster engine needs of a place that keeps a totally ordered log: five calls.
+
+An ordered log is a sequence of records that only grows, in one order that all readers see: a topic
+of Apache Pulsar, a partition of Kafka, or a list in memory (`exclusivelog.cluster.memory`). Nothing
+else is asked of it: it need not keep a stale writer out, and it may append a record twice or later
+than its sender expects. `exclusivelog.cluster.rule` says which records count.
+
+What `append` promises:
+
+- A record is appended as a whole and unchanged, or not at all.
+- `answered` may be called never, once or several times, on any thread, and before `append` returns.
+- An answer with `stored=True` means that the record is in the log, at least once.
+- An answer with `stored=False` means that this call has not appended it and never will.
+- An answer with `stored=None`, a missing answer or a time limit that has passed mean: unknown. The
+  record may be in the log, and it may still enter it, once or twice, at any later time.
+- Records of one sender need not arrive in the order of their calls.
+
+What a log promises to readers: all tails yield the same records at the same positions, none is left
+out, and a record that was stored before `end` was called is at or before the position that `end`
+returns. Records at the beginning may be removed (retention); a tail that would skip removed records
+raises `OffsetTrimmedError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, NewType, Protocol
+
+__all__ = ["Answer", "Answered", "OrderedLog", "Position", "Record", "Tail", "ignore"]
+
+Position = NewType("Position", bytes)
+"""The place of a record. Opaque outside the log that has made it. Positions of one log compare as
+bytes do (big-endian numbers, for example), and can be kept and used again later."""
+
+
+class Record(NamedTuple):
+    """One record of an ordered log."""
+
+    position: Position
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a backend says about one `append`; the module's text says what `stored` means.
+
+    `position` is None where the backend does not tell it (Pulsar does not for a duplicate)."""
+
+    stored: bool | None
+    position: Position | None = None
+    error: Exception | None = None
+
+
+Answered = Callable[[Answer], None]
+
+
+def ignore(answer: Answer) -> None:
+    """Do nothing with an answer: the log itself says what is in it."""
+
+
+class Tail(Protocol):
+    """Reads a log forward, and waits at its end. For one thread at a time."""
+
+    def next(self, timeout: float | None = None) -> Record | None:
+        """The next record; None if `timeout` seconds have passed without one (None: no limit).
+
+        Raises `OffsetTrimmedError` if the records after its position were removed,
+        `EngineClosedError` after `close`, and `LedgerIOError` if the backend cannot be read."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading; a `next` that waits in another thread ends with `EngineClosedError`."""
+        ...
+
+
+class OrderedLog(Protocol):
+    """One totally ordered log. All calls may come from any thread.
+
+    `max_bytes` is the largest record that it takes."""
+
+    max_bytes: int
+
+    def append(self, data: bytes, answered: Answered = ignore) -> None:
+        """Hand a record over to be appended, without waiting for the backend's answer.
+
+        Raises ValueError for more than `max_bytes` bytes, and `EngineClosedError` after `close`;
+        then nothing is appended. The module's text says what an answer means."""
+        ...
+
+    def tail(self, after: Position | None = None) -> Tail:
+        """Read the records after this position; None: from the first record on."""
+        ...
+
+    def end(self) -> Position | None:
+        """The position of the last record at this moment; None for an empty log."""
+        ...
+
+    def first(self) -> Position | None:
+        """The position of the first record that is still kept; None for an empty log."""
+        ...
+
+    def close(self) -> None:
+        """Release connections. An append without an answer remains unknown."""
+        ...

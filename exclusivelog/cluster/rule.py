@@ -1,0 +1,248 @@
+"""Which records of an ordered log count: a pure fold. No I/O, no clock, no thread.
+
+Every reader and writer applies this rule to the same records in the same order, so all of them
+agree on who owns the topic and what is in it, whatever the backend has let in:
+
+- A **grant** counts if it begins at the next offset, and has the epoch after the current one; or
+  has the current epoch and names the current session as the one that it continues (rule B5). Its
+  session is the owner from then on.
+- A **frame** counts if its epoch and session are the owner's, and its first offset is the next one.
+- A **release** counts if its epoch and session are the owner's. Then the topic has no owner.
+- A **copied frame**, which a mirror writes, counts in a log without any grant that counts: if it
+  comes from the same source as all before it, its gap begins at the next offset, and its epoch is
+  not lower than the last one. The first grant that counts ends the mirroring.
+- Nothing else counts, and what does not count changes nothing.
+
+Therefore epochs only grow, offsets rise, a frame that was appended twice counts once, and no frame
+of an earlier owner counts behind a later grant. A frame that did not count before a later grant
+will never count: this settles a send whose answer was lost (`is_written`).
+
+Fold from the first record that the log ever had, or from a saved state. A log whose beginning was
+removed can be read from a saved state alone.
+
+>>> from exclusivelog.cluster.frames import Content, Frame, Grant, Holder, encode
+>>> from exclusivelog.types import AccessMode
+>>> holder = Holder("e1", "host", 1, "p", AccessMode.EXCLUSIVE)
+>>> content = Content(b"hello", None, {}, None, 0, "p", 0)
+>>> state = State()
+>>> def fold(number, record):
+...     return state.fold(Record(Position(bytes([number])), encode(record))).verdict.name
+>>> fold(1, Grant(1, 0, 77, holder)), fold(2, Frame(1, 77, 0, (content,)))
+('COUNTS', 'COUNTS')
+>>> fold(3, Frame(1, 77, 0, (content,))), fold(4, Grant(1, 1, 78, holder))
+('BEHIND', 'EPOCH')
+>>> state.epoch, state.next
+(1, 1)
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgpack
+
+from exclusivelog._core import crc32c
+from exclusivelog.cluster.frames import Frame, Grant, Parsed, Release, decode, encode
+from exclusivelog.cluster.ordered import Position, Record
+from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
+
+__all__ = ["Judged", "State", "Verdict", "is_written", "judge"]
+
+
+class Verdict(enum.Enum):
+    """Whether a record counts; if not, the first reason."""
+
+    COUNTS = "it counts"
+    FOREIGN = "it is not a record of this library"
+    REPEATED = "the tail has yielded it before"
+    EPOCH = "its epoch is not the one that is due"
+    SESSION = "its session is not the one that is due"
+    ENDED = "its session was released"
+    BEHIND = "its first offset is taken"
+    AHEAD = "its first offset is not reached yet"
+    OWNED = "it is a copy, and the topic has an owner or had one"
+    SOURCE = "it is a copy of another log than the frames before it"
+
+
+class Judged(NamedTuple):
+    """A record, parsed (None: foreign), and the verdict on it."""
+
+    position: Position
+    parsed: Parsed | None
+    verdict: Verdict
+
+    @property
+    def counts(self) -> bool:
+        """Does it count?"""
+        return self.verdict is Verdict.COUNTS
+
+
+@dataclass(slots=True)
+class State:
+    """What the records up to `position` amount to.
+
+    - `epoch`, `session`: of the last grant that counts; 0 before the first one.
+    - `owned`: that session was not released.
+    - `next`: the offset of the next message.
+    - `grant`: the last grant that counts.
+    - `sequences`: the highest sequence id of each producer name (rule G2).
+    - `published`: the highest publish time, in ms since 1970.
+    - `source`: which log the frames are copied from; None if they are not.
+    """
+
+    position: Position | None = None
+    epoch: int = 0
+    session: int = 0
+    owned: bool = False
+    next: int = 0
+    grant: Grant | None = None
+    sequences: dict[str, int] = field(default_factory=dict)
+    published: int = 0
+    source: str | None = None
+
+    def fold(self, record: Record) -> Judged:
+        """Judge the next record, and apply it if it counts.
+
+        Raises `LedgerVersionError` and `LedgerCorruptedError` as `frames.decode` does, and is then
+        unchanged."""
+        if self.position is not None and record.position <= self.position:
+            return Judged(record.position, None, Verdict.REPEATED)
+        parsed = decode(record.data)
+        verdict = Verdict.FOREIGN if parsed is None else judge(self, parsed)
+        if parsed is not None and verdict is Verdict.COUNTS:
+            self._apply(parsed)
+        self.position = record.position
+        return Judged(record.position, parsed, verdict)
+
+    def _apply(self, parsed: Parsed) -> None:
+        if isinstance(parsed, Frame):
+            self._apply_frame(parsed)
+        elif isinstance(parsed, Grant):
+            self.epoch, self.session, self.owned = parsed.epoch, parsed.session, True
+            self.grant, self.source = parsed, None
+        else:
+            self.owned = False
+
+    def _apply_frame(self, frame: Frame) -> None:
+        self.next = frame.end
+        if frame.source is not None:
+            self.epoch, self.source = frame.epoch, frame.source
+        for content in frame.contents:
+            name, sequence = content.producer_name, content.sequence_id
+            if sequence > self.sequences.get(name, -1):
+                self.sequences[name] = sequence
+            if content.publish_time > self.published:
+                self.published = content.publish_time
+
+    # ---- keeping -------------------------------------------------------------------------
+
+    def save(self) -> bytes:
+        """This state as bytes; folding goes on from it as from the first record."""
+        body: bytes = msgpack.packb([
+            self.position, self.epoch, self.session, self.owned, self.next,
+            None if self.grant is None else encode(self.grant),
+            self.sequences, self.published, self.source,
+        ])  # fmt: skip
+        return SAVED.pack(SAVED_MAGIC, SAVED_VERSION, crc32c(body)) + body
+
+    @classmethod
+    def restore(cls, data: bytes) -> State:
+        """The state that was saved. Raises `LedgerCorruptedError` for damaged bytes, and
+        `LedgerVersionError` for those of another version."""
+        if len(data) < SAVED.size or data[: len(SAVED_MAGIC)] != SAVED_MAGIC:
+            raise LedgerCorruptedError("the saved state of an ordered log is invalid: no header")
+        _, version, wanted = SAVED.unpack_from(data)
+        if version != SAVED_VERSION:
+            raise LedgerVersionError(
+                f"the saved state of an ordered log has version {version}; this library reads "
+                f"version {SAVED_VERSION}: delete it, and read the log from its first record"
+            )
+        body = data[SAVED.size :]
+        if crc32c(body) != wanted:
+            raise LedgerCorruptedError("the saved state of an ordered log is damaged: checksum")
+        return cls._unpack(msgpack.unpackb(body, max_ext_len=0))
+
+    @classmethod
+    def _unpack(cls, row: list[Any]) -> State:
+        position, epoch, session, owned, following, packed, sequences, published, source = row
+        grant = None if packed is None else decode(packed)
+        if grant is not None and not isinstance(grant, Grant):
+            raise LedgerCorruptedError(
+                "the saved state of an ordered log has no grant as its grant"
+            )
+        place = None if position is None else Position(position)
+        return cls(place, epoch, session, owned, following, grant, sequences, published, source)
+
+
+SAVED = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
+SAVED_MAGIC = b"XLS"
+SAVED_VERSION = 1
+
+
+# ---- the rule ----------------------------------------------------------------------------
+
+
+def judge(state: State, parsed: Parsed) -> Verdict:
+    """Does this record count, as the next one after this state?"""
+    if isinstance(parsed, Grant):
+        return _judge_grant(state, parsed)
+    if isinstance(parsed, Release):
+        return _judge_owner(state, parsed)
+    if parsed.source is not None:
+        return _judge_copy(state, parsed)
+    verdict = _judge_owner(state, parsed)
+    return verdict if verdict is not Verdict.COUNTS else _judge_offset(state, parsed.first)
+
+
+def _judge_grant(state: State, grant: Grant) -> Verdict:
+    if grant.continues:
+        verdict = _judge_continuation(state, grant)
+    else:
+        verdict = Verdict.COUNTS if grant.epoch == state.epoch + 1 else Verdict.EPOCH
+    return verdict if verdict is not Verdict.COUNTS else _judge_offset(state, grant.first)
+
+
+def _judge_continuation(state: State, grant: Grant) -> Verdict:
+    if grant.epoch != state.epoch:
+        return Verdict.EPOCH
+    # Sessions of one epoch rise, so a number is never used again: late frames of an earlier
+    # session of this epoch cannot be taken for this one's.
+    if grant.continues != state.session or grant.session <= state.session:
+        return Verdict.SESSION
+    return Verdict.COUNTS
+
+
+def _judge_owner(state: State, record: Frame | Release) -> Verdict:
+    """Is it of the owner?"""
+    if record.epoch != state.epoch:
+        return Verdict.EPOCH
+    if record.session != state.session:
+        return Verdict.SESSION
+    return Verdict.COUNTS if state.owned else Verdict.ENDED
+
+
+def _judge_offset(state: State, first: int) -> Verdict:
+    if first == state.next:
+        return Verdict.COUNTS
+    return Verdict.BEHIND if first < state.next else Verdict.AHEAD
+
+
+def _judge_copy(state: State, frame: Frame) -> Verdict:
+    if state.grant is not None:
+        return Verdict.OWNED
+    if state.source not in (None, frame.source):
+        return Verdict.SOURCE
+    if frame.epoch < state.epoch:
+        return Verdict.EPOCH
+    return _judge_offset(state, frame.first - frame.gap)
+
+
+def is_written(offset: int, grant: Grant) -> bool:
+    """Is a message in the log that an owner has sent at this offset?
+
+    `grant` is the next one that counts after the owner's own. Its first offset says what had
+    counted before it, and nothing of the earlier owner counts behind it."""
+    return offset < grant.first

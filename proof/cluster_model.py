@@ -1,0 +1,271 @@
+"""Every interleaving of small worlds of writers on one ordered log (rules J1, J2; B1-B10).
+
+Up to three processes ask for the topic, from what they know now or knew earlier, with and without
+an old epoch; send, send again, cancel, release, evict, die and start again. Whatever they have ever
+appended the backend lets in at once, much later, behind any other, many times, or never. Each
+process reads one record at a time, as late as it likes, so that a stale owner sends on, and a late
+grant races with another. All of it is the library's own code: `exclusivelog.cluster.log` and
+`exclusivelog.cluster.rule`.
+
+Every state that can be reached is visited once and judged (`proof.cluster_judge`):
+
+- epochs rise by one with each grant that counts, or stay for the session that goes on with the last
+  one; no two grants have the same session (B1, B5);
+- what counts is the owner's, and stands behind its grant and before the next one; it has the next
+  offset, and no message counts twice (B2, B8, B10, J1); a release ends the owner's session (B7);
+- an acknowledged send is in the log, once, at its offset, for good; one that has failed is not, and
+  never will be; none is settled twice (J2, B9);
+- what a dead process had under way is where the next grant says that it is (J2);
+- a reader that goes on from a saved state agrees with one that has read all, and what does not
+  count changes nothing (J1): so worlds leave it out, but for one that keeps it;
+- and from a sample of all states on, everything is settled once the backend lets appends in,
+  whether those under way are lost or not (B9).
+
+Each control breaks one rule, and the judge must find it out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from unittest import mock
+
+from exclusivelog.cluster.frames import Frame, decode
+from exclusivelog.errors import InvalidEpochError, ProducerFencedError
+from proof.cluster_judge import Judge
+from proof.cluster_rules import Patch
+from proof.cluster_world import Hands, Outcome, Player, Records, Size, Violation, World, spend
+
+IDLE = ("refused", "closed", "fenced")
+SAMPLE = 16  # of so many states one is tried for its end
+ROUNDS = 40  # of letting in, reading and sending; more than any world needs
+
+
+class Steps:
+    """What can happen next."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.records = Records()
+        self.judge = Judge(self.records)
+
+    def hands(self, world: World, number: int) -> Hands:
+        return Hands(self.records, self.size, world, number)
+
+    def after(self, world: World) -> Iterator[tuple[str, World]]:
+        """All (step, next state)."""
+        for number, player in enumerate(world.players):
+            if player.status in IDLE:
+                yield from self.ask(world, number, player)
+            else:
+                yield from self.play(world, number, player)
+            if world.releases and self.size.evicts:
+                yield from self.evict(world, number, player)
+            if world.crashes and player != Player():
+                yield f"{number} dies", self.die(world, number)
+        yield from self.let_in_any(world)
+
+    def ask(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
+        if not world.asks:
+            return
+        for stale in (False, True):
+            if stale and player.read == len(world.log):
+                continue
+            state, _ = self.records.folded(world.log[: player.read] if stale else world.log)
+            claims = {player.mine, state.epoch, state.epoch + 1} if state.epoch else {0}
+            for claim in sorted(claims | {0}):
+                hands = self.hands(world, number)
+                if not stale:
+                    hands.catch_up()
+                if self.granted_claim(hands, claim, state.epoch):
+                    yield f"{number} asks {claim} {stale}", hands.done(claim, asks=1)
+
+    def granted_claim(self, hands: Hands, claim: int, epoch: int) -> bool:
+        """Ask; is the claim not refused at once, as it should be?"""
+        try:
+            hands.writer.ask(claim or None)
+        except (ProducerFencedError, InvalidEpochError) as error:
+            stale = isinstance(error, ProducerFencedError)
+            if claim in (0, epoch) or stale != (claim < epoch):
+                raise Violation(f"B5: claim {claim} at epoch {epoch} raises {error!r}") from None
+            return False
+        if claim not in (0, epoch):
+            raise Violation(f"B5: claim {claim} at epoch {epoch} is not refused")
+        return True
+
+    def play(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
+        if player.read < len(world.log):
+            yield f"{number} reads", self.read(world, number)
+        if player.status == "owner" and world.sends:
+            hands = self.hands(world, number)
+            hands.send()
+            yield f"{number} sends", hands.done(sends=1)
+        if player.status == "cancelled" and world.releases:  # as often as it may be cancelled
+            hands = self.hands(world, number)
+            hands.writer.ask(player.claim or None)
+            yield f"{number} asks after all", hands.done()
+        if not self.size.keeps:
+            yield f"{number} sends again", self.resend(world, number)
+        if world.releases and player.status in ("owner", "asking"):
+            hands = self.hands(world, number)
+            hands.writer.release()
+            yield f"{number} releases", hands.done(releases=1)
+
+    def evict(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
+        state, _ = self.records.folded(world.log[: player.read])
+        if state.owned and state.session != player.session:
+            hands = self.hands(world, number)
+            hands.evict()
+            yield f"{number} evicts {state.session}", hands.done(releases=1)
+
+    def read(self, world: World, number: int) -> World:
+        hands = self.hands(world, number)
+        hands.read_on()
+        return hands.done()
+
+    def resend(self, world: World, number: int) -> World:
+        hands = self.hands(world, number)
+        hands.writer.resend()
+        return hands.done()
+
+    def die(self, world: World, number: int) -> World:
+        """What it has under way stays under way."""
+        player = world.players[number]
+        tickets = list(world.tickets)
+        for ticket, _ in player.unsent:
+            tickets[ticket] = Outcome("never")
+        for under in player.sent:
+            offset = under.first
+            for ticket, _ in under.tickets:
+                tickets[ticket] = Outcome("doubt", offset, player.session)
+                offset += 1 + ticket % 2
+        players = list(world.players)
+        players[number] = Player()
+        dead = world._replace(players=tuple(sorted(players)), tickets=tuple(tickets))
+        return spend(dead, crashes=1)
+
+    def let_in_any(self, world: World) -> Iterator[tuple[str, World]]:
+        """The backend appends any record that was ever sent."""
+        for record in sorted(set(world.sent)):
+            after = self.let_in(world, record)
+            if after == world:
+                continue
+            yield f"{record} comes in", after
+            if world.copies:
+                yield f"a copy of {record} comes in", spend(world._replace(log=after.log), copies=1)
+
+    def let_in(self, world: World, record: int) -> World:
+        log = (*world.log, record)
+        before, (state, judged) = self.records.folded(world.log)[0], self.records.folded(log)
+        assert judged is not None
+        if self.size.keeps:
+            left = list(world.sent)
+            left.remove(record)
+            return world._replace(log=log, sent=tuple(left))
+        if judged.counts:
+            return world._replace(log=log)
+        if replace(state, position=before.position) != before:
+            raise Violation(f"J1: {judged} changes the state")
+        return world
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def judge_end(self, world: World) -> None:
+        """Is everything settled in the end? And if what is under way is lost?"""
+        for start in (world, world._replace(sent=())):
+            end = self.end(start)
+            self.judge.judge(end)
+            for number, ticket in enumerate(end.tickets):
+                if ticket.kind == "open":
+                    raise Violation(f"B9: send {number} is never settled")
+            for player in end.players:
+                if player.status in ("asking", "closing"):
+                    raise Violation(f"B9: {player} is never answered")
+
+    def end(self, world: World) -> World:
+        """All is let in and read, and sent again, until nothing changes."""
+        for _ in range(ROUNDS):
+            before = world
+            for record in world.sent:
+                world = self.let_in(world, record)
+            for number in range(len(world.players)):
+                world = self.live_on(world, number)
+            if world == before:
+                break
+        return world
+
+    def live_on(self, world: World, number: int) -> World:
+        """A process reads all that there is, and sends again what it has not read back."""
+        player = world.players[number]
+        if player.status in IDLE:
+            return world
+        if player.read < len(world.log):
+            return self.read(world, number)
+        return self.resend(world, number)
+
+
+# ---- the walk ----------------------------------------------------------------------------
+
+
+def walk(size: Size, patches: Iterable[Patch] = (), most: int = 10**7) -> tuple[int, int]:
+    """(states, steps), or a Violation with a shortest way to it in its notes."""
+    with contextlib.ExitStack() as broken:
+        for owner, name, instead in patches:
+            broken.enter_context(mock.patch.object(owner, name, instead))
+        return _walk(size, most)
+
+
+def _walk(size: Size, most: int) -> tuple[int, int]:
+    steps = Steps(size)
+    first = size.start()
+    came_from: dict[World, tuple[World | None, str]] = {first: (None, "the beginning")}
+    frontier, taken = [first], 0
+    while frontier:
+        following: list[World] = []
+        for world in frontier:
+            try:
+                steps.judge.judge(world)
+                for step, after in steps.after(world):
+                    taken += 1
+                    if after not in came_from:
+                        came_from[after] = (world, step)
+                        following.append(after)
+                        if len(came_from) % SAMPLE == 0:
+                            steps.judge_end(after)
+            except Violation as violation:
+                tell(violation, steps, world, came_from)
+                raise
+        frontier = following
+        assert len(came_from) < most
+    assert steps.judge.written >= size.sends, "the walk has not written what it could"
+    return len(came_from), taken
+
+
+def tell(
+    violation: Violation, steps: Steps, world: World | None,
+    came_from: dict[World, tuple[World | None, str]],
+) -> None:  # fmt: skip
+    """Note the way to the last state, and its log."""
+    log = () if world is None else world.log
+    way = []
+    while world is not None:
+        world, step = came_from[world]
+        way.append(step)
+    for step in reversed(way):
+        violation.add_note(step)
+    for number in log:
+        record = decode(steps.records.data[number])
+        kind = [record.first, record.end] if isinstance(record, Frame) else record
+        violation.add_note(f"record {number}: {kind}")
+
+
+def find_out(patches: Iterable[Patch], sizes: Iterable[Size]) -> Violation | None:
+    """What the judge has against a broken rule."""
+    patches = tuple(patches)
+    for size in sizes:
+        try:
+            walk(size, patches)
+        except Violation as violation:
+            return violation
+    return None

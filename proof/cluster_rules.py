@@ -1,0 +1,177 @@
+"""The cluster's rule and its writers, broken in one place each: the controls of their model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from exclusivelog.cluster import rule
+from exclusivelog.cluster.frames import Frame, Grant, Parsed, Release, encode
+from exclusivelog.cluster.log import Sent, Writer
+from exclusivelog.cluster.ordered import Record
+from exclusivelog.cluster.rule import Judged, State, Verdict
+from proof import cluster_judge
+
+Patch = tuple[object, str, Any]  # of which module or class, the name, what stands there instead
+
+# As they are, whatever stands there while something is broken.
+_judge, _judge_owner, _judge_offset = rule.judge, rule._judge_owner, rule._judge_offset
+_judge_grant, _fold, _save = rule._judge_grant, State.fold, State.save
+_ask, _send_frame, _resend = Writer.ask, Writer._send_frame, Writer.resend
+
+
+def counts(good: bool) -> Verdict:
+    return Verdict.COUNTS if good else Verdict.EPOCH
+
+
+# ---- the rule ----------------------------------------------------------------------------
+
+
+def any_writer(state: State, record: Frame | Release) -> Verdict:
+    if isinstance(record, Frame):
+        return counts(state.owned)
+    return _judge_owner(state, record)
+
+
+def any_writer_of_the_epoch(state: State, record: Frame | Release) -> Verdict:
+    if isinstance(record, Frame):
+        return counts(state.owned and record.epoch == state.epoch)
+    return _judge_owner(state, record)
+
+
+def any_release(state: State, record: Frame | Release) -> Verdict:
+    if isinstance(record, Release):
+        return counts(state.owned)
+    return _judge_owner(state, record)
+
+
+def any_release_of_the_epoch(state: State, record: Frame | Release) -> Verdict:
+    if isinstance(record, Release):
+        return counts(state.owned and record.epoch == state.epoch)
+    return _judge_owner(state, record)
+
+
+def owner_for_ever(state: State, record: Frame | Release) -> Verdict:
+    verdict = _judge_owner(state, record)
+    return Verdict.COUNTS if verdict is Verdict.ENDED else verdict
+
+
+def any_frame_offset(state: State, parsed: Parsed) -> Verdict:
+    return _judge_owner(state, parsed) if isinstance(parsed, Frame) else _judge(state, parsed)
+
+
+def later_frame_offset(state: State, parsed: Parsed) -> Verdict:
+    verdict = _judge(state, parsed)
+    ahead = verdict is Verdict.AHEAD and isinstance(parsed, Frame)
+    return Verdict.COUNTS if ahead else verdict
+
+
+def any_grant_offset(state: State, grant: Grant) -> Verdict:
+    verdict = _judge_grant(state, grant)
+    return Verdict.COUNTS if verdict is Verdict.BEHIND else verdict
+
+
+def same_epoch(state: State, grant: Grant) -> Verdict:
+    if not grant.continues and grant.epoch == state.epoch:
+        return _judge_offset(state, grant.first)
+    return _judge_grant(state, grant)
+
+
+def any_continuation(state: State, grant: Grant) -> Verdict:
+    return counts(grant.epoch == state.epoch and grant.session > state.session)
+
+
+def fold_all(state: State, record: Record) -> Judged:
+    """What does not count raises the epoch all the same."""
+    judged = _fold(state, record)
+    if isinstance(judged.parsed, Grant):
+        state.epoch = max(state.epoch, judged.parsed.epoch)
+    return judged
+
+
+def save_without_session(state: State) -> bytes:
+    whole, state.session = state.session, 0
+    try:
+        return _save(state)
+    finally:
+        state.session = whole
+
+
+# ---- writers -----------------------------------------------------------------------------
+
+
+def ask_and_begin(writer: Writer, topic_epoch: int | None = None) -> None:
+    _ask(writer, topic_epoch)
+    assert writer._request is not None
+    writer._begin(writer._request)
+
+
+def send_frame_and_acknowledge(writer: Writer, tickets: Any) -> None:
+    _send_frame(writer, tickets)
+    writer._acknowledge(writer._first)
+
+
+def resend_behind(writer: Writer) -> None:
+    """Send again at new offsets."""
+    for sent in list(writer._sent):
+        contents = tuple([content for ticket in sent.tickets for content in ticket.contents])
+        frame = Frame(writer.epoch, writer.session, writer._first, contents)
+        writer._sent.remove(sent)
+        writer._sent.append(Sent(frame.first, frame.end, encode(frame), sent.tickets))
+        writer._first = frame.end
+        writer._append(encode(frame))
+    _resend(writer)
+
+
+def fence_as_written(writer: Writer, grant: Grant | None) -> None:
+    writer._acknowledge(writer._first)
+    writer.status = "fenced"
+
+
+def ignore(writer: Writer, *about: Any) -> None:
+    """Do nothing."""
+
+
+def wait_for_ever(writer: Writer, judged: Judged) -> None:
+    if judged.counts and writer._request is not None and judged.parsed == writer._request:
+        writer._begin(writer._request)
+
+
+def acknowledge_ahead(writer: Writer, end: int) -> None:
+    """One frame that counts acknowledges the next one."""
+    for _ in range(min(2, len(writer._sent))):
+        sent = writer._sent.popleft()
+        sent.tickets[0].settle(sent.first)
+
+
+CONTROLS: dict[str, tuple[Patch, ...]] = {
+    "frames of any owner count": ((rule, "_judge_owner", any_writer),),
+    "frames of any session of the epoch count": ((rule, "_judge_owner", any_writer_of_the_epoch),),
+    "a release of any owner counts": ((rule, "_judge_owner", any_release),),
+    "a release of any session of the epoch counts": (
+        (rule, "_judge_owner", any_release_of_the_epoch),
+    ),
+    "a released session goes on": ((rule, "_judge_owner", owner_for_ever),),
+    "frames at any offset count": ((rule, "judge", any_frame_offset),),
+    "frames count that leave a gap": ((rule, "judge", later_frame_offset),),
+    "a grant counts behind messages that it has not seen": (
+        (rule, "_judge_grant", any_grant_offset),
+    ),
+    "a grant counts under the current epoch": ((rule, "_judge_grant", same_epoch),),
+    "a grant goes on with any session": ((rule, "_judge_continuation", any_continuation),),
+    "what does not count raises the epoch": ((State, "fold", fold_all),),
+    "a saved state lacks the session": ((State, "save", save_without_session),),
+    "the offset of the next grant is taken for written": (
+        (cluster_judge, "is_written", lambda offset, grant: offset <= grant.first),
+    ),
+    "a writer owns the topic when it has asked": ((Writer, "ask", ask_and_begin),),
+    "a stale topic_epoch is taken": ((Writer, "_check_epoch", lambda writer, epoch: True),),
+    "a send is acknowledged when it is appended": (
+        (Writer, "_send_frame", send_frame_and_acknowledge),
+    ),
+    "a frame that counts acknowledges the next one": ((Writer, "_acknowledge", acknowledge_ahead),),
+    "what is sent again gets a new offset": ((Writer, "resend", resend_behind),),
+    "a writer ignores the grants of others": ((Writer, "_fence", ignore),),
+    "what was under way is taken for written": ((Writer, "_fence", fence_as_written),),
+    "a request that has lost waits for ever": ((Writer, "_saw_while_asking", wait_for_ever),),
+    "nothing is sent again": ((Writer, "resend", ignore),),
+}

@@ -1,0 +1,280 @@
+"""The small world of the cluster's model: processes with writers, and an ordered log that may let
+in anything late, twice or never. The writers are `exclusivelog.cluster.log.Writer`, and the rule is
+`exclusivelog.cluster.rule`.
+
+A state is a value: a writer is taken apart into a `Player`, and put together again for its next
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import NamedTuple
+
+from exclusivelog.cluster.frames import Content, Grant, Holder, Release, decode, encode
+from exclusivelog.cluster.log import Sent, Status, Ticket, Writer
+from exclusivelog.cluster.ordered import Position, Record
+from exclusivelog.cluster.rule import Judged, State
+from exclusivelog.types import AccessMode
+
+NAME = "p"  # of all producers: their sequence ids go on with one another's
+HOLDER = Holder("e", "host", 1, NAME, AccessMode.EXCLUSIVE)
+FIRST_SESSION = 7
+
+
+class Violation(Exception):
+    """The judge's verdict; the notes are the way to it."""
+
+
+class Under(NamedTuple):
+    """A frame that was appended and not read back: as `log.Sent`, by number."""
+
+    first: int
+    end: int
+    record: int
+    tickets: tuple[tuple[int, int], ...]  # number, sequence id of its first message
+
+
+class Player(NamedTuple):
+    """A process with a reader and a writer. `read` counts the records that it has read; `claim` is
+    the `topic_epoch` that it has asked with, and `mine` the last epoch that it had."""
+
+    read: int = 0
+    status: Status = "refused"
+    epoch: int = 0
+    session: int = 0
+    request: int = 0
+    sent: tuple[Under, ...] = ()
+    unsent: tuple[tuple[int, int], ...] = ()
+    first: int = 0
+    sequence: int = -1
+    claim: int = 0
+    mine: int = 0
+
+
+class Outcome(NamedTuple):
+    """What has become of a send: "open", "written" at `offset`, "fenced", "never" (its process died
+    before it was appended), or "doubt" (after): it was to be at `offset`, by `session`."""
+
+    kind: str = "open"
+    offset: int = -1
+    session: int = 0
+
+
+class World(NamedTuple):
+    """A state. Records are numbers of `Records`; the last fields say what may still happen.
+
+    `sent` has all records that were ever appended: each may come in at any time, any number of
+    times, or never. The log has those that have come in and count. (In a world that `keeps`, it has
+    all that have come in, each append comes in once, and `copies` more.)"""
+
+    log: tuple[int, ...]
+    sent: tuple[int, ...]  # sorted
+    players: tuple[Player, ...]  # sorted: one is like the other
+    tickets: tuple[Outcome, ...]
+    asks: int
+    sends: int
+    releases: int
+    crashes: int
+    copies: int
+
+
+class Size(NamedTuple):
+    """How much may happen in a walk. `window` is the writers'; where it `evicts`, a process may
+    release the session of another one, which uses up one of `releases`, too."""
+
+    name: str
+    players: int = 2
+    asks: int = 2
+    sends: int = 2
+    releases: int = 1
+    crashes: int = 0
+    copies: int = 0
+    window: int = 2
+    keeps: bool = False
+    evicts: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def start(self) -> World:
+        """The first state."""
+        return World((), (), (Player(),) * self.players, (), *self[2:7])
+
+
+SMALL_SIZES = (
+    Size("rival owners", asks=3, sends=2),
+    Size("deaths", asks=3, sends=2, releases=0, crashes=1),
+    Size("a full window", asks=2, sends=3, window=1),
+    Size("evictions", asks=2, sends=2, releases=2, evicts=True),
+    Size("what does not count is kept", sends=1, copies=1, keeps=True),
+)
+LARGE_SIZES = (
+    Size("three rivals", players=3, asks=3, sends=3),
+    Size("many hand-overs", asks=4, sends=2, releases=2),
+    Size("deaths and releases", asks=3, sends=3, crashes=1),
+    Size("evictions and hand-overs", asks=3, sends=2, releases=2, evicts=True),
+)
+ALL_SIZES = SMALL_SIZES + LARGE_SIZES
+
+
+class Records:
+    """All records of a walk, by number from 1 on, and what logs of them amount to."""
+
+    def __init__(self) -> None:
+        self.data: list[bytes] = [b""]
+        self._numbers: dict[bytes, int] = {}
+        self._folded: dict[tuple[int, ...], tuple[State, Judged | None]] = {(): (State(), None)}
+
+    def number(self, data: bytes) -> int:
+        """The number of a record."""
+        if data not in self._numbers:
+            self._numbers[data] = len(self.data)
+            self.data.append(data)
+        return self._numbers[data]
+
+    def folded(self, log: tuple[int, ...]) -> tuple[State, Judged | None]:
+        """The state after these records, saved and restored before each, and the last verdict."""
+        if log not in self._folded:
+            before, _ = self.folded(log[:-1])
+            state = State.restore(before.save())
+            self._folded[log] = state, state.fold(self.at(log))
+        return self._folded[log]
+
+    def at(self, log: tuple[int, ...]) -> Record:
+        """The last record of a log."""
+        return Record(Position(len(log).to_bytes(2, "big")), self.data[log[-1]])
+
+
+def value(ticket: int, index: int = 0) -> bytes:
+    """The value of a message; no two messages have the same."""
+    return b"%d.%d" % (ticket, index)
+
+
+def contents(ticket: int, sequence: int) -> tuple[Content, ...]:
+    """The messages of a send: one, or two for every other send."""
+    return tuple([
+        Content(value(ticket, index), None, {}, None, 0, NAME, sequence + index)
+        for index in range(1 + ticket % 2)
+    ])  # fmt: skip
+
+
+class Hands:
+    """One step of one player: its writer, and what the step has appended and settled."""
+
+    def __init__(self, records: Records, size: Size, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self._keeps = size.keeps
+        self._records = records
+        self._player = player = world.players[number]
+        self._appended: list[bytes] = []
+        self._outcomes = list(world.tickets)
+        self._tickets: dict[Ticket, tuple[int, int]] = {}
+        state, _ = records.folded(world.log[: player.read])
+        self.read = player.read
+        self.writer = Writer(
+            state, self._appended.append, HOLDER, window=size.window,
+            draw=lambda after: FIRST_SESSION + size.asks - world.asks,
+        )  # fmt: skip
+        self._put_together(player)
+
+    def _put_together(self, player: Player) -> None:
+        writer = self.writer
+        writer.status, writer.epoch, writer.session = player.status, player.epoch, player.session
+        if player.request:
+            request = decode(self._records.data[player.request])
+            assert isinstance(request, Grant)
+            writer._request = request
+        for under in player.sent:
+            tickets = tuple([self._ticket(*each) for each in under.tickets])
+            data = self._records.data[under.record]
+            writer._sent.append(Sent(under.first, under.end, data, tickets))
+        writer._unsent.extend(self._ticket(*each) for each in player.unsent)
+        writer._first, writer._sequence = player.first, player.sequence
+
+    def _ticket(self, number: int, sequence: int) -> Ticket:
+        ticket = Ticket(contents(number, sequence), 1, partial(self.settled, number))
+        self._tickets[ticket] = number, sequence
+        return ticket
+
+    def settled(self, number: int, ticket: Ticket) -> None:
+        """A send has its outcome."""
+        before = self._outcomes[number]
+        if before.kind != "open":
+            raise Violation(f"B9: send {number} is settled twice: {before}")
+        if ticket.error is None:
+            assert ticket.offset is not None
+            self._outcomes[number] = before._replace(kind="written", offset=ticket.offset)
+        else:
+            self._outcomes[number] = before._replace(kind="fenced")
+
+    def send(self) -> None:
+        """Send the next message, or the next two."""
+        number = len(self._outcomes)
+        self._outcomes.append(Outcome())
+        batch = [(value(number, index), None, None, None, None) for index in range(1 + number % 2)]
+        ticket = self.writer.send(batch, 0, partial(self.settled, number))
+        self._tickets[ticket] = number, ticket.contents[0].sequence_id
+
+    def read_on(self) -> None:
+        """Read the next record, and tell the writer."""
+        self.read += 1
+        state, judged = self._records.folded(self.world.log[: self.read])
+        assert judged is not None
+        self.writer.state = state
+        self.writer.saw(judged)
+
+    def evict(self) -> None:
+        """Release the session that owns the topic, as far as this process knows."""
+        state = self.writer.state
+        self._appended.append(encode(Release(state.epoch, state.session, "evicted")))
+
+    def catch_up(self) -> None:
+        """Read all records, before the writer asks."""
+        self.read = len(self.world.log)
+        self.writer.state, _ = self._records.folded(self.world.log)
+
+    def done(self, claim: int | None = None, **spent: int) -> World:
+        """The state after this step, less what it has spent."""
+        players = list(self.world.players)
+        player = self._taken_apart()
+        players[self.number] = player if claim is None else player._replace(claim=claim)
+        appended = map(self._records.number, self._appended)
+        sent = (*self.world.sent, *appended) if self._keeps else {*self.world.sent, *appended}
+        world = self.world._replace(
+            players=tuple(sorted(players)), sent=tuple(sorted(sent)), tickets=tuple(self._outcomes)
+        )
+        return spend(world, **spent)
+
+    def _taken_apart(self) -> Player:
+        writer, player = self.writer, self._player
+        claim, mine = player.claim, player.mine
+        if writer.status in ("refused", "closed", "fenced"):  # it begins anew, if at all
+            return Player(self.read, mine=mine)
+        request = writer._request
+        sent = [
+            Under(each.first, each.end, self._records.number(each.data), self._named(each.tickets))
+            for each in writer._sent
+        ]
+        return Player(
+            self.read, writer.status, writer.epoch, writer.session,
+            0 if request is None or writer.status == "owner" else self._number_of(request),
+            tuple(sent), self._named(writer._unsent), writer._first, writer._sequence,
+            claim, writer.epoch if writer.status == "owner" else mine,
+        )  # fmt: skip
+
+    def _number_of(self, request: Grant) -> int:
+        if self._player.request:
+            return self._player.request
+        return self._records.number(self._appended[-1])
+
+    def _named(self, tickets: Iterable[Ticket]) -> tuple[tuple[int, int], ...]:
+        return tuple([self._tickets[ticket] for ticket in tickets])
+
+
+def spend(world: World, **spent: int) -> World:
+    """The state with so much less that may happen."""
+    left = {name: getattr(world, name) - number for name, number in spent.items()}
+    return world._replace(**left)

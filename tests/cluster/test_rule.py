@@ -1,0 +1,263 @@
+"""Which records of an ordered log count, and what a log amounts to (rule J1).
+
+`proof.cluster_model` tries the rule in every interleaving of small worlds. Here are the cases that
+those worlds do not have: copies, foreign records, saved states of any log.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exclusivelog.cluster.frames import Content, Frame, Grant, Holder, Parsed, Release, encode
+from exclusivelog.cluster.ordered import Position, Record
+from exclusivelog.cluster.rule import State, Verdict, is_written
+from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
+from exclusivelog.types import AccessMode
+
+pytestmark = pytest.mark.rule("J1")
+
+HOLDER = Holder("e1", "host", 12, "p", AccessMode.EXCLUSIVE, properties={"a": "b"})
+
+
+def grant(epoch: int, first: int, session: int, continues: int = 0) -> Grant:
+    return Grant(epoch, first, session, HOLDER, continues)
+
+
+def frame(epoch: int, session: int, first: int, count: int = 1) -> Frame:
+    contents = [
+        Content(b"%d" % n, None, {}, None, 100 + n, "p", n) for n in range(first, first + count)
+    ]
+    return Frame(epoch, session, first, tuple(contents))
+
+
+def copied(epoch: int, first: int, gap: int = 0, source: str = "here") -> Frame:
+    return Frame(epoch, 0, first, frame(0, 0, first).contents, gap, source)
+
+
+def position(number: int) -> Position:
+    return Position(number.to_bytes(4, "big"))
+
+
+class Log:
+    """Folds one record after the other."""
+
+    def __init__(self, state: State | None = None) -> None:
+        self.state = State() if state is None else state
+        self.number = 0
+
+    def fold(self, record: Parsed | bytes) -> str:
+        self.number += 1
+        data = record if isinstance(record, bytes) else encode(record)
+        return self.state.fold(Record(position(self.number), data)).verdict.name
+
+    def folds(self, *records: Parsed | bytes) -> list[str]:
+        return [self.fold(record) for record in records]
+
+
+# ---- owners ------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("B1", "B10")
+def test_a_grant_is_conditional_on_what_its_holder_has_seen() -> None:
+    log = Log()
+    assert log.folds(grant(2, 0, 5), grant(1, 1, 5), grant(1, 0, 5), grant(1, 0, 6)) == [
+        "EPOCH", "AHEAD", "COUNTS", "EPOCH",
+    ]  # fmt: skip
+    assert log.folds(frame(1, 5, 0, count=3), grant(2, 0, 7), grant(2, 3, 8), frame(1, 5, 3)) == [
+        "COUNTS", "BEHIND", "COUNTS", "EPOCH",
+    ]  # fmt: skip
+    assert (log.state.epoch, log.state.session, log.state.next) == (2, 8, 3)
+
+
+@pytest.mark.rule("B8")
+def test_a_frame_counts_once_and_in_its_place() -> None:
+    log = Log()
+    assert log.folds(
+        frame(1, 5, 0), grant(1, 0, 5), frame(1, 5, 1), frame(1, 5, 0, 2), frame(1, 5, 0, 2),
+        frame(1, 5, 1), frame(1, 6, 2), frame(1, 5, 2),
+    ) == [
+        "EPOCH", "COUNTS", "AHEAD", "COUNTS", "BEHIND", "BEHIND", "SESSION", "COUNTS",
+    ]  # fmt: skip
+
+
+@pytest.mark.rule("B5", "B10")
+def test_a_session_goes_on_under_the_same_epoch() -> None:
+    """Once: a second one that names the same session has lost."""
+    log = Log()
+    log.folds(grant(1, 0, 5), frame(1, 5, 0))
+    assert log.folds(
+        grant(1, 1, 4, continues=5), grant(1, 1, 9, continues=4), grant(2, 1, 9, continues=5),
+        grant(1, 0, 9, continues=5), grant(1, 1, 9, continues=5), grant(1, 1, 10, continues=5),
+        grant(1, 1, 9, continues=5), frame(1, 5, 1), frame(1, 9, 1),
+    ) == ["SESSION", "SESSION", "EPOCH", "BEHIND", "COUNTS", "SESSION", "SESSION", "SESSION",
+          "COUNTS"]  # fmt: skip
+    assert log.state.epoch == 1
+
+
+@pytest.mark.rule("B7")
+def test_a_release_ends_the_session_that_it_names() -> None:
+    log = Log()
+    log.folds(grant(1, 0, 5), grant(2, 0, 6))
+    assert log.folds(Release(1, 5), Release(2, 5), frame(2, 6, 0)) == ["EPOCH", "SESSION", "COUNTS"]
+    assert log.folds(Release(2, 6), frame(2, 6, 1), Release(2, 6)) == ["COUNTS", "ENDED", "ENDED"]
+    assert not log.state.owned
+    assert log.fold(grant(2, 1, 7, continues=6)) == "COUNTS"
+
+
+@pytest.mark.rule("J2")
+def test_the_next_grant_settles_what_is_in_doubt() -> None:
+    log = Log()
+    log.folds(grant(1, 0, 5), frame(1, 5, 0, count=2))
+    settling = grant(2, 2, 6)
+    assert log.folds(settling, frame(1, 5, 2)) == ["COUNTS", "EPOCH"]
+    assert [is_written(offset, settling) for offset in range(4)] == [True, True, False, False]
+
+
+# ---- what does not count -----------------------------------------------------------------
+
+
+def test_records_of_other_programs_change_nothing() -> None:
+    log = Log()
+    assert log.folds(b"", b"hello", grant(1, 0, 5), b"{}", frame(1, 5, 0)) == [
+        "FOREIGN", "FOREIGN", "COUNTS", "FOREIGN", "COUNTS",
+    ]  # fmt: skip
+
+
+@pytest.mark.rule("G9")
+def test_a_reader_stops_at_a_damaged_record_and_stays_there() -> None:
+    log = Log()
+    log.fold(grant(1, 0, 5))
+    damaged = bytearray(encode(frame(1, 5, 0)))
+    damaged[-1] ^= 1
+    before = log.state.save()
+    for _ in range(2):
+        with pytest.raises(LedgerCorruptedError):
+            log.fold(bytes(damaged))
+        assert log.state.save() == before
+
+
+def test_a_tail_may_repeat_itself() -> None:
+    """A backend that connects anew may yield records again; each is folded once."""
+    log = Log()
+    log.folds(grant(1, 0, 5), frame(1, 5, 0), grant(2, 1, 6))
+    log.number = 0
+    assert log.folds(grant(1, 0, 5), frame(1, 5, 0), grant(2, 1, 6), frame(2, 6, 1)) == [
+        "REPEATED", "REPEATED", "REPEATED", "COUNTS",
+    ]  # fmt: skip
+
+
+# ---- copies ------------------------------------------------------------------------------
+
+
+def test_copies_count_once_and_in_order_whatever_is_sent_twice() -> None:
+    log = Log()
+    assert log.folds(copied(4, 7), copied(4, 7, gap=7), copied(4, 9), copied(4, 8), copied(4, 8),
+                     copied(6, 9), copied(5, 10), copied(6, 12, gap=2)) == [
+        "AHEAD", "COUNTS", "AHEAD", "COUNTS", "BEHIND", "COUNTS", "EPOCH", "COUNTS",
+    ]  # fmt: skip
+    assert (log.state.epoch, log.state.next, log.state.source) == (6, 13, "here")
+
+
+def test_copies_of_two_logs_are_not_mixed() -> None:
+    log = Log()
+    assert log.folds(copied(1, 0), copied(1, 1, source="there"), copied(1, 1)) == [
+        "COUNTS", "SOURCE", "COUNTS",
+    ]  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_copies_of_rival_mirrors_are_one_copy_however_they_come_in(data: st.DataObject) -> None:
+    """Mirrors cut one source into different frames; the log doubles, loses and reorders them."""
+    offsets = [0, 1, 2, 5, 6, 7]  # the source has lost two
+    pool = [
+        Frame(1, 0, run[0], tuple([frame(0, 0, n).contents[0] for n in run]), gap(run), "here")
+        for first in range(len(offsets)) for last in range(first + 1, len(offsets) + 1)
+        if len(run := offsets[first:last]) == run[-1] - run[0] + 1
+    ]  # fmt: skip
+    log, copied_offsets = Log(), []
+    for each in data.draw(st.lists(st.sampled_from(pool), max_size=40)):
+        if log.fold(each) == "COUNTS":
+            copied_offsets += [content.sequence_id for content in each.contents]
+    assert copied_offsets == offsets[: len(copied_offsets)]
+
+
+def gap(run: list[int]) -> int:
+    return 2 if run[0] == 5 else 0
+
+
+def test_an_owner_ends_the_mirroring() -> None:
+    """Who moves to the cluster fences the mirror: what it still copies does not count."""
+    log = Log()
+    log.fold(copied(7, 0))
+    assert log.folds(frame(7, 0, 1), grant(1, 1, 5), grant(8, 0, 5), grant(8, 1, 5)) == [
+        "ENDED", "EPOCH", "BEHIND", "COUNTS",
+    ]  # fmt: skip
+    assert log.folds(copied(7, 1), copied(8, 1), frame(8, 5, 1), copied(9, 2)) == [
+        "OWNED", "OWNED", "COUNTS", "OWNED",
+    ]  # fmt: skip
+    assert log.state.source is None
+
+
+# ---- saved states ------------------------------------------------------------------------
+
+small = st.integers(0, 3)
+sessions = st.integers(1, 4)
+records = (
+    st.builds(grant, st.integers(1, 3), small, sessions, st.integers(0, 3))
+    | st.builds(frame, st.integers(1, 3), sessions, small, st.integers(1, 2))
+    | st.builds(Release, st.integers(1, 3), sessions)
+    | st.builds(copied, small, small, st.just(0), st.sampled_from(["here", "there"]))
+    | st.just(b"foreign")
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(records, max_size=25), st.data())
+def test_a_saved_state_is_as_good_as_all_records_before(
+    log: list[Parsed | bytes], data: st.DataObject
+) -> None:
+    whole, first = Log(), Log()
+    cut = data.draw(st.integers(0, len(log)))
+    verdicts = whole.folds(*log)
+    first.folds(*log[:cut])
+    rest = Log(State.restore(first.state.save()))
+    rest.number = cut
+    assert rest.folds(*log[cut:]) == verdicts[cut:]
+    assert rest.state == whole.state
+    assert State.restore(whole.state.save()) == whole.state
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(records, max_size=25))
+def test_what_does_not_count_can_be_left_out(log: list[Parsed | bytes]) -> None:
+    whole, short = Log(), Log()
+    counting = [record for record in log if whole.fold(record) == Verdict.COUNTS.name]
+    assert short.folds(*counting) == ["COUNTS"] * len(counting)
+    short.state.position = whole.state.position
+    assert short.state == whole.state
+
+
+def test_a_saved_state_keeps_sequence_ids_and_times() -> None:
+    log = Log()
+    log.folds(grant(1, 0, 5), frame(1, 5, 0, count=3), copied(1, 0))
+    state = State.restore(log.state.save())
+    assert (state.sequences, state.published) == ({"p": 2}, 102)
+    assert state.grant == grant(1, 0, 5)
+    assert state.grant.owner().engine_id == "e1"
+
+
+@pytest.mark.rule("G9")
+def test_a_damaged_saved_state_is_refused() -> None:
+    log = Log()
+    log.folds(grant(1, 0, 5), frame(1, 5, 0))
+    sound = log.state.save()
+    for at in range(8 * len(sound)):
+        damaged = bytearray(sound)
+        damaged[at // 8] ^= 1 << at % 8
+        with pytest.raises((LedgerCorruptedError, LedgerVersionError)):
+            State.restore(bytes(damaged))
+    with pytest.raises(LedgerCorruptedError):
+        State.restore(sound[:5])
