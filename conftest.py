@@ -85,7 +85,7 @@ def rules_behind(item: pytest.Item) -> set[str]:
 
 
 # By the beginnings of their paths: what is made for the first of them serves all.
-TOGETHER = ("tests/faces/test_package", "tests/spark/")
+TOGETHER = ("tests/cluster/test_mirror_broker", "tests/faces/test_package", "tests/spark/")
 
 
 @pytest.hookimpl(optionalhook=True)

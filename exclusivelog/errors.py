@@ -17,6 +17,8 @@ ExclusiveLogError
 ├── StateError                   the applier of a shared state failed
 ├── EngineClosedError            closed, or inherited by a forked child
 ├── UnsupportedError             this kind of engine cannot do that (also a NotImplementedError)
+├── ClusterError                 a cluster cannot be used as it is: unreachable, refused, full
+│   └── MirrorMismatchError      source and target of a mirror disagree: .topic, .offset
 └── LedgerError                  the files themselves
     ├── LedgerCorruptedError     a checksum does not hold: .topic, .offsets
     ├── LedgerFullError          the disk, the map or the quota is full
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from exclusivelog.types import EngineInfo, OwnerInfo
 
 __all__ = [
+    "ClusterError",
     "DuplicateSequenceError",
     "EngineClosedError",
     "ExclusiveLogError",
@@ -56,6 +59,7 @@ __all__ = [
     "LedgerFullError",
     "LedgerIOError",
     "LedgerVersionError",
+    "MirrorMismatchError",
     "OffsetTrimmedError",
     "OwnershipError",
     "OwnershipLostError",
@@ -195,6 +199,22 @@ class StateError(ExclusiveLogError):
 
 class UnsupportedError(ExclusiveLogError, NotImplementedError):
     """This kind of engine cannot do what was asked. `Engine.supports` tells before."""
+
+
+class ClusterError(ExclusiveLogError):
+    """A cluster cannot be used as it is: it is unreachable or full, it refuses, or its policies
+    could lose messages. The message names the cluster, the cause and the way out."""
+
+
+class MirrorMismatchError(ClusterError):
+    """Source and target of a mirror disagree (rule J4). Nothing was written.
+
+    `topic` names the topic, `offset` the first offset at which they differ."""
+
+    def __init__(self, message: str, *, topic: str, offset: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.offset = offset
 
 
 class EngineClosedError(ExclusiveLogError):

@@ -22,6 +22,7 @@ READ_BYTES = 1 << 16
 # The names of xl.AccessMode and the defaults of the demo: a help text imports neither.
 MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 KILLS, RATE = 20, 2000.0
+PROGRESS_SECONDS = 2.0
 HOLDER = ("engine", "engine_id", "pid", "since")
 CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
 ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
@@ -800,6 +801,113 @@ def demo(
         raise ValueError(str(error)) from error
     if not held:
         _leave(1)
+
+
+# ---- mirror ------------------------------------------------------------------------------
+
+
+@program.command()
+@ledger_path
+@click.argument(
+    "topics", cls=_Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
+)  # fmt: skip
+@click.option(
+    "--to", metavar="URL",
+    help="Copy to this Pulsar namespace: pulsar://host:6650/tenant/namespace.",
+)  # fmt: skip
+@click.option(
+    "--from", "origin", metavar="URL",
+    help="Bring a log back: make PATH, a new directory, of what this namespace has.",
+)  # fmt: skip
+@click.option("--follow", "-f", is_flag=True, help="Go on with what is written meanwhile.")
+@click.option(
+    "--plain", is_flag=True,
+    help="One Pulsar message each, for any consumer; slower. Default: frames of many messages.",
+)  # fmt: skip
+@click.option(
+    "--verify", is_flag=True, help="Compare all that is mirrored with PATH; copy nothing."
+)
+@click.option(
+    "--trimmed", type=click.Choice(("error", "earliest")), default="error",
+    help="Where PATH has lost its oldest messages before the first copy: begin with the rest?",
+)  # fmt: skip
+@click.option(
+    "--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=60.0,
+    help="Seconds within which the broker has to store a message.",
+)  # fmt: skip
+@click.option(
+    "--admin", metavar="URL", help="Admin API. Default: port 8080 (TLS: 8443) of the host."
+)
+@click.option(
+    "--token-file", metavar="FILE", type=PATH,
+    help="A file with a token. Default: the environment variable EXCLUSIVELOG_TOKEN.",
+)  # fmt: skip
+@click.option(
+    "--tls-trust-certs", metavar="FILE", type=PATH, help="Certificates to trust, for pulsar+ssl."
+)  # fmt: skip
+@click.option(
+    "--unchecked-policies", is_flag=True,
+    help="Do not check that the namespace deduplicates and keeps its messages.",
+)  # fmt: skip
+@as_json
+def mirror(
+    path: str, topics: tuple[str, ...], to: str | None, origin: str | None, follow: bool,
+    plain: bool, verify: bool, trimmed: Any, unchecked_policies: bool, as_json: bool, **access: Any,
+) -> None:  # fmt: skip
+    """Copy a log to a namespace of a Pulsar cluster, exactly once, or bring it back from there.
+
+    Every few seconds it prints how far each topic is. Stop it whenever you like, and run it again:
+    it goes on behind the last message that the cluster has.
+    """
+    if to is None:
+        if origin is None or follow or plain or verify:
+            raise click.UsageError("give --to URL, or --from URL and no option of --to")
+        _bring_back(path, topics, origin, access)
+        return
+    if origin is not None:
+        raise click.UsageError("give either --to URL or --from URL")
+    from exclusivelog.cluster import Mirror
+
+    with _look(path) as engine:
+        with Mirror(
+            engine, to, topics or None, plain=plain, trimmed=trimmed,
+            check_policies=not unchecked_policies, **access,
+        ) as copy:  # fmt: skip
+            if verify:
+                for name, found in copy.verify().items():
+                    print(
+                        f"{name}: {found.compared:,} compared, no difference; {found.lag:,} behind"
+                    )
+            else:
+                _run_mirror(copy, follow, as_json)
+
+
+def _bring_back(path: str, topics: Sequence[str], origin: str, access: Mapping[str, Any]) -> None:
+    from exclusivelog.restoring import restore
+
+    for name, count in restore(path, origin, topics or None, **access).items():
+        print(f"{name}: {count:,} messages")
+
+
+def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:
+    import signal
+
+    signal.signal(signal.SIGTERM, lambda *_: copy.stop())
+    copy.start(follow)
+    before: list[Any] = []
+    while True:
+        ended = copy.wait(0 if not before else PROGRESS_SECONDS)
+        now = copy.progress()
+        if now != before or ended:  # nothing new is nothing to say
+            for one in now:
+                if as_json:
+                    print(json.dumps({**_object(one), "lag": one.lag}))
+                else:
+                    print(f"{one.topic}: {one.position:,} mirrored, {one.lag:,} behind")
+            sys.stdout.flush()
+        if ended:
+            return
+        before = now
 
 
 # ---- output ------------------------------------------------------------------------------

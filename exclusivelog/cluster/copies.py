@@ -1,0 +1,224 @@
+"""Copies: what a mirror sends for the messages of a ledger, and how that is read back.
+
+`FrameCopies` puts up to some thousand messages into one Pulsar message, a frame (see `frames`).
+`PlainCopies` makes one Pulsar message of each, for programs that know nothing of frames: value, key
+(as the partition key), properties and event time are where any consumer looks for them, and what
+Pulsar has no field for is in properties that begin with "exclusivelog.":
+
+```text
+exclusivelog.offset, .epoch, .session, .producer, .sequence_id
+exclusivelog.publish_time, .event_time    ms since 1970; no event time: the latter is missing
+exclusivelog.source                       the id of the ledger
+exclusivelog.key                          base64 of a key that is empty, or not UTF-8
+exclusivelog.gap                          of the first copy: offsets that the source had lost
+```
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from exclusivelog._core import Message
+from exclusivelog.cluster import frames
+from exclusivelog.cluster.frames import Content, Frame
+from exclusivelog.cluster.pulsar import Outgoing
+from exclusivelog.errors import UnsupportedError
+
+__all__ = ["AnyCopies", "Copied", "Copies", "FrameCopies", "PlainCopies"]
+
+FRAME_BYTES = 1 << 20  # of values and keys; the next message begins another frame
+PREFIX = "exclusivelog."
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Consecutive messages of one owner, as one Pulsar message.
+
+    `frame.gap`: how many offsets before its first one the source no longer had. `message`: what is
+    to be sent; None if it was read. `size`: in bytes."""
+
+    frame: Frame
+    message: Outgoing | None = None
+    size: int = 0
+
+    @property
+    def first(self) -> int:
+        """The offset of its first message."""
+        return self.frame.first
+
+    @property
+    def end(self) -> int:
+        """The offset after its last message."""
+        return self.frame.end
+
+
+class Decoding(Protocol):
+    """What reads copies back."""
+
+    def decode(self, message: Any) -> Copied | str:
+        """The copy that a message of the Pulsar client is, or why it is none."""
+        ...
+
+
+class Copies(Decoding, Protocol):
+    """One of the two kinds. `in_flight`: how many of them are sent before the first is stored."""
+
+    in_flight: int
+
+    def encode(self, messages: Sequence[Message], source: str, gap: int) -> Iterator[Copied]:
+        """Copies of consecutive messages; UnsupportedError for one that does not fit into any.
+        `gap`: how many offsets before the first one the source has lost."""
+        ...
+
+
+# ---- frames ------------------------------------------------------------------------------
+
+
+class FrameCopies:
+    """Many messages in one frame."""
+
+    in_flight = 8  # while these wait for the broker, new messages gather into larger frames
+
+    def encode(self, messages: Sequence[Message], source: str, gap: int) -> Iterator[Copied]:
+        """See `Copies`."""
+        for run in runs(messages):
+            for frame, data in frames.split(frame_of(run, source, gap)):
+                yield Copied(frame, Outgoing(data), len(data))
+            gap = 0
+
+    def decode(self, message: Any) -> Copied | str:
+        """See `Copies`."""
+        record = frames.decode(message.data())
+        if isinstance(record, Frame) and record.source is not None:
+            return Copied(record)
+        if f"{PREFIX}offset" in message.properties():
+            return "it is a plain mirror; mirror to it with plain=True (--plain)"
+        return "it has messages that no mirror has sent"
+
+
+def frame_of(messages: Sequence[Message], source: str, gap: int) -> Frame:
+    """A frame of consecutive messages of one owner."""
+    first = messages[0]
+    return Frame(
+        first.epoch, first.session, first.offset, tuple(map(Content.of, messages)), gap, source
+    )
+
+
+def runs(messages: Sequence[Message]) -> Iterator[list[Message]]:
+    """Messages in runs of one epoch and session, of up to about FRAME_BYTES."""
+    for _, group in itertools.groupby(messages, lambda each: (each.epoch, each.session)):
+        run: list[Message] = []
+        size = 0
+        for message in group:
+            size += len(message.raw_value or b"") + len(message.key or b"")
+            if run and size > FRAME_BYTES:
+                yield run
+                run, size = [], 0
+            run.append(message)
+        yield run
+
+
+# ---- plain messages ----------------------------------------------------------------------
+
+
+class PlainCopies:
+    """One Pulsar message each."""
+
+    in_flight = 2000
+
+    def encode(self, messages: Sequence[Message], source: str, gap: int) -> Iterator[Copied]:
+        """See `Copies`."""
+        for message in messages:
+            frame = frame_of([message], source, gap)
+            outgoing = _outgoing(frame, frame.contents[0])
+            size = len(outgoing.value or b"") + sum(map(len, outgoing.properties.values()))
+            if size > frames.MAX_BYTES:
+                raise UnsupportedError(
+                    f"the message at offset {message.offset} does not fit into one message of the "
+                    f"cluster, which has {frames.MAX_BYTES} bytes"
+                )
+            yield Copied(frame, outgoing, size)
+            gap = 0
+
+    def decode(self, message: Any) -> Copied | str:
+        """See `Copies`."""
+        properties = dict(message.properties())
+        if f"{PREFIX}offset" not in properties:
+            if isinstance(frames.decode(message.data()), Frame):
+                return "it is a mirror of frames; mirror to it without plain=True (--plain)"
+            return "it has messages that no mirror has sent"
+        own = {name: properties.pop(PREFIX + name) for name in OWN if PREFIX + name in properties}
+        content = Content(
+            None if message._message.has_null_value() else message.data(),
+            _key_of(message.partition_key(), own.get("key")), properties,
+            _maybe_int(own.get("event_time")), int(own["publish_time"]), own["producer"],
+            int(own["sequence_id"]),
+        )  # fmt: skip
+        return Copied(
+            Frame(
+                int(own["epoch"]), int(own["session"]), int(own["offset"]), (content,),
+                int(own.get("gap", 0)), own["source"],
+            )
+        )  # fmt: skip
+
+
+class AnyCopies:
+    """Reads both kinds."""
+
+    def decode(self, message: Any) -> Copied | str:
+        """See `Copies`."""
+        plain = f"{PREFIX}offset" in message.properties()
+        return PlainCopies().decode(message) if plain else FrameCopies().decode(message)
+
+
+OWN = (
+    "offset", "epoch", "session", "producer", "sequence_id", "publish_time", "event_time", "key",
+    "gap", "source",
+)  # fmt: skip
+
+
+def _outgoing(frame: Frame, content: Content) -> Outgoing:
+    if taken := [name for name in content.properties if name.startswith(PREFIX)]:
+        raise UnsupportedError(
+            f"the message at offset {frame.first} has a property {taken[0]!r}; a plain mirror "
+            f"keeps names that begin with {PREFIX!r} for itself"
+        )
+    own: dict[str, object] = {
+        "offset": frame.first, "epoch": frame.epoch, "session": frame.session,
+        "producer": content.producer_name, "sequence_id": content.sequence_id,
+        "publish_time": content.publish_time, "source": frame.source,
+    }  # fmt: skip
+    if content.event_time is not None:
+        own["event_time"] = content.event_time
+    if frame.gap:
+        own["gap"] = frame.gap
+    key = _text(content.key)
+    if content.key is not None and not key:
+        own["key"] = base64.b64encode(content.key).decode()
+    event_time = content.event_time
+    return Outgoing(
+        content.value, key or None,
+        {**content.properties, **{PREFIX + name: str(value) for name, value in own.items()}},
+        event_time if event_time is not None and event_time >= 0 else None,  # Pulsar's is unsigned
+    )  # fmt: skip
+
+
+def _text(key: bytes | None) -> str:
+    try:
+        return (key or b"").decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def _key_of(text: str, encoded: str | None) -> bytes | None:
+    if encoded is not None:
+        return base64.b64decode(encoded)
+    return text.encode() if text else None
+
+
+def _maybe_int(text: str | None) -> int | None:
+    return None if text is None else int(text)

@@ -1,0 +1,633 @@
+"""Mirrors: topics of a ledger, copied to a namespace of a Pulsar cluster while they are written.
+
+The ledger stays the master. Each topic has one exclusive producer, and a thread that reads the
+ledger and sends *copies*: Pulsar messages that hold one frame (see `frames`) or, in a plain mirror,
+one message each. A copy's sequence id is the last offset in it.
+
+Exactly once (rule J4) rests on this:
+
+- A mirror begins by reading back the last copy of the target, after it has become the target's only
+  producer. It goes on with the next offset. So it needs no position of its own, and any process on
+  any machine that has the ledger can go on.
+- The last copy must be what the source has at these offsets, and the first copy must be the
+  beginning of the log. If not, the mirror stops: the target belongs to another log, one of both was
+  restored from an older state, or messages are missing.
+- Within one connection or after a reconnect, the client may send a copy twice. The broker's
+  deduplication drops it by its sequence id.
+- What was in flight when a process died is in the target or not; the next one reads it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+from exclusivelog._core import Message
+from exclusivelog.backend import Closing
+from exclusivelog.cluster.copies import Copied, Copies, Decoding, FrameCopies, PlainCopies
+from exclusivelog.cluster.frames import Content, Frame
+from exclusivelog.cluster.pulsar import Access, Cluster, Writer
+from exclusivelog.errors import (
+    ClusterError,
+    EngineClosedError,
+    ExclusiveLogError,
+    MirrorMismatchError,
+    OffsetTrimmedError,
+    TopicTerminatedError,
+    WaitTimeoutError,
+)
+
+__all__ = ["Comparison", "Mirror", "Progress"]
+
+READ_MESSAGES = 2000  # most messages of one copy
+IN_FLIGHT_BYTES = 32 << 20
+LOOK_SECONDS = 5.0  # between looks for new topics, and at the source's end
+CLOSE_SECONDS = 10.0
+STORED_SECONDS = 30.0  # for what a former mirror has sent last
+
+
+# ---- the source --------------------------------------------------------------------------
+
+
+class Reading(Protocol):
+    """A reader of the source: `exclusivelog.Reader`."""
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message."""
+        ...
+
+    def read_next(self, timeout: float | None = None) -> Message:
+        """The next message; waits for it."""
+        ...
+
+    def read_batch(self, max_messages: int) -> list[Message]:
+        """The next messages, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """Wake a thread that waits."""
+        ...
+
+
+class SourceTopic(Protocol):
+    """A topic of the source: `exclusivelog.Topic`."""
+
+    @property
+    def first_offset(self) -> int:
+        """The first one that was not trimmed."""
+        ...
+
+    @property
+    def next_offset(self) -> int:
+        """That of the next message."""
+        ...
+
+    def reader(self, start: Any = "earliest") -> Reading:
+        """A reader from this offset on."""
+        ...
+
+
+class Source(Protocol):
+    """The log that is copied: `exclusivelog.Engine`."""
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        ...
+
+    @property
+    def ledger(self) -> Any:
+        """What has its `uuid`."""
+        ...
+
+    def topics(self) -> list[str]:
+        """The names of its topics."""
+        ...
+
+    def topic(self, name: str, create: bool = True) -> Any:
+        """One of them."""
+        ...
+
+
+# ---- progress ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far one topic's mirror is.
+
+    - `position`: the next offset to be stored by the target; all before it are stored.
+    - `end`: the source's next offset. `lag`: how many are missing in the target.
+    - `copied`: messages that this mirror has copied since it was started.
+    """
+
+    topic: str
+    position: int
+    end: int
+    copied: int
+
+    @property
+    def lag(self) -> int:
+        """Messages of the source that the target does not have yet."""
+        return max(0, self.end - self.position)
+
+
+class Comparison(NamedTuple):
+    """What `Mirror.verify` has compared of a topic without finding a difference, in messages.
+
+    - `compared`: those that source and target have. `lag`: those that the target does not have yet.
+    - `unknown`: those of the target that the source has lost by trimming.
+    """
+
+    compared: int
+    lag: int
+    unknown: int
+
+
+# ---- what is in flight -------------------------------------------------------------------
+
+
+class InFlight:
+    """Copies that were sent, and not stored yet."""
+
+    def __init__(self, position: int, copies: int, timeout: float) -> None:
+        self._copies, self._most = copies, 2 * timeout
+        self.position = position  # all offsets before it are stored
+        self.ledger: int | None = None  # of the last copy whose place is known
+        self.error: ExclusiveLogError | None = None
+        self._sent: deque[tuple[int, int]] = deque()
+        self._bytes = 0
+        self._changed = threading.Condition()
+
+    def add(self, end: int, size: int) -> None:
+        """A copy of offsets up to `end` is to be sent; waits until there is room."""
+        with self._changed:
+            self._wait_for(self._has_room)
+            self._sent.append((end, size))
+            self._bytes += size
+
+    def stored(
+        self, end: int, error: ExclusiveLogError | None, place: tuple[int, int] | None
+    ) -> None:
+        """The broker's answer for that copy; called by threads of the client."""
+        with self._changed:
+            if error is not None:
+                self.error = self.error or error
+            while self.error is None and self._sent and self._sent[0][0] <= end:
+                self.position, size = self._sent.popleft()
+                self._bytes -= size
+            if place is not None:
+                self.ledger = place[0]
+            self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return len(self._sent) < self._copies and self._bytes < IN_FLIGHT_BYTES
+
+    def _wait_for(self, condition: Callable[[], bool]) -> None:
+        answered = self._changed.wait_for(lambda: condition() or self.error is not None, self._most)
+        if self.error is not None:
+            raise self.error
+        if not answered:  # the client's own time limit should have passed before
+            raise ClusterError(f"the Pulsar client has answered nothing for {self._most:.0f} s")
+
+    def drain(self) -> None:
+        """Wait until all is stored; raises what the broker has refused."""
+        with self._changed:
+            self._wait_for(lambda: not self._sent)
+
+    def abandon(self, error: ExclusiveLogError) -> None:
+        """Nobody waits for the rest."""
+        with self._changed:
+            self.error = self.error or error
+            self._changed.notify_all()
+
+
+# ---- one topic ---------------------------------------------------------------------------
+
+
+class TopicMirror:
+    """Copies one topic, in a thread of its own."""
+
+    def __init__(self, mirror: Mirror, name: str) -> None:
+        self.name = name
+        self.running = True
+        self.error: BaseException | None = None
+        self._mirror = mirror
+        self._copies, self._cluster = mirror.copies, mirror.cluster
+        self._topic: SourceTopic = mirror.source.topic(name, create=False)
+        self._flight = self._in_flight(0)
+        self._begin = self._end = 0
+        self._reader: Reading | None = None
+        self._ledger: int | None = None
+        self._target = Target(self._cluster, self._copies, name, mirror.source_id)
+        self._thread = threading.Thread(target=self._run, name=f"mirror-{name}", daemon=True)
+
+    def _in_flight(self, position: int) -> InFlight:
+        return InFlight(position, self._copies.in_flight, self._mirror.timeout)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let it end once what was read is stored."""
+        if self._reader is not None:
+            self._reader.close()
+
+    def join(self, timeout: float) -> None:
+        """Wait for its end; what is in flight then is given up."""
+        self._thread.join(timeout)
+        self._flight.abandon(ClusterError(f"the mirror of topic {self.name!r} was stopped"))
+        self._thread.join(timeout)
+
+    def progress(self) -> Progress:
+        """How far it is."""
+        position = self._flight.position
+        with contextlib.suppress(ExclusiveLogError):  # the engine is closed, or the topic deleted
+            self._end = self._topic.next_offset
+        return Progress(self.name, position, max(self._end, position), position - self._begin)
+
+    def _run(self) -> None:
+        try:
+            writer = self._cluster.writer(self.name)
+            self._copy(writer)
+            writer.close()  # not after an error: it would wait for the broker's answer
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.running = False
+            self._mirror.notify()
+
+    def _copy(self, writer: Writer) -> None:
+        target = self._target
+        position, gap = target.resume(self._topic, writer, self._mirror.trimmed)
+        self._begin = position
+        self._flight = self._in_flight(position)
+        self._reader = self._topic.reader(position)
+        try:
+            for messages in self._batches(self._reader):
+                for copied in self._copies.encode(messages, target.source, gap):
+                    self._send(writer, copied)
+                gap = 0
+                self._check_target()
+        except EngineClosedError:
+            if not self._mirror.stopping:
+                raise
+        self._drain()
+
+    def _send(self, writer: Writer, copied: Copied) -> None:
+        flight, end = self._flight, copied.end
+        assert copied.message is not None
+        flight.add(end, copied.size)
+        writer.send(copied.message, end - 1, lambda error, place: flight.stored(end, error, place))
+
+    def _drain(self) -> None:
+        self._flight.drain()
+        self._check_target()
+
+    def _check_target(self) -> None:
+        # A Pulsar topic that was deleted comes back empty, under a producer that goes on unaware.
+        ledger = self._flight.ledger
+        if ledger != self._ledger:
+            self._target.check_beginning()
+            self._ledger = ledger
+
+    def _batches(self, reader: Reading) -> Iterator[Sequence[Message]]:
+        goal = self._topic.next_offset
+        while not self._mirror.stopping:
+            if reader.position >= goal and not self._mirror.follow:
+                return
+            batch = reader.read_batch(READ_MESSAGES)
+            if batch:
+                yield batch
+                continue
+            self._drain()
+            try:
+                yield [reader.read_next(LOOK_SECONDS)]
+            except WaitTimeoutError:
+                continue
+            except TopicTerminatedError:
+                return
+
+
+# ---- the target --------------------------------------------------------------------------
+
+
+class Target:
+    """One Pulsar topic that copies are sent to; see the module's text for what is checked."""
+
+    def __init__(self, cluster: Cluster, copies: Decoding, topic: str, source: str) -> None:
+        self.topic, self.source = topic, source
+        self._cluster, self._copies = cluster, copies
+
+    def resume(self, topic: SourceTopic, writer: Writer, trimmed: str) -> tuple[int, int]:
+        """(the next offset to copy, how many offsets before it the source has lost).
+
+        Raises MirrorMismatchError if source and target disagree, and OffsetTrimmedError if the
+        source has lost messages that the target does not have."""
+        last = self._last(writer)
+        first = topic.first_offset
+        if last is None:
+            if first and trimmed != "earliest":
+                raise OffsetTrimmedError(
+                    f"topic {self.topic!r} begins at offset {first}; what was before was trimmed "
+                    'and cannot be mirrored. trimmed="earliest" (--trimmed earliest) mirrors the '
+                    "rest"
+                )
+            return first, first
+        if last.frame.source != self.source:
+            raise self.mismatch(
+                0, f"it is one of the log with the id {last.frame.source}; this log's is "
+                f"{self.source}. Mirror to a new namespace"
+            )  # fmt: skip
+        self.check_beginning()
+        self._compare(topic, [last])
+        if last.end < first:
+            raise OffsetTrimmedError(
+                f"topic {self.topic!r}: offsets {last.end} to {first - 1} were trimmed before they "
+                f"were mirrored to {self._cluster.access.url}; mirror to a new namespace"
+            )
+        return last.end, 0
+
+    def _last(self, writer: Writer) -> Copied | None:
+        """The last copy, once all that was sent before is stored."""
+        sent, deadline = writer.last_sequence_id, time.monotonic() + STORED_SECONDS
+        while True:
+            last = self._read_last()
+            end = 0 if last is None else last.end
+            if sent < 0 or sent == end - 1:  # it forgets producers that are silent for hours
+                return last
+            if time.monotonic() > deadline:
+                raise self.mismatch(
+                    end, f"it ends before offset {end}, and the broker has got {sent}: messages of "
+                    "it were lost"
+                )  # fmt: skip
+            time.sleep(0.1)
+
+    def _read_last(self) -> Copied | None:
+        with self._cluster.reader(self.topic, last=True) as reader:
+            message = reader.next()
+            return None if message is None else self._decode(message)
+
+    def _decode(self, message: Any) -> Copied:
+        found = self._copies.decode(message)
+        if isinstance(found, Copied):
+            return found
+        raise self.mismatch(0, found)
+
+    def mismatch(self, offset: int, why: str) -> MirrorMismatchError:
+        """The error for a disagreement."""
+        return MirrorMismatchError(
+            f"topic {self.topic!r} at offset {offset}: {self._cluster.access.url} is not a mirror "
+            f"of this log: {why}",
+            topic=self.topic, offset=offset,
+        )  # fmt: skip
+
+    def check_beginning(self) -> None:
+        """MirrorMismatchError unless the first copy is the beginning of the log."""
+        with self._cluster.reader(self.topic) as reader:
+            message = reader.next()
+        if message is None:
+            raise self.mismatch(0, "it is empty, and was not before")
+        copied = self._decode(message)
+        if copied.first != copied.frame.gap:
+            raise self.mismatch(
+                0, f"it begins with offset {copied.first}; what was before it was removed"
+            )
+
+    def copied(self) -> Iterator[Copied]:
+        """All copies, in order; MirrorMismatchError where one is missing or there twice."""
+        expected = None
+        with self._cluster.reader(self.topic) as reader:
+            for message in reader:
+                copied = self._decode(message)
+                begin = copied.frame.gap if expected is None else expected
+                if copied.first != begin or (expected is not None and copied.frame.gap):
+                    raise self.mismatch(
+                        begin, f"offset {copied.first} comes where {begin} should be"
+                    )
+                expected = copied.end
+                yield copied
+
+    def compare_all(self, topic: SourceTopic) -> Comparison:
+        """Compare the whole target with the source."""
+        return self._compare(topic, self.copied())
+
+    def _compare(self, topic: SourceTopic, copies: Iterable[Copied]) -> Comparison:
+        count = unknown = position = 0
+        reader = None
+        for copied in copies:
+            position = copied.end
+            first, end = topic.first_offset, topic.next_offset
+            if copied.end > end:
+                raise self.mismatch(end, f"it has offsets up to {copied.end - 1}")
+            begin = max(copied.first, first)
+            unknown += min(begin, copied.end) - copied.first
+            if begin >= copied.end:
+                continue
+            if reader is None or reader.position != begin:
+                reader = topic.reader(begin)
+            messages = list(_take(reader, copied.end - begin))
+            self._compare_one(messages, copied.frame)
+            count += len(messages)
+        return Comparison(count, topic.next_offset - max(position, topic.first_offset), unknown)
+
+    def _compare_one(self, messages: Sequence[Message], frame: Frame) -> None:
+        for message in messages:
+            there = frame.contents[message.offset - frame.first]
+            if message.epoch != frame.epoch:
+                raise self.mismatch(
+                    message.offset, f"it has epoch {frame.epoch}, the source {message.epoch}"
+                )
+            here = Content.of(message)
+            for name, ours, theirs in zip(Content._fields, here, there, strict=True):
+                if ours != theirs:
+                    raise self.mismatch(
+                        message.offset, f"its {name} is {theirs!r:.60}, the source's {ours!r:.60}"
+                    )
+
+
+def _take(reader: Reading, count: int) -> Iterator[Message]:
+    while count > 0:
+        found = reader.read_batch(count)
+        if not found:
+            return
+        count -= len(found)
+        yield from found
+
+
+# ---- all topics --------------------------------------------------------------------------
+
+
+class Mirror(Closing):
+    """Copies topics of a ledger to a namespace of a Pulsar cluster, exactly once (rule J4).
+
+    - `source`: an engine on the ledger; it may be open read-only.
+    - `url`: pulsar://host:port/tenant/namespace, or pulsar+ssl://...
+    - `topics`: names; None: all topics, also those that are made while it follows.
+    - `plain`: send every message as one Pulsar message, for programs that know nothing of frames;
+      far slower. Default: many messages in a frame, see `exclusivelog.cluster.frames`.
+    - `trimmed`: "earliest": where the source has lost its oldest messages before the first copy was
+      made, begin with the first that is left. "error": OffsetTrimmedError.
+    - `timeout`: seconds within which the broker has to acknowledge a message, and within which a
+      former mirror has to be gone; a killed broker needs some twenty to come back.
+    - `check_policies`: False leaves out the check that the namespace deduplicates and keeps its
+      messages, which needs admin rights.
+    - `admin`: URL of the admin API (default: port 8080 of the same host, with TLS 8443); `token` or
+      `token_file`: a JSON web token (default: the environment variable EXCLUSIVELOG_TOKEN);
+      `tls_trust_certs`: a PEM file of certificates.
+
+    Raises ClusterError if the cluster cannot be reached or its policies could lose messages.
+
+    ```python
+    with xl.open("data/log", readonly=True) as engine:
+        with Mirror(engine, "pulsar://broker:6650/tenant/backup") as mirror:
+            mirror.run()                   # up to the end as it is now; run(follow=True): for ever
+            print(mirror.progress())
+    ```
+    """
+
+    def __init__(
+        self, source: Source, url: str, topics: Iterable[str] | None = None, *, plain: bool = False,
+        trimmed: Literal["error", "earliest"] = "error", timeout: float = 60.0,
+        check_policies: bool = True, admin: str | None = None, token: str | None = None,
+        token_file: str | None = None, tls_trust_certs: str | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(topics, str):
+            raise TypeError(f"topics={topics!r}: it takes a list of names, or None for all")
+        if trimmed not in ("error", "earliest"):
+            raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
+        if not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: it takes seconds above 0")
+        self.source, self.trimmed = source, trimmed
+        self.copies: Copies = PlainCopies() if plain else FrameCopies()
+        self.follow = self.stopping = False
+        self._names = None if topics is None else list(dict.fromkeys(topics))
+        self._mirrors: dict[str, TopicMirror] = {}
+        self._changed, self._stopped = threading.Event(), threading.Event()
+        self._watch_error: ExclusiveLogError | None = None
+        self._watcher = threading.Thread(
+            target=self._watch_topics, name="mirror-topics", daemon=True
+        )
+        self.timeout = timeout
+        access = Access.parse(
+            url, admin=admin, token=token, token_file=token_file, tls_trust_certs=tls_trust_certs
+        )
+        self.cluster = Cluster(access, timeout)
+        if check_policies:
+            self.cluster.check_policies()
+
+    def __repr__(self) -> str:
+        return f"Mirror({self.source.path!r}, {self.cluster.access.url!r})"
+
+    @property
+    def source_id(self) -> str:
+        """What copies name as the log that they were made from."""
+        return str(self.source.ledger.uuid)
+
+    # ---- run -----------------------------------------------------------------------------
+
+    def run(self, follow: bool = False) -> None:
+        """Copy all topics up to their ends as they are now; `follow`: go on until `stop()`.
+
+        Raises the first error of any topic, once all others have stopped."""
+        self.start(follow)
+        try:
+            while not self.wait(LOOK_SECONDS):
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self, follow: bool = False) -> None:
+        """The same, without waiting; `wait` then tells how it went."""
+        self.follow = follow
+        self._begin_new()
+        if follow and self._names is None:
+            self._watcher.start()
+
+    def _watch_topics(self) -> None:
+        while not self._stopped.wait(LOOK_SECONDS):
+            try:
+                self._begin_new()
+            except ExclusiveLogError as error:
+                self._watch_error = error
+                self.notify()
+                return
+
+    def wait(self, timeout: float) -> bool:
+        """Wait up to so many seconds for the end: True once all topics are copied or `stop` was
+        called. Raises the first error of any topic."""
+        deadline = time.monotonic() + timeout
+        while self._is_running():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._changed.wait(left)
+            self._changed.clear()
+        if failed := self._failed():
+            self.close()
+            raise failed
+        return True
+
+    def _is_running(self) -> bool:
+        if self._failed():
+            return False
+        watches = self.follow and self._names is None and not self.stopping
+        return watches or any(one.running for one in list(self._mirrors.values()))
+
+    def _failed(self) -> BaseException | None:
+        errors = [self._watch_error, *(one.error for one in list(self._mirrors.values()))]
+        return next((error for error in errors if error is not None), None)
+
+    def _begin_new(self) -> None:
+        for name in self.source.topics() if self._names is None else self._names:
+            if name not in self._mirrors and not self.stopping:
+                self._mirrors[name] = TopicMirror(self, name)
+                self._mirrors[name].start()
+
+    def notify(self) -> None:
+        """A topic has ended."""
+        self._changed.set()
+
+    def stop(self) -> None:
+        """Let `run` return once what was read is stored. May be called from any thread."""
+        self.stopping = True
+        self._stopped.set()
+        for one in list(self._mirrors.values()):
+            one.stop()
+        self._changed.set()
+
+    def close(self) -> None:
+        """Stop, and close all connections; closing twice does nothing."""
+        self.stop()
+        for one in list(self._mirrors.values()):
+            one.join(min(self.timeout, CLOSE_SECONDS))
+        if self._watcher.is_alive():
+            self._watcher.join(CLOSE_SECONDS)
+        self.cluster.close()
+
+    # ---- look ----------------------------------------------------------------------------
+
+    def progress(self) -> list[Progress]:
+        """How far each topic is. `sum(one.lag for one in mirror.progress())` is the lag."""
+        return [one.progress() for one in list(self._mirrors.values())]
+
+    def verify(self) -> dict[str, Comparison]:
+        """Read all copies back and compare them with the source, field by field.
+
+        Returns a `Comparison` for each topic; raises MirrorMismatchError at the first difference.
+        It may run beside the mirror."""
+        names = self.source.topics() if self._names is None else self._names
+        return {
+            name: Target(self.cluster, self.copies, name, self.source_id).compare_all(
+                self.source.topic(name, create=False)
+            )
+            for name in names
+        }

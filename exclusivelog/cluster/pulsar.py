@@ -1,0 +1,476 @@
+"""Apache Pulsar: connections, the admin API, and topics to write to and to read from.
+
+Everything that the library asks of the Pulsar client is asked here, and every error of the client
+becomes a `ClusterError` that names the cluster, the cause and the way out. No error, log line or
+repr has the token.
+
+A topic of a ledger is kept in the Pulsar topic `persistent://tenant/namespace/NAME`. Bytes of its
+name that are no ASCII letter, digit, `_`, `.` or `-` are written as `=` and two hexadecimal digits,
+and so is the `-` of a name that Pulsar would take for a partition:
+
+>>> topic_name("orders"), topic_name("a/b"), topic_name("x-partition-0")
+('orders', 'a=2Fb', 'x=2Dpartition-0')
+>>> ledger_name("a=2Fb")
+'a/b'
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from exclusivelog.backend import Closing
+from exclusivelog.errors import ClusterError, ProducerBusyError
+
+TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
+PRODUCER_NAME = "exclusivelog-mirror"
+ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
+ADMIN_SECONDS = 30.0
+PENDING_MESSAGES = 5000  # more than a mirror has in flight
+
+URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s]+)/([^/\s]+)/([^/\s]+)/?")
+PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
+PARTITION = re.compile(r"-(?=partition-\d+\Z)")
+
+
+def topic_name(name: str) -> str:
+    """The name of the Pulsar topic for a topic of a ledger."""
+    pieces = (bytes([byte]) for byte in name.encode())
+    text = "".join(b.decode() if PLAIN.match(b) else f"={b[0]:02X}" for b in pieces)
+    return PARTITION.sub("=2D", text)
+
+
+def ledger_name(name: str) -> str:
+    """The name of the ledger's topic that a Pulsar topic was made for."""
+    data = re.sub(rb"=([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), name.encode())
+    return data.decode(errors="replace")
+
+
+# ---- where it is, and how to get in ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The address of a namespace, and what is needed to get in. Its repr lacks the token.
+
+    - `service`: pulsar://host:port or pulsar+ssl://host:port.
+    - `admin`: the URL of the admin REST API.
+    - `token`: a JSON web token, or None.
+    - `tls_trust_certs`: a PEM file of the certificates to trust; None: the system's.
+    """
+
+    service: str
+    tenant: str
+    namespace: str
+    admin: str
+    token: str | None = field(default=None, repr=False)
+    tls_trust_certs: str | None = None
+
+    @classmethod
+    def parse(
+        cls, url: str, *, admin: str | None = None, token: str | None = None,
+        token_file: str | os.PathLike[str] | None = None, tls_trust_certs: str | None = None,
+    ) -> Access:  # fmt: skip
+        """From a URL such as pulsar://host:6650/tenant/namespace.
+
+        `token_file` holds the token; without it and `token`, the environment variable
+        EXCLUSIVELOG_TOKEN does. Raises ValueError for a URL of another form.
+
+        >>> Access.parse("pulsar://broker:6650/public/default").admin
+        'http://broker:8080'
+        """
+        found = URL.fullmatch(url)
+        if found is None or "@" in found[2]:
+            raise ValueError(
+                f"{_without_password(url)!r} is no URL of a Pulsar namespace; it takes "
+                "pulsar://host:port/tenant/namespace or pulsar+ssl://..."
+            )
+        kind, hosts, tenant, namespace = found.groups()
+        if token_file is not None:
+            with open(token_file) as file:
+                token = file.read().strip()
+        admin = admin or _default_admin(kind, hosts)
+        return cls(
+            f"{kind}://{hosts}", tenant, namespace, admin.rstrip("/"),
+            token or os.environ.get(TOKEN_VARIABLE) or None, tls_trust_certs,
+        )  # fmt: skip
+
+    @property
+    def path(self) -> str:
+        """tenant/namespace."""
+        return f"{self.tenant}/{self.namespace}"
+
+    @property
+    def url(self) -> str:
+        """The URL that it was made from."""
+        return f"{self.service}/{self.path}"
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/]*@", "//...@", url)
+
+
+def _default_admin(kind: str, hosts: str) -> str:
+    scheme, port = ADMIN_PORTS[kind]
+    host = hosts.split(",")[0]
+    return f"{scheme}://{re.sub(r':[0-9]+$', '', host)}:{port}"
+
+
+# ---- errors ------------------------------------------------------------------------------
+
+# Names of the client's exceptions and results -> what that means, and what to do.
+MEANINGS = {
+    "AuthenticationError": "it refused the token; give a valid one",
+    "AuthorizationError": "the token's role may not use this topic; grant it produce and consume",
+    "ErrorGettingAuthenticationData": "the token could not be read",
+    "TopicNotFound": "it has no such tenant, namespace or topic, or makes no topics by itself",
+    "ProducerBlockedQuotaExceededError":
+        "it is full: the namespace's backlog quota is exceeded; remove or drain the subscription "
+        "that holds the backlog, or raise the quota",
+    "ProducerBlockedQuotaExceededException":
+        "it is full: the namespace's backlog quota is exceeded; remove or drain the subscription "
+        "that holds the backlog, or raise the quota",
+    "BrokerPersistenceError": "it could not store the message; look for full disks of its bookies",
+    "TopicTerminated": "the Pulsar topic is terminated",
+    "MessageTooBig": "a message is larger than the broker takes (maxMessageSize)",
+    "InvalidTopicName": "it takes no topic of this name",
+    "Timeout": "it did not answer in time; it may be down, unreachable or full",
+    "TimeOut": "it did not answer in time; it may be down, unreachable or full",
+    "ConnectError": "no connection; it may be down, or the address wrong",
+    "NotConnected": "no connection; it may be down, or the address wrong",
+    "Disconnected": "the connection was lost",
+    "ServiceUnitNotReady": "it is starting up; try again",
+    "LookupError": "it is not reachable, or starting up",
+    "RetryableError": "it did not answer in time; it may be down, unreachable or full",
+    "AlreadyClosed": "the connection was closed",
+}  # fmt: skip
+FENCED = ("ProducerFenced", "ProducerBusy")
+
+
+def meaning_of(error: object) -> str:
+    """What an exception or a result of the client means."""
+    name = type(error).__name__ if isinstance(error, Exception) else str(error).rpartition(".")[2]
+    said = str(error).removeprefix("Pulsar error: ").removeprefix("Result")
+    for each in (said, name):
+        if each in MEANINGS:
+            return MEANINGS[each]
+    return f"{said} ({name})" if said != name else name
+
+
+# ---- the cluster -------------------------------------------------------------------------
+
+
+def import_pulsar() -> Any:
+    """The Pulsar client, or ImportError that says how to install it."""
+    try:
+        import pulsar
+    except ImportError as error:
+        raise ImportError(
+            "Pulsar needs its client, which is not installed: pip install 'exclusivelog[cluster]'"
+        ) from error
+    return pulsar
+
+
+class Cluster(Closing):
+    """A namespace of a Pulsar cluster.
+
+    `timeout`: seconds within which the broker has to answer a call, or acknowledge a message."""
+
+    def __init__(self, access: Access, timeout: float = 60.0) -> None:
+        self.access, self._timeout = access, timeout
+        self._pulsar = import_pulsar()
+        self._client: Any = None
+        self._closed, self._lock = False, threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Cluster({self.access.url!r})"
+
+    @property
+    def client(self) -> Any:
+        """The client; connects when it is used first."""
+        with self._lock:
+            if self._closed:
+                raise ClusterError(f"{self.access.url}: the connection was closed")
+            if self._client is None:
+                access, pulsar = self.access, self._pulsar
+                token = access.token
+                self._client = pulsar.Client(
+                    access.service,
+                    authentication=None if token is None else pulsar.AuthenticationToken(token),
+                    operation_timeout_seconds=max(1, int(min(self._timeout, 30))),
+                    tls_trust_certs_file_path=access.tls_trust_certs,
+                    tls_validate_hostname=access.service.startswith("pulsar+ssl"),
+                    # Its errors are raised; on stdout they would be among the program's output.
+                    logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+                )
+            return self._client
+
+    def close(self) -> None:
+        """Close all connections; closing twice does nothing."""
+        with self._lock:
+            client, self._client, self._closed = self._client, None, True
+        if client is not None:
+            with contextlib.suppress(Exception):
+                client.shutdown()  # unlike close(), it waits for no broker that hangs
+
+    def failed(self, what: str, error: object) -> NoReturn:
+        """Raise the ClusterError for an exception or result of the client."""
+        raise self.error(what, error) from (error if isinstance(error, Exception) else None)
+
+    def error(self, what: str, error: object) -> ClusterError:
+        """The ClusterError for an exception or result of the client."""
+        return ClusterError(f"{self.access.url}: {what}: {meaning_of(error)}")
+
+    # ---- the admin API -------------------------------------------------------------------
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        """Call the admin REST API; the JSON that it answers, or None."""
+        access = self.access
+        request = urllib.request.Request(
+            f"{access.admin}/admin/v2/{path}", method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )  # fmt: skip
+        if access.token is not None:
+            request.add_unredirected_header("Authorization", f"Bearer {access.token}")
+        context = None
+        if access.admin.startswith("https"):
+            context = ssl.create_default_context(cafile=access.tls_trust_certs)
+        try:
+            with urllib.request.urlopen(request, timeout=ADMIN_SECONDS, context=context) as answer:
+                data = answer.read()
+        except urllib.error.HTTPError as error:
+            raise ClusterError(_refused(access, path, error)) from None
+        except OSError as error:
+            raise ClusterError(
+                f"{access.admin}: the admin API cannot be reached: {error}; give its URL (admin=, "
+                "--admin)"
+            ) from None
+        return json.loads(data) if data else None
+
+    def check_policies(self) -> None:
+        """ClusterError unless the namespace deduplicates, and keeps all messages for ever."""
+        path = f"namespaces/{self.access.path}"
+        if self.admin("GET", f"{path}/deduplication") is not True:
+            raise ClusterError(
+                f"{self.access.url}: deduplication is not enabled, so that a message could be "
+                "there twice. Enable it: pulsar-admin namespaces set-deduplication "
+                f"{self.access.path} --enable"
+            )
+        kept = self.admin("GET", f"{path}/retention") or {}
+        if (kept.get("retentionTimeInMinutes"), kept.get("retentionSizeInMB")) != (-1, -1):
+            raise ClusterError(
+                f"{self.access.url}: the namespace does not keep its messages for ever, so that "
+                "they could be lost. Change that: pulsar-admin namespaces set-retention "
+                f"{self.access.path} --time -1 --size -1"
+            )
+
+    def topics(self) -> list[str]:
+        """The names of its topics, as a ledger has them, sorted."""
+        found = self.admin("GET", f"persistent/{self.access.path}")
+        names = (text.rpartition("/")[2] for text in found)
+        return sorted(ledger_name(name) for name in names if not name.startswith("__"))
+
+    # ---- topics --------------------------------------------------------------------------
+
+    def address(self, topic: str) -> str:
+        """The full name of the Pulsar topic for a ledger's topic; ClusterError if it has
+        partitions."""
+        full = f"persistent://{self.access.path}/{topic_name(topic)}"
+        try:
+            parts = self.client.get_topic_partitions(full)
+        except Exception as error:
+            if self._token_is_refused():
+                raise ClusterError(
+                    f"{self.access.url}: {MEANINGS['AuthenticationError']}"
+                ) from None
+            self.failed(f"topic {topic!r} cannot be found", error)
+        if parts != [full]:
+            raise ClusterError(
+                f"{self.access.url}: topic {topic!r} has {len(parts)} partitions, and so no order "
+                "of its own. Delete it, and set allowAutoTopicCreationType=non-partitioned"
+            )
+        return full
+
+    def _token_is_refused(self) -> bool:
+        # With a token that the broker refuses, the client retries until its time limit.
+        if self.access.token is None:
+            return False
+        try:
+            self.admin("GET", f"namespaces/{self.access.path}/deduplication")
+        except ClusterError as error:
+            return "(HTTP 401)" in str(error)
+        return False
+
+    def writer(self, topic: str) -> Writer:
+        """Become the topic's only producer; the Pulsar topic is made if there is none.
+
+        Raises ProducerBusyError if another mirror has it for longer than the timeout: the broker
+        takes up to a minute to notice that a machine is gone."""
+        full, deadline = self.address(topic), time.monotonic() + self._timeout
+        while True:
+            try:
+                return Writer(self, topic, self._producer(full))
+            except Exception as error:
+                if type(error).__name__ not in FENCED:
+                    self.failed(f"topic {topic!r} cannot be written to", error)
+                if time.monotonic() > deadline:
+                    raise ProducerBusyError(
+                        f"{self.access.url}: topic {topic!r} has another exclusive producer, "
+                        "perhaps a second mirror; stop it"
+                    ) from None
+                time.sleep(0.1)
+
+    def _producer(self, full: str) -> Any:
+        # With client batching, the broker's deduplication drops messages that are not there yet.
+        return self.client.create_producer(
+            full, producer_name=PRODUCER_NAME, send_timeout_millis=int(self._timeout * 1000),
+            max_pending_messages=PENDING_MESSAGES, batching_enabled=False,
+            access_mode=self._pulsar.ProducerAccessMode.Exclusive,
+        )  # fmt: skip
+
+    def reader(self, topic: str, *, last: bool = False) -> TopicReader:
+        """Read the Pulsar topic from its first message on; `last`: from its last one."""
+        pulsar = self._pulsar
+        start = pulsar.MessageId.latest if last else pulsar.MessageId.earliest
+        try:
+            reader = self.client.create_reader(
+                self.address(topic), start, start_message_id_inclusive=last,
+                receiver_queue_size=1 if last else 100,
+            )  # fmt: skip
+        except Exception as error:
+            if isinstance(error, ClusterError):
+                raise
+            self.failed(f"topic {topic!r} cannot be read", error)
+        return TopicReader(self, topic, reader, self._timeout)
+
+
+def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:
+    if error.code in (401, 403):
+        return (
+            f"{access.admin}: the admin API refuses {path} (HTTP {error.code}); give a token with "
+            "admin rights on the namespace (--token-file), or check the policies yourself "
+            "(check_policies=False, --unchecked-policies)"
+        )
+    reason = error.reason
+    with contextlib.suppress(ValueError, AttributeError, OSError):
+        reason = json.loads(error.read()).get("reason", reason)
+    missing = " Make it: pulsar-admin namespaces create " + access.path
+    return (
+        f"{access.admin}: {path}: {reason} (HTTP {error.code})."
+        f"{missing if error.code == 404 else ''}"
+    )
+
+
+# ---- writing -----------------------------------------------------------------------------
+
+# Called with None or an error, and (ledger, entry) of the message, or None for a duplicate.
+Stored = Callable[[ClusterError | None, tuple[int, int] | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One Pulsar message to be sent; `value` None: a null value."""
+
+    value: bytes | None
+    key: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    event_time: int | None = None
+
+
+class Writer:
+    """The only producer of a Pulsar topic."""
+
+    def __init__(self, cluster: Cluster, topic: str, producer: Any) -> None:
+        self._cluster, self._topic, self._producer = cluster, topic, producer
+        from _pulsar import MessageBuilder, Result
+
+        self._builder, self._ok = MessageBuilder, Result.Ok
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The last one that the broker knows of; -1 if none, or if it has forgotten."""
+        return int(self._producer.last_sequence_id())
+
+    def send(self, message: Outgoing, sequence: int, stored: Stored) -> None:
+        """Send a message; `stored` is called on a thread of the client once it is stored."""
+        # The client's own API leaves out sequence id 0, event time 0 and the key "".
+        builder = self._builder()
+        builder.sequence_id(sequence)
+        if message.value is None:
+            builder.set_null_value()
+        else:
+            builder.content(message.value)
+        if message.key is not None:
+            builder.partition_key(message.key)
+        if message.event_time is not None:
+            builder.event_timestamp(message.event_time)
+        for name, value in message.properties.items():
+            builder.property(name, value)
+
+        def answered(result: Any, place: Any) -> None:
+            if result == self._ok:
+                known = None if place is None or place.ledger_id() < 0 else place
+                stored(None, known and (known.ledger_id(), known.entry_id()))
+            else:
+                stored(self._refused(result), None)
+
+        try:
+            self._producer._producer.send_async(builder.build(), answered)
+        except Exception as error:
+            raise self._refused(error) from error
+
+    def _refused(self, cause: object) -> ClusterError:
+        name = (
+            type(cause).__name__ if isinstance(cause, Exception) else str(cause).rpartition(".")[2]
+        )
+        if name in FENCED:
+            return ClusterError(
+                f"{self._cluster.access.url}: topic {self._topic!r} was taken by another exclusive "
+                "producer, perhaps a second mirror; stop it"
+            )
+        return self._cluster.error(f"topic {self._topic!r} cannot be written to", cause)
+
+    def close(self) -> None:
+        """Give the topic up; what is in flight may be stored yet."""
+        with contextlib.suppress(Exception):
+            self._producer.close()
+
+
+# ---- reading -----------------------------------------------------------------------------
+
+
+class TopicReader(Closing):
+    """Reads a Pulsar topic forward, up to its end."""
+
+    def __init__(self, cluster: Cluster, topic: str, reader: Any, timeout: float) -> None:
+        self._cluster, self._topic, self._reader = cluster, topic, reader
+        self._timeout = int(timeout * 1000)
+
+    def __iter__(self) -> Iterator[Any]:
+        while (message := self.next()) is not None:
+            yield message
+
+    def next(self) -> Any:
+        """The next message as the Pulsar client has it; None at the end."""
+        try:
+            if not self._reader.has_message_available():
+                return None
+            return self._reader.read_next(self._timeout)
+        except Exception as error:
+            self._cluster.failed(f"topic {self._topic!r} cannot be read", error)
+
+    def close(self) -> None:
+        """Stop reading."""
+        with contextlib.suppress(Exception):
+            self._reader.close()

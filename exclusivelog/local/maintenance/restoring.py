@@ -1,0 +1,200 @@
+"""Restoring: messages that were read from elsewhere enter an empty ledger as they were.
+
+Nothing is stamped anew: offsets, epochs, sessions, sequence ids, times and producer names are those
+that are given. It is for a new ledger that no other process knows yet.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.local.records import U64, u64
+from exclusivelog.local.storage.environment import HEADER
+from exclusivelog.local.storage.tables import PACKED_ENTRY, Store, Tables
+from exclusivelog.messages import encode_properties
+
+WRITTEN_AT_ONCE = 8 << 20  # bytes of one transaction
+ENTRY_MESSAGES, ENTRY_BYTES = 100_000, 1 << 20
+SESSION = b"session"  # the counter of sessions
+
+
+class Content(Protocol):
+    """A message without its place; times are ms since 1970, and value None is a tombstone."""
+
+    @property
+    def value(self) -> bytes | None:
+        """None: a tombstone."""
+        ...
+
+    @property
+    def key(self) -> bytes | None:
+        """None: it has none."""
+        ...
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Names and values."""
+        ...
+
+    @property
+    def event_time(self) -> int | None:
+        """Ms since 1970, or None."""
+        ...
+
+    @property
+    def publish_time(self) -> int:
+        """Ms since 1970."""
+        ...
+
+    @property
+    def producer_name(self) -> str:
+        """Who sent it."""
+        ...
+
+    @property
+    def sequence_id(self) -> int:
+        """Of that producer."""
+        ...
+
+
+class Part(Protocol):
+    """Consecutive messages of one session, from the offset `first` on."""
+
+    @property
+    def epoch(self) -> int:
+        """Of the owner."""
+        ...
+
+    @property
+    def session(self) -> int:
+        """Of the owner."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """The offset of the first message."""
+        ...
+
+    @property
+    def contents(self) -> Sequence[Content]:
+        """The messages."""
+        ...
+
+
+def restore_id(ledger: Store, uuid: str) -> None:
+    """Give the ledger the id of the one that it continues; it has it once it is opened again."""
+    with ledger.write_checkpointed() as tables:
+        header = msgpack.unpackb(tables.rows.get("meta", HEADER))
+        tables.rows.put("meta", HEADER, msgpack.packb({**header, "uuid": uuid}))
+
+
+def restore_topic(ledger: Store, name: str, parts: Iterable[Part]) -> int:
+    """Make a topic with these messages, in the order of their offsets; how many there are."""
+    with ledger.write_checkpointed() as tables:
+        topic = tables.topics.create(name).id
+    count = 0
+    for index, chunk in enumerate(_chunks(parts)):
+        with ledger.write_checkpointed() as tables:
+            _write(tables, topic, chunk, first=index == 0)
+        count += sum(len(part.contents) for part in chunk)
+    return count
+
+
+def _chunks(parts: Iterable[Part]) -> Iterator[list[Part]]:
+    chunk: list[Part] = []
+    size = 0
+    for part in parts:
+        chunk.append(part)
+        size += sum(len(each.value or b"") + len(each.key or b"") + 64 for each in part.contents)
+        if size >= WRITTEN_AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _write(tables: Tables, topic: int, parts: Sequence[Part], first: bool) -> None:
+    row = tables.topics.get(topic)
+    if first:
+        row.first_offset = parts[0].first
+    sequences: dict[str, int] = {}
+    entries: list[bytes] = []
+    for part in parts:
+        entries += _entries(topic, part)
+        sequences.update((each.producer_name, each.sequence_id) for each in part.contents)
+    for last, entry in _core.pack_kept(entries, PACKED_ENTRY):
+        tables.entries.put(topic, last, entry)
+    for name, sequence in sequences.items():
+        tables.producers.put(topic, name, sequence, 0)
+    newest = parts[-1]
+    row.next_offset = newest.first + len(newest.contents)
+    row.epoch = max(row.epoch, newest.epoch)
+    row.last_publish_time = newest.contents[-1].publish_time
+    tables.topics.put(row)
+    _pass_sessions(tables, max(part.session for part in parts))
+
+
+def _pass_sessions(tables: Tables, session: int) -> None:
+    """No later session may have the id of one that has written a message."""
+    last = tables.rows.find("meta", SESSION, u64) or 0
+    if session > last:
+        tables.rows.put("meta", SESSION, U64.pack(session))
+
+
+# ---- entries -----------------------------------------------------------------------------
+
+
+def _entries(topic: int, part: Part) -> Iterator[bytes]:
+    offset = part.first
+    for run in _runs(part.contents):
+        for last, data in _batch(run).stamp(
+            topic, offset, part.epoch, part.session, run[0].publish_time
+        ):
+            yield data
+            offset = last + 1
+
+
+def _runs(contents: Sequence[Content]) -> Iterator[Sequence[Content]]:
+    """Messages of one producer and publish time, with sequence ids that count up by 1."""
+    start = 0
+    for index, (one, after) in enumerate(itertools.pairwise(contents), 1):
+        if (
+            after.sequence_id != one.sequence_id + 1
+            or after.publish_time != one.publish_time
+            or after.producer_name != one.producer_name
+        ):
+            yield contents[start:index]
+            start = index
+    yield contents[start:]
+
+
+def _batch(run: Sequence[Content]) -> _core.Batch:
+    first = run[0]
+    appender = _core.Appender(
+        first.producer_name.encode(), first.sequence_id - 1, ENTRY_MESSAGES, ENTRY_BYTES
+    )
+    batch = appender.make_batch(
+        _core.strings([each.value for each in run]),
+        _column(run, lambda each: each.key),
+        _column(run, lambda each: encode_properties(each.properties) if each.properties else None),
+        [each.event_time for each in run] if _any(run, lambda each: each.event_time) else None,
+    )  # fmt: skip
+    appender.add_batch(batch, first.sequence_id)
+    appender.take()
+    return batch
+
+
+def _column(
+    run: Sequence[Content], field: Callable[[Content], bytes | None]
+) -> _core.Strings | None:
+    items = [field(each) for each in run]
+    return _core.strings(items) if any(item is not None for item in items) else None
+
+
+def _any(run: Sequence[Content], field: Callable[[Content], object]) -> bool:
+    return any(field(each) is not None for each in run)

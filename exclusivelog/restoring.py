@@ -1,0 +1,113 @@
+"""Bringing a mirrored log back: a new ledger of what a Pulsar namespace has."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+
+from exclusivelog.cluster.copies import AnyCopies
+from exclusivelog.cluster.frames import Frame
+from exclusivelog.cluster.mirror import Target
+from exclusivelog.cluster.pulsar import Access, Cluster
+from exclusivelog.errors import ClusterError, LedgerCorruptedError, LedgerError, TopicNotFoundError
+from exclusivelog.local.files import sync_directory
+from exclusivelog.local.maintenance.restoring import restore_id, restore_topic
+from exclusivelog.opening import open as open_engine
+
+UNFINISHED = ".restoring"
+
+
+def restore(
+    path: str | os.PathLike[str], url: str, topics: Iterable[str] | None = None, *,
+    timeout: float = 60.0, admin: str | None = None, token: str | None = None,
+    token_file: str | None = None, tls_trust_certs: str | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """Make a ledger of topics that were mirrored to a Pulsar namespace (rule J4).
+
+    - `path`: a directory that does not exist, or is empty. The log is there at once and whole: it
+      is made in `<path>.restoring`, verified and renamed. Run it again if it was killed.
+    - `url`: pulsar://host:port/tenant/namespace, or pulsar+ssl://...
+    - `topics`: names; None: all topics of the namespace, which asks its admin API.
+    - `timeout`: seconds within which the broker has to answer.
+    - `admin`, `token`, `token_file`, `tls_trust_certs`: as for `exclusivelog.cluster.Mirror`.
+
+    Returns {topic: number of messages}. Offsets, epochs, keys, times, properties, producer names
+    and sequence ids are as they were. What no message tells is lost: epochs in which nothing was
+    sent, termination, retention, reader groups, announcements. Stop the mirror first, or messages
+    that it sends meanwhile are left out.
+
+    Raises LedgerError if the directory is not empty, TopicNotFoundError, MirrorMismatchError where
+    messages are missing, and ClusterError.
+
+    ```python
+    from exclusivelog.restoring import restore
+
+    restore("data/log", "pulsar://broker:6650/tenant/backup")
+    ```
+    """
+    access = Access.parse(
+        url, admin=admin, token=token, token_file=token_file, tls_trust_certs=tls_trust_certs
+    )
+    where = os.path.abspath(path)
+    if os.path.lexists(where) and (not os.path.isdir(where) or os.listdir(where)):
+        raise LedgerError(f"{where} is not empty; restore into a new directory")
+    with _unfinished(where + UNFINISHED) as folder, Cluster(access, timeout) as cluster:
+        there = cluster.topics() if topics is None else list(dict.fromkeys(topics))
+        made = os.path.join(folder, "log")
+        counts = _restore(made, cluster, there)
+        if missing := [name for name, count in counts.items() if topics is not None and not count]:
+            raise TopicNotFoundError(
+                f"{cluster.access.url} has no messages of topic {missing[0]!r}"
+            )
+        if os.path.isdir(where):
+            os.rmdir(where)
+        os.rename(made, where)
+        sync_directory(os.path.dirname(where))
+    return counts
+
+
+def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int]:
+    counts, sources = {}, set[str]()
+    with open_engine(path, name="restore") as engine:
+        for name in names:
+            counts[name] = restore_topic(engine.ledger, name, _frames(cluster, name, sources))
+        if len(sources) > 1:
+            raise ClusterError(
+                f"{cluster.access.url} has topics of {len(sources)} logs; name those of one"
+            )
+        for source in sources:
+            restore_id(engine.ledger, source)
+        report = engine.verify()
+    if not report.ok:
+        raise LedgerCorruptedError(f"{path}: {report.problems[0]}")
+    return counts
+
+
+def _frames(cluster: Cluster, topic: str, sources: set[str]) -> Iterator[Frame]:
+    """The frames of a topic, in order, none missing; `sources` gets what they are copies of."""
+    for copied in Target(cluster, AnyCopies(), topic, "").copied():
+        if copied.frame.source is not None:
+            sources.add(copied.frame.source)
+        yield copied.frame
+
+
+@contextlib.contextmanager
+def _unfinished(path: str) -> Iterator[str]:
+    """An empty directory, for this process alone; removed afterwards."""
+    os.makedirs(path, mode=0o700, exist_ok=True)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LedgerError(f"another process restores into {path}; wait for its end") from None
+        shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)  # of one that was killed
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(fd)

@@ -1,0 +1,439 @@
+"""A mirror has every message of the log exactly once, with every field as it was (rule J4)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import msgpack
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.cluster import Mirror, pulsar
+from exclusivelog.cluster.ordered import Position, Record
+from exclusivelog.cluster.rule import State, Verdict
+from testing.broker import Namespace
+from testing.processes import until, within
+
+pytestmark = [pytest.mark.rule("J4"), pytest.mark.once]
+
+Fields = tuple[Any, ...]
+
+
+def mirror(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) -> Mirror:
+    options.setdefault("timeout", 20.0)
+    return Mirror(engine, namespace.url, topics or None, admin=namespace.admin, **options)
+
+
+def copy(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) -> None:
+    """Mirror everything that there is."""
+    with mirror(engine, namespace, *topics, **options) as running:
+        within(running.run)
+        assert sum(one.lag for one in running.progress()) == 0
+
+
+def fields(message: xl.Message) -> Fields:
+    return (
+        message.offset, message.epoch, message.key, message.raw_value, message.properties,
+        message.event_time, message.publish_time, message.producer_name, message.sequence_id,
+    )  # fmt: skip
+
+
+def source(topic: xl.Topic) -> list[Fields]:
+    return [fields(message) for message in topic.reader()]
+
+
+def unpacked(data: bytes) -> Iterator[Fields]:
+    """The messages of a frame, by docs/cluster.md and not by the library."""
+    assert data[:4] == b"XLO\x01"
+    kind, epoch, _, first, _, _, names, sequences, published, values, keys, events, properties = (
+        msgpack.unpackb(data[8:])
+    )
+    assert kind == "f"
+    for i, value in enumerate(values):
+        yield (
+            first + i, epoch, keys and keys[i], value, (properties and properties[i]) or {},
+            events and events[i], published if isinstance(published, int) else published[i],
+            names if isinstance(names, str) else names[i],
+            sequences + i if isinstance(sequences, int) else sequences[i],
+        )  # fmt: skip
+
+
+def target(namespace: Namespace, topic: str = "orders") -> list[Fields]:
+    return [one for message in namespace.messages(topic) for one in unpacked(message.data())]
+
+
+def write_everything(topic: xl.Topic) -> None:
+    """Messages with all kinds of fields, of several owners."""
+    with topic.producer("exclusive", name="first") as producer:
+        producer.send(b"", key=b"")
+        producer.send(None, key=b"\xff\x00")
+        producer.send(b"\x00" * 70_000, properties={"a": "", "": "b", "ü": "ß"})
+        producer.send(b"x", event_time=0, sequence_id=1 << 40)
+        producer.send(b"x", event_time=dt.datetime(1969, 1, 1, tzinfo=dt.UTC), sequence_id=1 << 62)
+    with topic.producer("shared", name="one") as one, topic.producer("shared", name="two") as two:
+        for i in range(50):
+            (one if i % 3 else two).send(b"%d" % i, key=f"k{i % 5}")
+    with topic.producer("exclusive", name="last") as producer:
+        producer.send_many([b"m%d" % i for i in range(5000)], keys=[None, b"k"] * 2500)
+
+
+def test_copies_count_by_the_rule_of_ordered_logs(topic: xl.Topic, namespace: Namespace) -> None:
+    write_everything(topic)
+    copy(topic.engine, namespace)
+    state = State()
+    for number, message in enumerate(namespace.messages("orders")):
+        record = Record(Position(number.to_bytes(8, "big")), message.data())
+        assert state.fold(record).verdict is Verdict.COUNTS
+    assert (state.next, state.epoch) == (topic.next_offset, topic.epoch)
+
+
+# ---- what is mirrored --------------------------------------------------------------------
+
+
+def test_every_field_is_as_it_was(topic: xl.Topic, namespace: Namespace) -> None:
+    write_everything(topic)
+    copy(topic.engine, namespace)
+    assert target(namespace) == source(topic)
+    assert {one[1] for one in source(topic)} == {1, 2}  # epochs
+
+
+def test_copies_go_on_where_they_ended(topic: xl.Topic, namespace: Namespace) -> None:
+    for i in range(4):
+        with topic.producer("exclusive") as producer:
+            producer.send_many([b"%d" % n for n in range(100 * i)])
+        copy(topic.engine, namespace)
+        copy(topic.engine, namespace)
+    assert target(namespace) == source(topic)
+
+
+def test_all_topics_or_those_that_are_named(engine: xl.Engine, namespace: Namespace) -> None:
+    names = ["a", "a/b", "ü b", "x-partition-0", "a%2Fb", "a=2Fb"]
+    for name in names:
+        engine.topic(name).producer().send(name.encode())
+    copy(engine, namespace, "a/b")
+    with pulsar.Cluster(pulsar.Access.parse(namespace.url, admin=namespace.admin)) as cluster:
+        assert cluster.topics() == ["a/b"]
+        copy(engine, namespace)
+        assert cluster.topics() == sorted(names)
+    for name in names:
+        assert [one[3] for one in target(namespace, pulsar.topic_name(name))] == [name.encode()]
+
+
+def test_a_mirror_of_nothing(topic: xl.Topic, namespace: Namespace) -> None:
+    copy(topic.engine, namespace)
+    copy(topic.engine, namespace)
+    assert target(namespace) == []
+    with pytest.raises(xl.TopicNotFoundError):
+        copy(topic.engine, namespace, "nothing")
+
+
+def test_large_batches_and_large_messages(topic: xl.Topic, namespace: Namespace) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x" * 1000] * 20_000)
+        producer.send(b"y" * 4_900_000)
+        producer.send(b"z")
+    copy(topic.engine, namespace)
+    assert target(namespace) == source(topic)
+
+
+def test_what_does_not_fit_is_refused_and_not_skipped(
+    topic: xl.Topic, namespace: Namespace
+) -> None:
+    with topic.producer() as producer:
+        producer.send(b"a")
+        producer.send(b"y" * 5_000_001)
+        producer.send(b"b")
+    with pytest.raises(xl.UnsupportedError, match="the message at offset 1 does not fit"):
+        copy(topic.engine, namespace)
+    assert [one[0] for one in target(namespace)] == [0]
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_follower_copies_what_is_written_meanwhile(
+    engine: xl.Engine, namespace: Namespace, plain: bool
+) -> None:
+    topic = engine.topic("orders")
+    with mirror(engine, namespace, plain=plain) as running:
+        running.start(follow=True)
+        with topic.producer("exclusive") as producer:
+            for i in range(300):
+                producer.send(b"%d" % i)
+            until(lambda: [one.position for one in running.progress()] == [300])
+            producer.send(b"300")
+            until(lambda: [one.position for one in running.progress()] == [301])
+        engine.topic("later").producer().send(b"x")  # a topic that is made meanwhile
+        until(lambda: {one.topic: one.position for one in running.progress()}.get("later") == 1)
+        running.stop()
+        assert running.wait(20)
+        assert running.verify() == {"later": (1, 0, 0), "orders": (301, 0, 0)}
+
+
+def test_a_follower_that_is_idle_costs_no_cpu(topic: xl.Topic, namespace: Namespace) -> None:
+    with topic.producer() as producer, mirror(topic.engine, namespace) as running:
+        running.start(follow=True)
+        producer.send(b"x")
+        until(lambda: [one.position for one in running.progress()] == [1])
+        time.sleep(1.0)
+        before = time.process_time()
+        assert not running.wait(6.0)
+        assert time.process_time() - before < 0.06  # 1 %
+
+
+def test_progress_tells_the_lag(topic: xl.Topic, namespace: Namespace) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x"] * 1000)
+    with mirror(topic.engine, namespace) as running:
+        within(running.run)
+        (one,) = running.progress()
+        assert (one.topic, one.position, one.end, one.copied, one.lag) == (
+            "orders", 1000, 1000, 1000, 0,
+        )  # fmt: skip
+
+
+def test_the_source_may_be_open_read_only(path: str, topic: xl.Topic, namespace: Namespace) -> None:
+    with topic.producer() as producer:
+        producer.send(b"a")
+        with xl.open(path, readonly=True) as engine:
+            with mirror(engine, namespace) as running:
+                running.start(follow=True)
+                producer.send(b"b")
+                until(lambda: [one.position for one in running.progress()] == [2])
+    assert target(namespace) == source(topic)
+
+
+# ---- plain messages ----------------------------------------------------------------------
+
+
+def test_plain_consumers_find_the_fields_where_they_look(
+    topic: xl.Topic, namespace: Namespace
+) -> None:
+    write_everything(topic)
+    copy(topic.engine, namespace, plain=True)
+    found = namespace.messages("orders")
+    assert len(found) == topic.next_offset
+    for message, sent in zip(found, topic.reader(), strict=True):
+        own = message.properties()
+        assert int(own["exclusivelog.offset"]) == sent.offset
+        assert int(own["exclusivelog.epoch"]) == sent.epoch
+        assert own["exclusivelog.producer"] == sent.producer_name
+        assert message._message.has_null_value() == (sent.value is None)
+        assert message.data() == (sent.value or b"")
+        assert {**own, **sent.properties} == own
+        if sent.key not in (None, b"", b"\xff\x00"):
+            assert message.partition_key().encode() == sent.key
+        if sent.event_time is not None and sent.event_time > 0:
+            assert message.event_timestamp() == sent.event_time
+    with mirror(topic.engine, namespace, plain=True) as running:
+        assert running.verify() == {"orders": (topic.next_offset, 0, 0)}  # every field
+
+
+def test_both_kinds_do_not_mix(topic: xl.Topic, make_namespace: Any) -> None:
+    topic.producer().send(b"x")
+    for plain in (False, True):
+        namespace = make_namespace()
+        copy(topic.engine, namespace, plain=plain)
+        with pytest.raises(xl.MirrorMismatchError, match="--plain"):
+            copy(topic.engine, namespace, plain=not plain)
+
+
+def test_plain_refuses_properties_that_are_its_own(topic: xl.Topic, namespace: Namespace) -> None:
+    topic.producer().send(b"x", properties={"exclusivelog.offset": "7"})
+    with pytest.raises(xl.UnsupportedError, match=r"'exclusivelog.offset'"):
+        copy(topic.engine, namespace, plain=True)
+    assert namespace.messages("orders") == []
+
+
+# ---- source and target disagree ----------------------------------------------------------
+
+
+def test_another_log_with_other_messages_is_refused(
+    topic: xl.Topic, namespace: Namespace, tmp_path: Any
+) -> None:
+    with topic.producer(name="p") as producer:
+        producer.send_many([b"a", b"b", b"c"])
+    copy(topic.engine, namespace)
+    with xl.open(tmp_path / "other") as engine:
+        with engine.topic("orders").producer(name="p") as producer:
+            producer.send_many([b"a", b"B", b"c", b"d"])
+        with pytest.raises(xl.MirrorMismatchError, match="it is one of the log with") as raised:
+            copy(engine, namespace)
+        assert (raised.value.topic, raised.value.offset) == ("orders", 0)
+    assert target(namespace) == source(topic)
+
+
+def test_a_log_that_was_restored_from_an_older_backup_is_refused(
+    topic: xl.Topic, namespace: Namespace, tmp_path: Any
+) -> None:
+    with topic.producer(name="p") as producer:
+        producer.send(b"a")
+        topic.engine.backup(tmp_path / "backup")
+        producer.send(b"b")
+    copy(topic.engine, namespace)
+    with xl.open(tmp_path / "backup") as engine:
+        with pytest.raises(xl.MirrorMismatchError, match=r"at offset 1.*offsets up to 1"):
+            copy(engine, namespace)
+        engine.topic("orders").producer(name="p").send(b"B")
+        with pytest.raises(xl.MirrorMismatchError, match=r"at offset 1.*its value is b'b', .*b'B'"):
+            copy(engine, namespace)
+
+
+def test_a_topic_that_was_made_anew_is_refused(engine: xl.Engine, namespace: Namespace) -> None:
+    engine.topic("orders").producer().send(b"a")
+    copy(engine, namespace)
+    engine.delete_topic("orders")
+    engine.topic("orders").producer().send(b"b")
+    with pytest.raises(xl.MirrorMismatchError, match="at offset 0"):
+        copy(engine, namespace)
+
+
+def test_messages_of_others_are_not_taken_for_copies(topic: xl.Topic, namespace: Namespace) -> None:
+    topic.producer().send(b"a")
+    with namespace.client() as client:
+        client.create_producer(f"persistent://{namespace.path}/orders").send(b"hello")
+    for plain in (False, True):
+        with pytest.raises(xl.MirrorMismatchError, match="messages that no mirror has sent"):
+            copy(topic.engine, namespace, plain=plain)
+
+
+def test_a_target_that_was_deleted_is_noticed(topic: xl.Topic, namespace: Namespace) -> None:
+    # Pulsar makes it anew, empty, under a producer that goes on unaware.
+    with topic.producer() as producer, mirror(topic.engine, namespace) as running:
+        running.start(follow=True)
+        producer.send(b"a")
+        until(lambda: [one.position for one in running.progress()] == [1])
+        namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
+        producer.send(b"b")
+        gone = "begins with offset 1|it is empty, and was not before"
+        with pytest.raises(xl.MirrorMismatchError, match=gone):
+            within(lambda: running.wait(60))
+    with pytest.raises(xl.MirrorMismatchError, match="begins with offset 1"):
+        copy(topic.engine, namespace)
+
+
+def test_verify_names_the_first_difference(topic: xl.Topic, namespace: Namespace) -> None:
+    topic.producer().send_many([b"a"] * 10)
+    copy(topic.engine, namespace)
+    with mirror(topic.engine, namespace) as running:
+        assert running.verify() == {"orders": (10, 0, 0)}
+        topic.producer().send(b"b")
+        assert running.verify() == {"orders": (10, 1, 0)}
+        (message,) = namespace.messages("orders")
+        with namespace.client() as client:  # the same copy once more
+            client.create_producer(f"persistent://{namespace.path}/orders").send(message.data())
+        with pytest.raises(xl.MirrorMismatchError, match="offset 0 comes where 10 should be"):
+            running.verify()
+
+
+# ---- a trimmed source --------------------------------------------------------------------
+
+
+def test_a_trimmed_source_is_an_error_unless_allowed(topic: xl.Topic, namespace: Namespace) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"%d" % i for i in range(10)])
+        topic.trim(before=4)
+        with pytest.raises(xl.OffsetTrimmedError, match="--trimmed earliest"):
+            copy(topic.engine, namespace)
+        assert namespace.messages("orders") == []
+        copy(topic.engine, namespace, trimmed="earliest")
+        producer.send(b"10")
+    topic.trim(before=8)  # what the target has already may go
+    copy(topic.engine, namespace)
+    assert [one[0] for one in target(namespace)] == list(range(4, 11))
+    with mirror(topic.engine, namespace) as running:
+        assert running.verify() == {"orders": (3, 0, 4)}
+
+
+def test_what_was_trimmed_before_it_was_mirrored_is_an_error(
+    topic: xl.Topic, namespace: Namespace
+) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"a", b"b"])
+        copy(topic.engine, namespace)
+        producer.send_many([b"c", b"d"])
+        topic.trim(before=3)
+    for trimmed in ("error", "earliest"):
+        with pytest.raises(xl.OffsetTrimmedError, match="offsets 2 to 2 were trimmed"):
+            copy(topic.engine, namespace, trimmed=trimmed)
+
+
+# ---- the cluster says no -----------------------------------------------------------------
+
+
+def test_policies_that_could_lose_messages_are_refused(
+    topic: xl.Topic, make_namespace: Any
+) -> None:
+    topic.producer().send(b"a")
+    undeduplicated, fleeting = make_namespace(deduplication=False), make_namespace(retention=1)
+    with pytest.raises(xl.ClusterError, match=f"set-deduplication {undeduplicated.path} --enable"):
+        copy(topic.engine, undeduplicated)
+    with pytest.raises(xl.ClusterError, match=f"set-retention {fleeting.path} --time -1 --size -1"):
+        copy(topic.engine, fleeting)
+    copy(topic.engine, fleeting, check_policies=False)
+    assert len(target(fleeting)) == 1
+
+
+def test_a_second_mirror_is_refused(topic: xl.Topic, namespace: Namespace) -> None:
+    topic.producer().send(b"a")
+    with mirror(topic.engine, namespace) as running:
+        running.start(follow=True)
+        until(lambda: [one.position for one in running.progress()] == [1])
+        with pytest.raises(xl.ProducerBusyError, match="perhaps a second mirror"):
+            copy(topic.engine, namespace, timeout=1.0)
+
+
+def test_a_namespace_that_does_not_exist(topic: xl.Topic, namespace: Namespace) -> None:
+    nowhere = Namespace(namespace.broker, namespace.admin, "public/nowhere")
+    with pytest.raises(xl.ClusterError, match="pulsar-admin namespaces create public/nowhere"):
+        copy(topic.engine, nowhere)
+    with pytest.raises(xl.ClusterError, match="no such tenant, namespace or topic"):
+        copy(topic.engine, nowhere, check_policies=False)
+
+
+def test_a_broker_that_is_not_there(topic: xl.Topic) -> None:
+    nowhere = Namespace("pulsar://127.0.0.1:1", "http://127.0.0.1:1", "public/default")
+    with pytest.raises(xl.ClusterError, match="admin API cannot be reached"):
+        copy(topic.engine, nowhere)
+    with pytest.raises(xl.ClusterError, match="may be down"):
+        copy(topic.engine, nowhere, check_policies=False, timeout=2.0)
+
+
+def test_a_full_broker(topic: xl.Topic, namespace: Namespace) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x" * 1000] * 3000)
+        copy(topic.engine, namespace)
+        quota = {"limitSize": 1000, "limitTime": -1, "policy": "producer_exception"}
+        namespace.call("POST", f"namespaces/{namespace.path}/backlogQuota", quota)
+        subscription = f"persistent/{namespace.path}/orders/subscription/slow"
+        namespace.call("PUT", subscription, {"ledgerId": 0, "entryId": 0, "partitionIndex": -1})
+        producer.send(b"y")
+        with pytest.raises(xl.ClusterError, match=r"it is full: .*backlog quota"):
+            copy(topic.engine, namespace)
+        namespace.call("DELETE", subscription + "?force=true")
+        namespace.call("DELETE", f"namespaces/{namespace.path}/backlogQuota")
+        copy(topic.engine, namespace)
+    assert target(namespace) == source(topic)
+
+
+def test_a_topic_with_partitions_is_refused(topic: xl.Topic, namespace: Namespace) -> None:
+    topic.producer().send(b"a")
+    namespace.call("PUT", f"persistent/{namespace.path}/orders/partitions", 2)
+    with pytest.raises(xl.ClusterError, match="'orders' has 2 partitions"):
+        copy(topic.engine, namespace)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a/b/c", "pulsar://host:6650", "pulsar://host:6650/tenant", "pulsar://u:p@h/t/n"]
+)
+def test_urls_that_are_none(engine: xl.Engine, url: str) -> None:
+    with pytest.raises(ValueError, match="pulsar://host:port/tenant/namespace") as raised:
+        Mirror(engine, url)
+    assert "u:p" not in str(raised.value)
+
+
+def test_wrong_arguments(engine: xl.Engine) -> None:
+    for wrong in ({"topics": "orders"}, {"trimmed": "no"}, {"timeout": 0}):
+        with pytest.raises((TypeError, ValueError), match=next(iter(wrong))):
+            Mirror(engine, "pulsar://127.0.0.1:1/public/default", **wrong)  # type: ignore[arg-type]
