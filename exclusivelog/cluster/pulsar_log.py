@@ -2,9 +2,9 @@
 
 A Pulsar topic without partitions has one order of messages, which all of its readers see: that is
 all that `exclusivelog.cluster.rule` needs. So the producers here are *shared* ones, which any
-number of processes may have at the same time: a stale owner may get records into the topic, and the
-rule skips them. No safety depends on Pulsar's exclusive producers, or on its deduplication, which only
-saves copies.
+number of processes may have at the same time: a stale owner may get records into the topic, and
+the rule skips them. No safety depends on Pulsar's exclusive producers, or on its deduplication,
+which only saves copies.
 
 - A record is one Pulsar message. The client does not batch: the broker's deduplication would drop
   messages of a batch that are not there yet.

@@ -190,6 +190,28 @@ def test_two_processes_take_the_topic_from_each_other(namespace: Namespace, log:
     assert b"stale" not in found.values
 
 
+@pytest.mark.rule("J1", "B1", "B8")
+def test_processes_that_ask_at_the_same_time(namespace: Namespace, log: PulsarLog) -> None:
+    names = ("a", "b", "c")
+    granted: dict[int, str] = {}
+    kinds: set[str] = set()
+    with peers(namespace, *names) as rivals:
+        for _ in range(3):
+            for peer in rivals:
+                peer.start("acquire")
+            for peer in rivals:
+                try:
+                    epoch = peer.answer()
+                except Raised as refused:
+                    kinds.add(refused.kind)
+                else:
+                    assert granted.setdefault(epoch, peer.name) == peer.name
+    found = read(log)
+    assert kinds <= {"ProducerFencedError"}
+    assert len(found.owners) >= 3
+    assert granted.items() <= found.owners.items()
+
+
 @pytest.mark.rule("J1", "J2", "B9", "B10")
 def test_an_owner_that_is_killed_amid_its_sends(namespace: Namespace, log: PulsarLog) -> None:
     dead: list[Peer] = []
