@@ -196,10 +196,14 @@ class PulsarLog(Closing):
     def _close_client(self) -> None:
         # A shutdown alone holds the interpreter's lock while it waits for the client's threads. One
         # that is about to call Python waits for that lock: then it takes ten seconds.
-        ended = threading.Event()
+        # No callback: one that ends while the interpreter does aborts the process.
+        thread = threading.Thread(target=self._await_close, name="exclusivelog-close", daemon=True)
+        thread.start()
+        thread.join(CLOSE_SECONDS)
+
+    def _await_close(self) -> None:
         with contextlib.suppress(Exception):
-            self._client._client.close_async(lambda result: ended.set())
-            ended.wait(CLOSE_SECONDS)
+            self._client.close()
 
     def check_open(self) -> None:
         """Raises `EngineClosedError` once it is closed, and in a forked child (rule C5)."""

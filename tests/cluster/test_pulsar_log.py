@@ -365,7 +365,7 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_nobody(
     namespace: Namespace, log: PulsarLog
 ) -> None:
     program = """
-        import os, sys
+        import gc, os, sys
         from exclusivelog.cluster.follower import Follower
         from exclusivelog.errors import EngineClosedError
         from testing.broker import Namespace
@@ -384,6 +384,8 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_nobody(
                         future.result(5)
                     except EngineClosedError:
                         pass
+                follower = log = futures = future = None
+                gc.collect()
                 sys.exit(7)  # through the whole end of the interpreter
             assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
             offsets = [future.result(30) for future in futures]
