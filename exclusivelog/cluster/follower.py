@@ -17,8 +17,10 @@ takes it from any owner. The rule keeps that safe: the former owner is fenced.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -74,10 +76,11 @@ class Follower:
         self._settled: list[Ticket] = []  # their futures are set when no lock is held
         self._futures: dict[Ticket, Future[int]] = {}
         self._due = float("inf")  # when to append again, by the monotonic clock
-        self._closed = False
+        self._closed = self._inherited = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(target=self._run, name="exclusivelog-follower", daemon=True)
         self._thread.start()
+        _open.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +122,8 @@ class Follower:
 
     def catch_up(self, timeout: float | None = None) -> None:
         """Wait until all that is in the log now is read. Raises `WaitTimeoutError`."""
+        with self._changed:
+            self._check_open()
         end = self._log.end()
         with self._changed:
             self._wait(lambda: self._has_read(end), timeout, "the log was not read to its end")
@@ -130,10 +135,13 @@ class Follower:
     def acquire(self, timeout: float | None = None, topic_epoch: int | None = None) -> int:
         """Own the topic, or go on owning it; returns the epoch. Another owner is fenced.
 
+        An owner that sends without a pause may be faster each time, until the time limit: keep it
+        from sending meanwhile where the log can do that (`PulsarLog.alone`).
+
         With `topic_epoch`, go on under that epoch (rule B5). Raises `ProducerFencedError` if
         another process was granted the topic first or the epoch is stale, `InvalidEpochError` if
         the epoch is ahead, and `WaitTimeoutError`, which leaves no owner behind."""
-        began = time.monotonic()
+        deadline = None if timeout is None else time.monotonic() + timeout
         self.catch_up(timeout)
         with self._changed:
             if self._writer.status in ("closed", "fenced"):
@@ -141,16 +149,24 @@ class Follower:
             writer = self._writer
             if writer.status == "owner" and topic_epoch in (None, writer.epoch):
                 return writer.epoch
-            writer.ask(topic_epoch)
-            left = None if timeout is None else timeout - (time.monotonic() - began)
-            try:
-                self._wait(lambda: writer.status != "asking", left, "the topic was not granted")
-            except BaseException:
-                writer.release()  # also if it was granted just before an interrupt
-                raise
-            if writer.status != "owner":
-                raise self._refused()
-            return writer.epoch
+            known = self._reader.state.grant
+            while True:
+                self._ask(writer, topic_epoch, deadline)
+                if writer.status == "owner":
+                    return writer.epoch
+                if writer.status != "refused" or self._reader.state.grant is not known:
+                    raise self._refused()
+                # Only a frame of the owner was faster: ask again behind it.
+
+    def _ask(self, writer: Writer, topic_epoch: int | None, deadline: float | None) -> None:
+        """Ask once, and wait for what the log says."""
+        writer.ask(topic_epoch)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            self._wait(lambda: writer.status != "asking", left, "the topic was not granted")
+        except BaseException:
+            writer.release()  # also if it was granted just before an interrupt
+            raise
 
     def _refused(self) -> ProducerFencedError:
         grant = self._reader.state.grant
@@ -187,12 +203,17 @@ class Follower:
     def release(self, timeout: float | None = None) -> None:
         """Wait for all sends, and release the topic. Raises `WaitTimeoutError`."""
         with self._changed:
+            self._check_open()
             writer = self._writer
             writer.release()
             self._wait(lambda: writer.status != "closing", timeout, "the topic was not released")
 
     def close(self) -> None:
-        """End the thread. Sends that were not read back raise `LedgerIOError`, `maybe_written`."""
+        """End the thread. Sends that were not read back raise `LedgerIOError`, `maybe_written`.
+
+        In a forked child it does nothing."""
+        if self._inherited:
+            return
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -212,6 +233,20 @@ class Follower:
             raise WaitTimeoutError(f"{what} within {timeout} seconds")
         if not done():
             self._check_open()
+
+    def forget(self) -> None:
+        """In a forked child: log, writer, sends and thread are the parent's (rule C5)."""
+        error = EngineClosedError(
+            "this follower was inherited through fork(); open a log and a follower of your own"
+        )
+        self._inherited = self._closed = True
+        self._error, self._writer.status = error, "closed"
+        self._changed = threading.Condition()  # a thread of the parent may have held the lock
+        futures, self._futures = list(self._futures.values()), {}
+        for future in futures:
+            future._condition = threading.Condition()
+            with contextlib.suppress(Exception):  # it was cancelled, or is set already
+                future.set_exception(error)
 
     # ---- the thread ----------------------------------------------------------------------
 
@@ -277,3 +312,15 @@ class Follower:
             self._writer.give_up(in_doubt, unsent)
             self._changed.notify_all()
         self._set_futures()
+
+
+_open: weakref.WeakSet[Follower] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for follower in list(_open):
+        follower.forget()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_forget_all)

@@ -24,6 +24,7 @@ from exclusivelog.errors import (
 )
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
+from testing.processes import forked
 
 pytestmark = pytest.mark.timeout(120)
 BAD = Chances(lost=0.2, doubled=0.2, delayed=0.2, answer_lost=0.3, answer_doubled=0.2)
@@ -240,3 +241,57 @@ def test_following_goes_on_from_a_saved_state(log: MemoryLog) -> None:
     with Follower(log, holder("p"), state=State.restore(saved)) as follower:
         assert follower.acquire(timeout=60) == 2
         assert follower.send(one(b"second"), timeout=60) == 1
+
+
+class Late(UnreliableLog):
+    """Another process's frames come in just before this one's appends, some times."""
+
+    def __init__(self, log: MemoryLog, owner: Follower, times: int) -> None:
+        super().__init__(log)
+        self.owner, self.times = owner, times
+
+    def append(self, data: bytes, answered: Answered = ignore) -> None:
+        if self.times:
+            self.times -= 1
+            self.owner.send(one(b"%d" % self.times), timeout=60)
+        super().append(data, answered)
+
+
+@pytest.mark.rule("B1", "B10")
+def test_an_owner_that_sends_meanwhile_only_delays_the_grant(log: MemoryLog) -> None:
+    with Follower(log, holder("owner")) as owner:
+        owner.acquire(timeout=60)
+        with Follower(Late(log, owner, 5), holder("next")) as follower:
+            assert follower.acquire(timeout=60) == 2
+            assert follower.send(one(b"x"), timeout=60) == 5
+        with pytest.raises(ProducerFencedError):
+            owner.send(one(b"stale"), timeout=60)
+    assert values(log) == [b"4", b"3", b"2", b"1", b"0", b"x"]
+
+
+@pytest.mark.rule("C5")
+def test_a_forked_child_is_refused_and_waits_for_nothing(log: MemoryLog) -> None:
+    link = UnreliableLog(log)
+    with Follower(link, holder("p"), resend=30) as follower:
+        follower.acquire(timeout=60)
+        link._chances = Chances(delayed=1.0)
+        future = follower.send_soon(one(b"x"))
+
+        def refused() -> str:
+            for call in (
+                lambda: future.result(5),
+                lambda: follower.send(one(b"child"), timeout=5),
+                lambda: follower.acquire(timeout=5),
+                lambda: follower.catch_up(timeout=5),
+                lambda: follower.release(timeout=5),
+            ):
+                with pytest.raises(EngineClosedError, match=r"inherited through fork\(\)"):
+                    call()
+            follower.close()
+            return follower.status
+
+        assert forked(refused) == "closed"
+        assert not future.done()
+        link.deliver()
+        assert future.result(60) == 0
+    assert values(log) == [b"x"]
