@@ -23,8 +23,9 @@ demo: $(READY)
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 
 test: lint
-	$(PYTEST) --durations=10
-	$(PYTEST) --durability=process -m "not once" tests testing proof/tests
+	$(PYTEST) -m "not broker" --durations=10
+	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
+	$(PYTEST) -m broker -n 2 tests/cluster
 	$(PYTEST) bench
 
 lint: $(READY)

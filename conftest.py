@@ -38,6 +38,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "once: durability makes no difference to the test; `make test` runs it once"
     )
+    config.addinivalue_line(
+        "markers", "broker: the test needs Pulsar; `make test` runs it once, beside few others"
+    )
     if numbers := config.getoption("--rule"):
         choose_rules(config, numbers)
     # A job in the background of a shell is deaf to Ctrl-C, and its children with it.

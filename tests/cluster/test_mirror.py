@@ -17,7 +17,7 @@ from exclusivelog.cluster.rule import State, Verdict
 from testing.broker import Namespace
 from testing.processes import until, within
 
-pytestmark = [pytest.mark.rule("J4"), pytest.mark.once]
+pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
 Fields = tuple[Any, ...]
 

@@ -27,7 +27,7 @@ from testing.broker import (
 from testing.mirrors import compare, finish, kill_at_random
 from testing.processes import until, within
 
-pytestmark = [pytest.mark.rule("J4"), pytest.mark.once]
+pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from testing.children import ROOT
 from testing.processes import until
 from tests.cluster.test_mirror import source, target
 
-pytestmark = [pytest.mark.rule("J4"), pytest.mark.once]
+pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
 PROGRAM = [sys.executable, "-m", "exclusivelog.cli", "mirror"]
 PATIENCE = 120.0

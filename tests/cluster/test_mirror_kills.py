@@ -13,7 +13,7 @@ from exclusivelog.cluster.pulsar import topic_name
 from testing.broker import Namespace
 from testing.mirrors import compare, finish, kill_at_random
 
-pytestmark = [pytest.mark.rule("J4"), pytest.mark.once]
+pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
 
 @pytest.mark.parametrize("seed", range(2))

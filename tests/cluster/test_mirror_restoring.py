@@ -18,7 +18,7 @@ from testing.children import ROOT
 from testing.processes import until
 from tests.cluster.test_mirror import copy, source, write_everything
 
-pytestmark = [pytest.mark.rule("J4"), pytest.mark.once]
+pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
 
 def brought_back(path: Path, namespace: Namespace, *topics: str) -> dict[str, int]:

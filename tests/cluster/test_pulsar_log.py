@@ -26,7 +26,7 @@ from testing.broker import Broker, Namespace, missing, own_broker
 from testing.followers import Peer, Raised, check, holder, one, open_log, peers, read
 from testing.processes import PATIENCE, forked, until, within
 
-pytestmark = [pytest.mark.once, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(150)]
 
 
 @pytest.fixture(scope="module")
