@@ -307,6 +307,40 @@ def test_h6_sizes_of_chunks_that_do_not_fit_are_refused(sizes: list[int], data: 
     assert _core.decompressed(resealed(bytes(changed)))
 
 
+def test_an_interrupted_call_leaves_no_damage_to_others(monkeypatch) -> None:
+    """It had asked for a damaged block, and was interrupted before that was found."""
+    halves = [
+        _core.keep(_core.Entry(encode(((v, None, None, None, None) for v in items), base=at, time=at)),
+                   list(range(COUNT)), 1)[1]
+        for at, items in ((0, events(COUNT)), (COUNT, events(COUNT, 2)))
+    ]  # fmt: skip
+    ((_, whole),) = _core.pack_kept(halves, 1 << 30)
+    data = packed(whole)
+    assert _core.Entry(data).has_publish_times
+    table, _ = chunks_of(data)
+    at = sum(CHUNK.unpack_from(data, table + 8 * number)[0] for number in range(3)) + 100
+    damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    method, calls = compression.method(LZ4), list[int]()
+
+    def decompress(block: memoryview, size: int) -> bytes:
+        calls.append(size)
+        if len(calls) == 2:
+            raise MemoryError
+        return method.decompress(block, size)
+
+    monkeypatch.setitem(
+        compression._loaded, LZ4, compression.Method("lz4", method.compress, decompress)
+    )
+    entry = _core.Entry(damaged)
+    calls.clear()
+    with pytest.raises(MemoryError):
+        entry.check()
+    assert entry.first_published_at(0) == entry.base_offset  # its column is in another block
+    with pytest.raises(ValueError, match="checksum"):
+        entry.check()
+    assert "block 3 of" in (entry.damage or "")
+
+
 # ---- topics ------------------------------------------------------------------------------
 
 
@@ -350,6 +384,57 @@ def test_points_of_a_compressed_topic_are_read_in_any_order(topic, sent) -> None
     published = topic.reader(30_000).read_next(0).publish_time
     assert topic.reader(moment(published)).position <= 30_000
     assert topic.reader(moment(published + 60_000)).position == len(sent)
+
+
+@pytest.mark.parametrize("how", ["read_next", "read_batch", "iterate", "values", "read_arrow"])
+def test_a_signal_handler_may_use_a_reader_that_decompresses(
+    topic, sent, monkeypatch, how: str
+) -> None:
+    """Nothing is skipped: each message is read once, here or by the handler."""
+    found = list[bytes]()
+    struck, inside = 0, False
+
+    def on_signal(*_: object) -> None:
+        nonlocal struck, inside
+        struck, inside = struck + 1, True
+        found.extend(reader.read_next(0).value for _ in range(2))
+        inside = False
+
+    def decompress(data: memoryview, size: int) -> bytes:
+        if not inside and reader.position < len(sent) - 100:
+            signal.raise_signal(signal.SIGUSR1)
+        return method.decompress(data, size)
+
+    method = compression.method(LZ4)
+    monkeypatch.setitem(
+        compression._loaded, LZ4, compression.Method("lz4", method.compress, decompress)
+    )
+    former = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        reader = topic.reader()
+        _read_all(reader, how, found, len(sent))
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert struck > 3
+    assert sorted(found) == sorted(sent)
+
+
+def _read_all(reader: xl.Reader, how: str, found: list[bytes], count: int) -> None:
+    if how == "read_arrow":
+        pytest.importorskip("pyarrow")
+    while reader.position < count:
+        if how == "read_next":
+            found.append(reader.read_next(0).value)
+        elif how == "read_batch":
+            found += [message.value for message in reader.read_batch(700)]
+        elif how == "read_arrow" and (batch := reader.read_arrow(1)) is not None:
+            found += batch.column("value").to_pylist()
+        elif how == "iterate":
+            for message in reader:
+                found.append(message.value)
+        else:
+            for value in reader.values():
+                found.append(value)
 
 
 def test_arrow_reads_a_compressed_topic(topic, sent) -> None:
