@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.maintenance import compression as maintenance
+from exclusivelog.local.records import COMPRESSION, U64
 from exclusivelog.local.storage import compression
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from testing.children import child, finish, line
@@ -618,6 +619,52 @@ def test_g9_a_damaged_block_is_named_with_its_method_and_file(engine, topic, sen
     assert report.messages == len(sent) - len(gone)
     with pytest.raises(xl.LedgerCorruptedError, match="nothing was compacted"):
         topic.compact()
+
+
+@pytest.mark.rule("G9")
+@pytest.mark.parametrize(
+    "row", [b"", b"\xc1", b"\x92\xa3lz5\x00", b"\x92\xa3lz4\xc0", b"\x05", b"\x92\x90\x00"]
+)
+def test_g9_a_damaged_setting_holds_up_neither_its_topic_nor_others(path, row, caplog) -> None:
+    with xl.open(path) as engine:
+        topic, key = engine.topic("orders"), COMPRESSION + U64.pack(engine.topic("orders").id)
+        topic.compression("lz4")
+        with topic.producer() as producer:
+            producer.send_many(sent := events(5000))
+        engine.ledger.checkpoint()
+        with engine.ledger.write_exclusive() as tables:
+            assert tables.rows.get("meta", key) is not None
+            tables.rows.put("meta", key, row)
+    with xl.open(path) as engine:
+        topic = engine.topic("orders")
+        for each in (topic, engine.topic("other")):
+            with each.producer() as producer:
+                producer.send_many(sent)
+        engine.ledger.checkpoint()
+        assert "topic 'orders'" in caplog.text
+        assert engine.ledger.journal is not None
+        assert engine.ledger.journal.backlog == 0
+        assert list(topic.reader().values()) == sent + sent
+        assert methods_of(engine, topic)[-1] == 0
+        maintenance.compress_old(engine.ledger, lambda: False)
+        report = engine.verify()
+        assert [problem for problem in report.problems if "topic 'orders'" in problem]
+        assert report.messages == 15_000
+        with pytest.raises(xl.LedgerCorruptedError, match=r"'orders' .* Set it again: topic\.c"):
+            topic.stats()
+        topic.compression("lz4")
+        assert (topic.stats().compression, engine.verify().ok) == ("lz4", True)
+
+
+@pytest.mark.rule("G9")
+def test_g9_a_damaged_setting_is_taken_back(engine, topic) -> None:
+    topic.compression("lz4")
+    with engine.ledger.write_exclusive() as tables:
+        tables.rows.put("meta", COMPRESSION + U64.pack(topic.id), b"\xc1")
+    topic.compression(None)
+    assert (topic.stats().compression, engine.verify().ok) == (None, True)
+    with engine.ledger.read() as tables:
+        assert tables.rows.get("meta", COMPRESSION + U64.pack(topic.id)) is None
 
 
 def test_g9_a_damaged_tail_of_a_compressed_entry_costs_the_entry(engine, topic) -> None:

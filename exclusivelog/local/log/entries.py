@@ -622,7 +622,15 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
             expected = damage.offsets.stop if damage.offsets else last + 1
     if expected != topic.next_offset:
         problems.append(str(_missing(topic, expected, topic.next_offset)))
-    return entries, messages, problems + list(_verify_views(tables, topic))
+    return entries, messages, problems + list(_verify_more(tables, topic))
+
+
+def _verify_more(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
+    try:
+        tables.compression.get(topic)
+    except LedgerCorruptedError as error:
+        yield str(error)
+    yield from _verify_views(tables, topic)
 
 
 def _verify_views(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:

@@ -57,7 +57,11 @@ def set_compression(ledger: Store, topic: int, setting: str | None) -> None:
             raise TopicNotFoundError(f"topic {row.name!r} was deleted")
         if setting is not None:
             check_setting(setting, row.name)
-        if tables.compression.get(row)[0] != setting:
+        try:
+            unchanged = tables.compression.get(row)[0] == setting
+        except LedgerCorruptedError:
+            unchanged = False  # a damaged row is written anew
+        if not unchanged:
             tables.compression.put(row, setting)
 
 
