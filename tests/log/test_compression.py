@@ -11,6 +11,7 @@ import signal
 import struct
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.maintenance import compression as maintenance
+from exclusivelog.local.maintenance import retention
 from exclusivelog.local.records import COMPRESSION, U64
 from exclusivelog.local.storage import compression
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
@@ -311,10 +313,10 @@ def test_h6_sizes_of_chunks_that_do_not_fit_are_refused(sizes: list[int], data: 
 def test_an_interrupted_call_leaves_no_damage_to_others(monkeypatch) -> None:
     """It had asked for a damaged block, and was interrupted before that was found."""
     halves = [
-        _core.keep(_core.Entry(encode(((v, None, None, None, None) for v in items), base=at, time=at)),
-                   list(range(COUNT)), 1)[1]
-        for at, items in ((0, events(COUNT)), (COUNT, events(COUNT, 2)))
-    ]  # fmt: skip
+        encode(((value, None, None, None, None) for value in events(COUNT)), base=at, time=at)
+        for at in (0, COUNT)
+    ]
+    halves = [_core.keep(_core.Entry(half), list(range(COUNT)), 1)[1] for half in halves]
     ((_, whole),) = _core.pack_kept(halves, 1 << 30)
     data = packed(whole)
     assert _core.Entry(data).has_publish_times
@@ -905,6 +907,37 @@ def test_another_process_s_work_is_not_done_twice(engine, topic, sent, setting, 
     assert not maintenance._replace(engine.ledger, topic.id, part, [])
     topic.compression(None)
     assert not maintenance.compress_again(engine.ledger, topic.id)
+
+
+def test_a_topic_whose_library_is_missing_holds_up_no_other_topics_retention(
+    engine, monkeypatch, caplog, old
+) -> None:
+    """Another process compressed it by zstd, and it is no longer compressed: the ledger opens."""
+    first, second = engine.topic("first"), engine.topic("second")
+    first.compression("zstd")
+    for topic in (first, second):
+        with topic.producer() as producer:
+            for _ in range(3):
+                producer.send_many(events(5000))
+    engine.ledger.checkpoint()
+    maintenance.compress_old(engine.ledger, lambda: False)
+    assert ZSTD in methods_of(engine, first)
+    first.compression(None)
+    monkeypatch.setattr(compression, "_loaded", {})
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    now = time.time()
+    with pytest.raises(xl.MissingLibraryError, match=r"topic 'first': .* zstd"):
+        first.trim(before=moment(int(1000 * (now - 1000))))
+    with pytest.raises(xl.MissingLibraryError, match=r"topic 'first': .* zstd"):
+        first.compact()
+    retention.set_retention(engine.ledger, first.id, 0.000_001, None)
+    retention.set_retention(engine.ledger, second.id, None, 1)
+    worker = engine.backend.retention_worker
+    for _ in range(2):
+        worker.go_round()
+        time.sleep(0.01)
+    assert second.first_offset > 0
+    assert "retention: topic 'first': " in caplog.text
 
 
 def test_the_retention_worker_compresses_old_entries(engine, topic, sent, setting, old) -> None:

@@ -130,7 +130,7 @@ def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
             for _ in range(TIMES_IN_A_ROUND):
                 if ended() or not compress_again(ledger, topic):
                     break
-        except LedgerCorruptedError as error:  # the others are compressed
+        except (LedgerCorruptedError, MissingLibraryError) as error:  # the others are compressed
             log.warning("compression: %s", error)
 
 
