@@ -624,6 +624,23 @@ def test_g9_a_damaged_block_is_named_with_its_method_and_file(engine, topic, sen
 
 
 @pytest.mark.rule("G9")
+def test_g9_verify_names_each_damaged_block_of_an_entry(engine, topic, sent, path) -> None:
+    row = Damage(engine, topic).entries()[1][1]
+    with engine.ledger.read() as tables:
+        stored = tables.entries.load(row)
+        at = int(tables.large.where(row).rpartition(" ")[2])
+    table, count = chunks_of(bytes(stored))
+    sizes = [CHUNK.unpack_from(stored, table + CHUNK.size * n)[0] for n in range(count)]
+    file = next(Path(path, "segments").iterdir())
+    content = bytearray(file.read_bytes())
+    for number in (3, 7):
+        content[at + sum(sizes[:number]) + 100] ^= 1
+    file.write_bytes(content)
+    problems = engine.verify().problems
+    assert [re.findall(r"lz4 block (\d+) of", problem) for problem in problems] == [["3"], ["7"]]
+
+
+@pytest.mark.rule("G9")
 @pytest.mark.parametrize(
     "row", [b"", b"\xc1", b"\x92\xa3lz5\x00", b"\x92\xa3lz4\xc0", b"\x05", b"\x92\x90\x00"]
 )
