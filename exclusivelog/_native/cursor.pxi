@@ -1,25 +1,34 @@
 # Reading message by message, over entries that a subclass reads from the log.
 
 cdef inline Message _take_from(Cursor cursor, Entry entry):
+    """The message of the entry at the position, which moves on. None where `_look` says so."""
     cdef uint32_t index
     if entry.laid.gaps == NULL:
         index = <uint32_t>(cursor.position - entry.laid.base_offset)
         if index >= entry.sound_to or index < entry.sound_from:
-            _look(cursor, entry, index)
+            if not _look(cursor, entry, index):
+                return None
         cursor.position += 1
         return _message(entry, index)
     index = _index_of(entry, cursor.position)
     if index >= entry.sound_to or index < entry.sound_from:
-        _look(cursor, entry, index)
+        if not _look(cursor, entry, index):
+            return None
     cursor.position = _offset_at(entry, index) + 1
     return _message(entry, index)
 
 
-cdef _look(Cursor cursor, Entry entry, uint32_t index):
-    """Verify the message, or raise. Where messages are read in order, those behind it as well."""
+cdef bint _look(Cursor cursor, Entry entry, uint32_t index) except -1:
+    """Verify the message, or raise. Where messages are read in order, those behind it as well.
+    False if the cursor is elsewhere now: while a block is decompressed, a signal handler may use it."""
     cdef uint32_t ahead = entry._ahead() if index == entry.sound_to else 1
-    if not entry.look(index, ahead):
+    cdef uint64_t position = cursor.position
+    cdef bint sound = entry.look(index, ahead)
+    if cursor.entry is not entry or cursor.position != position:
+        return False
+    if not sound:
         _refuse(cursor, entry, index)
+    return True
 
 
 cdef _refuse(Cursor cursor, Entry entry, uint32_t index):
@@ -70,10 +79,13 @@ cdef class Cursor:
 
     cdef Message take(self):
         """The message at the position, which moves on; None at the end."""
-        if self.entry is None or self.position >= self.entry.end:
-            if not self.advance():
-                return None
-        return _take_from(self, self.entry)
+        cdef Message message = None
+        while message is None:
+            if self.entry is None or self.position >= self.entry.end:
+                if not self.advance():
+                    return None
+            message = _take_from(self, self.entry)
+        return message
 
     def take_ready(self):
         """The next message if it has been read ahead, else None."""
@@ -105,19 +117,22 @@ cdef class Cursor:
         """The next entry and the index in it of the message at the position, which moves
         behind it; None at the end, or if the entry has more than `most` bytes."""
         cdef Entry entry
-        if self.entry is None or self.position >= self.entry.end:
-            if not self.advance():
+        cdef uint64_t position
+        while True:
+            if self.entry is None or self.position >= self.entry.end:
+                if not self.advance():
+                    return None
+            entry, position = self.entry, self.position
+            if entry.nbytes > most:
                 return None
-        entry = self.entry
-        if entry.nbytes > most:
-            return None
-        index = _index_of(entry, self.position)
-        try:
-            entry.check()
-        except ValueError:
-            entry, index = self._sound_part(entry, index), 0
-        self.position = entry.end
-        return entry, index
+            index = _index_of(entry, position)
+            try:
+                entry.check()
+            except ValueError:
+                entry, index = self._sound_part(entry, index), 0
+            if self.position == position:  # else a signal handler has used the cursor meanwhile
+                self.position = entry.end
+                return entry, index
 
     cdef Entry _sound_part(self, Entry entry, uint32_t index):
         """A copy of the messages from `index` up to the first one that a damaged block costs."""
@@ -157,12 +172,13 @@ cdef class Scan:
     def __next__(self):
         cdef Cursor cursor = self.cursor
         cdef Entry entry = cursor.entry
-        cdef Message message
+        cdef Message message = None
         if cursor.position >= self.end:
             raise StopIteration
         if entry is not None and cursor.position < entry.end:
-            return _take_from(cursor, entry)
-        message = cursor.take()
+            message = _take_from(cursor, entry)
+        if message is None and cursor.position < self.end:
+            message = cursor.take()
         if message is None:
             raise StopIteration
         return message

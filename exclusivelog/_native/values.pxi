@@ -14,10 +14,12 @@ cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t beh
         raise
 
 
-cdef inline object _take_value(Cursor cursor, Entry entry):
-    """The value of the message at the position, which moves behind it."""
+cdef inline object _take_value(Cursor cursor, Entry entry, bint* taken):
+    """The value of the message at the position, which moves behind it. Not `taken` where `_look` says
+    so."""
     cdef uint32_t index
     cdef uint64_t behind
+    taken[0] = True
     if entry.laid.gaps == NULL:
         index = <uint32_t>(cursor.position - entry.laid.base_offset)
         behind = cursor.position + 1
@@ -25,7 +27,9 @@ cdef inline object _take_value(Cursor cursor, Entry entry):
         index = _index_of(entry, cursor.position)
         behind = _offset_at(entry, index) + 1
     if index >= entry.sound_to or index < entry.sound_from:
-        _look(cursor, entry, index)
+        taken[0] = _look(cursor, entry, index)
+        if not taken[0]:
+            return None
     value = _raw_value(entry, index)
     if entry.loads is not None and value is not None:
         return _deserialized(cursor, entry, value, behind)
@@ -48,9 +52,13 @@ cdef class Values:
 
     def __next__(self):
         cdef Cursor cursor = self.cursor
-        if cursor.position >= self.end:
-            raise StopIteration
-        if cursor.entry is None or cursor.position >= cursor.entry.end:
-            if not cursor.advance():
+        cdef bint taken
+        while True:
+            if cursor.position >= self.end:
                 raise StopIteration
-        return _take_value(cursor, cursor.entry)
+            if cursor.entry is None or cursor.position >= cursor.entry.end:
+                if not cursor.advance():
+                    raise StopIteration
+            value = _take_value(cursor, cursor.entry, &taken)
+            if taken:
+                return value

@@ -149,8 +149,8 @@ class LocalTopic:
 
     def compact(self) -> int:
         """Rebuild the compacted view; the number of its messages."""
-        self.facts()
-        return self._engine.compact(self._id)
+        with naming(self.facts().name):
+            return self._engine.compact(self._id)
 
     def trim(self, before: int, before_ms: int | None, max_bytes: int | None) -> int:
         """Remove the messages before an offset, and before a time (ms since 1970), and all but

@@ -11,6 +11,7 @@ import signal
 import struct
 import sys
 import textwrap
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from hypothesis import strategies as st
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.maintenance import compression as maintenance
+from exclusivelog.local.maintenance import retention
+from exclusivelog.local.records import COMPRESSION, U64
 from exclusivelog.local.storage import compression
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from testing.children import child, finish, line
@@ -307,6 +310,40 @@ def test_h6_sizes_of_chunks_that_do_not_fit_are_refused(sizes: list[int], data: 
     assert _core.decompressed(resealed(bytes(changed)))
 
 
+def test_an_interrupted_call_leaves_no_damage_to_others(monkeypatch) -> None:
+    """It had asked for a damaged block, and was interrupted before that was found."""
+    halves = [
+        encode(((value, None, None, None, None) for value in events(COUNT)), base=at, time=at)
+        for at in (0, COUNT)
+    ]
+    halves = [_core.keep(_core.Entry(half), list(range(COUNT)), 1)[1] for half in halves]
+    ((_, whole),) = _core.pack_kept(halves, 1 << 30)
+    data = packed(whole)
+    assert _core.Entry(data).has_publish_times
+    table, _ = chunks_of(data)
+    at = sum(CHUNK.unpack_from(data, table + 8 * number)[0] for number in range(3)) + 100
+    damaged = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    method, calls = compression.method(LZ4), list[int]()
+
+    def decompress(block: memoryview, size: int) -> bytes:
+        calls.append(size)
+        if len(calls) == 2:
+            raise MemoryError
+        return method.decompress(block, size)
+
+    monkeypatch.setitem(
+        compression._loaded, LZ4, compression.Method("lz4", method.compress, decompress)
+    )
+    entry = _core.Entry(damaged)
+    calls.clear()
+    with pytest.raises(MemoryError):
+        entry.check()
+    assert entry.first_published_at(0) == entry.base_offset  # its column is in another block
+    with pytest.raises(ValueError, match="checksum"):
+        entry.check()
+    assert "block 3 of" in (entry.damage or "")
+
+
 # ---- topics ------------------------------------------------------------------------------
 
 
@@ -350,6 +387,57 @@ def test_points_of_a_compressed_topic_are_read_in_any_order(topic, sent) -> None
     published = topic.reader(30_000).read_next(0).publish_time
     assert topic.reader(moment(published)).position <= 30_000
     assert topic.reader(moment(published + 60_000)).position == len(sent)
+
+
+@pytest.mark.parametrize("how", ["read_next", "read_batch", "iterate", "values", "read_arrow"])
+def test_a_signal_handler_may_use_a_reader_that_decompresses(
+    topic, sent, monkeypatch, how: str
+) -> None:
+    """Nothing is skipped: each message is read once, here or by the handler."""
+    found = list[bytes]()
+    struck, inside = 0, False
+
+    def on_signal(*_: object) -> None:
+        nonlocal struck, inside
+        struck, inside = struck + 1, True
+        found.extend(reader.read_next(0).value for _ in range(2))
+        inside = False
+
+    def decompress(data: memoryview, size: int) -> bytes:
+        if not inside and reader.position < len(sent) - 100:
+            signal.raise_signal(signal.SIGUSR1)
+        return method.decompress(data, size)
+
+    method = compression.method(LZ4)
+    monkeypatch.setitem(
+        compression._loaded, LZ4, compression.Method("lz4", method.compress, decompress)
+    )
+    former = signal.signal(signal.SIGUSR1, on_signal)
+    try:
+        reader = topic.reader()
+        _read_all(reader, how, found, len(sent))
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert struck > 3
+    assert sorted(found) == sorted(sent)
+
+
+def _read_all(reader: xl.Reader, how: str, found: list[bytes], count: int) -> None:
+    if how == "read_arrow":
+        pytest.importorskip("pyarrow")
+    while reader.position < count:
+        if how == "read_next":
+            found.append(reader.read_next(0).value)
+        elif how == "read_batch":
+            found += [message.value for message in reader.read_batch(700)]
+        elif how == "read_arrow" and (batch := reader.read_arrow(1)) is not None:
+            found += batch.column("value").to_pylist()
+        elif how == "iterate":
+            for message in reader:
+                found.append(message.value)
+        else:
+            for value in reader.values():
+                found.append(value)
 
 
 def test_arrow_reads_a_compressed_topic(topic, sent) -> None:
@@ -533,6 +621,69 @@ def test_g9_a_damaged_block_is_named_with_its_method_and_file(engine, topic, sen
     assert report.messages == len(sent) - len(gone)
     with pytest.raises(xl.LedgerCorruptedError, match="nothing was compacted"):
         topic.compact()
+
+
+@pytest.mark.rule("G9")
+def test_g9_verify_names_each_damaged_block_of_an_entry(engine, topic, sent, path) -> None:
+    row = Damage(engine, topic).entries()[1][1]
+    with engine.ledger.read() as tables:
+        stored = tables.entries.load(row)
+        at = int(tables.large.where(row).rpartition(" ")[2])
+    table, count = chunks_of(bytes(stored))
+    sizes = [CHUNK.unpack_from(stored, table + CHUNK.size * n)[0] for n in range(count)]
+    file = next(Path(path, "segments").iterdir())
+    content = bytearray(file.read_bytes())
+    for number in (3, 7):
+        content[at + sum(sizes[:number]) + 100] ^= 1
+    file.write_bytes(content)
+    problems = engine.verify().problems
+    assert [re.findall(r"lz4 block (\d+) of", problem) for problem in problems] == [["3"], ["7"]]
+
+
+@pytest.mark.rule("G9")
+@pytest.mark.parametrize(
+    "row", [b"", b"\xc1", b"\x92\xa3lz5\x00", b"\x92\xa3lz4\xc0", b"\x05", b"\x92\x90\x00"]
+)
+def test_g9_a_damaged_setting_holds_up_neither_its_topic_nor_others(path, row, caplog) -> None:
+    with xl.open(path) as engine:
+        topic, key = engine.topic("orders"), COMPRESSION + U64.pack(engine.topic("orders").id)
+        topic.compression("lz4")
+        with topic.producer() as producer:
+            producer.send_many(sent := events(5000))
+        engine.ledger.checkpoint()
+        with engine.ledger.write_exclusive() as tables:
+            assert tables.rows.get("meta", key) is not None
+            tables.rows.put("meta", key, row)
+    with xl.open(path) as engine:
+        topic = engine.topic("orders")
+        for each in (topic, engine.topic("other")):
+            with each.producer() as producer:
+                producer.send_many(sent)
+        engine.ledger.checkpoint()
+        assert "topic 'orders'" in caplog.text
+        assert engine.ledger.journal is not None
+        assert engine.ledger.journal.backlog == 0
+        assert list(topic.reader().values()) == sent + sent
+        assert methods_of(engine, topic)[-1] == 0
+        maintenance.compress_old(engine.ledger, lambda: False)
+        report = engine.verify()
+        assert [problem for problem in report.problems if "topic 'orders'" in problem]
+        assert report.messages == 15_000
+        with pytest.raises(xl.LedgerCorruptedError, match=r"'orders' .* Set it again: topic\.c"):
+            topic.stats()
+        topic.compression("lz4")
+        assert (topic.stats().compression, engine.verify().ok) == ("lz4", True)
+
+
+@pytest.mark.rule("G9")
+def test_g9_a_damaged_setting_is_taken_back(engine, topic) -> None:
+    topic.compression("lz4")
+    with engine.ledger.write_exclusive() as tables:
+        tables.rows.put("meta", COMPRESSION + U64.pack(topic.id), b"\xc1")
+    topic.compression(None)
+    assert (topic.stats().compression, engine.verify().ok) == (None, True)
+    with engine.ledger.read() as tables:
+        assert tables.rows.get("meta", COMPRESSION + U64.pack(topic.id)) is None
 
 
 def test_g9_a_damaged_tail_of_a_compressed_entry_costs_the_entry(engine, topic) -> None:
@@ -773,6 +924,37 @@ def test_another_process_s_work_is_not_done_twice(engine, topic, sent, setting, 
     assert not maintenance._replace(engine.ledger, topic.id, part, [])
     topic.compression(None)
     assert not maintenance.compress_again(engine.ledger, topic.id)
+
+
+def test_a_topic_whose_library_is_missing_holds_up_no_other_topics_retention(
+    engine, monkeypatch, caplog, old
+) -> None:
+    """Another process compressed it by zstd, and it is no longer compressed: the ledger opens."""
+    first, second = engine.topic("first"), engine.topic("second")
+    first.compression("zstd")
+    for topic in (first, second):
+        with topic.producer() as producer:
+            for _ in range(3):
+                producer.send_many(events(5000))
+    engine.ledger.checkpoint()
+    maintenance.compress_old(engine.ledger, lambda: False)
+    assert ZSTD in methods_of(engine, first)
+    first.compression(None)
+    monkeypatch.setattr(compression, "_loaded", {})
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    now = time.time()
+    with pytest.raises(xl.MissingLibraryError, match=r"topic 'first': .* zstd"):
+        first.trim(before=moment(int(1000 * (now - 1000))))
+    with pytest.raises(xl.MissingLibraryError, match=r"topic 'first': .* zstd"):
+        first.compact()
+    retention.set_retention(engine.ledger, first.id, 0.000_001, None)
+    retention.set_retention(engine.ledger, second.id, None, 1)
+    worker = engine.backend.retention_worker
+    for _ in range(2):
+        worker.go_round()
+        time.sleep(0.01)
+    assert second.first_offset > 0
+    assert "retention: topic 'first': " in caplog.text
 
 
 def test_the_retention_worker_compresses_old_entries(engine, topic, sent, setting, old) -> None:

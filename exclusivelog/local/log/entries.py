@@ -506,12 +506,13 @@ def damaged_block(
     )  # fmt: skip
 
 
-def _damaged_blocks(entry: _core.Entry, index: int = 0) -> Iterator[range]:
-    """The offsets that damaged blocks of the entry cost, from the message at `index` on."""
+def _damaged_blocks(entry: _core.Entry, index: int = 0) -> Iterator[tuple[range, str | None]]:
+    """(offsets, what is wrong with the block) of the runs of messages that damaged blocks of the
+    entry cost, from the message at `index` on."""
     while index < entry.count:
         start, index = entry.damage_from(index)
         if start < index:
-            yield range(entry.offset_at(start), entry.offset_at(index))
+            yield range(entry.offset_at(start), entry.offset_at(index)), entry.damage
 
 
 def _next_sound(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
@@ -569,9 +570,10 @@ def _first_within(tables: Tables, topic: _core.TopicRow, entry: _core.Entry, tim
     try:
         return int(entry.first_published_at(time_ms))
     except ValueError:
-        gone = next(_damaged_blocks(entry), range(entry.base_offset, entry.end))
+        whole = range(entry.base_offset, entry.end)
+        gone, damage = next(_damaged_blocks(entry), (whole, entry.damage))
         where = tables.entries.where(topic.id, gone.start)
-        raise damaged_block(topic.name, gone, entry.damage, where) from None
+        raise damaged_block(topic.name, gone, damage, where) from None
 
 
 def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
@@ -579,9 +581,9 @@ def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
     try:
         return int(entry.message(offset - entry.base_offset).publish_time)
     except ValueError:
-        gone = next(_damaged_blocks(entry, offset - entry.base_offset))
+        gone, damage = next(_damaged_blocks(entry, offset - entry.base_offset))
         where = tables.entries.where(topic.id, gone.start)
-        raise damaged_block(topic.name, gone, entry.damage, where) from None
+        raise damaged_block(topic.name, gone, damage, where) from None
 
 
 def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[str]]:
@@ -606,23 +608,31 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
             epoch, published = entry.epoch, entry.last_publish_time
             start = max(entry.base_offset, expected)
             gone = [
-                range(max(offsets.start, start), offsets.stop)
-                for offsets in _damaged_blocks(entry)
+                (range(max(offsets.start, start), offsets.stop), damage)
+                for offsets, damage in _damaged_blocks(entry)
                 if offsets.stop > start  # else it was trimmed
             ]
             problems += [
-                str(damaged_block(topic.name, offsets, entry.damage, tables.large.where(data)))
-                for offsets in gone
+                str(damaged_block(topic.name, offsets, damage, tables.large.where(data)))
+                for offsets, damage in gone
             ]
-            messages += entry.end - start - sum(map(len, gone))
+            messages += entry.end - start - sum(len(offsets) for offsets, _ in gone)
             expected = last + 1
         except ValueError as error:
-            damage = _damaged(tables, topic, expected, last, error)
-            problems.append(str(damage))
-            expected = damage.offsets.stop if damage.offsets else last + 1
+            found = _damaged(tables, topic, expected, last, error)
+            problems.append(str(found))
+            expected = found.offsets.stop if found.offsets else last + 1
     if expected != topic.next_offset:
         problems.append(str(_missing(topic, expected, topic.next_offset)))
-    return entries, messages, problems + list(_verify_views(tables, topic))
+    return entries, messages, problems + list(_verify_more(tables, topic))
+
+
+def _verify_more(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
+    try:
+        tables.compression.get(topic)
+    except LedgerCorruptedError as error:
+        yield str(error)
+    yield from _verify_views(tables, topic)
 
 
 def _verify_views(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:

@@ -57,7 +57,11 @@ def set_compression(ledger: Store, topic: int, setting: str | None) -> None:
             raise TopicNotFoundError(f"topic {row.name!r} was deleted")
         if setting is not None:
             check_setting(setting, row.name)
-        if tables.compression.get(row)[0] != setting:
+        try:
+            unchanged = tables.compression.get(row)[0] == setting
+        except LedgerCorruptedError:
+            unchanged = False  # a damaged row is written anew
+        if not unchanged:
             tables.compression.put(row, setting)
 
 
@@ -126,7 +130,7 @@ def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
             for _ in range(TIMES_IN_A_ROUND):
                 if ended() or not compress_again(ledger, topic):
                     break
-        except LedgerCorruptedError as error:  # the others are compressed
+        except (LedgerCorruptedError, MissingLibraryError) as error:  # the others are compressed
             log.warning("compression: %s", error)
 
 

@@ -30,6 +30,7 @@ from exclusivelog import _core, threads
 from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerCorruptedError,
+    MissingLibraryError,
     StateError,
     TopicNotFoundError,
 )
@@ -39,7 +40,7 @@ from exclusivelog.local.maintenance.compression import compress_old
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import View
 from exclusivelog.local.shm.lockfile import boot_id
-from exclusivelog.local.storage.compression import OLD
+from exclusivelog.local.storage.compression import OLD, naming
 from exclusivelog.local.storage.tables import Store, Tables
 
 # ---- what is too old -------------------------------------------------------------------
@@ -207,8 +208,10 @@ def first_to_retain(ledger: Store, topic: int, oldest: int | None, max_bytes: in
     def find() -> int:
         with ledger.read() as tables:
             row = tables.topics.get(topic)
-            deleted = row.flags & _core.DELETED
-            return row.first_offset if deleted else _first_of(tables, row, oldest, max_bytes)
+            if row.flags & _core.DELETED:
+                return row.first_offset
+            with naming(row.name):
+                return _first_of(tables, row, oldest, max_bytes)
 
     return retry_damaged(find)
 
@@ -300,7 +303,8 @@ class RetentionWorker:
                 return
             try:
                 trim_what_is_old(self._ledger, topic, limits, self._renew, self._ages[topic])
-            except (LedgerCorruptedError, TopicNotFoundError) as error:  # the others are trimmed
+            except (LedgerCorruptedError, MissingLibraryError, TopicNotFoundError) as error:
+                # The others are trimmed.
                 log.warning("retention: %s", error)
         compress_old(self._ledger, self._ended.is_set)
 

@@ -73,6 +73,7 @@ from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
     LedgerFullError,
+    MissingLibraryError,
     ProducerFencedError,
     ProducerRevokedError,
     TopicNotFoundError,
@@ -1158,11 +1159,28 @@ class CompressionTable:
         self.rows, self._topics = rows, topics
 
     def get(self, row: TopicRow) -> tuple[str | None, int]:
-        """(setting, the offset before which entries were compressed again) of a topic."""
+        """(setting, the offset before which entries were compressed again) of a topic.
+        LedgerCorruptedError, with the way out, if its row is damaged."""
         if not row.flags & _core.COMPRESSED_TOPIC:
             return None, 0
-        key = COMPRESSION + U64.pack(row.id)
-        return self.rows.find("meta", key, _unpack_compression) or (None, 0)
+        data = self.rows.get("meta", COMPRESSION + U64.pack(row.id))
+        found = None if data is None else _known_compression(data)
+        if data is not None and found is None:
+            raise LedgerCorruptedError(
+                f"{self.rows.path}: how topic {row.name!r} compresses its messages cannot be read: "
+                "the row is damaged, or of a later version. Set it again: topic.compression(...)",
+                topic=row.name,
+            )
+        return found or (None, 0)
+
+    def sound(self, row: TopicRow) -> str | None:
+        """The topic's setting. None if its row is damaged, which is logged: that must hold up
+        neither a checkpoint nor an append."""
+        try:
+            return self.get(row)[0]
+        except LedgerCorruptedError as error:
+            log.error("%s. New messages are not compressed until then", error)
+            return None
 
     def put(self, row: TopicRow, setting: str | None, again: int = 0) -> None:
         """Write what `get` reads; the topic's row, too, if its flag changes."""
@@ -1177,16 +1195,17 @@ class CompressionTable:
             self._topics.put(row)
 
     def all(self) -> dict[int, str]:
-        """{topic: setting} of the topics that have one."""
-        found: dict[int, str] = {}
+        """{topic: setting} of the topics that have one, without those whose rows are damaged."""
+        settings: dict[int, str] = {}
         cursor = self.rows.cursor("meta")
         if cursor.set_range(COMPRESSION):
             for key, data in cursor:
                 if not key.startswith(COMPRESSION):
                     break
-                setting = self.rows.decode("meta", _unpack_compression, data)[0]
-                found[u64(key[len(COMPRESSION) :])] = setting
-        return found
+                found = _known_compression(data)
+                if found is not None and len(key) == len(COMPRESSION) + U64.size:
+                    settings[u64(key[len(COMPRESSION) :])] = found[0]
+        return settings
 
     def check_libraries(self) -> None:
         """MissingLibraryError if this process lacks what a topic needs for a checkpoint."""
@@ -1197,17 +1216,20 @@ class CompressionTable:
 
     def compressed(self, row: TopicRow, entry: bytes) -> bytes:
         """A new entry of this topic, as it is to be stored."""
-        setting = self.get(row)[0]
+        setting = self.sound(row)
         if setting is None:
             return entry
         return compression.compressed(entry, compression.NEW[setting], row.name)
 
 
-def _unpack_compression(data: bytes) -> tuple[str, int]:
-    setting, again = msgpack.unpackb(data)
-    if setting not in compression.NEW:
-        raise ValueError(f"this version does not know the compression {setting!r}")
-    return setting, again
+def _known_compression(data: bytes) -> tuple[str, int] | None:
+    """What a row says; None if it is damaged, or of a later version."""
+    try:
+        setting, again = msgpack.unpackb(data)
+        known = setting in compression.NEW and isinstance(again, int) and again >= 0
+    except (ValueError, TypeError):
+        return None
+    return (setting, again) if known else None
 
 
 class RetentionTable:
@@ -1465,7 +1487,7 @@ class Tables:
         try:
             entry = _core.Entry(data)
             entry.check()
-        except ValueError:
+        except (ValueError, MissingLibraryError):
             return None  # it stays where it is, to be named
         self.rows.delete("entries", key)
         return entry
