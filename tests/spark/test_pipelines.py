@@ -18,7 +18,8 @@ from pyspark.errors import PySparkException
 from rich.console import Console
 
 import exclusivelog as xl
-from exclusivelog import _core, demo
+from exclusivelog import _core
+from exclusivelog.cli import demo
 from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, recorded
 from exclusivelog.spark import __main__ as commands
