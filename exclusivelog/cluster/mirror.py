@@ -45,6 +45,8 @@ from exclusivelog.errors import (
 __all__ = ["Comparison", "Mirror", "Progress"]
 
 READ_MESSAGES = 2000  # most messages of one copy
+READ_BYTES = 8 << 20  # then they are sent before more is read
+READ_AT_ONCE = 32  # messages, which may be large
 IN_FLIGHT_BYTES = 32 << 20
 LOOK_SECONDS = 5.0  # between looks for new topics, and at the source's end
 CLOSE_SECONDS = 10.0
@@ -264,6 +266,7 @@ class TopicMirror:
             writer.close()  # not after an error: it would wait for the broker's answer
         except BaseException as error:
             self.error = error
+            self._mirror.follow = False  # the others go on to where they ended at their start
         finally:
             self.running = False
             self._mirror.notify()
@@ -307,7 +310,7 @@ class TopicMirror:
         while not self._mirror.stopping:
             if reader.position >= goal and not self._mirror.follow:
                 return
-            batch = reader.read_batch(READ_MESSAGES)
+            batch = read_some(reader)
             if batch:
                 yield batch
                 continue
@@ -318,6 +321,19 @@ class TopicMirror:
                 continue
             except TopicTerminatedError:
                 return
+
+
+def read_some(reader: Reading) -> list[Message]:
+    """The next messages, without waiting. Compressed ones take memory once they are read."""
+    batch: list[Message] = []
+    size = 0
+    while len(batch) < READ_MESSAGES and size < READ_BYTES:
+        found = reader.read_batch(READ_AT_ONCE)
+        if not found:
+            break
+        batch += found
+        size += sum(len(each.raw_value or b"") for each in found)
+    return batch
 
 
 # ---- the target --------------------------------------------------------------------------
@@ -515,7 +531,7 @@ class Mirror(Closing):
         self._names = None if topics is None else list(dict.fromkeys(topics))
         self._mirrors: dict[str, TopicMirror] = {}
         self._changed, self._stopped = threading.Event(), threading.Event()
-        self._watch_error: ExclusiveLogError | None = None
+        self._watch_error: BaseException | None = None
         self._watcher = threading.Thread(
             target=self._watch_topics, name="mirror-topics", daemon=True
         )
@@ -540,7 +556,8 @@ class Mirror(Closing):
     def run(self, follow: bool = False) -> None:
         """Copy all topics up to their ends as they are now; `follow`: go on until `stop()`.
 
-        Raises the first error of any topic, once all others have stopped."""
+        Raises the first error of any topic, once all others are copied up to where they ended when
+        their copying began: a topic that cannot go on does not hold the others up."""
         self.start(follow)
         try:
             while not self.wait(LOOK_SECONDS):
@@ -560,14 +577,15 @@ class Mirror(Closing):
         while not self._stopped.wait(LOOK_SECONDS):
             try:
                 self._begin_new()
-            except ExclusiveLogError as error:
+            except BaseException as error:  # no more threads, for example
                 self._watch_error = error
+                self.follow = False
                 self.notify()
                 return
 
     def wait(self, timeout: float) -> bool:
         """Wait up to so many seconds for the end: True once all topics are copied or `stop` was
-        called. Raises the first error of any topic."""
+        called. Raises the first error of any topic, as `run` does."""
         deadline = time.monotonic() + timeout
         while self._is_running():
             left = deadline - time.monotonic()
@@ -581,8 +599,6 @@ class Mirror(Closing):
         return True
 
     def _is_running(self) -> bool:
-        if self._failed():
-            return False
         watches = self.follow and self._names is None and not self.stopping
         return watches or any(one.running for one in list(self._mirrors.values()))
 
@@ -593,8 +609,9 @@ class Mirror(Closing):
     def _begin_new(self) -> None:
         for name in self.source.topics() if self._names is None else self._names:
             if name not in self._mirrors and not self.stopping:
-                self._mirrors[name] = TopicMirror(self, name)
-                self._mirrors[name].start()
+                one = TopicMirror(self, name)
+                one.start()
+                self._mirrors[name] = one
 
     def notify(self) -> None:
         """A topic has ended."""
