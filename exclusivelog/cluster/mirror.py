@@ -49,6 +49,7 @@ READ_BYTES = 8 << 20  # then they are sent before more is read
 READ_AT_ONCE = 32  # messages, which may be large
 IN_FLIGHT_BYTES = 32 << 20
 LOOK_SECONDS = 5.0  # between looks for new topics, and at the source's end
+CHECK_SECONDS = 60.0  # between looks at an idle topic's target
 CLOSE_SECONDS = 10.0
 ANSWER_SECONDS = 5.0  # for the client to notice that the broker's time is over
 STORED_SECONDS = 30.0  # for what a former mirror has sent last
@@ -231,6 +232,8 @@ class TopicMirror:
         self._begin = self._end = 0
         self._reader: Reading | None = None
         self._ledger: int | None = None
+        self._had_copies = False
+        self._checked = time.monotonic()
         self._target = Target(self._cluster, self._copies, name, mirror.source_id)
         self._thread = threading.Thread(target=self._run, name=f"mirror-{name}", daemon=True)
 
@@ -274,7 +277,7 @@ class TopicMirror:
     def _copy(self, writer: Writer) -> None:
         target = self._target
         position, gap = target.resume(self._topic, writer, self._mirror.trimmed)
-        self._begin = position
+        self._begin, self._had_copies = position, position > gap
         self._flight = self._in_flight(position)
         self._reader = self._topic.reader(position)
         try:
@@ -305,6 +308,19 @@ class TopicMirror:
             self._target.check_beginning()
             self._ledger = ledger
 
+    def _check_idle(self) -> None:
+        # A target that was deleted is noticed before the source needs it, not by the next message.
+        empty = not self._had_copies and self._flight.position == self._begin
+        if empty or time.monotonic() - self._checked < CHECK_SECONDS:
+            return
+        try:
+            self._target.check_beginning()
+        except MirrorMismatchError:
+            raise
+        except ClusterError:  # the broker is away, which harms nothing before the next message
+            pass
+        self._checked = time.monotonic()
+
     def _batches(self, reader: Reading) -> Iterator[Sequence[Message]]:
         goal = self._topic.next_offset
         while not self._mirror.stopping:
@@ -318,7 +334,7 @@ class TopicMirror:
             try:
                 yield [reader.read_next(LOOK_SECONDS)]
             except WaitTimeoutError:
-                continue
+                self._check_idle()
             except TopicTerminatedError:
                 return
 

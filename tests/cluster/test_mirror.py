@@ -330,6 +330,34 @@ def test_a_target_that_was_deleted_is_noticed(topic: xl.Topic, namespace: Namesp
         copy(topic.engine, namespace)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_target_that_was_deleted_is_noticed_by_an_idle_mirror(
+    topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr("exclusivelog.cluster.mirror.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("exclusivelog.cluster.mirror.CHECK_SECONDS", 0.5)
+    topic.producer().send(b"a")
+    if again:
+        copy(topic.engine, namespace)
+    with mirror(topic.engine, namespace, "orders") as running:
+        running.start(follow=True)
+        until(lambda: [one.position for one in running.progress()] == [1])
+        assert not running.wait(2)  # nothing is wrong yet
+        namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
+        with pytest.raises(xl.MirrorMismatchError, match="it is empty, and was not before"):
+            within(lambda: running.wait(60))
+
+
+def test_an_idle_mirror_of_nothing_goes_on(
+    topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exclusivelog.cluster.mirror.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("exclusivelog.cluster.mirror.CHECK_SECONDS", 0.0)
+    with mirror(topic.engine, namespace, "orders") as running:
+        running.start(follow=True)
+        assert not running.wait(2)
+
+
 def test_verify_names_the_first_difference(topic: xl.Topic, namespace: Namespace) -> None:
     topic.producer().send_many([b"a"] * 10)
     copy(topic.engine, namespace)
