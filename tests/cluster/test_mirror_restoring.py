@@ -138,6 +138,11 @@ def test_topics_of_others_are_not_taken_for_empty_ones(
         client.create_producer(f"persistent://{namespace.path}/others").send(b"hello")
     with pytest.raises(xl.ClusterError, match=r"no mirror has made .*'others-partition-0'; name"):
         brought_back(tmp_path / "back", namespace)
+    namespace.call("DELETE", f"persistent/{namespace.path}/others/partitions?force=true")
+    with namespace.client() as client:
+        client.create_producer(f"persistent://{namespace.path}/another").send(b"hello")
+    with pytest.raises(xl.MirrorMismatchError, match=r"'another' .*Name the other topics"):
+        brought_back(tmp_path / "back", namespace)
     assert brought_back(tmp_path / "back", namespace, "orders") == {"orders": 1}
 
 
