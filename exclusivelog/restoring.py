@@ -39,8 +39,8 @@ def restore(
     sent, termination, retention, reader groups, announcements. Stop the mirror first, or messages
     that it sends meanwhile are left out.
 
-    Raises LedgerError if the directory is not empty, TopicNotFoundError, MirrorMismatchError where
-    messages are missing, and ClusterError.
+    Raises LedgerError if the directory is not empty, or a mount point; TopicNotFoundError, also
+    where no topic has a message; MirrorMismatchError where messages are missing; and ClusterError.
 
     ```python
     from exclusivelog.restoring import restore
@@ -51,17 +51,18 @@ def restore(
     access = Access.parse(
         url, admin=admin, token=token, token_file=token_file, tls_trust_certs=tls_trust_certs
     )
-    where = os.path.abspath(path)
-    if os.path.lexists(where) and (not os.path.isdir(where) or os.listdir(where)):
-        raise LedgerError(f"{where} is not empty; restore into a new directory")
+    where = os.path.realpath(path)
+    _check_free(where)
     with _unfinished(where + UNFINISHED) as folder, Cluster(access, timeout) as cluster:
-        there = cluster.topics() if topics is None else list(dict.fromkeys(topics))
+        there = cluster.topics() if topics is None else _named(cluster, topics)
         made = os.path.join(folder, "log")
         counts = _restore(made, cluster, there)
         if missing := [name for name, count in counts.items() if topics is not None and not count]:
             raise TopicNotFoundError(
                 f"{cluster.access.url} has no messages of topic {missing[0]!r}"
             )
+        if not any(counts.values()):
+            raise TopicNotFoundError(f"{cluster.access.url} has no messages of any topic")
         if os.path.isdir(where):
             os.rmdir(where)
         os.rename(made, where)
@@ -69,14 +70,32 @@ def restore(
     return counts
 
 
+def _check_free(where: str) -> None:
+    if os.path.lexists(where) and (not os.path.isdir(where) or os.listdir(where)):
+        raise LedgerError(f"{where} is not empty; restore into a new directory")
+    if os.path.ismount(where):  # as volumes of containers are: no directory can be renamed to it
+        raise LedgerError(f"{where} is a mount point; restore into a new directory below it")
+
+
+def _named(cluster: Cluster, topics: Iterable[str]) -> list[str]:
+    names = list(dict.fromkeys(topics))
+    if missing := cluster.missing(names):
+        raise TopicNotFoundError(
+            f"{cluster.access.url} has no topic {missing[0]!r}, says {cluster.access.admin}"
+        )
+    return names
+
+
 def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int]:
-    counts, sources = {}, set[str]()
+    counts, sources = {}, dict[str, str]()
     with open_engine(path, name="restore") as engine:
         for name in names:
             counts[name] = restore_topic(engine.ledger, name, _frames(cluster, name, sources))
         if len(sources) > 1:
+            found = ", ".join(f"{topic!r} is of {source}" for source, topic in sources.items())
             raise ClusterError(
-                f"{cluster.access.url} has topics of {len(sources)} logs; name those of one"
+                f"{cluster.access.url} has topics of {len(sources)} logs; name those of one: "
+                f"{found}"
             )
         for source in sources:
             restore_id(engine.ledger, source)
@@ -86,17 +105,18 @@ def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int
     return counts
 
 
-def _frames(cluster: Cluster, topic: str, sources: set[str]) -> Iterator[Frame]:
-    """The frames of a topic, in order, none missing; `sources` gets what they are copies of."""
+def _frames(cluster: Cluster, topic: str, sources: dict[str, str]) -> Iterator[Frame]:
+    """The frames of a topic, in order, none missing; `sources` gets the ids of the logs that they
+    are copies of, each with its first topic."""
     for copied in Target(cluster, AnyCopies(), topic, "").copied():
         if copied.frame.source is not None:
-            sources.add(copied.frame.source)
+            sources.setdefault(copied.frame.source, topic)
         yield copied.frame
 
 
 @contextlib.contextmanager
 def _unfinished(path: str) -> Iterator[str]:
-    """An empty directory, for this process alone; removed afterwards."""
+    """A directory without "log", for this process alone; removed afterwards."""
     os.makedirs(path, mode=0o700, exist_ok=True)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
@@ -108,6 +128,8 @@ def _unfinished(path: str) -> Iterator[str]:
         try:
             yield path
         finally:
-            shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)
+            with contextlib.suppress(OSError):  # somebody else has put files there
+                os.rmdir(path)
     finally:
         os.close(fd)

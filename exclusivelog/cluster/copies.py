@@ -32,6 +32,9 @@ __all__ = ["AnyCopies", "Copied", "Copies", "FrameCopies", "PlainCopies"]
 
 FRAME_BYTES = 1 << 20  # of values and keys; the next message begins another frame
 PREFIX = "exclusivelog."
+FOREIGN = (
+    "it has messages that no mirror has sent. Name the other topics, or mirror to a new namespace"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ class FrameCopies:
             return Copied(record)
         if f"{PREFIX}offset" in message.properties():
             return "it is a plain mirror; mirror to it with plain=True (--plain)"
-        return "it has messages that no mirror has sent"
+        return FOREIGN
 
 
 def frame_of(messages: Sequence[Message], source: str, gap: int) -> Frame:
@@ -150,7 +153,7 @@ class PlainCopies:
         if f"{PREFIX}offset" not in properties:
             if isinstance(frames.decode(message.data()), Frame):
                 return "it is a mirror of frames; mirror to it without plain=True (--plain)"
-            return "it has messages that no mirror has sent"
+            return FOREIGN
         own = {name: properties.pop(PREFIX + name) for name in OWN if PREFIX + name in properties}
         content = Content(
             None if message._message.has_null_value() else message.data(),

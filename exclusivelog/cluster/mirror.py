@@ -45,8 +45,11 @@ from exclusivelog.errors import (
 __all__ = ["Comparison", "Mirror", "Progress"]
 
 READ_MESSAGES = 2000  # most messages of one copy
+READ_BYTES = 8 << 20  # then they are sent before more is read
+READ_AT_ONCE = 32  # messages, which may be large
 IN_FLIGHT_BYTES = 32 << 20
 LOOK_SECONDS = 5.0  # between looks for new topics, and at the source's end
+CHECK_SECONDS = 60.0  # between looks at an idle topic's target
 CLOSE_SECONDS = 10.0
 ANSWER_SECONDS = 5.0  # for the client to notice that the broker's time is over
 STORED_SECONDS = 30.0  # for what a former mirror has sent last
@@ -229,6 +232,8 @@ class TopicMirror:
         self._begin = self._end = 0
         self._reader: Reading | None = None
         self._ledger: int | None = None
+        self._had_copies = False
+        self._checked = time.monotonic()
         self._target = Target(self._cluster, self._copies, name, mirror.source_id)
         self._thread = threading.Thread(target=self._run, name=f"mirror-{name}", daemon=True)
 
@@ -264,6 +269,7 @@ class TopicMirror:
             writer.close()  # not after an error: it would wait for the broker's answer
         except BaseException as error:
             self.error = error
+            self._mirror.follow = False  # the others go on to where they ended at their start
         finally:
             self.running = False
             self._mirror.notify()
@@ -271,7 +277,7 @@ class TopicMirror:
     def _copy(self, writer: Writer) -> None:
         target = self._target
         position, gap = target.resume(self._topic, writer, self._mirror.trimmed)
-        self._begin = position
+        self._begin, self._had_copies = position, position > gap
         self._flight = self._in_flight(position)
         self._reader = self._topic.reader(position)
         try:
@@ -302,12 +308,25 @@ class TopicMirror:
             self._target.check_beginning()
             self._ledger = ledger
 
+    def _check_idle(self) -> None:
+        # A target that was deleted is noticed before the source needs it, not by the next message.
+        empty = not self._had_copies and self._flight.position == self._begin
+        if empty or time.monotonic() - self._checked < CHECK_SECONDS:
+            return
+        try:
+            self._target.check_beginning()
+        except MirrorMismatchError:
+            raise
+        except ClusterError:  # the broker is away, which harms nothing before the next message
+            pass
+        self._checked = time.monotonic()
+
     def _batches(self, reader: Reading) -> Iterator[Sequence[Message]]:
         goal = self._topic.next_offset
         while not self._mirror.stopping:
             if reader.position >= goal and not self._mirror.follow:
                 return
-            batch = reader.read_batch(READ_MESSAGES)
+            batch = read_some(reader)
             if batch:
                 yield batch
                 continue
@@ -315,9 +334,22 @@ class TopicMirror:
             try:
                 yield [reader.read_next(LOOK_SECONDS)]
             except WaitTimeoutError:
-                continue
+                self._check_idle()
             except TopicTerminatedError:
                 return
+
+
+def read_some(reader: Reading) -> list[Message]:
+    """The next messages, without waiting. Compressed ones take memory once they are read."""
+    batch: list[Message] = []
+    size = 0
+    while len(batch) < READ_MESSAGES and size < READ_BYTES:
+        found = reader.read_batch(READ_AT_ONCE)
+        if not found:
+            break
+        batch += found
+        size += sum(len(each.raw_value or b"") for each in found)
+    return batch
 
 
 # ---- the target --------------------------------------------------------------------------
@@ -515,7 +547,7 @@ class Mirror(Closing):
         self._names = None if topics is None else list(dict.fromkeys(topics))
         self._mirrors: dict[str, TopicMirror] = {}
         self._changed, self._stopped = threading.Event(), threading.Event()
-        self._watch_error: ExclusiveLogError | None = None
+        self._watch_error: BaseException | None = None
         self._watcher = threading.Thread(
             target=self._watch_topics, name="mirror-topics", daemon=True
         )
@@ -540,7 +572,8 @@ class Mirror(Closing):
     def run(self, follow: bool = False) -> None:
         """Copy all topics up to their ends as they are now; `follow`: go on until `stop()`.
 
-        Raises the first error of any topic, once all others have stopped."""
+        Raises the first error of any topic, once all others are copied up to where they ended when
+        their copying began: a topic that cannot go on does not hold the others up."""
         self.start(follow)
         try:
             while not self.wait(LOOK_SECONDS):
@@ -560,14 +593,15 @@ class Mirror(Closing):
         while not self._stopped.wait(LOOK_SECONDS):
             try:
                 self._begin_new()
-            except ExclusiveLogError as error:
+            except BaseException as error:  # no more threads, for example
                 self._watch_error = error
+                self.follow = False
                 self.notify()
                 return
 
     def wait(self, timeout: float) -> bool:
         """Wait up to so many seconds for the end: True once all topics are copied or `stop` was
-        called. Raises the first error of any topic."""
+        called. Raises the first error of any topic, as `run` does."""
         deadline = time.monotonic() + timeout
         while self._is_running():
             left = deadline - time.monotonic()
@@ -581,8 +615,6 @@ class Mirror(Closing):
         return True
 
     def _is_running(self) -> bool:
-        if self._failed():
-            return False
         watches = self.follow and self._names is None and not self.stopping
         return watches or any(one.running for one in list(self._mirrors.values()))
 
@@ -593,8 +625,9 @@ class Mirror(Closing):
     def _begin_new(self) -> None:
         for name in self.source.topics() if self._names is None else self._names:
             if name not in self._mirrors and not self.stopping:
-                self._mirrors[name] = TopicMirror(self, name)
-                self._mirrors[name].start()
+                one = TopicMirror(self, name)
+                one.start()
+                self._mirrors[name] = one
 
     def notify(self) -> None:
         """A topic has ended."""

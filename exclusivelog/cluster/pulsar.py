@@ -6,7 +6,7 @@ repr has the token.
 
 A topic of a ledger is kept in the Pulsar topic `persistent://tenant/namespace/NAME`. Bytes of its
 name that are no ASCII letter, digit, `_`, `.` or `-` are written as `=` and two hexadecimal digits,
-and so is the `-` of a name that Pulsar would take for a partition:
+and so is one character of a name that Pulsar would take for a partition, or for a topic of its own:
 
 >>> topic_name("orders"), topic_name("a/b"), topic_name("x-partition-0")
 ('orders', 'a=2Fb', 'x=2Dpartition-0')
@@ -17,6 +17,7 @@ and so is the `-` of a name that Pulsar would take for a partition:
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -25,7 +26,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -38,16 +39,17 @@ ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
 ADMIN_SECONDS = 30.0
 PENDING_MESSAGES = 5000  # more than a mirror has in flight
 
-URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s]+)/([^/\s]+)/([^/\s]+)/?")
+URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s@?#]+)/([-=:.\w]+)/([-=:.\w]+)/?", re.ASCII)
+ADMIN_URL = re.compile(r"https?://[^\s@?#]+")
 PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
-PARTITION = re.compile(r"-(?=partition-\d+\Z)")
+TAKEN = re.compile(r"-(?=partition-\d+\Z)|_(?=_transaction_pending_ack\Z)")
 
 
 def topic_name(name: str) -> str:
     """The name of the Pulsar topic for a topic of a ledger."""
     pieces = (bytes([byte]) for byte in name.encode())
     text = "".join(b.decode() if PLAIN.match(b) else f"={b[0]:02X}" for b in pieces)
-    return PARTITION.sub("=2D", text)
+    return TAKEN.sub(lambda found: f"={ord(found[0]):02X}", text)
 
 
 def ledger_name(name: str) -> str:
@@ -84,25 +86,28 @@ class Access:
         """From a URL such as pulsar://host:6650/tenant/namespace.
 
         `token_file` holds the token; without it and `token`, the environment variable
-        EXCLUSIVELOG_TOKEN does. Raises ValueError for a URL of another form.
+        EXCLUSIVELOG_TOKEN does. Raises ValueError for a URL of another form, and for a token that
+        is none; no error has the token.
 
         >>> Access.parse("pulsar://broker:6650/public/default").admin
         'http://broker:8080'
         """
         found = URL.fullmatch(url)
-        if found is None or "@" in found[2]:
+        if found is None:
             raise ValueError(
-                f"{_without_password(url)!r} is no URL of a Pulsar namespace; it takes "
+                f"{_without_secrets(url)!r} is no URL of a Pulsar namespace; it takes "
                 "pulsar://host:port/tenant/namespace or pulsar+ssl://..."
             )
         kind, hosts, tenant, namespace = found.groups()
-        if token_file is not None:
-            with open(token_file) as file:
-                token = file.read().strip()
         admin = admin or _default_admin(kind, hosts)
+        if ADMIN_URL.fullmatch(admin) is None:
+            raise ValueError(
+                f"admin={_without_secrets(admin)!r} is no URL of an admin API; it takes "
+                "http://host:port or https://..."
+            )
         return cls(
-            f"{kind}://{hosts}", tenant, namespace, admin.rstrip("/"),
-            token or os.environ.get(TOKEN_VARIABLE) or None, tls_trust_certs,
+            f"{kind}://{hosts}", tenant, namespace, admin.rstrip("/"), _token(token, token_file),
+            tls_trust_certs,
         )  # fmt: skip
 
     @property
@@ -116,8 +121,27 @@ class Access:
         return f"{self.service}/{self.path}"
 
 
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/]*@", "//...@", url)
+def _without_secrets(url: str) -> str:
+    """The URL as errors show it: a password may be before the last "@", a token behind a "?"."""
+    return re.sub(
+        r"[?#].*", "?...", re.sub(r"//.*@", "//...@", url, flags=re.DOTALL), flags=re.DOTALL
+    )
+
+
+def _token(token: str | None, file: str | os.PathLike[str] | None) -> str | None:
+    """The token, without the line break that files and variables often end with."""
+    if file is not None:
+        with open(file) as opened:
+            token = opened.read()
+        if not token.strip():
+            raise ValueError(f"token_file={os.fspath(file)!r} is empty")
+    token = (token or os.environ.get(TOKEN_VARIABLE) or "").strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise ValueError(  # without it: the HTTP library's error would show it
+            "the token has blanks, line breaks or characters that are not ASCII; give one JSON web "
+            f"token (token, token_file or {TOKEN_VARIABLE})"
+        )
+    return token or None
 
 
 def _default_admin(kind: str, hosts: str) -> str:
@@ -253,12 +277,18 @@ class Cluster(Closing):
                 data = answer.read()
         except urllib.error.HTTPError as error:
             raise ClusterError(_refused(access, path, error)) from None
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             raise ClusterError(
                 f"{access.admin}: the admin API cannot be reached: {error}; give its URL (admin=, "
                 "--admin)"
             ) from None
-        return json.loads(data) if data else None
+        try:
+            return json.loads(data) if data else None
+        except ValueError:
+            raise ClusterError(
+                f"{access.admin}: what answers there is no admin API of Pulsar; give its URL "
+                "(admin=, --admin)"
+            ) from None
 
     def check_policies(self) -> None:
         """ClusterError unless the namespace deduplicates, and keeps all messages for ever."""
@@ -278,10 +308,29 @@ class Cluster(Closing):
             )
 
     def topics(self) -> list[str]:
-        """The names of its topics, as a ledger has them, sorted."""
+        """The names of its topics, as a ledger has them, sorted.
+
+        Raises ClusterError for a topic that no mirror has made: its name says so."""
+        names = [name for name in self._topic_names() if not name.startswith("__")]
+        if foreign := [name for name in names if topic_name(ledger_name(name)) != name]:
+            raise ClusterError(
+                f"{self.access.url}: no mirror has made the Pulsar topic {foreign[0]!r}; name the "
+                "topics to bring back"
+            )
+        return sorted(map(ledger_name, names))
+
+    def missing(self, topics: Iterable[str]) -> list[str]:
+        """Those topics that the admin API does not know: to read them would make them. None where
+        it does not answer, as reading needs no rights there."""
+        try:
+            there = set(self._topic_names())
+        except ClusterError:
+            return []
+        return [name for name in topics if topic_name(name) not in there]
+
+    def _topic_names(self) -> list[str]:
         found = self.admin("GET", f"persistent/{self.access.path}")
-        names = (text.rpartition("/")[2] for text in found)
-        return sorted(ledger_name(name) for name in names if not name.startswith("__"))
+        return [text.rpartition("/")[2] for text in found]
 
     # ---- topics --------------------------------------------------------------------------
 

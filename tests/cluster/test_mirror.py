@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -12,8 +16,10 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.cluster import Mirror, pulsar
+from exclusivelog.cluster.mirror import READ_AT_ONCE, READ_BYTES, read_some
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import State, Verdict
+from exclusivelog.restoring import restore
 from testing.broker import Namespace
 from testing.processes import until, within
 
@@ -137,6 +143,17 @@ def test_large_batches_and_large_messages(topic: xl.Topic, namespace: Namespace)
         producer.send(b"z")
     copy(topic.engine, namespace)
     assert target(namespace) == source(topic)
+
+
+def test_large_messages_are_not_read_all_at_once(topic: xl.Topic) -> None:
+    # Compressed ones would take as much memory as all of them have without compression.
+    topic.compression("lz4")
+    with topic.producer() as producer:
+        producer.send_many([b"x" * (1 << 20)] * 100)
+    reader, most = topic.reader(), READ_BYTES // (1 << 20) + READ_AT_ONCE
+    sizes = list(map(len, iter(lambda: read_some(reader), [])))
+    assert sum(sizes) == 100
+    assert max(sizes) <= most
 
 
 def test_what_does_not_fit_is_refused_and_not_skipped(
@@ -313,6 +330,34 @@ def test_a_target_that_was_deleted_is_noticed(topic: xl.Topic, namespace: Namesp
         copy(topic.engine, namespace)
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_target_that_was_deleted_is_noticed_by_an_idle_mirror(
+    topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr("exclusivelog.cluster.mirror.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("exclusivelog.cluster.mirror.CHECK_SECONDS", 0.5)
+    topic.producer().send(b"a")
+    if again:
+        copy(topic.engine, namespace)
+    with mirror(topic.engine, namespace, "orders") as running:
+        running.start(follow=True)
+        until(lambda: [one.position for one in running.progress()] == [1])
+        assert not running.wait(2)  # nothing is wrong yet
+        namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
+        with pytest.raises(xl.MirrorMismatchError, match="it is empty, and was not before"):
+            within(lambda: running.wait(60))
+
+
+def test_an_idle_mirror_of_nothing_goes_on(
+    topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exclusivelog.cluster.mirror.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("exclusivelog.cluster.mirror.CHECK_SECONDS", 0.0)
+    with mirror(topic.engine, namespace, "orders") as running:
+        running.start(follow=True)
+        assert not running.wait(2)
+
+
 def test_verify_names_the_first_difference(topic: xl.Topic, namespace: Namespace) -> None:
     topic.producer().send_many([b"a"] * 10)
     copy(topic.engine, namespace)
@@ -425,12 +470,121 @@ def test_a_topic_with_partitions_is_refused(topic: xl.Topic, namespace: Namespac
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a/b/c", "pulsar://host:6650", "pulsar://host:6650/tenant", "pulsar://u:p@h/t/n"]
-)
+    "url",
+    [
+        "http://a/b/c", "pulsar://host:6650", "pulsar://host:6650/tenant", "pulsar://u:secret@h/t/n",
+        "pulsar://u:p/secret@h/t", "pulsar://h/t/n?token=secret", "pulsar://h/t/n?token=/secret",
+        "pulsar://h/t/n#secret",
+    ],
+)  # fmt: skip
 def test_urls_that_are_none(engine: xl.Engine, url: str) -> None:
     with pytest.raises(ValueError, match="pulsar://host:port/tenant/namespace") as raised:
         Mirror(engine, url)
-    assert "u:p" not in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "admin", ["localhost:8080", "file:///etc", "http://u:secret@h", "http://a b"]
+)
+def test_admin_urls_that_are_none(engine: xl.Engine, admin: str) -> None:
+    with pytest.raises(ValueError, match="http://host:port or https://") as raised:
+        Mirror(engine, "pulsar://127.0.0.1:1/public/default", admin=admin)
+    assert "secret" not in str(raised.value)
+
+
+def test_tokens_that_are_none_are_not_shown(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    url = "pulsar://127.0.0.1:1/public/default"
+    monkeypatch.setenv("EXCLUSIVELOG_TOKEN", "secret\n")
+    assert pulsar.Access.parse(url).token == "secret"
+    for wrong in ("sec\nret", "sec ret", "sec\0ret", "s\xfccret"):
+        with pytest.raises(ValueError, match="the token has blanks, line breaks") as raised:
+            Mirror(engine, url, token=wrong)
+        assert "ret" not in str(raised.value).replace("secret", "")
+        assert wrong not in str(raised.value)
+    (tmp_path / "token").write_text("\n")
+    with pytest.raises(ValueError, match="is empty"):
+        Mirror(engine, url, token_file=str(tmp_path / "token"))
+
+
+@pytest.mark.parametrize("answer", [b"<html>hello</html>", b"no HTTP at all"])
+def test_an_admin_url_of_something_else(engine: xl.Engine, answer: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(answer)
+    with answering(head + answer if answer[:1] == b"<" else answer) as port:
+        with pytest.raises(xl.ClusterError, match=f"127.0.0.1:{port}.*give its URL"):
+            Mirror(engine, "pulsar://127.0.0.1:1/public/default", admin=f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def answering(data: bytes) -> Iterator[int]:
+    """The port of a server that gives this answer to one request."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(30)
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.settimeout(30)
+                connection.recv(65536)
+                connection.sendall(data)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join(30)
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_a_topic_that_cannot_go_on_does_not_hold_others_up(
+    engine: xl.Engine, namespace: Namespace, follow: bool
+) -> None:
+    with namespace.client() as client:
+        client.create_producer(f"persistent://{namespace.path}/bad").send(b"hello")
+    for name in ("bad", "good", "idle"):
+        with engine.topic(name).producer() as producer:
+            producer.send_many([b"x" * 1000] * (20_000 if name == "good" else 1))
+    with mirror(engine, namespace) as running:
+        with pytest.raises(xl.MirrorMismatchError, match="'bad'"):
+            within(lambda: running.run(follow))
+        assert {one.topic: one.position for one in running.progress()} == {
+            "bad": 0, "good": 20_000, "idle": 1,
+        }  # fmt: skip
+
+
+def test_a_follower_that_cannot_begin_a_new_topic_ends(
+    engine: xl.Engine, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A container has no room for another thread, for example.
+    with mirror(engine, namespace) as running:
+        running.start(follow=True)
+
+        def start(self: object) -> None:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr("exclusivelog.cluster.mirror.TopicMirror.start", start)
+        engine.topic("orders")
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            within(lambda: running.wait(60))
+
+
+NAMES = [
+    ".", "..", "a", "A", "%2F", "a=2Fb", "a/b", "/" * 255, "\u00fc" * 127, "partition-0",
+    "x-partition-0", "-partition-0", "x-partition-0-partition-1", "x-partition-1y", "x-partition-",
+    "x__transaction_pending_ack", "a-DLQ", "*", "?x=1#", " ",
+]  # fmt: skip
+
+
+def test_topics_of_all_names(engine: xl.Engine, namespace: Namespace, tmp_path: Path) -> None:
+    for name in NAMES:
+        engine.topic(name).producer("shared").send(name.encode())
+    copy(engine, namespace)
+    assert restore(
+        tmp_path / "back", namespace.url, admin=namespace.admin, timeout=20.0
+    ) == dict.fromkeys(sorted(NAMES), 1)
+    with xl.open(tmp_path / "back") as back:
+        for name in NAMES:
+            assert back.topic(name).reader().read_next(10).value == name.encode()
 
 
 def test_wrong_arguments(engine: xl.Engine) -> None:

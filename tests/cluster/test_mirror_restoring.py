@@ -71,7 +71,7 @@ def test_only_some_topics(engine: xl.Engine, namespace: Namespace, tmp_path: Pat
         engine.topic(name).producer().send(name.encode())
     copy(engine, namespace)
     assert brought_back(tmp_path / "back", namespace, "a", "c") == {"a": 1, "c": 1}
-    with pytest.raises(xl.TopicNotFoundError, match="no messages of topic 'nothing'"):
+    with pytest.raises(xl.TopicNotFoundError, match="no topic 'nothing'"):
         brought_back(tmp_path / "none", namespace, "nothing")
     assert not (tmp_path / "none").exists()
 
@@ -101,6 +101,63 @@ def test_what_is_there_is_not_overwritten(
         brought_back(tmp_path / "file", namespace)
     (tmp_path / "empty").mkdir()
     assert brought_back(tmp_path / "empty", namespace) == {"orders": 1}
+    (tmp_path / "empty2").mkdir()
+    (tmp_path / "link").symlink_to("empty2")
+    (tmp_path / "empty2.restoring").mkdir()
+    (tmp_path / "empty2.restoring" / "mine").touch()
+    assert brought_back(tmp_path / "link", namespace) == {"orders": 1}
+    assert (tmp_path / "empty2.restoring" / "mine").exists()
+    assert os.listdir(tmp_path / "empty2") == os.listdir(tmp_path / "empty")
+
+
+def test_a_mount_point_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os.path, "ismount", lambda path: path == str(tmp_path))
+    with pytest.raises(xl.LedgerError, match="is a mount point; restore into a new directory"):
+        restore(tmp_path, "pulsar://127.0.0.1:1/a/b")
+
+
+def test_nothing_is_not_brought_back(topic: xl.Topic, namespace: Namespace, tmp_path: Path) -> None:
+    with pytest.raises(xl.TopicNotFoundError, match="no messages of any topic"):
+        brought_back(tmp_path / "back", namespace)
+    topic.producer().send(b"x")
+    copy(topic.engine, namespace)
+    with pytest.raises(xl.TopicNotFoundError, match="no topic 'order'"):
+        brought_back(tmp_path / "back", namespace, "order")
+    assert brought_back(tmp_path / "back", namespace) == {"orders": 1}  # and no 'order'
+
+
+def test_topics_of_others_are_not_taken_for_empty_ones(
+    topic: xl.Topic, namespace: Namespace, tmp_path: Path
+) -> None:
+    topic.producer().send(b"x")
+    copy(topic.engine, namespace)
+    namespace.call("PUT", f"persistent/{namespace.path}/others/partitions", 2)
+    with namespace.client() as client:
+        client.create_producer(f"persistent://{namespace.path}/others").send(b"hello")
+    with pytest.raises(xl.ClusterError, match=r"no mirror has made .*'others-partition-0'; name"):
+        brought_back(tmp_path / "back", namespace)
+    namespace.call("DELETE", f"persistent/{namespace.path}/others/partitions?force=true")
+    with namespace.client() as client:
+        client.create_producer(f"persistent://{namespace.path}/another").send(b"hello")
+    with pytest.raises(xl.MirrorMismatchError, match=r"'another' .*Name the other topics"):
+        brought_back(tmp_path / "back", namespace)
+    assert brought_back(tmp_path / "back", namespace, "orders") == {"orders": 1}
+
+
+def test_topics_of_two_logs_are_told_apart(
+    topic: xl.Topic, namespace: Namespace, tmp_path: Path
+) -> None:
+    topic.producer().send(b"x")
+    copy(topic.engine, namespace)
+    with xl.open(tmp_path / "other") as other:
+        other.topic("bills").producer().send(b"y")
+        copy(other, namespace)
+        said = f"'bills' is of {other.ledger.uuid}, 'orders' is of {topic.engine.ledger.uuid}"
+    with pytest.raises(xl.ClusterError, match=said):
+        brought_back(tmp_path / "back", namespace)
+    assert brought_back(tmp_path / "back", namespace, "orders") == {"orders": 1}
 
 
 def test_missing_messages_are_an_error(
