@@ -39,6 +39,7 @@ from exclusivelog.errors import (
     MirrorMismatchError,
     OffsetTrimmedError,
     TopicTerminatedError,
+    UnsupportedError,
     WaitTimeoutError,
 )
 
@@ -289,6 +290,9 @@ class TopicMirror:
         except EngineClosedError:
             if not self._mirror.stopping:
                 raise
+        except UnsupportedError:  # a message that does not fit: all before it is stored
+            self._drain()
+            raise
         self._drain()
 
     def _send(self, writer: Writer, copied: Copied) -> None:

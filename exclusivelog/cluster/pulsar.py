@@ -180,7 +180,10 @@ MEANINGS = {
 }  # fmt: skip
 FENCED = ("ProducerFenced", "ProducerBusy")
 # A broker that has just started answers late, or so, while it loads a topic.
-PASSING = ("Timeout", "ServiceUnitNotReady", "LookupError", "Disconnected", "RetryableError")
+PASSING = (
+    "Timeout", "ServiceUnitNotReady", "LookupError", "Disconnected", "RetryableError",
+    "BrokerMetadataError",
+)  # fmt: skip
 
 
 def meaning_of(error: object) -> str:
@@ -233,7 +236,7 @@ class Cluster(Closing):
                 self._client = pulsar.Client(
                     access.service,
                     authentication=None if token is None else pulsar.AuthenticationToken(token),
-                    operation_timeout_seconds=max(1, int(min(self._timeout, 30))),
+                    operation_timeout_seconds=max(1, int(min(self._timeout / 4, 30))),
                     tls_trust_certs_file_path=access.tls_trust_certs,
                     tls_validate_hostname=access.service.startswith("pulsar+ssl"),
                     # Its errors are raised; on stdout they would be among the program's output.
@@ -393,18 +396,23 @@ class Cluster(Closing):
 
     def reader(self, topic: str, *, last: bool = False) -> TopicReader:
         """Read the Pulsar topic from its first message on; `last`: from its last one."""
-        pulsar = self._pulsar
-        start = pulsar.MessageId.latest if last else pulsar.MessageId.earliest
-        try:
-            reader = self.client.create_reader(
-                self.address(topic), start, start_message_id_inclusive=last,
-                receiver_queue_size=1 if last else 100,
-            )  # fmt: skip
-        except Exception as error:
-            if isinstance(error, ClusterError):
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                return TopicReader(self, topic, self._open_reader(topic, last), self._timeout)
+            except ClusterError:
                 raise
-            self.failed(f"topic {topic!r} cannot be read", error)
-        return TopicReader(self, topic, reader, self._timeout)
+            except Exception as error:
+                if type(error).__name__ not in PASSING or time.monotonic() > deadline:
+                    self.failed(f"topic {topic!r} cannot be read", error)
+                time.sleep(0.1)
+
+    def _open_reader(self, topic: str, last: bool) -> Any:
+        ids = self._pulsar.MessageId
+        return self.client.create_reader(
+            self.address(topic), ids.latest if last else ids.earliest,
+            start_message_id_inclusive=last, receiver_queue_size=1 if last else 100,
+        )  # fmt: skip
 
 
 def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:

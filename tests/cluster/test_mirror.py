@@ -29,14 +29,14 @@ Fields = tuple[Any, ...]
 
 
 def mirror(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) -> Mirror:
-    options.setdefault("timeout", 20.0)
+    options.setdefault("timeout", 90.0)
     return Mirror(engine, namespace.url, topics or None, admin=namespace.admin, **options)
 
 
 def copy(engine: xl.Engine, namespace: Namespace, *topics: str, **options: Any) -> None:
     """Mirror everything that there is."""
     with mirror(engine, namespace, *topics, **options) as running:
-        within(running.run)
+        within(running.run, 150.0)
         assert sum(one.lag for one in running.progress()) == 0
 
 
@@ -203,7 +203,7 @@ def test_progress_tells_the_lag(topic: xl.Topic, namespace: Namespace) -> None:
     with topic.producer() as producer:
         producer.send_many([b"x"] * 1000)
     with mirror(topic.engine, namespace) as running:
-        within(running.run)
+        within(running.run, 150.0)
         (one,) = running.progress()
         assert (one.topic, one.position, one.end, one.copied, one.lag) == (
             "orders", 1000, 1000, 1000, 0,
@@ -325,7 +325,7 @@ def test_a_target_that_was_deleted_is_noticed(topic: xl.Topic, namespace: Namesp
         producer.send(b"b")
         gone = "begins with offset 1|it is empty, and was not before"
         with pytest.raises(xl.MirrorMismatchError, match=gone):
-            within(lambda: running.wait(60))
+            within(lambda: running.wait(120), 150.0)
     with pytest.raises(xl.MirrorMismatchError, match="begins with offset 1"):
         copy(topic.engine, namespace)
 
@@ -580,7 +580,7 @@ def test_topics_of_all_names(engine: xl.Engine, namespace: Namespace, tmp_path: 
         engine.topic(name).producer("shared").send(name.encode())
     copy(engine, namespace)
     assert restore(
-        tmp_path / "back", namespace.url, admin=namespace.admin, timeout=20.0
+        tmp_path / "back", namespace.url, admin=namespace.admin, timeout=90.0
     ) == dict.fromkeys(sorted(NAMES), 1)
     with xl.open(tmp_path / "back") as back:
         for name in NAMES:

@@ -50,7 +50,7 @@ def namespace(broker: Broker, admin_token: str, monkeypatch: pytest.MonkeyPatch)
     return Namespace.make(broker.url, broker.admin, token=admin_token)
 
 
-def copy(engine: xl.Engine, namespace: Namespace, timeout: float = 60.0, **options: Any) -> None:
+def copy(engine: xl.Engine, namespace: Namespace, timeout: float = 90.0, **options: Any) -> None:
     with Mirror(
         engine, namespace.url, admin=namespace.admin, timeout=timeout, **options
     ) as running:

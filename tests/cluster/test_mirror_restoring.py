@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
 
 def brought_back(path: Path, namespace: Namespace, *topics: str) -> dict[str, int]:
-    return restore(path, namespace.url, topics or None, admin=namespace.admin, timeout=20.0)
+    return restore(path, namespace.url, topics or None, admin=namespace.admin, timeout=90.0)
 
 
 @pytest.mark.parametrize("plain", [False, True])
