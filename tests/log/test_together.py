@@ -292,8 +292,9 @@ SENT_WHILE_OTHERS_ARE_ENCODED = """
         thread.start()
     for thread in threads:
         thread.join()
+    sent = [(value, receipt.result(30)) for value, receipt in sent]
     found = list(engine.topic("orders").reader().values())
-    print(sum(found[receipt.result(30)] != value for value, receipt in sent))
+    print(sum(found[offset] != value for value, offset in sent))
     engine.close()
 """
 
