@@ -2,12 +2,13 @@
 
 A peer is told what to do by calls; while it streams, it says what was acknowledged:
 
->>> peer.call("acquire")                    # its epoch
-1
->>> peer.stream()                           # sends from now on, until it is stopped
->>> peer.await_sends(100)
->>> peer.kill()
->>> check(log, [peer])                      # each acknowledged message is there once, in order
+```python
+peer.call("acquire")                    # its epoch
+peer.stream()                           # sends from now on, until it is stopped
+peer.await_sends(100)
+peer.kill()
+check(log, [peer])                      # each acknowledged message is there once, in order
+```
 """
 
 from __future__ import annotations
