@@ -52,7 +52,7 @@ SETTINGS = {
     "advertisedAddress": "127.0.0.1",
     "journalSyncData": "true",
     "brokerDeleteInactiveTopicsEnabled": "false",
-    "topicLoadTimeoutSeconds": "10",  # a topic that was deleted a moment ago may not load: again
+    "topicLoadTimeoutSeconds": "10",  # loading a topic may fail right after it was deleted
 }
 SECRET = b"a secret that only these tests know"  # brokers that check tokens verify them with it
 

@@ -151,7 +151,7 @@ def awake(state: State) -> None:
 def leave_main(process: Worker) -> None:
     """The process is interrupted, and closes what is open on its way out."""
     process.call(awake)  # a main thread that is still stopped would leave the signal to others
-    time.sleep(0.2)  # one on its way into a read would notice the signal when that ends
+    time.sleep(0.2)  # until it reads: Python may miss a signal just before a read
     process.signal(signal.SIGINT)
     process.process.join(20)
     assert process.process.exitcode in (0, 1)

@@ -236,6 +236,7 @@ class Cluster(Closing):
                 self._client = pulsar.Client(
                     access.service,
                     authentication=None if token is None else pulsar.AuthenticationToken(token),
+                    # `writer` and `reader` try again what gets no answer.
                     operation_timeout_seconds=max(1, int(min(self._timeout / 4, 30))),
                     tls_trust_certs_file_path=access.tls_trust_certs,
                     tls_validate_hostname=access.service.startswith("pulsar+ssl"),

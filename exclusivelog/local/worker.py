@@ -113,8 +113,8 @@ class BackgroundWorker:
             self._end_what_cannot_follow, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
-            self._notifications.retries.promote_due, self._retention_worker.start_if_needed,
-            self._ledger.checkpointer.poll,
+            self._notifications.retries.promote_due,
+            self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,
             self._ledger.find_pinned,
         ):  # fmt: skip
             try:
