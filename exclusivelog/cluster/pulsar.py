@@ -397,23 +397,24 @@ class Cluster(Closing):
 
     def reader(self, topic: str, *, last: bool = False) -> TopicReader:
         """Read the Pulsar topic from its first message on; `last`: from its last one."""
-        deadline = time.monotonic() + self._timeout
+        return TopicReader(self, topic, last, self._timeout)
+
+    def open_reader(self, topic: str, last: bool, after: Any, deadline: float) -> Any:
+        """A reader of the client: of what is behind message id `after`, or as `reader` says."""
+        ids = self._pulsar.MessageId
         while True:
             try:
-                return TopicReader(self, topic, self._open_reader(topic, last), self._timeout)
+                return self.client.create_reader(
+                    self.address(topic), after or (ids.latest if last else ids.earliest),
+                    start_message_id_inclusive=last and after is None,
+                    receiver_queue_size=1 if last else 100,
+                )  # fmt: skip
             except ClusterError:
                 raise
             except Exception as error:
                 if type(error).__name__ not in PASSING or time.monotonic() > deadline:
                     self.failed(f"topic {topic!r} cannot be read", error)
                 time.sleep(0.1)
-
-    def _open_reader(self, topic: str, last: bool) -> Any:
-        ids = self._pulsar.MessageId
-        return self.client.create_reader(
-            self.address(topic), ids.latest if last else ids.earliest,
-            start_message_id_inclusive=last, receiver_queue_size=1 if last else 100,
-        )  # fmt: skip
 
 
 def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:
@@ -511,12 +512,21 @@ class Writer:
 # ---- reading -----------------------------------------------------------------------------
 
 
+# A read that takes this many seconds is asked again, of a new reader: a topic that is deleted
+# once it has said that it has a message never sends that message.
+PATIENCE_SECONDS = 5.0
+
+
 class TopicReader(Closing):
     """Reads a Pulsar topic forward, up to its end."""
 
-    def __init__(self, cluster: Cluster, topic: str, reader: Any, timeout: float) -> None:
-        self._cluster, self._topic, self._reader = cluster, topic, reader
-        self._timeout = int(timeout * 1000)
+    def __init__(self, cluster: Cluster, topic: str, last: bool, timeout: float) -> None:
+        self._cluster, self._topic, self._last, self._timeout = cluster, topic, last, timeout
+        self._read: Any = None  # the id of the last message that was read
+        self._reader = self._open(time.monotonic() + timeout)
+
+    def _open(self, deadline: float) -> Any:
+        return self._cluster.open_reader(self._topic, self._last, self._read, deadline)
 
     def __iter__(self) -> Iterator[Any]:
         while (message := self.next()) is not None:
@@ -524,12 +534,20 @@ class TopicReader(Closing):
 
     def next(self) -> Any:
         """The next message as the Pulsar client has it; None at the end."""
-        try:
-            if not self._reader.has_message_available():
-                return None
-            return self._reader.read_next(self._timeout)
-        except Exception as error:
-            self._cluster.failed(f"topic {self._topic!r} cannot be read", error)
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                if not self._reader.has_message_available():
+                    return None
+                message = self._reader.read_next(int(PATIENCE_SECONDS * 1000))
+            except Exception as error:
+                if type(error).__name__ != "Timeout" or time.monotonic() > deadline:
+                    self._cluster.failed(f"topic {self._topic!r} cannot be read", error)
+            else:
+                self._read = message.message_id()
+                return message
+            self.close()
+            self._reader = self._open(deadline)
 
     def close(self) -> None:
         """Stop reading."""
