@@ -13,7 +13,10 @@ import pytest
 
 import exclusivelog as xl
 
-BACKENDS = {"local": lambda place: str(place / "log")}
+BACKENDS = {
+    "local": lambda place: str(place / "log"),
+    "memory": lambda place: f"memory://{place}",  # as on a cluster
+}
 
 
 @pytest.fixture(params=BACKENDS)
