@@ -893,7 +893,9 @@ class EngineBackend(Backend, CursorStore, Protocol):
     forked: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
-    latest_needs_log: bool  # must an owner, too, look into the log before a `latest` read (rule I2)?
+    latest_needs_log: (
+        bool  # must an owner, too, look into the log before a `latest` read (rule I2)?
+    )
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],

@@ -66,7 +66,9 @@ def entries_of(frame: Frame, topic: int, loads: Loads | None) -> Iterator[_core.
 
 def _runs(contents: tuple[Content, ...]) -> Iterator[list[Content]]:
     """The messages in runs of one producer and one publish time, with rising sequence ids."""
-    for _, group in itertools.groupby(contents, lambda each: (each.producer_name, each.publish_time)):
+    for _, group in itertools.groupby(
+        contents, lambda each: (each.producer_name, each.publish_time)
+    ):
         run: list[Content] = []
         for content in group:
             if run and content.sequence_id <= run[-1].sequence_id:
@@ -240,7 +242,9 @@ class ClusterCursor(_core.Cursor):
             self._drop_back()
         if not frames:
             self._log.check()
-        return [entry for frame in frames for entry in entries_of(frame, self.topic_id, self._loads)]
+        return [
+            entry for frame in frames for entry in entries_of(frame, self.topic_id, self._loads)
+        ]
 
     def _check_kept(self) -> None:
         first = self._log.recent.first

@@ -1,5 +1,4 @@
-"""One open engine on a cluster: its topics, sessions and threads, as `exclusivelog.backend` asks for
-them.
+"""One open engine on a cluster: its topics, sessions and threads; see `exclusivelog.backend`.
 
 Threads: one for each topic that is used, which follows its log; `exclusivelog-commit`, which hands
 messages to the writers and calls back; `exclusivelog-worker`, which gives waiters their turn and
@@ -199,9 +198,7 @@ class ClusterEngine:
             raise refusal("compaction")
         return ClusterCursor(self, self.followed(topic), loads, skip_trimmed)
 
-    def join_group(
-        self, group: str, topics: Mapping[str, int], generation: int | None
-    ) -> NoReturn:
+    def join_group(self, group: str, topics: Mapping[str, int], generation: int | None) -> NoReturn:
         """It cannot be done."""
         raise refusal("reader_groups")
 
@@ -234,7 +231,9 @@ class ClusterEngine:
         keeper: object = None,
     ) -> ClusterSession:  # fmt: skip
         """What a producer sends by, now that its session was granted."""
-        return ClusterSession(self, topic, session, self._owning[session.id], last_sequence, options)
+        return ClusterSession(
+            self, topic, session, self._owning[session.id], last_sequence, options
+        )
 
     def keep(self, number: int, owning: Owning) -> None:
         """This session was granted."""
@@ -460,4 +459,3 @@ def _forget_all() -> None:
 
 atexit.register(_close_all)
 os.register_at_fork(after_in_child=_forget_all)
-

@@ -42,6 +42,7 @@ __all__ = ["ANSWER_SECONDS", "Lost", "Owning", "TopicLog", "now_ms"]
 
 RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
 ANSWER_SECONDS = 60.0  # for a log to show what was appended to it
+LIVING = ("asking", "cancelled", "owner", "closing")  # of a writer's `status`
 UNDER_WAY = 4  # batches of one session; what comes meanwhile becomes one more
 
 
@@ -265,9 +266,7 @@ class TopicLog:
         if self._closed:
             raise EngineClosedError(f"topic {self.name!r}: its engine was closed")
 
-    def await_change(
-        self, done: Callable[[], bool], timeout: float | None, what: str
-    ) -> None:
+    def await_change(self, done: Callable[[], bool], timeout: float | None, what: str) -> None:
         """Wait until `done()`, which is called with the lock; WaitTimeoutError with `what`."""
 
         def wait(seconds: float) -> bool:
@@ -462,7 +461,7 @@ class TopicLog:
         with self.changed:
             self._owning = [
                 each for each in self._owning
-                if each.has_news or each.writer.status in ("asking", "cancelled", "owner", "closing")
+                if each.has_news or each.writer.status in LIVING
             ]  # fmt: skip
 
     def _end(self, error: ExclusiveLogError | None) -> None:

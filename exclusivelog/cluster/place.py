@@ -198,4 +198,3 @@ def find(url: str, options: Mapping[str, Any]) -> Place:
             "pulsar://host:port/tenant/namespace"
         )
     return opening(url, options)
-

@@ -352,5 +352,3 @@ class Requests:
             with asking.lock:
                 if not asking.ended:
                     self._fail(asking, error)
-
-

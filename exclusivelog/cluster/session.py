@@ -392,5 +392,3 @@ class ClusterSession:
         return EngineClosedError(
             f"producer {self.session.name!r} of topic {self.topic!r} is closed"
         )
-
-

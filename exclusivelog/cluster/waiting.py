@@ -94,8 +94,8 @@ def decode(data: bytes) -> Wait | Leave | None:
     kind, *fields = msgpack.unpackb(body)
     if kind == "l":
         return Leave(tuple(fields[0]))
-    *facts, properties = fields
-    return Wait(*facts, properties or {})
+    number, engine, name, pid, producer, priority, since, properties = fields
+    return Wait(number, engine, name, pid, producer, priority, since, properties or {})
 
 
 class Waiters:
@@ -119,8 +119,9 @@ class Waiters:
             self._waiting.clear()
             return
         self._remove(
-            lambda each: each.engine_id == holder.engine_id
-            and each.producer_name == holder.producer_name
+            lambda each: (
+                each.engine_id == holder.engine_id and each.producer_name == holder.producer_name
+            )
         )
 
     def forget(self, engines: Iterable[str]) -> None:
