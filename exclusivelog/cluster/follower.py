@@ -245,6 +245,7 @@ class Follower:
         futures, self._futures = list(self._futures.values()), {}
         for future in futures:
             future._condition = threading.Condition()
+            vars(future)["_done_callbacks"] = []  # they may wait for locks of the parent's threads
             with contextlib.suppress(Exception):  # it was cancelled, or is set already
                 future.set_exception(error)
 

@@ -19,17 +19,15 @@ which only saves copies.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import os
 import struct
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES
+from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
 from exclusivelog.cluster.pulsar import Access, Cluster, meaning_of
 from exclusivelog.errors import (
@@ -47,6 +45,9 @@ PENDING_APPENDS = 256  # that the client keeps without an answer; a writer has 6
 AHEAD_RECORDS = 64  # that a tail's client fetches before they are asked for
 CLOSE_SECONDS = 2.0  # for the broker to answer, before the connection is cut off
 WAKE_SECONDS = 1.0  # after so long, a tail that waits looks whether it was closed
+# After so long without a message, a reader is asked whether there is one; if so, and it does not
+# come, it is opened again. A topic that is deleted meanwhile never sends it.
+PATIENCE_SECONDS = 5.0
 
 # Names of the client's results that come before anything is sent.
 NOT_SENT = ("ProducerQueueIsFull", "MemoryBufferIsFull", "MessageTooBig")
@@ -87,7 +88,9 @@ class PulsarLog(Closing):
       is unknown after that.
     - `check_policies`: ask the admin API whether the namespace keeps all messages.
 
-    Raises `ClusterError` if the topic cannot be used, or its messages could be removed."""
+    Raises `ClusterError` if the topic cannot be used, or its messages could be removed.
+
+    In a forked child its calls raise `EngineClosedError`, and closing it does nothing (rule C5)."""
 
     max_bytes = MAX_BYTES
 
@@ -96,17 +99,16 @@ class PulsarLog(Closing):
     ) -> None:
         self.topic, self._timeout = topic, timeout
         self._cluster = Cluster(access, timeout)
-        self._closed = self._inherited = False
+        self._closed = False
         try:
             if check_policies:
                 self._cluster.check_policies()
             self._address = self._cluster.address(topic)
-            self._client = self._cluster.client
+            self._client = Native(self._cluster.client, repr(self))
             self._sender = _Sender(self._cluster, self._client, self._address, timeout)
         except BaseException:
             self._cluster.close()
             raise
-        _open.add(self)
 
     def __repr__(self) -> str:
         return f"PulsarLog({self._cluster.access.url!r}, {self.topic!r})"
@@ -123,12 +125,7 @@ class PulsarLog(Closing):
 
         The record at `after` must still be kept: without it, Pulsar does not say whether those
         behind it were removed. Otherwise `next` raises `OffsetTrimmedError`."""
-        import _pulsar
-
-        start = _pulsar.MessageId.earliest
-        if after is not None:
-            start = _pulsar.MessageId(-1, *_unpack(after))
-        return _PulsarTail(self, self._reader(start, AHEAD_RECORDS), after)
+        return _PulsarTail(self, after)
 
     def end(self) -> Position | None:
         """The position of the last record at this moment; None for an empty log."""
@@ -144,24 +141,34 @@ class PulsarLog(Closing):
 
     def _look(self, start: Any) -> Position | None:
         """The position of the message there."""
-        reader = self._reader(start, 1)
-        try:
-            if not reader.has_message_available():
-                return None
-            return _position(reader.read_next(int(self._timeout * 1000)).message_id())
-        except Exception as error:
-            self.check_open()
-            self._cluster.failed(f"topic {self.topic!r} cannot be read", error)
-        finally:
-            with contextlib.suppress(Exception):
-                reader.close()
+        deadline = time.monotonic() + self._timeout
+        while True:
+            reader = self.reader(start, 1)
+            try:
+                if not reader.use().has_message_available():
+                    return None
+                message = reader.use().read_next(int(min(PATIENCE_SECONDS, self._timeout) * 1000))
+                return _position(message.message_id())
+            except Exception as error:
+                self.check_open()
+                if type(error).__name__ != "Timeout" or time.monotonic() > deadline:
+                    self._cluster.failed(f"topic {self.topic!r} cannot be read", error)
+            finally:
+                close_reader(reader)
 
-    def _reader(self, start: Any, ahead: int) -> Any:
+    def reader(self, start: Any, ahead: int) -> Native:
+        """A reader from a message id on, for tails. The client fetches `ahead` messages before they
+        are asked for."""
+        import _pulsar
+
         self.check_open()
+        options = _pulsar.ReaderConfiguration()
+        options.start_message_id_inclusive(True)
+        options.receiver_queue_size(ahead)
         try:
-            return self._client.create_reader(
-                self._address, start, start_message_id_inclusive=True, receiver_queue_size=ahead
-            )
+            # The raw one: the client's own API keeps each reader until it is closed there.
+            reader = self._client.use()._client.create_reader(self._address, start, options)
+            return Native(reader, repr(self))
         except Exception as error:
             self.check_open()
             self._cluster.failed(f"topic {self.topic!r} cannot be read", error)
@@ -187,9 +194,8 @@ class PulsarLog(Closing):
 
     def close(self) -> None:
         """Close the connection; an append without an answer remains unknown. Twice does nothing."""
-        if not self._closed:
+        if not self._closed and not self._client.inherited:
             self._closed = True
-            _open.discard(self)
             self._close_client()
             self._cluster.close()
 
@@ -203,42 +209,13 @@ class PulsarLog(Closing):
 
     def _await_close(self) -> None:
         with contextlib.suppress(Exception):
-            self._client.close()
+            self._client.use().close()
 
     def check_open(self) -> None:
         """Raises `EngineClosedError` once it is closed, and in a forked child (rule C5)."""
-        if self._inherited:
-            raise EngineClosedError(f"{self} was inherited through fork(); open one of your own")
+        self._client.use()
         if self._closed:
             raise EngineClosedError(f"{self} is closed; open a new one")
-
-    def forget(self) -> None:
-        """In a forked child: the connection is the parent's. No thread of the client is here, and
-        its destructors would wait for them, or tell the broker that the parent has left."""
-        self._inherited = self._closed = True
-        _keep_for_ever(self._client)
-        self._sender.forget()
-
-
-_open: weakref.WeakSet[PulsarLog] = weakref.WeakSet()
-_tails: weakref.WeakSet[_PulsarTail] = weakref.WeakSet()
-
-
-def _keep_for_ever(thing: object) -> None:
-    # A reference in a module is dropped while the interpreter ends; one that nobody has is not.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
-
-
-def _forget_all() -> None:
-    for log in list(_open):
-        log.forget()
-    for tail in list(_tails):
-        tail.forget()
-    _open.clear()
-    _tails.clear()
-
-
-os.register_at_fork(after_in_child=_forget_all)
 
 
 # ---- appending ---------------------------------------------------------------------------
@@ -248,17 +225,22 @@ class _Sender:
     """Sends to one topic. The client connects again by itself; a producer that has ended for good
     (another program has made itself the exclusive one for a while) is replaced here."""
 
-    def __init__(self, cluster: Cluster, client: Any, address: str, timeout: float) -> None:
+    def __init__(self, cluster: Cluster, client: Native, address: str, timeout: float) -> None:
         self._cluster, self._client, self._address = cluster, client, address
         self._lock = threading.Lock()
         self._opening = False
         self._timeout = timeout
         self._options = _options(timeout)
+        self._producer: Native | None = self._open(self._options, "cannot be written to")
+
+    def _open(self, options: Any, what: str) -> Native:
         try:
             # The raw one: the client's own API knows no `create_producer_async`.
-            self._producer = client._client.create_producer(address, self._options)
+            producer = self._client.use()._client.create_producer(self._address, options)
         except Exception as error:
-            cluster.failed(f"{address} cannot be written to", error)
+            self._client.use()
+            self._cluster.failed(f"{self._address} {what}", error)
+        return Native(producer, repr(self._cluster))
 
     def send(self, data: bytes, answered: Answered) -> None:
         """Send one message; `answered` is called on a thread of the client, or at once."""
@@ -277,7 +259,7 @@ class _Sender:
         builder = _pulsar.MessageBuilder()
         builder.content(data)
         try:
-            producer.send_async(builder.build(), told)
+            producer.use().send_async(builder.build(), told)
         except Exception as error:
             self._drop(producer)
             answered(Answer(None, error=self._error(error)))
@@ -286,14 +268,15 @@ class _Sender:
         what = cause if isinstance(cause, str) else meaning_of(cause)
         return ClusterError(f"{self._cluster.access.url}: {self._address}: {what}")
 
-    def _usable(self) -> Any:
+    def _usable(self) -> Native | None:
         """The producer; None, and soon a new one, if there is none."""
         with self._lock:
             if self._producer is not None or self._opening:
                 return self._producer
             self._opening = True
         try:
-            self._client._client.create_producer_async(self._address, self._options, self._opened)
+            client = self._client.use()._client
+            client.create_producer_async(self._address, self._options, self._opened)
         except Exception:
             self._opened(None, None)
         return None
@@ -301,39 +284,35 @@ class _Sender:
     def _opened(self, result: Any, producer: Any) -> None:
         with self._lock:
             self._opening = False
-            self._producer = producer if _name(result) == "Ok" else None
+            opened = _name(result) == "Ok"
+            self._producer = Native(producer, repr(self._cluster)) if opened else None
 
-    def _drop(self, producer: Any) -> None:
+    def _drop(self, producer: Native) -> None:
         """It has ended. Not closed here: the client may hold its lock while it calls `told`."""
         with self._lock:
             if self._producer is producer:
                 self._producer = None
 
-    def take(self) -> Any:
+    def take(self) -> Native:
         """Evict all producers of the topic; the one that does so sends from now on."""
         import _pulsar
 
         options = _options(self._timeout)
         options.access_mode(_pulsar.ProducerAccessMode.ExclusiveWithFencing)
-        try:
-            producer = self._client._client.create_producer(self._address, options)
-        except Exception as error:
-            self._cluster.failed(f"{self._address} cannot be taken", error)
+        producer = self._open(options, "cannot be taken")
         with self._lock:
             self._producer = producer
         return producer
 
-    def give_back(self, producer: Any) -> None:
+    def give_back(self, producer: Native) -> None:
         """Let others in again."""
+        if producer.inherited:
+            return
         with contextlib.suppress(Exception):
-            producer.flush()
+            producer.use().flush()
         with contextlib.suppress(Exception):
-            producer.close()
+            producer.use().close()
         self._drop(producer)
-
-    def forget(self) -> None:
-        """In a forked child."""
-        _keep_for_ever(self._producer)
 
 
 def _options(timeout: float) -> Any:
@@ -364,19 +343,48 @@ def _ignore_result(result: Any) -> None:
     pass
 
 
+def close_reader(reader: Native) -> None:
+    """Close a reader of the client."""
+    with contextlib.suppress(Exception):
+        reader.use().close()
+
+
 # ---- reading -----------------------------------------------------------------------------
 
 
 class _PulsarTail:
     """Reads a topic forward. The client connects again by itself, and may then deliver messages
-    again: they are left out. A gap in the numbers that Pulsar gives is an error."""
+    again: they are left out. A gap in the numbers that Pulsar gives is an error.
 
-    def __init__(self, log: PulsarLog, reader: Any, after: Position | None) -> None:
-        self._log, self._reader = log, reader
+    Pulsar begins another ledger now and then, and does the same in a topic that was deleted and
+    made anew. So before the first record of another ledger is taken, a new reader has to find the
+    last record of the one before."""
+
+    def __init__(self, log: PulsarLog, after: Position | None) -> None:
+        self._log = log
         self._last = after
-        self._begun = after is None  # else the first message is the one at `after`
+        self._more = False  # the reader has said that there is a message
         self._closed = False
-        _tails.add(self)
+        self._open()
+
+    def _open(self) -> None:
+        """Read from the last record on, which the reader has to find before anything else."""
+        import _pulsar
+
+        start = _pulsar.MessageId.earliest
+        if self._last is not None:
+            start = _pulsar.MessageId(-1, *_unpack(self._last))
+        self._reader = self._log.reader(start, AHEAD_RECORDS)
+        self._found = self._last is None
+        self._is_new = True  # nothing behind `_last` was taken from this reader yet
+        self._ask_at = time.monotonic() + PATIENCE_SECONDS
+
+    def _open_again(self) -> None:
+        close_reader(self._reader)
+        self._more = False
+        self._open()
+        if self._closed:  # meanwhile, with the former reader
+            close_reader(self._reader)
 
     def next(self, timeout: float | None = None) -> Record | None:
         """The next record; None if `timeout` seconds have passed without one."""
@@ -388,31 +396,51 @@ class _PulsarTail:
             if message is not None:
                 position = _position(message.message_id())
                 if self._is_next(position):
-                    self._last = position
+                    self._last, self._is_new, self._more = position, False, False
+                    self._ask_at = time.monotonic() + PATIENCE_SECONDS
                     return Record(position, message.data())
-            elif time.monotonic() >= deadline:
+                continue
+            self._be_patient()
+            if time.monotonic() >= deadline:
                 return None
 
     def _receive(self, milliseconds: int) -> Any:
         try:
-            return self._reader.read_next(milliseconds)
+            return self._reader.use().read_next(milliseconds)
         except Exception as error:
             if type(error).__name__ == "Timeout":
                 return None
             self._check_open()
             raise self._failed(LedgerIOError, f"it cannot be read: {meaning_of(error)}") from error
 
+    def _be_patient(self) -> None:
+        """Nothing has come for a while: if the reader says again that there is a message, do not
+        rely on it."""
+        if time.monotonic() < self._ask_at:
+            return
+        said, self._more = self._more, False
+        with contextlib.suppress(Exception):  # the broker may be down
+            self._more = self._reader.use().has_message_available()
+        if said and self._more:
+            self._open_again()
+        self._ask_at = time.monotonic() + PATIENCE_SECONDS
+
     def _is_next(self, position: Position) -> bool:
         last = self._last
-        if last is None or (position > last and self._begun and _follows(position, last)):
+        if last is None:
             return True
-        if position > last:
+        if position <= last:
+            self._found = self._found or position == last
+            return False
+        if not self._found or not _follows(position, last):
             raise self._failed(
                 OffsetTrimmedError,
                 f"records after {_unpack(last)} (ledger, entry, index) were removed: the next one "
                 f"is {_unpack(position)}; the namespace must keep its messages",
             )
-        self._begun = self._begun or position == last
+        if self._is_new or _unpack(position)[0] == _unpack(last)[0]:
+            return True
+        self._open_again()
         return False
 
     def _failed(self, kind: type[ExclusiveLogError], what: str) -> ExclusiveLogError:
@@ -428,9 +456,4 @@ class _PulsarTail:
         if not self._closed:
             self._closed = True
             with contextlib.suppress(Exception):
-                self._reader._reader.close_async(_ignore_result)  # waits for no broker that hangs
-
-    def forget(self) -> None:
-        """In a forked child."""
-        self._closed = True
-        _keep_for_ever(self._reader)
+                self._reader.use().close_async(_ignore_result)  # waits for no broker that hangs

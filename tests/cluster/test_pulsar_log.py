@@ -13,13 +13,16 @@ from typing import Any
 
 import pytest
 
+from exclusivelog.cluster import pulsar_log
 from exclusivelog.cluster.follower import Follower
+from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position
 from exclusivelog.cluster.pulsar_log import PulsarLog, _answer
 from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
+    LedgerIOError,
     OffsetTrimmedError,
 )
 from testing.broker import Broker, Namespace, missing, own_broker
@@ -158,6 +161,100 @@ def test_a_tail_does_not_skip_what_was_removed(namespace: Namespace, log: Pulsar
         after = again.tail(places[1])
         with pytest.raises(OffsetTrimmedError, match="were removed"):
             within(after.next)
+
+
+@pytest.mark.rule("J2", "B9")
+def test_a_send_into_a_topic_that_was_deleted_is_not_acknowledged(
+    namespace: Namespace, log: PulsarLog
+) -> None:
+    # Pulsar makes the topic anew, empty, under a producer and a reader that go on unaware.
+    with Follower(log, holder("p")) as follower:
+        follower.acquire(PATIENCE)
+        assert follower.send(one(b"a"), PATIENCE) == 0
+        namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
+        future = follower.send_soon(one(b"b"))
+        with pytest.raises(LedgerIOError, match="were removed") as raised:
+            future.result(PATIENCE)
+        assert raised.value.maybe_written
+        with pytest.raises(OffsetTrimmedError, match="were removed"):
+            follower.send(one(b"c"), PATIENCE)
+
+
+def test_a_tail_goes_on_where_pulsar_begins_another_ledger(
+    namespace: Namespace, log: PulsarLog
+) -> None:
+    tail, name = log.tail(), f"persistent/{namespace.path}/orders"
+    data, ledgers = [], set()
+    for number in range(6):
+        assert append(log, b"%d" % number).stored
+        if number == 3:  # none is read before the next ledger begins
+            namespace.call("PUT", f"{name}/unload")
+            continue
+        while len(data) <= number:
+            record = within(tail.next)
+            assert record is not None
+            data.append(record.data)
+            ledgers.add(record.position[:8])
+        if number % 2:
+            namespace.call("PUT", f"{name}/unload")
+    assert data == [b"%d" % number for number in range(6)]
+    assert len(ledgers) == 3
+    assert tail.next(0.2) is None
+
+
+def test_a_reader_that_never_sends_what_it_has_is_opened_again(
+    log: PulsarLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulsar_log, "PATIENCE_SECONDS", 0.3)
+    tail = log.tail()
+    append(log, b"a")
+    assert within(tail.next).data == b"a"
+    sound = tail._reader
+    monkeypatch.setattr(tail, "_reader", Native(SaysThatThereIsOne(sound.use()), "it"))
+    append(log, b"b")
+    record = within(lambda: tail.next(PATIENCE))
+    assert record is not None
+    assert record.data == b"b"
+
+
+def test_a_topic_that_is_deleted_under_a_look_is_asked_again(
+    log: PulsarLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulsar_log, "PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(log, "reader", once(log.reader, SaysThatThereIsOne))
+    assert within(log.end) is None
+    place = append(log, b"a").position
+    monkeypatch.setattr(log, "reader", once(log.reader, SaysThatThereIsOne))
+    assert within(log.first) == place
+
+
+class SaysThatThereIsOne:
+    """A reader whose topic was deleted once it had said that there is a message."""
+
+    def __init__(self, sound: Any) -> None:
+        self.close = sound.close
+        self.wait = threading.Event().wait
+
+    def has_message_available(self) -> bool:
+        return True
+
+    def read_next(self, milliseconds: int) -> Any:
+        import _pulsar
+
+        self.wait(milliseconds / 1000)
+        raise _pulsar.Timeout
+
+
+def once(call: Callable[..., Native], spoil: Callable[[Any], Any]) -> Callable[..., Native]:
+    """The call, with its first result spoiled."""
+    times: list[None] = []
+
+    def changed(*args: Any) -> Native:
+        times.append(None)
+        made = call(*args)
+        return Native(spoil(made.use()), "it") if len(times) == 1 else made
+
+    return changed
 
 
 def test_a_namespace_that_removes_messages_is_refused(broker: Broker) -> None:
