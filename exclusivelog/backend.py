@@ -875,8 +875,8 @@ class MoveHost(Protocol):
 CAPABILITIES = frozenset(
     {
         "announcements", "backup", "claims", "compaction", "compression", "deletion", "history",
-        "inspection", "many_producers", "once", "reader_groups", "retention", "roles", "settle",
-        "shared_producers", "shared_state", "snapshots", "statistics", "termination",
+        "inspection", "large_messages", "many_producers", "once", "reader_groups", "retention",
+        "roles", "settle", "shared_producers", "shared_state", "snapshots", "statistics", "termination",
         "transactions", "unload", "verify",
     }
 )  # fmt: skip

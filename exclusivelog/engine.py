@@ -458,10 +458,11 @@ class Engine(Closing):
 
         - `capability`: "announcements", "backup", "claims" (`own`), "compaction", "compression",
           "deletion" (`delete_topic`), "history", "inspection" (query plans, such as Spark's),
-          "many_producers" (`producers`), "once" (`exclusivelog.once`), "reader_groups"
-          (`reader(group=...)`), "retention" (and `trim`), "roles", "settle", "shared_producers",
-          "shared_state" (SharedMap and SharedState), "snapshots" (of these), "statistics"
-          (`topic.stats`), "termination", "transactions", "unload" or "verify".
+          "large_messages" (above 5 MB), "many_producers" (`producers`), "once"
+          (`exclusivelog.once`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),
+          "roles", "settle", "shared_producers", "shared_state" (SharedMap and SharedState),
+          "snapshots" (of these), "statistics" (`topic.stats`), "termination", "transactions",
+          "unload" or "verify".
 
         A call that needs a capability which is missing raises UnsupportedError. Raises ValueError
         for another name.

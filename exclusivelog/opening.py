@@ -166,7 +166,7 @@ def _open_cluster(
     options: Mapping[str, Any],
 ) -> Engine:  # fmt: skip
     from exclusivelog.cluster.engine import ClusterEngine  # what a cluster needs loads only for one
-    from exclusivelog.cluster.place import find
+    from exclusivelog.cluster.places import find
 
     threads.refuse_patched("a cluster's engine")
     place = find(url, options)

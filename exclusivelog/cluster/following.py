@@ -301,6 +301,11 @@ class TopicLog:
             return any(each.producer_name != name for each in self.waiters.in_order())
 
     @property
+    def tenure(self) -> tuple[int, bool]:
+        """The last session that was granted the topic, and whether it has it still."""
+        return self.state.session, self.state.owned
+
+    @property
     def owner(self) -> Grant | None:
         """The grant of the session that has the topic, as far as the log was read."""
         return self.state.grant if self.state.owned else None
@@ -317,13 +322,17 @@ class TopicLog:
     # ---- asking --------------------------------------------------------------------------
 
     def ask(
-        self, holder: Holder, topic_epoch: int | None, timeout: float = ANSWER_SECONDS
-    ) -> Owning | None:
-        """Ask for the topic as it is known now; None if another record came first.
+        self, holder: Holder, topic_epoch: int | None, seen: tuple[int, bool],
+        timeout: float = ANSWER_SECONDS,
+    ) -> Owning | None:  # fmt: skip
+        """Ask for the topic as it is known now; None if another record came first, or `tenure` is
+        not what was seen any more.
 
         Raises what `Writer.ask` does, and `WaitTimeoutError`, which leaves no owner behind."""
         with self.changed:
             self.check()
+            if self.tenure != seen:
+                return None
             writer = Writer(self.state, self._append, holder)
             owning = Owning(self, writer)
             writer.ask(topic_epoch)

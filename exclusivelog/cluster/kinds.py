@@ -1,6 +1,7 @@
 """What the topics of a place hold: a log of its own, `__kinds__`, in which the first record about a
 topic counts.
 
+>>> from exclusivelog.cluster.memory import MemoryLog
 >>> log = MemoryLog()
 >>> kinds = Kinds(lambda: log)
 >>> kinds.check("settings", {"holds": "map", "key": "str"})
@@ -21,11 +22,10 @@ import msgpack
 
 from exclusivelog._core import crc32c
 from exclusivelog.backend import Kind
-from exclusivelog.cluster.memory import MemoryLog
 from exclusivelog.cluster.ordered import OrderedLog, Tail
 from exclusivelog.errors import LedgerIOError, StateError
 
-__all__ = ["TOPIC", "Kinds", "MemoryLog"]
+__all__ = ["TOPIC", "Kinds"]
 
 TOPIC = "__kinds__"
 MAGIC = b"XLK"

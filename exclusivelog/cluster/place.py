@@ -14,15 +14,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from exclusivelog.cluster.memory import MemoryLog
 from exclusivelog.cluster.ordered import Answered, OrderedLog, Position, Tail, ignore
-from exclusivelog.errors import EngineClosedError, UnsupportedError
+from exclusivelog.errors import EngineClosedError
 from exclusivelog.types import EngineInfo
 
-__all__ = ["SCHEMES", "MemoryPlace", "Place", "find"]
+__all__ = ["MemoryPlace", "Place"]
 
 
 class Place(Protocol):
@@ -166,35 +165,3 @@ class MemoryPlace:
     def forget(self) -> None:
         """In a forked child."""
         self._shared = _Shared()
-
-
-# ---- by URL ------------------------------------------------------------------------------
-
-Opening = Callable[[str, Mapping[str, Any]], Place]
-
-
-def _memory(url: str, options: Mapping[str, Any]) -> Place:
-    for option, value in options.items():
-        if value is not None:
-            raise ValueError(f"{option}= is for clusters; memory:// takes none")
-    name = url.partition("://")[2]
-    if not name:
-        raise ValueError(f"path={url!r}: it takes memory:// and a name")
-    return MemoryPlace.named(name)
-
-
-# The scheme of a URL -> what opens the place.
-SCHEMES: dict[str, Opening] = {"memory": _memory}
-
-
-def find(url: str, options: Mapping[str, Any]) -> Place:
-    """The place that a URL names. UnsupportedError for an unknown scheme, without the rest of the
-    URL, which may have a secret."""
-    scheme = url.partition("://")[0]
-    opening = SCHEMES.get(scheme)
-    if opening is None:
-        raise UnsupportedError(
-            f"path: no engine opens {scheme}:// URLs; give a local directory, or "
-            "pulsar://host:port/tenant/namespace"
-        )
-    return opening(url, options)

@@ -42,6 +42,7 @@ PENDING_MESSAGES = 5000  # more than a mirror has in flight
 
 URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s@?#]+)/([-=:.\w]+)/([-=:.\w]+)/?", re.ASCII)
 ADMIN_URL = re.compile(r"https?://[^\s@?#]+")
+OF_PULSAR = ("__change_events", "__transaction_buffer_snapshot")
 PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
 TAKEN = re.compile(r"-(?=partition-\d+\Z)|_(?=_transaction_pending_ack\Z)")
 
@@ -344,6 +345,10 @@ class Cluster(Closing):
         except ClusterError:
             return []
         return [name for name in topics if topic_name(name) not in there]
+
+    def names(self) -> list[str]:
+        """The names of its topics in Pulsar, without those of Pulsar itself."""
+        return [name for name in self._topic_names() if name not in OF_PULSAR]
 
     def _topic_names(self) -> list[str]:
         found = self.admin("GET", f"persistent/{self.access.path}")

@@ -21,6 +21,7 @@ REASONS = {
     "compression": "a cluster stores what it is given; compress the values",
     "deletion": "a topic that is made again would begin its epochs anew (rule B1)",
     "inspection": "query plans need a local log: exclusivelog mirror NEW --from URL",
+    "large_messages": "a record takes 5 MB; store the value elsewhere, and send a reference",
     "many_producers": "several grants at once need a transaction; open each by itself",
     "once": "numbered batches need transactions; send with sequence ids",
     "reader_groups": "committing needs transactions; keep the offset with your result",

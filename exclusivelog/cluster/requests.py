@@ -199,7 +199,7 @@ class Requests:
             if not patient:
                 topic.catch_up()
             with topic.changed:
-                seen, owner, queue = topic.state.session, topic.owner, topic.waiters.in_order()
+                seen, owner, queue = topic.tenure, topic.owner, topic.waiters.in_order()
             if owner is not None and not self._host.lives(owner.holder.engine_id):
                 owner = None
             ahead = [
@@ -207,15 +207,13 @@ class Requests:
                 if each.number != asking.number and self._host.lives(each.engine_id)
             ]  # fmt: skip
             self._check_claim(asking, topic)
-            self._check_name(asking, owner, ahead)
+            if asking.number not in self._waiting:
+                self._check_name(asking, owner, ahead)
             queue = [each for each in queue if each in ahead or each.number == asking.number]
             first = not queue or queue[0].number == asking.number
             if not fencing and (owner is not None or not first):
                 return self._queue(asking, owner)
-            free = owner is None and not ahead
-            if topic.state.session != seen:
-                return False
-            return self._ask(asking, free)
+            return self._ask(asking, owner is None and not ahead, seen)
 
     def _check_claim(self, asking: Asking, topic: TopicLog) -> None:
         """Rules B5 and B6: before anybody is disturbed."""
@@ -267,14 +265,14 @@ class Requests:
             asking.topic.join_queue(wait)
         return False
 
-    def _ask(self, asking: Asking, free: bool) -> bool:
+    def _ask(self, asking: Asking, free: bool, seen: tuple[int, bool]) -> bool:
         info, request = self._host.info, asking.request
         holder = Holder(
             info.id, info.name, info.pid, asking.name, asking.mode, request.priority, now_ms(),
             request.properties,
         )  # fmt: skip
         try:
-            owning = asking.topic.ask(holder, request.topic_epoch if free else None)
+            owning = asking.topic.ask(holder, request.topic_epoch if free else None, seen)
         except (ProducerFencedError, InvalidEpochError):
             return False  # the epoch has changed just now: decide again
         if owning is None:
@@ -326,9 +324,6 @@ class Requests:
         if not queued:
             raise fenced_error(topic.name, "was taken by a producer that fences", owner)
         if owner is not None and self._host.lives(owner.holder.engine_id):
-            claim = asking.request.topic_epoch
-            if claim is not None and claim < topic.state.epoch:
-                self._check_claim(asking, topic)
             return
         first = next((each for each in queue if self._host.lives(each.engine_id)), None)
         if first is not None and first.number == asking.number:
