@@ -876,8 +876,8 @@ CAPABILITIES = frozenset(
     {
         "announcements", "backup", "claims", "compaction", "compression", "deletion", "history",
         "inspection", "large_messages", "many_producers", "once", "reader_groups", "retention",
-        "roles", "settle", "shared_producers", "shared_state", "snapshots", "statistics", "termination",
-        "transactions", "unload", "verify",
+        "roles", "settle", "shared_producers", "shared_state", "snapshots", "statistics",
+        "termination", "transactions", "unload", "verify",
     }
 )  # fmt: skip
 
