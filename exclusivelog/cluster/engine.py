@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -24,10 +25,10 @@ from exclusivelog.backend import ProducerRequest, ProducerSession, SessionOption
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
 from exclusivelog.cluster.cursor import ClusterCursor
 from exclusivelog.cluster.following import Owning, TopicLog
+from exclusivelog.cluster.history import history
 from exclusivelog.cluster.kinds import TOPIC as KINDS
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.place import Place
-from exclusivelog.cluster.recent import events
 from exclusivelog.cluster.refused import Refusing, refusal
 from exclusivelog.cluster.requests import Requests
 from exclusivelog.cluster.session import ClusterSession, Registration
@@ -42,6 +43,7 @@ __all__ = ["ClusterEngine"]
 log = logging.getLogger("exclusivelog")
 
 CLOSE_SECONDS = 30.0  # for what is queued to be in the log, and again for the releases
+IDLE_SECONDS = 60.0  # the worker is woken for whatever there is to do
 BELL = 0
 
 _engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
@@ -72,6 +74,7 @@ class ClusterEngine:
         self.commit_queue = _core.CommitQueue()
         self.pending = Requests(self)
         self.kinds = Kinds(lambda: place.open(KINDS))
+        self._versions = itertools.count(1)
         self.ownership_version = 0
         self._locks = threading.Lock
         self._lock = threading.Lock()
@@ -171,7 +174,7 @@ class ClusterEngine:
 
     def ownership_changed(self) -> None:
         """A grant or a release counts."""
-        self.ownership_version += 1
+        self.ownership_version = next(self._versions)  # unique, whichever thread is the last
 
     def events(self, topic: str | None, group: str | None) -> Iterator[Event]:
         """The changes of ownership of a topic, or of all topics one after the other."""
@@ -181,11 +184,7 @@ class ClusterEngine:
         for name in names:
             if not self.place.has(name):
                 continue
-            found = self.followed(self.number_of(name))
-            found.catch_up()
-            with found.changed:
-                changes = list(found.recent.changes)
-            yield from events(name, changes)
+            yield from history(self.followed(self.number_of(name)))
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -320,7 +319,7 @@ class ClusterEngine:
             self._release(self._dropped.popleft())
         self.pending.look()
         left = self.pending.seconds
-        self._words.wait(BELL, seen, int((1.0 if left is None else left) * 1e9))
+        self._words.wait(BELL, seen, int((IDLE_SECONDS if left is None else left) * 1e9))
         return True
 
     def _release(self, owning: Owning) -> None:

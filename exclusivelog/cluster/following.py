@@ -418,9 +418,7 @@ class TopicLog:
         look = False
         with self.changed:
             if record is not None:
-                before = self.owner
-                judged = self._reader.fold(record)
-                look = self._take(judged, before, record.data)
+                look = self._take(self._reader.fold(record), record.data)
             if time.monotonic() >= self._due:
                 self._try_again()
             news = [owning for owning in self._owning if owning.has_news]
@@ -430,11 +428,11 @@ class TopicLog:
             self._forget_ended()
             self.host.look_at_waiters()
 
-    def _take(self, judged: Judged, before: Grant | None, data: bytes) -> bool:
+    def _take(self, judged: Judged, data: bytes) -> bool:
         """The next record; may somebody who waits have his turn now?"""
         for owning in self._owning:
             owning.writer.saw(judged)
-        self.recent.take(judged, before, self.state, len(data))
+        self.recent.take(judged, self.state, len(data))
         look = False
         if judged.verdict is Verdict.FOREIGN:
             look = self._take_wait(decode(data))

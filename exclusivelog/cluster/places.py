@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import OrderedLog
 from exclusivelog.cluster.place import MemoryPlace, Place
 from exclusivelog.cluster.pulsar import Access, Cluster, ledger_name, topic_name
@@ -37,7 +38,7 @@ class PulsarPlace:
         self._access = access
         self._cluster = Cluster(access, TIMEOUT)
         self._address = f"non-persistent://{access.path}/{ENGINES}"
-        self._present: Any = None
+        self._present: Native | None = None
         self._known: dict[str, tuple[float, bool]] = {}
         self._lock = threading.Lock()
         if check_policies:
@@ -72,7 +73,7 @@ class PulsarPlace:
             "facts": json.dumps(engine.properties),
         }
         try:
-            self._present = self._producer(engine.id, facts)
+            self._present = Native(self._producer(engine.id, facts), repr(self))
         except Exception as error:
             self._cluster.failed("this engine cannot be announced", error)
 
@@ -118,9 +119,9 @@ class PulsarPlace:
     def close(self) -> None:
         """Leave, and close the connection."""
         present, self._present = self._present, None
-        if present is not None and not self._cluster.inherited:
+        if present is not None and not present.inherited:
             with contextlib.suppress(Exception):
-                present.close()
+                present.use().close()
         self._cluster.close()
 
     def forget(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import logging
 import secrets
 import threading
 import time
@@ -25,6 +26,7 @@ from exclusivelog.cluster.frames import Grant, Holder
 from exclusivelog.cluster.session import Registration
 from exclusivelog.cluster.waiting import Wait
 from exclusivelog.errors import (
+    ClusterError,
     EngineClosedError,
     ExclusiveLogError,
     InvalidEpochError,
@@ -36,6 +38,8 @@ from exclusivelog.types import AccessMode, EngineInfo
 from exclusivelog.waits import AnyFuture, give_granted
 
 __all__ = ["LOOK_SECONDS", "Asking", "Requests"]
+
+log = logging.getLogger("exclusivelog")
 
 LOOK_SECONDS = 0.1
 
@@ -301,33 +305,47 @@ class Requests:
     def look(self) -> None:
         """Give those their turn whose turn it is, and end what has timed out. In the engine's
         background thread."""
+        by_topic: dict[TopicLog, list[Asking]] = {}
         for asking in self.all():
-            if not asking.lock.acquire(blocking=False):
-                continue
+            by_topic.setdefault(asking.topic, []).append(asking)
+        for topic, waiting in by_topic.items():
             try:
-                if not asking.ended:
-                    self._look_at(asking)
-            except ExclusiveLogError as error:
-                self._fail(asking, error)
-            finally:
-                asking.lock.release()
+                self._look_at(topic, waiting)
+            except (ClusterError, WaitTimeoutError) as error:  # the broker restarts, say
+                log.warning("topic %r: waiters have to wait on: %s", topic.name, error)
 
-    def _look_at(self, asking: Asking) -> None:
-        topic = asking.topic
-        topic.check()
-        if asking.deadline is not None and time.monotonic() >= asking.deadline:
-            self._fail(asking, WaitTimeoutError(asking.future.waited))
-            return
+    def _look_at(self, topic: TopicLog, waiting: list[Asking]) -> None:
         with topic.changed:
-            queued = asking.number in topic.waiters
             owner, queue = topic.owner, topic.waiters.in_order()
-        if not queued:
-            raise fenced_error(topic.name, "was taken by a producer that fences", owner)
-        if owner is not None and self._host.lives(owner.holder.engine_id):
-            return
-        first = next((each for each in queue if self._host.lives(each.engine_id)), None)
-        if first is not None and first.number == asking.number:
-            self._attempt(asking)
+        turn = None
+        if owner is None or not self._host.lives(owner.holder.engine_id):
+            first = next((each for each in queue if self._host.lives(each.engine_id)), None)
+            turn = None if first is None else first.number
+        queued = {each.number for each in queue}
+        for asking in waiting:
+            if asking.lock.acquire(blocking=False):
+                try:
+                    if not asking.ended:
+                        self._look_at_one(asking, asking.number in queued, owner, turn)
+                finally:
+                    asking.lock.release()
+
+    def _look_at_one(
+        self, asking: Asking, queued: bool, owner: Grant | None, turn: int | None
+    ) -> None:
+        topic = asking.topic
+        try:
+            topic.check()
+            if not queued and asking.number not in topic.waiters:
+                raise fenced_error(topic.name, "was taken by a producer that fences", owner)
+            if asking.deadline is not None and time.monotonic() >= asking.deadline:
+                self._fail(asking, WaitTimeoutError(asking.future.waited))
+            elif asking.number == turn:
+                self._attempt(asking)
+        except (ClusterError, WaitTimeoutError):
+            raise
+        except ExclusiveLogError as error:
+            self._fail(asking, error)
 
     @property
     def seconds(self) -> float | None:
