@@ -34,7 +34,7 @@ from exclusivelog.errors import (
     ProducerFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.types import AccessMode, EngineInfo
+from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo
 from exclusivelog.waits import AnyFuture, give_granted
 
 __all__ = ["LOOK_SECONDS", "Asking", "Requests"]
@@ -178,8 +178,9 @@ class Requests:
         if asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             return
         with self._lock:
-            if self._names.setdefault((asking.topic.id, asking.name), asking) is not asking:
-                raise self._busy(asking, None)
+            first = self._names.setdefault((asking.topic.id, asking.name), asking)
+        if first is not asking:
+            raise self._busy(asking, self._wait_of(first))
 
     def _try_first(self, asking: Asking) -> None:
         end = time.monotonic() + ANSWER_SECONDS
@@ -238,18 +239,27 @@ class Requests:
     def _check_name(self, asking: Asking, owner: Grant | None, waiting: Iterable[Wait]) -> None:
         if asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             return
-        taken = owner is not None and owner.holder.producer_name == asking.name
-        if taken or any(each.producer_name == asking.name for each in waiting):
+        if owner is not None and owner.holder.producer_name == asking.name:
             raise self._busy(asking, owner)
+        for each in waiting:
+            if each.producer_name == asking.name:
+                raise self._busy(asking, each)
 
-    def _busy(self, asking: Asking, owner: Grant | None) -> ProducerBusyError:
-        held = None if owner is None else owner.owner()
-        by = "" if held is None else f" of engine {held.engine_name!r} (pid {held.pid})"
+    def _busy(self, asking: Asking, by: Grant | Wait) -> ProducerBusyError:
+        held = by.owner() if isinstance(by, Grant) else _holder(by, asking.topic.state.epoch)
         return ProducerBusyError(
-            f"topic {asking.topic.name!r} has a live producer named {asking.name!r}{by}; use "
-            "another name, or close that one first",
+            f"topic {asking.topic.name!r} has a live producer named {asking.name!r}, of engine "
+            f"{held.engine_name!r} (id {held.engine_id}, pid {held.pid}); use another name, or "
+            "close that one first",
             holder=held,
         )
+
+    def _wait_of(self, asking: Asking) -> Wait:
+        info, request = self._host.info, asking.request
+        return Wait(
+            asking.number, info.id, info.name, info.pid, asking.name, request.priority,
+            asking.since, request.properties,
+        )  # fmt: skip
 
     def _queue(self, asking: Asking, owner: Grant | None) -> bool:
         if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
@@ -261,12 +271,7 @@ class Requests:
         if asking.number not in self._waiting:
             with self._lock:
                 self._waiting[asking.number] = asking
-            info, request = self._host.info, asking.request
-            wait = Wait(
-                asking.number, info.id, info.name, info.pid, asking.name, request.priority,
-                asking.since, request.properties,
-            )  # fmt: skip
-            asking.topic.join_queue(wait)
+            asking.topic.join_queue(self._wait_of(asking))
         return False
 
     def _ask(self, asking: Asking, free: bool, seen: tuple[int, bool]) -> bool:
@@ -365,3 +370,13 @@ class Requests:
             with asking.lock:
                 if not asking.ended:
                     self._fail(asking, error)
+
+
+def _holder(waiter: Wait, epoch: int) -> OwnerInfo:
+    """A waiter, as errors show who has a name."""
+    return OwnerInfo(
+        engine_id=waiter.engine_id, engine_name=waiter.engine_name, pid=waiter.pid,
+        producer_name=waiter.producer_name, access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
+        priority=waiter.priority, epoch=epoch, since=waiter.since, session=waiter.number,
+        properties=waiter.properties,
+    )  # fmt: skip

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import random
 import secrets
 import threading
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode
+from exclusivelog.cluster.memory import Chances, UnreliableLog
 from exclusivelog.cluster.place import MemoryPlace
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, forked, until, values, within
 
@@ -187,6 +190,53 @@ def test_g5_a_reader_that_waits_is_woken_by_another_engine(
     assert got == [b"news"]
     with pytest.raises(xl.WaitTimeoutError):
         reader.read_next(timeout=0.01)
+
+
+BAD = Chances(lost=0.2, doubled=0.2, delayed=0.2, answer_lost=0.3, answer_doubled=0.2)
+
+
+@pytest.mark.rule("J2", "B9", "B10", "D4")
+@pytest.mark.parametrize("mode", [WAIT, FENCING])
+def test_b9_each_send_has_one_outcome_whatever_the_log_does(
+    path: str, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Appends are lost, doubled and late, and their answers as well. Two engines take the topic
+    from each other, or in turn: what was acknowledged is there once, at its offset, and nothing
+    that was refused is."""
+    open_link = MemoryPlace.open
+    dice = random.Random(3)
+
+    def open_badly(place: MemoryPlace, topic: str) -> UnreliableLog:
+        return UnreliableLog(open_link(place, topic), BAD, random.Random(dice.random()))
+
+    monkeypatch.setattr(MemoryPlace, "open", open_badly)
+    monkeypatch.setattr("exclusivelog.cluster.following.RESEND_SECONDS", 0.03)
+    outcomes: list[tuple[bytes, xl.Receipt]] = []
+    with xl.open(path, name="one") as one, xl.open(path, name="two") as two:
+        topics = [engine.topic("orders") for engine in (one, two)]
+        owner = topics[0].producer(mode)
+        for turn in range(12):
+            for number in range(15):
+                value = b"%d %d" % (turn, number)
+                with contextlib.suppress(xl.ProducerFencedError):
+                    outcomes.append((value, owner.send_async(value)))
+            rival = topics[(turn + 1) % 2].producer_async(mode)
+            if mode == WAIT:
+                owner.close()
+            owner = rival.result(PATIENCE)
+        owner.close()
+        found = {message.offset: message.value for message in topics[0].reader()}
+        same = {message.offset: message.value for message in topics[1].reader()}
+    acknowledged = {}
+    for value, receipt in outcomes:
+        error = receipt.exception(PATIENCE)
+        if error is None:
+            acknowledged[receipt.result(0)] = value
+        else:
+            assert isinstance(error, xl.ProducerFencedError)
+            assert value not in found.values()
+    assert found == same == acknowledged
+    assert mode == FENCING or len(found) == 12 * 15
 
 
 @pytest.mark.rule("E5")

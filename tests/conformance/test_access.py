@@ -46,8 +46,15 @@ RIVALS = {
     "an owner": (EXCLUSIVE,),
     "an owner and a waiter": (EXCLUSIVE, WAIT),
 }
+OF_MANY = [pytest.mark.needs("shared_producers")]
 CELLS = [
-    pytest.param(situation, mode, outcome, id=f"{situation}-{mode}")
+    pytest.param(
+        situation,
+        mode,
+        outcome,
+        id=f"{situation}-{mode}",
+        marks=OF_MANY if SHARED in (mode, *RIVALS[situation]) else [],
+    )
     for situation, outcomes in TABLE.items()
     for mode, outcome in zip(MODES, outcomes, strict=True)
 ]
@@ -390,7 +397,7 @@ def test_a5_owner_holders_and_waiters_tell_the_same(
     assert (high.properties, low.producer_name) == ({"zone": "a"}, "low")
 
 
-@pytest.mark.parametrize("first", [SHARED, EXCLUSIVE, WAIT])
+@pytest.mark.parametrize("first", [pytest.param(SHARED, marks=OF_MANY), EXCLUSIVE, WAIT])
 def test_a6_a_live_name_is_refused_to_a_second_claimant(
     rivals: Rivals, engine: xl.Engine, topic: xl.Topic, first: str
 ) -> None:
@@ -403,7 +410,7 @@ def test_a6_a_live_name_is_refused_to_a_second_claimant(
                 claimant.producer(second, name="ann", timeout=10)
             assert refused.value.holder is not None
             assert refused.value.holder.producer_name == "ann"
-        assert engine.topic("elsewhere").producer(name="ann").name == "ann"
+        assert engine.topic("elsewhere").producer(EXCLUSIVE, name="ann").name == "ann"
     assert fate(holder) == ("waits" if first == WAIT else "open")
 
 
