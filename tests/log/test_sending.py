@@ -8,8 +8,10 @@ import gc
 import itertools
 import logging
 import random
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,9 +20,11 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.storage.tables import Tables
-from testing.children import finish
+from testing.children import child, finish, line, tell
+from testing.disks import needs_strace
 from testing.journals import appends, flushes, frames, no_checkpoints
 from testing.processes import State, until, values, within
+from testing.strace import traced
 
 
 def run_threads(count: int, function: Callable[[int], Any], timeout: float = 60) -> None:
@@ -339,6 +343,37 @@ def test_an_outcome_that_comes_after_the_loop_is_closed_harms_nobody(topic, capl
         assert receipt.result(10) == 0
         assert producer.send_async(b"y").result(10) == 1
     assert caplog.records == []
+
+
+SENDS_A_HUNDRED = """
+import sys
+import exclusivelog as xl
+with xl.open(sys.argv[1], durability="power") as engine:
+    producer = engine.topic("a").producer()
+    producer.send(b"a")
+    print(flush=True)
+    sys.stdin.readline()
+    for _ in range(100):
+        producer.send(b"b")
+    print(flush=True)
+    sys.stdin.readline()
+"""
+
+
+@needs_strace
+def test_an_append_does_not_ask_for_the_times_of_the_journal(path, tmp_path) -> None:
+    # Where something has, Linux notes the exact time of the next write, and each flush writes the
+    # inode, too.
+    calls = tmp_path / "calls"
+    with child(SENDS_A_HUNDRED, path) as process:
+        line(process)
+        with traced(process.pid, "-o", str(calls), "-e", "trace=/stat,pwritev,fdatasync"):
+            tell(process)
+            line(process)
+    found = Counter(re.findall(r"^\d+ +(\w+)\(", calls.read_text(), re.M))
+    assert found["pwritev"] >= 100
+    assert found["fstat"] + found["newfstatat"] < 50
+    assert "STATX_BASIC_STATS" not in calls.read_text()
 
 
 # ---- lingering and batches ---------------------------------------------------------------
