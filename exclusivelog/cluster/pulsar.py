@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from exclusivelog.backend import Closing
-from exclusivelog.cluster.native import Native
+from exclusivelog.cluster.native import Native, enter, stay
 from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
 
 TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
@@ -223,6 +223,7 @@ class Cluster(Closing):
         self.access, self._timeout = access, timeout
         self._pulsar = import_pulsar()
         self._client: Native | None = None
+        self._entered = False
         self._closed, self._lock = False, Native(threading.Lock(), repr(self))
 
     def __repr__(self) -> str:
@@ -368,12 +369,19 @@ class Cluster(Closing):
                     f"{self.access.url}: {MEANINGS['AuthenticationError']}"
                 ) from None
             self.failed(f"topic {topic!r} cannot be found", error)
+        self._enter(client, full)
         if parts != [full]:
             raise ClusterError(
                 f"{self.access.url}: topic {topic!r} has {len(parts)} partitions, and so no order "
                 "of its own. Delete it, and set allowAutoTopicCreationType=non-partitioned"
             )
         return full
+
+    def _enter(self, client: Any, full: str) -> None:
+        """Let the client's thread, which will call back, do that for the first time."""
+        if not self._entered:
+            self._entered = True
+            enter(lambda told: client._client.get_topic_partitions_async(full, told))
 
     def _token_is_refused(self) -> bool:
         # With a token that the broker refuses, the client retries until its time limit.
@@ -501,6 +509,7 @@ class Writer:
             builder.property(name, value)
 
         def answered(result: Any, place: Any) -> None:
+            stay()
             if result == self._ok:
                 known = None if place is None or place.ledger_id() < 0 else place
                 stored(None, known and (known.ledger_id(), known.entry_id()))

@@ -27,7 +27,7 @@ from typing import Any
 
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES
-from exclusivelog.cluster.native import Native
+from exclusivelog.cluster.native import Native, stay
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
 from exclusivelog.cluster.pulsar import Access, Cluster, meaning_of
 from exclusivelog.errors import (
@@ -252,6 +252,7 @@ class _Sender:
             return
 
         def told(result: Any, place: Any) -> None:
+            stay()
             if _name(result) in ENDED:
                 self._drop(producer)
             answered(_answer(result, place, self._error))
@@ -282,6 +283,7 @@ class _Sender:
         return None
 
     def _opened(self, result: Any, producer: Any) -> None:
+        stay()
         with self._lock:
             self._opening = False
             opened = _name(result) == "Ok"
@@ -340,7 +342,7 @@ def _name(result: object) -> str:
 
 
 def _ignore_result(result: Any) -> None:
-    pass
+    stay()
 
 
 def close_reader(reader: Native) -> None:

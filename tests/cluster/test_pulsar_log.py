@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from exclusivelog.cluster import pulsar_log
+from exclusivelog.cluster import native, pulsar_log
 from exclusivelog.cluster.follower import Follower
 from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position
@@ -496,6 +496,41 @@ def test_a_child_that_was_forked_amid_sends_ends_and_harms_nobody(
         check=True, timeout=60, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert read(log).values == [b"%d.%d" % (turn, n) for turn in range(5) for n in range(50)]
+
+
+@pytest.mark.rule("C5")
+@pytest.mark.skipif(not native.CHILDREN_HANG, reason="this Python frees the lock in the child")
+def test_the_clients_thread_keeps_its_state_from_its_first_call_on(log: PulsarLog) -> None:
+    # A thread without a state gets one under a lock that hangs a child that is forked meanwhile.
+    here, seen = threading.local(), []
+
+    def told(_: Answer) -> None:
+        seen.append((hasattr(native._here, "stays"), getattr(here, "times", 0)))
+        here.times = len(seen)  # gone with the thread's state
+
+    for count in range(1, 4):
+        log.append(b"x", told)
+        until(lambda count=count: len(seen) == count)
+    assert seen == [(True, 0), (True, 1), (True, 2)]
+
+
+@pytest.mark.rule("C5")
+def test_children_that_are_forked_while_answers_come_do_not_hang(log: PulsarLog) -> None:
+    room, stop = threading.Semaphore(200), threading.Event()
+
+    def send() -> None:
+        while not stop.is_set():
+            if room.acquire(timeout=0.1):
+                log.append(b"x", lambda _: room.release())
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        for _ in range(400):
+            assert forked(os.getpid, 10.0) != os.getpid()
+    finally:
+        stop.set()
+        sender.join(PATIENCE)
 
 
 # ---- the broker dies; last, as it takes long to come back ----------------------------------
