@@ -18,6 +18,7 @@ from testing.processes import (
     WAIT,
     State,
     Worker,
+    forked,
     open_producer,
     send,
     until,
@@ -194,3 +195,26 @@ def test_no_error_and_no_repr_has_the_token(namespace: Namespace) -> None:
     assert "secret" not in f"{error.value!r} {error.value}"
     with xl.open(namespace.url, **options(namespace)) as engine:
         assert "token" not in f"{engine!r} {engine.backend!r} {engine.backend.place!r}"
+
+
+@pytest.mark.rule("C5")
+def test_c5_a_forked_child_is_refused_and_the_parent_unharmed(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    producer = topic.producer(EXCLUSIVE)
+    assert producer.send(b"before") == 0
+
+    def child() -> list[str]:
+        told = []
+        for call in (lambda: producer.send(b"child"), lambda: topic.owner, engine.topics):
+            try:
+                call()
+            except xl.EngineClosedError as error:
+                told.append(type(error).__name__)
+        producer.close()
+        engine.close()
+        return told
+
+    assert forked(child) == ["EngineClosedError"] * 3
+    assert producer.send(b"after") == 1
+    assert topic.owner is not None
