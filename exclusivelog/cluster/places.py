@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from exclusivelog.cluster.native import Native
-from exclusivelog.cluster.ordered import OrderedLog
+from exclusivelog.cluster.ordered import OrderedLog, Position
 from exclusivelog.cluster.place import MemoryPlace, Place
 from exclusivelog.cluster.pulsar import Access, Cluster, ledger_name, topic_name
-from exclusivelog.cluster.pulsar_log import PulsarLog
-from exclusivelog.errors import UnsupportedError
+from exclusivelog.cluster.pulsar_log import PLACE, PulsarLog
+from exclusivelog.errors import ClusterError, UnsupportedError
 from exclusivelog.types import EngineInfo
 
 __all__ = ["SCHEMES", "PulsarPlace", "find"]
@@ -61,7 +61,7 @@ class PulsarPlace:
 
     def open(self, topic: str) -> OrderedLog:
         """The log of a topic, which is made if there is none."""
-        return PulsarLog(self._access, topic, timeout=TIMEOUT, check_policies=False)
+        return _AskedLog(self._access, topic, self._cluster)
 
     # ---- engines -------------------------------------------------------------------------
 
@@ -127,6 +127,31 @@ class PulsarPlace:
     def forget(self) -> None:
         """In a forked child: `Cluster` knows it by itself."""
         self._lock = threading.Lock()
+
+
+class _AskedLog(PulsarLog):
+    """A log whose end the admin API tells, if it may be asked: in a few ms. A reader at the end,
+    which takes the client 0.1 s to make, tells it otherwise."""
+
+    def __init__(self, access: Access, topic: str, cluster: Cluster) -> None:
+        super().__init__(access, topic, timeout=TIMEOUT, check_policies=False)
+        self._admin = cluster
+        self._path = f"persistent/{access.path}/{topic_name(topic)}/lastMessageId"
+        self._asks = True
+
+    def end(self) -> Position | None:
+        """The position of the last record at this moment; None for an empty log."""
+        self.check_open()
+        last = None
+        if self._asks:
+            try:
+                last = self._admin.admin("GET", self._path)
+            except ClusterError:
+                self._asks = False
+        # Without an entry: the topic is empty, or has just gone on in a new file.
+        if last is None or last["entryId"] < 0 or last["ledgerId"] < 0:
+            return super().end()
+        return Position(PLACE.pack(last["ledgerId"], last["entryId"], 0))
 
 
 # ---- by URL ------------------------------------------------------------------------------
