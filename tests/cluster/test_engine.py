@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import datetime as dt
 import random
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 import exclusivelog as xl
+from exclusivelog import aio
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode
 from exclusivelog.cluster.memory import Chances, UnreliableLog
 from exclusivelog.cluster.place import MemoryPlace
@@ -351,3 +353,24 @@ def test_closing_ends_all_threads(path: str) -> None:
         with pytest.raises(xl.EngineClosedError):
             call()
     until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_the_asynchronous_names_work_on_it(path: str) -> None:
+    async def run() -> list[object]:
+        async with aio.open(path) as engine:
+            topic = engine.topic("orders")
+            async with await topic.producer("exclusive") as producer:
+                first = await producer.send(b"a")
+                waiting = asyncio.create_task(topic.producer("wait_for_exclusive"))
+                offsets = [await producer.send(b"b") for _ in range(3)]
+            async with await waiting as successor:
+                epoch = successor.topic_epoch
+            reader = topic.reader()
+            found = [message.value async for message in reader]
+            counts = await aio.SharedMap.create(engine.topic("map"))
+            await counts.put("a", 1)
+            value = await counts.get("a", latest=True)
+            await counts.close()
+            return [first, offsets, epoch, found, value]
+
+    assert asyncio.run(run()) == [0, [1, 2, 3], 2, [b"a", b"b", b"b", b"b"], 1]
