@@ -121,7 +121,7 @@ class Owning:
         try:
             ticket = self.writer.send(_encoded(batch), now_ms(), self._note)
         except ExclusiveLogError as error:
-            appender.settle([], error, True)
+            _fail(appender, [], error)
         else:
             self._batches[ticket] = batch
             self._taken.add(id(batch))
@@ -189,8 +189,10 @@ class Owning:
             error = error or ticket.error
             if batch is not None and ticket.error is None:
                 placed.append((batch, ticket.offset or 0))
-        if placed or error is not None:
-            appender.settle(placed, error, error is not None)
+        if error is not None:
+            _fail(appender, placed, error)
+        elif placed:
+            appender.settle(placed)
         self.topic.host.commit_queue.put(appender, 0.0)  # it calls back, and takes what waits
 
     def tell_wanted(self) -> None:
@@ -209,6 +211,15 @@ class Owning:
             lambda: self.writer.status in ("closed", "fenced"), timeout,
             "the release of the topic was not read back",
         )  # fmt: skip
+
+
+def _fail(
+    appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError
+) -> None:
+    """Fail all that this appender has, but what is in the log, and take no more. If it was closed
+    before, later calls are told so; what it had accepted is told what it failed with."""
+    appender.close_with(error)
+    appender.settle(placed, error)
 
 
 def _no_session() -> None:
@@ -393,10 +404,23 @@ class TopicLog:
                 owning.writer.resend()
         for data in list(self._waits.values()):
             self._append(data)
+        if gone := self._gone():
+            self._append(encode(Leave(gone)))
 
     @property
     def _unsettled(self) -> bool:
-        return bool(self._waits) or any(each.writer.unsettled for each in self._owning)
+        if self._waits or self._gone():
+            return True
+        return any(each.writer.unsettled for each in self._owning)
+
+    def _gone(self) -> tuple[int, ...]:
+        """The waiters of this engine that do not wait any more, though the log says so: their
+        records came late, or that of their leaving is not there yet."""
+        return tuple(
+            each.number
+            for each in self.waiters
+            if each.engine_id == self.host.id and not self.host.waits_here(each.number)
+        )
 
     # ---- the thread ----------------------------------------------------------------------
 
@@ -458,8 +482,8 @@ class TopicLog:
         self.waiters.take(record)
         if isinstance(record, Wait):
             self._waits.pop(record.number, None)
-            if record.engine_id == self.host.id and not self.host.waits_here(record.number):
-                self._append(encode(Leave((record.number,))))  # it has left, and this came late
+            if gone := self._gone():
+                self._append(encode(Leave(gone)))
             for owning in self._owning:
                 owning.tell_wanted()
         return record is not None

@@ -9,8 +9,8 @@ waiter asks for a topic that has become free, and the owner learns that somebody
 - A waiter ends with its `Leave`, or with a grant to its engine and producer name.
 - A grant to a producer that fences ends all waiters (rule A1).
 
-What is lost, doubled or late costs order or time: a waiter appends its record again until it has
-read it back, and a record of a waiter that has left is one of a name that nobody answers for.
+What is lost, doubled or late costs order or time: an engine appends both records again until it has
+read them back, and answers a late copy of a `Wait` with another `Leave`.
 
 >>> waiters = Waiters()
 >>> for number, priority in enumerate((0, 7)):
@@ -23,7 +23,7 @@ read it back, and a record of a waiter that has left is one of a name that nobod
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,6 +132,9 @@ class Waiters:
     def _remove(self, ends: Callable[[Wait], bool]) -> None:
         for number in [number for number, each in self._waiting.items() if ends(each)]:
             del self._waiting[number]
+
+    def __iter__(self) -> Iterator[Wait]:
+        return iter(self._waiting.values())
 
     def __contains__(self, number: int) -> bool:
         return number in self._waiting

@@ -9,14 +9,16 @@ import random
 import secrets
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
+from exclusivelog.cluster import waiting
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode
 from exclusivelog.cluster.memory import Chances, UnreliableLog
-from exclusivelog.cluster.place import MemoryPlace
+from exclusivelog.cluster.place import MemoryPlace, _Link
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, forked, until, values, within
 
 pytestmark = pytest.mark.timeout(120)
@@ -136,6 +138,30 @@ def test_d5_a_waiter_times_out_and_leaves_nothing(topic: xl.Topic, other: xl.Eng
     assert (topic.owner, topic.epoch) == (None, 1)
 
 
+@pytest.mark.rule("D4")
+def test_d4_a_late_record_of_a_waiter_that_has_left_holds_nobody_up(
+    path: str, topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine lives, and answers that it waits no more, again if that answer was lost."""
+    monkeypatch.setattr("exclusivelog.cluster.following.RESEND_SECONDS", 0.05)
+    append, lost = _Link.append, []
+
+    def lose_the_first_leave(link: _Link, data: bytes, *answered: Any) -> None:
+        if isinstance(waiting.decode(data), waiting.Leave) and not lost:
+            lost.append(data)
+        else:
+            append(link, data, *answered)
+
+    monkeypatch.setattr(_Link, "append", lose_the_first_leave)
+    owner = topic.producer(EXCLUSIVE)
+    ghost = waiting.Wait(1, other.id, "other", 1, "ghost", 99, 0)
+    there = other.topic("orders").producer_async(WAIT)
+    MemoryPlace.named(path.partition("://")[2]).open("orders").append(waiting.encode(ghost))
+    until(lambda: [waiter.producer_name for waiter in topic.waiters] != ["ghost"] and lost)
+    owner.close()
+    assert there.result(timeout=PATIENCE).topic_epoch == 2
+
+
 @pytest.mark.rule("A1")
 def test_a1_a_producer_that_fences_ends_the_waiters_of_all_engines(
     topic: xl.Topic, other: xl.Engine
@@ -184,11 +210,11 @@ def test_g5_a_reader_that_waits_is_woken_by_another_engine(
 ) -> None:
     reader = topic.reader()
     got: list[bytes] = []
-    waiting = threading.Thread(target=lambda: got.append(reader.read_next(PATIENCE).value))
-    waiting.start()
+    sleeper = threading.Thread(target=lambda: got.append(reader.read_next(PATIENCE).value))
+    sleeper.start()
     with other.topic("orders").producer(EXCLUSIVE) as producer:
         producer.send(b"news")
-    waiting.join(PATIENCE)
+    sleeper.join(PATIENCE)
     assert got == [b"news"]
     with pytest.raises(xl.WaitTimeoutError):
         reader.read_next(timeout=0.01)
@@ -361,9 +387,9 @@ def test_the_asynchronous_names_work_on_it(path: str) -> None:
             topic = engine.topic("orders")
             async with await topic.producer("exclusive") as producer:
                 first = await producer.send(b"a")
-                waiting = asyncio.create_task(topic.producer("wait_for_exclusive"))
+                queued = asyncio.create_task(topic.producer("wait_for_exclusive"))
                 offsets = [await producer.send(b"b") for _ in range(3)]
-            async with await waiting as successor:
+            async with await queued as successor:
                 epoch = successor.topic_epoch
             reader = topic.reader()
             found = [message.value async for message in reader]
