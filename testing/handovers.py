@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import exclusivelog as xl
 from exclusivelog.events import EVENTS, Event
-from exclusivelog.local.log.sending import Committer
+from exclusivelog.local.log.sending import Committer, Pauses
 from exclusivelog.local.ownership.notifications import Notifications, Releases
 from exclusivelog.local.ownership.pending import Pending
 from exclusivelog.local.ownership.sessions import Sessions
@@ -353,7 +353,7 @@ CALLS: list[tuple[str, type, str, tuple[str, ...]]] = [
     ("coordinator", HandOver, "begin", THROUGHOUT),
     ("coordinator", HandOver, "inspect", AROUND),
     ("source", Releases, "hand_over", AROUND),
-    ("source", LocalSession, "pause", AROUND),
+    ("source", Pauses, "begin", AROUND),
     ("source", Committer, "commit", AROUND),
     ("source", HandOver, "release", THROUGHOUT),
     ("source", LocalSession, "hand_off", AROUND),

@@ -266,7 +266,7 @@ class OpenEngine(abc.ABC):
             self._slot.leave()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
         for each in self.registry.sessions():
-            self.committer.fail(each.appender, error)
+            self.committer.fail(each.sending.appender, error)
         self.pending.fail_all(error)
         self.committer.stop()
         if self._heartbeat is not None:

@@ -899,7 +899,7 @@ def test_e2_a_commit_that_is_refused_just_before_a_hand_over_says_why(desk, monk
     def resume_and_pause() -> None:
         monkeypatch.setattr(session, "resume", resume)
         resume()
-        session.pause()
+        session.pauses.begin()
         threading.Timer(0.3, resume).start()
 
     monkeypatch.setattr(session, "resume", resume_and_pause)

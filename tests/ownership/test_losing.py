@@ -914,7 +914,7 @@ FORKS_WHILE_IT_WAITS = """
         print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), flush=True)
         over.set()
         if place == "move":
-            owner._session.resume()
+            owner._session.pauses.end()
         elif place != "commit":
             owner.close()
 
@@ -923,7 +923,7 @@ FORKS_WHILE_IT_WAITS = """
     elif place == "read":
         shared = xl.SharedState(topic, apply=lambda state, op: None)
     if place == "move":
-        owner._session.pause()
+        owner._session.pauses.begin()
     elif place != "queue":
         threading.Thread(target=hold).start()
         time.sleep(0.1)

@@ -218,13 +218,13 @@ class Releases:
         bound = {p: engine.registry.bound_to_role(p) for p in producers.values() if p is not None}
         every = [*bound, *(each for parts in bound.values() for each in parts)]
         for each in every:
-            each.pause()
+            each.pauses.begin()
         try:
             for part in every[len(bound) :]:
-                part.drain()
+                part.sending.drain()
             for session, producer in producers.items():
                 if producer is not None:
-                    producer.drain()
+                    producer.sending.drain()
                 else:  # it was dropped, and what it has accepted may linger still
                     engine.committer.drain_session(session)
             for released in engine.hand_over.release(asked):
@@ -234,7 +234,7 @@ class Releases:
                         each.hand_off(released.to)
         finally:
             for each in every:
-                each.resume()  # unless it has moved
+                each.pauses.end()  # unless it has moved
 
 
 class Notifications:

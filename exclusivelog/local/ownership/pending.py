@@ -28,6 +28,7 @@ from exclusivelog.errors import (
     OwnershipLostError,
     WaitTimeoutError,
 )
+from exclusivelog.local.log.sending import LocalSending, Pauses
 from exclusivelog.local.records import Registration, Session, StillReleasing, Transfer
 from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture, give_granted
@@ -215,8 +216,12 @@ class Listener(Protocol):
     topic: str
 
     @property
-    def appender(self) -> _core.Appender:
-        """What it appends by."""
+    def sending(self) -> LocalSending:
+        """What appends for it."""
+
+    @property
+    def pauses(self) -> Pauses:
+        """What lets its appends wait."""
 
     def end_unless_within_reach(self) -> None:
         """End it, where its topic was handed over and its producers cannot follow any more."""
@@ -227,17 +232,8 @@ class Listener(Protocol):
     def tell_wanted(self) -> None:
         """Another producer waits for the topic."""
 
-    def pause(self) -> None:
-        """Let sends wait; what was accepted is still sent."""
-
-    def drain(self) -> None:
-        """Commit what was accepted so far."""
-
     def hand_off(self, to: Transfer) -> None:
         """The topic was handed over."""
-
-    def resume(self) -> None:
-        """Let sends go on."""
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more."""
