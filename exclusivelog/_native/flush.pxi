@@ -66,12 +66,18 @@ cdef void _sync(Journal journal, int fd) noexcept nogil:
     cdef xj_header* header = journal.shared
     cdef uint64_t generation = xl_load64(&header.generation)
     cdef uint64_t target = xl_load64(&header.tail)
+    cdef int64_t began
+    cdef int failed
     if xl_load(&header.failed):
         return
     if not xj_is(fd, &journal.file):
         xl_store(&journal.gone, EBADF)
-    elif fdatasync(fd):
-        xl_swap(&header.failed, 0, errno)
+        return
+    began = xl_now()
+    failed = errno if fdatasync(fd) else 0
+    journal.slowest_flush = max(journal.slowest_flush, xl_now() - began)
+    if failed:
+        xl_swap(&header.failed, 0, failed)
     elif xl_load64(&header.generation) == generation and not xl_load(&header.failed):
         xj_raise(&header.synced, target)
 

@@ -76,6 +76,7 @@ cdef class Journal:
     cdef int guard              # of the mapping (see guard.pxi)
     cdef uint32_t gone          # errno: this process may not append any more, others may
     cdef uint64_t disbelieved   # words of this generation say nothing
+    cdef int64_t slowest_flush  # ns, of this process, since it was last asked for
     cdef readonly uint64_t compared     # times that an append was compared with who may write, and
     cdef readonly uint64_t placed       # appends that came through, in this process
 
@@ -389,6 +390,12 @@ cdef class Journal:
             outcome = _flush(self, end, generation, &error)
         self.busy -= 1
         return outcome
+
+    def take_slowest_flush(self):
+        """How long the slowest flush of this process took since the last call, in ns."""
+        cdef int64_t slowest = self.slowest_flush
+        self.slowest_flush = 0
+        return slowest
 
     def flush_all(self):
         """Flush all that is there now, also what no thread waits for."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, Protocol
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.entries import verify
@@ -17,6 +18,8 @@ from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import describe, owner_info
 from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Report, RoleInfo
+
+log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
@@ -124,4 +127,5 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         tables.deletions.add(row.id)
         tables.views.drop(row.id)
         tables.announce.add(row.id)
+    logs.say(log, logs.DELETED, ledger=ledger.path, topic=name, epoch=row.epoch)
     delete_pending(ledger)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot
 from exclusivelog.errors import (
     StateError,
@@ -27,6 +28,8 @@ from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import Announcement, OwnerInfo, TopicStats, TransferInfo, WaiterInfo
+
+log = logging.getLogger(__name__)
 
 
 class HandOver(Protocol):
@@ -184,7 +187,12 @@ class LocalTopic:
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""
-        return self._engine.sessions.terminate(self._id)
+        end = self._engine.sessions.terminate(self._id)
+        logs.say(
+            log, logs.TERMINATED, ledger=self._engine.ledger.path, topic=self.facts().name,
+            offset=end,
+        )  # fmt: skip
+        return end
 
 
 def _matches(tables: Tables, topic: int, kind: Kind) -> bool:

@@ -306,12 +306,15 @@ class Notifications:
         elif kind == WANTED:
             self._deliveries.add(functools.partial(self.pending.tell_wanted, session))
 
-    def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
+    def _granted(
+        self, session_id: int, epoch: int, since: int, last_sequence: int, reason: str,
+        granted_at: int,
+    ) -> None:  # fmt: skip
         future = self.pending.queued.take(session_id)
         if future is None or future.session is None:
             return
         session = changed(future.session, epoch=epoch, since=since)
-        self._deliveries.add(lambda: self.pending.hand_out(future, session, last_sequence))
+        self._deliveries.add(lambda: self.pending.hand_out(future, session, last_sequence, reason))
 
     def _fenced(self, session_id: int, kind: str, text: str) -> None:
         self.pending.queued.take(session_id)

@@ -35,12 +35,14 @@ from exclusivelog.errors import LedgerError
 from exclusivelog.events import EVENTS
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
+from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer
 from exclusivelog.local.storage.environment import identity, make_directory, refuse_file_system
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.opening import OpenFiles, Options
 from exclusivelog.local.storage.pinned import PinnedPages
+from exclusivelog.local.storage.room import Room
 from exclusivelog.local.storage.tables import Tables, recover
 
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
@@ -55,6 +57,7 @@ EVENT_WRITER = b"exclusivelog"
 MOST_IN_ONE_ENTRY = 1 << 20
 
 Found = TypeVar("Found")
+Calls = list[tuple[Callable[..., None], tuple[Any, ...]]]
 
 if TYPE_CHECKING:
     _Section = _core.Section[Tables]
@@ -87,6 +90,7 @@ class Ledger:
                 self.format, self.uuid = files.format, files.uuid
                 self._environment = files.environment
                 self.pinned = PinnedPages(path, self.lockfile.slots, self.watch)
+                self.room = Room(path, self.directory)
                 self.integrity = integrity = Integrity(
                     self.directory, (DATA, JOURNAL), self.journal, self.readonly,
                     page_lost=files.page_lost, check_readable=files.check_readable,
@@ -301,6 +305,14 @@ class Ledger:
             with self.environment() as env:
                 self.pinned.check(env)
 
+    def check_room(self) -> None:
+        """Log when disk or tables are nearly full, and flushes that took long."""
+        if self.room.due:
+            with self.environment() as env:
+                self.room.check(env)
+        if self.journal is not None:
+            self.room.check_flush(self.journal.take_slowest_flush())
+
     def oldest_reader(self) -> dict[str, object] | None:
         """The read with the oldest snapshot; None if every read has the newest one."""
         with self.environment() as env:
@@ -381,13 +393,19 @@ class Transaction(_Section):
         if raised is not None:
             raise raised from error
 
-    def waken(self, tables: Tables) -> list[tuple[Callable[[int], None], tuple[int]]]:
+    def waken(self, tables: Tables) -> Calls:
         """The calls that wake others, now that the transaction is durable."""
         lockfile, segments = self.ledger.lockfile, self.ledger.segments
-        engines = [(lockfile.slots.notify, (slot,)) for slot in tables.ring]  # new owners first
-        readers = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
-        empty = [(segments.remove, (segment,)) for segment in tables.large.emptied]
-        return engines + readers + empty
+        engines: Calls = [(lockfile.slots.notify, (slot,)) for slot in tables.ring]  # first
+        readers: Calls = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
+        empty: Calls = [(segments.remove, (segment,)) for segment in tables.large.emptied]
+        return engines + readers + empty + self._log_changes(tables)
+
+    def _log_changes(self, tables: Tables) -> Calls:
+        if not tables.committed or not is_logged():
+            return []
+        ledger = self.ledger
+        return [(log_changes, (ledger.path, tables.committed, ledger.lockfile.slots))]
 
 
 class FlushingTransaction(Transaction):
@@ -428,7 +446,7 @@ def write_events(tables: Tables) -> None:
     row.last_publish_time = published
     tables.topics.put(row)
     tables.announce.add(row.id)
-    tables.events = []
+    tables.committed, tables.events = tables.events, []
 
 
 # ---- recovery, and forks -----------------------------------------------------------------

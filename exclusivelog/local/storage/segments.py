@@ -26,11 +26,11 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError
 from exclusivelog.local.files import Directory, why_shared
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20  # a segment this long takes no more
 LARGE_ENTRY = 128 << 10  # bytes: an entry of this size or more goes into a segment
@@ -298,7 +298,7 @@ class Segments:
                 with contextlib.suppress(FileNotFoundError):
                     place.remove(_name(segment))
         except OSError as error:  # the next process to open the ledger tries again
-            log.warning("%s cannot be removed: %s", self.file(segment), error)
+            logs.say(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
         self.forget_removed()
 
     def sweep(self, known: Mapping[int, int]) -> None:
