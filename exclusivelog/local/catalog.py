@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
@@ -10,16 +11,32 @@ from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.entries import verify
 from exclusivelog.local.maintenance.deletion import delete_pending
-from exclusivelog.local.names import checked, create_topic, list_topics
+from exclusivelog.local.names import checked, count_topics, create_topic, list_topics
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_rows import list_roles
 from exclusivelog.local.ownership.sessions import Sessions, clear
+from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import describe, owner_info
-from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Report, RoleInfo
+from exclusivelog.types import ClaimInfo, EngineInfo, EngineStats, GroupInfo, Report, RoleInfo
 
 log = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """One session."""
+
+    @property
+    def appender(self) -> _core.Appender:
+        """What it appends by."""
+
+
+class Sending(Protocol):
+    """The sessions of one engine."""
+
+    def sessions(self) -> Sequence[Sender]:
+        """All that are open."""
 
 
 class Host(Protocol):
@@ -28,6 +45,10 @@ class Host(Protocol):
     ledger: Ledger
     sessions: Sessions
     unflushed: bool
+
+    @property
+    def registry(self) -> Sending:
+        """The sessions that it has open."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
@@ -89,13 +110,19 @@ class LocalCatalog:
         """The engine that is inside the critical section now."""
         return None if self._ledger.watch is None else self._ledger.watch.inside()
 
-    def stats(self) -> dict[str, Any]:
-        """Sizes in bytes and counts, and the oldest reader."""
-        topics, engines = self.topics(), self.engines()
-        return {
-            **self._ledger.stats(), "topics": len(topics), "engines": len(engines),
-            "oldest_reader": self._ledger.oldest_reader(),
-        }  # fmt: skip
+    def stats(self) -> EngineStats:
+        """Its figures."""
+        self._engine.check_open()
+        topics, waiters = count_topics(self._ledger)
+        appenders = [each.appender for each in self._engine.registry.sessions()]
+        sizes: dict[str, Any] = self._ledger.stats()
+        return EngineStats(
+            **sizes, **counted(self._ledger), topics=topics, waiters=waiters,
+            engines=len(self.engines()), groups=tuple(self.groups()),
+            oldest_reader=self._ledger.oldest_reader(), disk_bytes=self._ledger.disk_bytes(),
+            pending_messages=sum(each.pending_messages for each in appenders),
+            pending_bytes=sum(each.pending_bytes for each in appenders),
+        )  # fmt: skip
 
     def verify(self) -> Report:
         """Read everything."""

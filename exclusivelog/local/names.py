@@ -47,6 +47,23 @@ def list_topics(ledger: Store) -> list[str]:
         ]
 
 
+def count_topics(ledger: Store) -> tuple[int, int]:
+    """(topics, producers that wait for them); without the library's own topics."""
+    topics = waiters = 0
+    with ledger.read() as tables:
+        for name, topic in tables.topics.all():
+            if is_internal(name):
+                continue
+            try:
+                row = tables.topics.get(topic)
+            except LedgerCorruptedError:
+                topics += 1  # it is there, and whoever opens it learns what is wrong with it
+                continue
+            if not row.flags & _core.DELETED:
+                topics, waiters = topics + 1, waiters + row.waiting
+    return topics, waiters
+
+
 def _is_deleted(tables: Tables, topic: int) -> bool:
     try:
         return bool(tables.topics.get(topic).flags & _core.DELETED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from exclusivelog import _core, logs
@@ -22,6 +23,7 @@ from exclusivelog.local.maintenance.retention import (
 )
 from exclusivelog.local.maintenance.views import read_snapshot, read_view
 from exclusivelog.local.names import checked, existing
+from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import announcement
 from exclusivelog.local.storage.compression import naming
@@ -180,10 +182,19 @@ class LocalTopic:
         set_compression(self._engine.ledger, self._id, setting)
         self._engine.retention_worker.start_if_needed()
 
-    def stats(self) -> TopicStats:
-        """How its entries are stored."""
-        self.facts()
-        return stats(self._engine.ledger, self._id)
+    def stats(self, storage: bool) -> TopicStats:
+        """How much it has; with `storage`, also how its entries are stored."""
+        row = self.facts()
+        ledger, end = self._engine.ledger, self.next_offset()
+        held = stats(ledger, self._id) if storage else TopicStats(None, 0, 0, 0, {})
+        groups = Claims(ledger, self._engine.sessions.succession).groups(
+            [(row.name, self._id, end)]
+        )
+        return replace(
+            held, messages=end - row.first_offset, first_offset=row.first_offset, next_offset=end,
+            epoch=row.epoch, holders=row.shared + bool(row.owner), waiters=row.waiting,
+            groups=tuple(groups),
+        )  # fmt: skip
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""

@@ -147,7 +147,7 @@ def test_each_step_of_a_hand_over_is_told(path: str, heard: Heard) -> None:
         waiting = b.topic("orders").producer_async("wait_for_exclusive")
         a.unload("orders", to=b.id)
         waiting.result(10)
-        until(lambda: len(heard("granted")) == 2)
+        until(lambda: len(heard("granted")) == 2 and len(heard("hand_over")) == 2)
         assert [record.step for record in heard("hand_over")] == ["releasing", "assigned"]
         assert heard("granted")[-1].reason == "hand-over"
         assert "engine 'a'" in heard("hand_over")[0].source

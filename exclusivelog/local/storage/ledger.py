@@ -214,9 +214,13 @@ class Ledger:
 
     def checkpoint(self) -> None:
         """Move what the journal has into the tables. Appends go on meanwhile."""
-        if self.journal is not None and self.journal.backlog:
+        journal = self.journal
+        if journal is not None and journal.backlog:
+            began, applied = _core.now(), journal.applied
             with self._transaction(exclusive=False):
                 pass
+            moved = max(0, journal.applied - applied)
+            self.lockfile.figures.note_checkpoint(_core.now() - began, moved)
 
     def flush(self) -> None:
         """Make durable what the journal has, from all processes."""
@@ -329,11 +333,18 @@ class Ledger:
                 "map_size": info["map_size"],
                 "used_bytes": (info["last_pgno"] + 1) * page,
                 "journal_bytes": 0 if self.journal is None else self.journal.backlog,
+                "journal_capacity": 0 if self.journal is None else self.journal.capacity,
                 "large_bytes": large,
                 "transactions": info["last_txnid"],
                 "max_readers": info["max_readers"],
                 "readers": info["num_readers"],
             }
+
+    def disk_bytes(self) -> int:
+        """What the files take on the disk."""
+        found = (self.directory.facts(name) for name in (DATA, JOURNAL))
+        tables = sum(facts.st_blocks * 512 for facts in found if facts is not None)
+        return tables + self.segments.disk_bytes()
 
     # ---- fork ----------------------------------------------------------------------------
 
@@ -399,7 +410,12 @@ class Transaction(_Section):
         engines: Calls = [(lockfile.slots.notify, (slot,)) for slot in tables.ring]  # first
         readers: Calls = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
         empty: Calls = [(segments.remove, (segment,)) for segment in tables.large.emptied]
-        return engines + readers + empty + self._log_changes(tables)
+        return engines + readers + empty + self._count(tables) + self._log_changes(tables)
+
+    def _count(self, tables: Tables) -> Calls:
+        if not tables.appended:
+            return []
+        return [(self.ledger.lockfile.figures.note_tables, tables.appended)]
 
     def _log_changes(self, tables: Tables) -> Calls:
         if not tables.committed or not is_logged():

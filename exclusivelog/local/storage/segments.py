@@ -313,6 +313,11 @@ class Segments:
             if self._facts(newest) is not None:
                 self.cut(newest, known[newest])
 
+    def disk_bytes(self) -> int:
+        """What their files take on the disk."""
+        found = (self._facts(int(name, 16)) for name in self._names())
+        return sum(facts.st_blocks * 512 for facts in found if facts is not None)
+
     def _names(self) -> list[str]:
         place = self._directory()
         return [] if place is None else [name for name in place.names() if NAME.fullmatch(name)]

@@ -1331,6 +1331,7 @@ class Tables:
         self.announce: set[int] = set()
         self.events: list[Recorded] = []  # what is written about this transaction (rule E5)
         self.committed: list[Recorded] = []  # the same, once it is written
+        self.appended: tuple[int, int] | None = None  # messages of producers, and their bytes
         # What is left for `settle`, right before the commit: roles that end, by their anchors, and
         # topics whose next owner is still to be chosen (see role_grants.py).
         self.role_ends: dict[int, tuple[str, str, int]] = {}
