@@ -737,6 +737,9 @@ class Catalog(Protocol):
     def stats(self) -> EngineStats:
         """Its figures."""
 
+    def topic_stats(self) -> list[tuple[str, TopicStats]]:
+        """How much each topic has, by name, without groups and storage; may be a second old."""
+
     def verify(self) -> Report:
         """Read everything."""
 

@@ -11,7 +11,14 @@ from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.entries import verify
 from exclusivelog.local.maintenance.deletion import delete_pending
-from exclusivelog.local.names import checked, count_topics, create_topic, list_topics
+from exclusivelog.local.names import (
+    checked,
+    create_topic,
+    list_read_topics,
+    list_topics,
+    stats_of,
+    topic_rows,
+)
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_rows import list_roles
@@ -19,7 +26,15 @@ from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import describe, owner_info
-from exclusivelog.types import ClaimInfo, EngineInfo, EngineStats, GroupInfo, Report, RoleInfo
+from exclusivelog.types import (
+    ClaimInfo,
+    EngineInfo,
+    EngineStats,
+    GroupInfo,
+    Report,
+    RoleInfo,
+    TopicStats,
+)
 
 log = logging.getLogger(__name__)
 
@@ -90,10 +105,11 @@ class LocalCatalog:
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups of all topics."""
-        there = [create_topic(self._ledger, name, False) for name in self.topics()]
         claims = Claims(self._ledger, self._engine.sessions.succession)
+        read = {name for info in claims.living(None) if info.reader for name in info.generations}
         return claims.groups(
-            (name, topic, checked(self._engine.latest(topic)).next_offset) for topic, name in there
+            (name, topic, checked(self._engine.latest(topic)).next_offset)
+            for name, topic in list_read_topics(self._ledger, read)
         )
 
     def roles(self) -> list[RoleInfo]:
@@ -113,16 +129,22 @@ class LocalCatalog:
     def stats(self) -> EngineStats:
         """Its figures."""
         self._engine.check_open()
-        topics, waiters = count_topics(self._ledger)
+        rows, damaged = topic_rows(self._ledger)
         appenders = [each.appender for each in self._engine.registry.sessions()]
         sizes: dict[str, Any] = self._ledger.stats()
         return EngineStats(
-            **sizes, **counted(self._ledger), topics=topics, waiters=waiters,
-            engines=len(self.engines()), groups=tuple(self.groups()),
+            **sizes, **counted(self._ledger), topics=len(rows) + damaged,
+            waiters=sum(row.waiting for row in rows), engines=len(self.engines()),
+            groups=tuple(self.groups()),
             oldest_reader=self._ledger.oldest_reader(), disk_bytes=self._ledger.disk_bytes(),
             pending_messages=sum(each.pending_messages for each in appenders),
             pending_bytes=sum(each.pending_bytes for each in appenders),
         )  # fmt: skip
+
+    def topic_stats(self) -> list[tuple[str, TopicStats]]:
+        """How much each topic has, as of the last checkpoint."""
+        self._engine.check_open()
+        return [(row.name, stats_of(row, row.next_offset)) for row in topic_rows(self._ledger)[0]]
 
     def verify(self) -> Report:
         """Read everything."""

@@ -22,7 +22,7 @@ from exclusivelog.local.maintenance.retention import (
     trim,
 )
 from exclusivelog.local.maintenance.views import read_snapshot, read_view
-from exclusivelog.local.names import checked, existing
+from exclusivelog.local.names import checked, existing, stats_of
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import announcement
@@ -186,15 +186,17 @@ class LocalTopic:
         """How much it has; with `storage`, also how its entries are stored."""
         row = self.facts()
         ledger, end = self._engine.ledger, self.next_offset()
-        held = stats(ledger, self._id) if storage else TopicStats(None, 0, 0, 0, {})
+        found = stats_of(row, end)
         groups = Claims(ledger, self._engine.sessions.succession).groups(
             [(row.name, self._id, end)]
         )
-        return replace(
-            held, messages=end - row.first_offset, first_offset=row.first_offset, next_offset=end,
-            epoch=row.epoch, holders=row.shared + bool(row.owner), waiters=row.waiting,
-            groups=tuple(groups),
-        )  # fmt: skip
+        if storage:
+            held = stats(ledger, self._id)
+            found = replace(
+                found, compression=held.compression, entries=held.entries, methods=held.methods,
+                raw_bytes=held.raw_bytes, stored_bytes=held.stored_bytes,
+            )  # fmt: skip
+        return replace(found, groups=tuple(groups))
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""

@@ -49,6 +49,7 @@ def test_the_text_is_openmetrics_with_the_figures(engine: xl.Engine, topic: xl.T
     with topic.producer() as producer:
         producer.send_many([b"x"] * 7)
     topic.reader(group="billing").commit()
+    engine.ledger.checkpoint()
     families = {f.name: f for f in text_string_to_metric_families(render(engine))}
     found = samples(render(engine))
     assert found["exclusivelog_up"] == 1

@@ -567,6 +567,10 @@ class CursorTable:
             for group, data in self.rows.under("cursors", topic)
         ]
 
+    def topics(self) -> set[int]:
+        """The topics on which any reader group has committed."""
+        return {u64(key[: U64.size]) for key, _ in self.rows.cursor("cursors")}
+
     def put(self, topic: int, group: str, offset: int) -> None:
         """Write what `cursor` reads."""
         key = U64.pack(topic) + group.encode()
