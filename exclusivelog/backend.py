@@ -26,6 +26,7 @@ from exclusivelog.types import (
     Announcement,
     ClaimInfo,
     EngineInfo,
+    EngineStats,
     GroupInfo,
     Move,
     OwnerInfo,
@@ -357,8 +358,8 @@ class TopicStore(Protocol):
     def compress(self, setting: str | None) -> None:
         """Compress new entries from now on as the setting says ("lz4", "zstd" or None)."""
 
-    def stats(self) -> TopicStats:
-        """How its entries are stored."""
+    def stats(self, storage: bool) -> TopicStats:
+        """How much it has; with `storage`, also how its entries are stored."""
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""
@@ -733,8 +734,11 @@ class Catalog(Protocol):
     def inside(self) -> EngineInfo | None:
         """The engine that is inside the critical section now."""
 
-    def stats(self) -> dict[str, Any]:
-        """Sizes in bytes and counts, and the oldest reader."""
+    def stats(self) -> EngineStats:
+        """Its figures."""
+
+    def topic_stats(self) -> list[tuple[str, TopicStats]]:
+        """How much each topic has, by name, without groups and storage; may be a second old."""
 
     def verify(self) -> Report:
         """Read everything."""

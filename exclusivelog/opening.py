@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from exclusivelog import threads
+from exclusivelog import logs, threads
 from exclusivelog.backend import check_name
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
@@ -39,6 +40,8 @@ from exclusivelog.local.versions import FORMAT, told_users
 from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_seconds
+
+log = logging.getLogger(__name__)
 
 LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
 ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
@@ -99,6 +102,7 @@ def open(
     encode_properties(properties or {})
     where = check_path(path)
     threads.refuse_patched(where)
+    began = time.monotonic()
     ledger = Ledger.open(
         where,
         Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
@@ -112,6 +116,11 @@ def open(
     except BaseException:
         ledger.close()
         raise
+    logs.say(
+        log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
+        durability=durability, keepalive=keepalive, readonly=readonly,
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
     return Engine(backend)
 
 

@@ -38,7 +38,7 @@ from exclusivelog.messages import (
     encode_sequence,
 )
 from exclusivelog.transaction import Sender, Transaction
-from exclusivelog.types import AccessMode, Move
+from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, check_timeout
 
@@ -144,6 +144,19 @@ class Producer(Sender, Closing):
         if self.session.name == self.name:
             return self._session.sending.appender.last_sequence
         return self._last_sequence
+
+    def stats(self) -> ProducerStats:
+        """What this producer has sent, and what waits for a commit. See `ProducerStats`.
+
+        >>> _ = producer.send_many([b"a", b"b"])
+        >>> producer.stats().messages, producer.stats().pending_messages
+        (2, 0)
+        """
+        appender = self._session.sending.appender
+        return ProducerStats(
+            self.topic, self.name, self.topic_epoch, appender.sent, appender.pending_messages,
+            appender.pending_bytes, self.last_sequence_id,
+        )  # fmt: skip
 
     @property
     def state(self) -> State:

@@ -424,17 +424,22 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"topic {self.name!r} is internal to the library")
         self._store.compress(method)
 
-    def stats(self) -> TopicStats:
-        """How the topic's messages are stored: compression, and bytes with and without it. Those in
-        the journal are not counted. It goes through all entries, and reads the end of each.
+    def stats(self, storage: bool = True) -> TopicStats:
+        """How much the topic has, who waits for it and reads it; and how its messages are stored:
+        compression, and bytes with and without it. See `TopicStats`.
+
+        - `storage`: False leaves out how they are stored, which needs a walk through all entries
+          that reads the end of each. The fields about entries are 0 then.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"%d" % n for n in range(100_000)])
         >>> stats = topic.stats()
         >>> stats.compression, stats.entries, stats.raw_bytes == stats.stored_bytes, stats.ratio
         (None, 1, True, 1.0)
+        >>> topic.stats(storage=False).messages
+        100000
         """
-        return self._store.stats()
+        return self._store.stats(storage)
 
     def terminate(self) -> int:
         """Terminate the topic for good: it can be read, and never written again (rule G8).

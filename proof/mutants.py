@@ -155,8 +155,8 @@ MUTANTS = (
            '            self.drop_holder(tables, row, session, "evict", "fenced", rival)\n', "",
            ("model", "tests/conformance/test_epochs.py", "torture")),
     Mutant("a promoted waiter is not notified", "sessions.py",
-           "        tables.notifications.post(winner, GRANTED, winner.epoch, winner.since, "
-           "sequence)\n", "",
+           "        tables.notifications.post(\n            winner, GRANTED, winner.epoch, "
+           "winner.since, sequence, reason, self.now()\n        )\n", "",
            ("tests/ownership/test_queue.py",)),
     # ---- who lives
     Mutant("a dead engine is taken for live", "slots.py",

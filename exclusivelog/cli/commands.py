@@ -27,6 +27,10 @@ HOLDER = ("engine", "engine_id", "pid", "since")
 CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
 ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
 CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "from", "to")
+SIZES = (
+    "map_size", "used_bytes", "journal_bytes", "large_bytes", "transactions", "max_readers",
+    "readers", "topics", "engines", "oldest_reader",
+)  # fmt: skip
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
 
@@ -189,7 +193,9 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
             return
-        facts = {"path": engine.path, "format": engine.ledger.format, **engine.stats()}
+        stats = engine.stats()
+        facts = {"path": engine.path, "format": engine.ledger.format}
+        facts |= {name: stats[name] for name in SIZES}
         if as_json:
             print(json.dumps({**facts, "engines": [_object(e) for e in engine.engines()]}))
             return
@@ -204,6 +210,86 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
                 for e in engine.engines()
             ),
         )
+
+
+@program.command()
+@ledger_path
+@maybe_topic
+@as_json
+def stats(path: str, topic: str | None, as_json: bool) -> None:
+    """Show what a ledger's processes count: messages, flushes, latencies, queues, lags, sizes.
+
+    It counts since the first of the engines opened the ledger that have it open now. With a topic,
+    show how much it has, its reader groups, and how its messages are stored.
+    """
+    with _look(path) as engine:
+        found: Any = engine.stats() if topic is None else engine.topic(topic, False).stats()
+    if as_json:
+        print(json.dumps(_jsonable(found)))
+        return
+    rows = [(name.replace("_", " "), _figure(name, value)) for name, value in _fields(found)]
+    _table(("", ""), rows, header=False)
+
+
+def _fields(found: Any) -> Iterator[tuple[str, Any]]:
+    from dataclasses import fields
+
+    for each in fields(found):
+        yield each.name, getattr(found, each.name)
+
+
+def _jsonable(value: Any) -> Any:
+    from dataclasses import is_dataclass
+
+    if isinstance(value, xl.Histogram):
+        buckets = zip(value.bounds, value.counts, strict=True)
+        return {
+            "count": value.count, "sum": value.sum,
+            "buckets": [[None if bound == float("inf") else bound, n] for bound, n in buckets if n],
+        }  # fmt: skip
+    if is_dataclass(value):
+        return {name: _jsonable(held) for name, held in _fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _jsonable(held) for name, held in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_jsonable(held) for held in value]
+    return value
+
+
+def _figure(name: str, value: Any) -> str:
+    if isinstance(value, xl.Histogram):
+        return _histogram_text(name, value)
+    if name == "oldest_reader":
+        return _reader_facts(value)
+    if name == "groups":
+        lags = (f"{each.group} on {each.topic}: {_cell('lag', each.lag)}" for each in value)
+        return ", ".join(lags) or "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {held}" for key, held in value.items()) or "-"
+    return _cell(name, value)
+
+
+def _histogram_text(name: str, value: xl.Histogram) -> str:
+    if not value.count:
+        return "-"
+    median, most = value.quantile(0.5), value.quantile(0.99)
+    if not name.endswith("_seconds"):
+        return f"{value.count} times, mean {value.mean:.1f}, p50 < {median:g}, p99 < {most:g}"
+    return (
+        f"{value.count} times, mean {value.mean * 1e6:.1f} us, p50 < {median * 1e6:.1f} us, "
+        f"p99 < {most * 1e6:.1f} us"
+    )
+
+
+@program.command()
+@ledger_path
+@click.option("--no-topics", is_flag=True, help="Leave out the metrics of single topics.")
+def metrics(path: str, no_topics: bool) -> None:
+    """Print a ledger's metrics as OpenMetrics text, for Prometheus; needs the extra [metrics]."""
+    from exclusivelog.metrics import render
+
+    with _look(path) as engine:
+        sys.stdout.write(render(engine, topics=not no_topics))
 
 
 def _show_topic(topic: xl.Topic, as_json: bool) -> None:

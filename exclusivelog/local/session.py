@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.backend import (
     ProducerRequest,
     ProducerSession,
@@ -47,6 +48,8 @@ from exclusivelog.local.registry import Registry
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled
+
+log = logging.getLogger(__name__)
 
 # ---- a session -------------------------------------------------------------------------
 
@@ -290,6 +293,12 @@ class LocalSession:
         self.engine.committer.fail(self.sending.appender, error)
         for listener in listeners:
             listener.lost(error)
+        session = self.session
+        logs.say(
+            log, logs.LOST, ledger=self.engine.ledger.path, engine=session.engine_name,
+            engine_id=session.engine, topic=self.topic, epoch=session.epoch,
+            producer=session.name, reason=str(error),
+        )  # fmt: skip
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more. What is queued is still committed."""

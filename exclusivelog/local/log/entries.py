@@ -335,6 +335,7 @@ def append_one(tables: Tables, work: Work) -> Placed:
     sequence, _ = tables.producers.get(session.topic, session.name)
     publish_time = max(row.last_publish_time, wall_ms())
     placed: Placed = []
+    messages, size = tables.appended or (0, 0)
     for batch in work.batches:
         if batch.base_sequence <= sequence and _was_written(tables, session, batch):
             placed.append((batch, batch.base_offset))
@@ -350,10 +351,12 @@ def append_one(tables: Tables, work: Work) -> Placed:
             session.topic, base_offset, session.epoch, session.id, publish_time
         ):
             tables.entries.put(session.topic, last, tables.compression.compressed(row, entry))
+            messages, size = messages + last + 1 - row.next_offset, size + len(entry)
             row.next_offset = last + 1
         sequence = batch.last_sequence
         placed.append((batch, base_offset))
     if placed:
+        tables.appended = messages, size
         row.last_publish_time = publish_time
         tables.topics.put(row)
         tables.producers.put(session.topic, session.name, sequence, session.id)

@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog._core import Outcome
 from exclusivelog.backend import SENT_AT_ONCE, SessionOptions, SessionPaused, without_outcome
 from exclusivelog.errors import (
@@ -46,7 +46,7 @@ from exclusivelog.waits import in_slices
 # ---- group commit ----------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.25  # after a commit that could not begin
 
@@ -134,7 +134,8 @@ class Committer:
                 append(self._ledger, self._gather(append_together(self._ledger, waiting)))
             except Exception as error:  # every receipt has it, or is retried
                 expected = isinstance(error, ExclusiveLogError)
-                log.log(logging.DEBUG if expected else logging.ERROR, "a commit failed: %r", error)
+                line = logs.COMMIT_REFUSED if expected else logs.COMMIT_FAILED
+                logs.say(log, line, ledger=self._ledger.path, reason=repr(error))
 
     def _gather(self, waiting: Sequence[_core.Appender]) -> list[Work]:
         return [
@@ -188,7 +189,7 @@ class Committer:
 
     def _report(self, error: BaseException) -> None:
         # Every receipt has its outcome, or is in the commit queue still.
-        log.error("a commit in the background was interrupted", exc_info=error)
+        logs.say(log, logs.COMMIT_INTERRUPTED, error=error, ledger=self._ledger.path)
 
     def stop(self) -> None:
         """End the thread in the background; what waits must have been committed before."""
