@@ -285,6 +285,7 @@ class LocalSession:
         with self._lock:
             if self._lost is not None or self._is_closed:
                 return
+            self._tell_where(error)
             # The same error in every call, whichever thread notices it first (rule B4).
             self._lost = error = self.appender.close_with(error)
             self._let_appends_go_on()
@@ -292,6 +293,15 @@ class LocalSession:
         self.engine.committer.fail(self.appender, error)
         for listener in listeners:
             listener.lost(error)
+
+    def _tell_where(self, error: ExclusiveLogError) -> None:
+        """Say it if this process took the topic from itself: by a second producer, for example."""
+        holder = error.holder
+        if type(error) is not ProducerFencedError or holder is None:
+            return
+        is_next = holder.epoch == self.session.epoch + 1  # else another one may have been between
+        if is_next and self.engine.engine_here(holder.engine_id) is not None:
+            error.args = (f"{error}. It was fenced by this process, engine {holder.engine_name!r}",)
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more. What is queued is still committed."""
