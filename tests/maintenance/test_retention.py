@@ -173,6 +173,14 @@ def test_g8_wrong_arguments_are_named_and_trim_nothing(topic, wrong, kind) -> No
     assert topic.trim(before=0) == topic.first_offset == 0
 
 
+def test_g8_trimming_needs_to_be_told_what(topic) -> None:
+    fill(topic, 4)
+    for call in (topic.trim, lambda: topic.trim(None, None)):
+        with pytest.raises(TypeError, match=r"trim takes before= .*, max_bytes=, or both"):
+            call()
+    assert topic.first_offset == 0
+
+
 def test_g8_a_readonly_engine_trims_nothing(engine, topic) -> None:
     fill(topic, 4)
     engine.ledger.checkpoint()
