@@ -202,11 +202,19 @@ def to_ms(time: dt.datetime) -> int:
     True
     """
     if time.utcoffset() is None:
-        # Python converts no local time on the first and last days that a datetime can have.
-        year = min(max(time.year, dt.MINYEAR + 1), dt.MAXYEAR - 1)
-        near = time if year == time.year else time.replace(year=year)
-        time = time.replace(tzinfo=near.astimezone().tzinfo)
+        time = time.replace(tzinfo=_local_zone(time))
     return (time - _EPOCH) // dt.timedelta(milliseconds=1)
+
+
+def _local_zone(time: dt.datetime) -> dt.tzinfo | None:
+    """The offset of local time at a naive datetime."""
+    # Python converts no local time on the first and last days that a datetime can have.
+    year = min(max(time.year, dt.MINYEAR + 1), dt.MAXYEAR - 1)
+    # Not `time` itself: a subclass such as pandas.Timestamp may convert in another way.
+    plain = dt.datetime(
+        year, time.month, time.day, time.hour, time.minute, time.second, fold=time.fold
+    )
+    return plain.astimezone().tzinfo
 
 
 def encode_sequence(sequence: Any) -> int:

@@ -578,8 +578,9 @@ class Producer(Sender, Closing):
 
         The producer is of another class meanwhile: all other sends then cost what they did."""
         with self._lock:
-            self.__dict__.setdefault("callers", []).append(caller)
-            object.__setattr__(self, "__class__", ProducerInTransaction)
+            if type(self) is Producer or type(self) is ProducerInTransaction:
+                self.__dict__.setdefault("callers", []).append(caller)
+                object.__setattr__(self, "__class__", ProducerInTransaction)
 
     def discharge(self, caller: Caller) -> None:
         """The caller's block has ended."""
@@ -587,7 +588,7 @@ class Producer(Sender, Closing):
             callers: list[Caller] = self.__dict__.get("callers", [])
             if caller in callers:
                 callers.remove(caller)
-            if not callers:
+            if not callers and type(self) is ProducerInTransaction:
                 object.__setattr__(self, "__class__", Producer)
 
     # ---- announce ------------------------------------------------------------------------

@@ -50,6 +50,13 @@ def test_a_zone_that_tells_no_offset_is_none(zone) -> None:
     assert to_ms(dt.datetime(1970, 1, 1, tzinfo=Undecided())) == zone
 
 
+def test_a_timestamp_of_pandas_is_a_datetime(zone) -> None:
+    pandas = pytest.importorskip("pandas")
+    naive = pandas.Timestamp("1970-01-01T00:00:01.5")
+    assert to_ms(naive) == 1500 + zone
+    assert to_ms(naive.tz_localize("UTC")) == 1500
+
+
 def test_an_hour_that_comes_twice_is_told_by_its_fold(monkeypatch) -> None:
     with monkeypatch.context() as patch:
         patch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
