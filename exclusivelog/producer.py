@@ -92,9 +92,11 @@ class Producer(Sender, Closing):
 
     # A process may have a hundred thousand.
     __slots__ = (
-        "__dict__", "__weakref__", "_closed", "_dumps", "_engine", "_first", "_last_sequence",
-        "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
+        "__dict__", "__weakref__", "_callers", "_closed", "_dumps", "_engine", "_first",
+        "_last_sequence", "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
     )  # fmt: skip
+
+    _callers: tuple[Caller, ...]  # whose blocks it takes part in; unset before the first one
 
     def __init__(
         self, engine: Backend, topic: str, session: ProducerSession, options: Options
@@ -579,15 +581,16 @@ class Producer(Sender, Closing):
         The producer is of another class meanwhile: all other sends then cost what they did."""
         with self._lock:
             if type(self) is Producer or type(self) is ProducerInTransaction:
-                self.__dict__.setdefault("callers", []).append(caller)
+                self._callers = (*getattr(self, "_callers", ()), caller)
                 object.__setattr__(self, "__class__", ProducerInTransaction)
 
     def discharge(self, caller: Caller) -> None:
         """The caller's block has ended."""
         with self._lock:
-            callers: list[Caller] = self.__dict__.get("callers", [])
+            callers = list(getattr(self, "_callers", ()))
             if caller in callers:
                 callers.remove(caller)
+                self._callers = tuple(callers)
             if not callers and type(self) is ProducerInTransaction:
                 object.__setattr__(self, "__class__", Producer)
 
@@ -694,8 +697,7 @@ class ProducerInTransaction(Producer):
         if options.get("transaction") is not None:
             return
         caller = this_caller()
-        callers: list[Caller] = self.__dict__["callers"]
-        if caller in callers:
+        if caller in self._callers:
             self.discharge(caller)  # once is enough
             warnings.warn(
                 f"topic {self.topic!r}: this message is not in the transaction of the block around "
