@@ -46,6 +46,7 @@ from libc.stdint cimport (
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memset
 
+import datetime as _datetime
 import os as _os
 import threading as _threading
 import time as _time

@@ -490,7 +490,7 @@ class Cursor(Protocol):
         """EngineClosedError or ReaderFencedError unless it can be used."""
 
     def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
-        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
+        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
 
     def move_to(self, position: int) -> None:
         """Continue at this offset; drops what was read ahead."""
@@ -580,8 +580,11 @@ class GroupCursor(Protocol):
 class CursorStore(Protocol):
     """Opens cursors."""
 
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's facts as they are now."""
+
     def open_cursor(
-        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
         skip_trimmed: bool,
     ) -> Cursor:  # fmt: skip
         """A cursor, not yet at a position. `compacted`: read the topic's compacted view first.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -12,7 +11,7 @@ from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer
-from exclusivelog.reader import GroupReader
+from exclusivelog.reader import GroupReader, Start
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
 from exclusivelog.topic import ManyOptions, Topic, open_many
@@ -54,10 +53,16 @@ class Engine(Closing):
 
         - `name`: 1 to 255 bytes of UTF-8 without control characters; "__" in front is kept
           for the library.
-        - `create`: False raises TopicNotFoundError where there is none.
+        - `create`: False raises TopicNotFoundError where there is none, and names topics with
+          similar names. Use it to read: a wrong name then makes no empty topic. Engines opened with
+          `readonly=True` never make one.
 
         >>> engine.topic("orders").next_offset
         0
+        >>> engine.topic("order", create=False)
+        Traceback (most recent call last):
+            ...
+        exclusivelog.errors.TopicNotFoundError: ... has no topic 'order'; did you mean 'orders'?
         """
         backend = self.backend
         backend.check_open()
@@ -106,9 +111,9 @@ class Engine(Closing):
 
     def reader(
         self, topics: Iterable[str], *, group: str, generation: int | None = None,
-        start: str | int | dt.datetime = "earliest", inclusive: bool = True,
+        start: Start = "earliest", inclusive: bool = True,
         read_compacted: bool = False, trimmed: Literal["error", "earliest"] = "error",
-        deserializer: Any = None,
+        deserializer: Any = None, key_deserializer: Any = None,
     ) -> GroupReader:  # fmt: skip
         """Open one reader of a group on several topics (rule F6). See `GroupReader`.
 
@@ -141,7 +146,7 @@ class Engine(Closing):
         readers = [
             topic.reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
-                deserializer=deserializer,
+                deserializer=deserializer, key_deserializer=key_deserializer,
             )
             for topic in there
         ]  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,7 +38,7 @@ from exclusivelog.messages import (
     encode_message,
     encode_sequence,
 )
-from exclusivelog.transaction import Sender, Transaction
+from exclusivelog.transaction import Caller, Sender, Transaction, this_caller
 from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, check_timeout
@@ -91,9 +92,11 @@ class Producer(Sender, Closing):
 
     # A process may have a hundred thousand.
     __slots__ = (
-        "__dict__", "__weakref__", "_closed", "_dumps", "_engine", "_first", "_last_sequence",
-        "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
+        "__dict__", "__weakref__", "_callers", "_closed", "_dumps", "_engine", "_first",
+        "_last_sequence", "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
     )  # fmt: skip
+
+    _callers: tuple[Caller, ...]  # whose blocks it takes part in; unset before the first one
 
     def __init__(
         self, engine: Backend, topic: str, session: ProducerSession, options: Options
@@ -382,7 +385,7 @@ class Producer(Sender, Closing):
         - `value`: bytes, or whatever the producer's serializer takes; None is a tombstone.
         - `key`: bytes or str; None and b"" differ.
         - `properties`: a mapping of str to str.
-        - `event_time`: a datetime (naive: UTC) or ms since 1970; None and 0 differ.
+        - `event_time`: a datetime (naive: local time) or ms since 1970; None and 0 differ.
         - `sequence_id`: 0 to 2**63 - 1, growing; by default counted.
         - `timeout`: seconds to wait for other producers' commits (None: for ever). On
           WaitTimeoutError the message is still on its way, where the error's `maybe_written` is
@@ -583,6 +586,27 @@ class Producer(Sender, Closing):
             self._check()
         return encode_message(value, key, properties, event_time, sequence_id, self._dumps)
 
+    # ---- sends beside a transaction --------------------------------------------------------
+
+    def enlist(self, caller: Caller) -> None:
+        """Until `discharge`, warn this caller if it sends without `transaction=`.
+
+        The producer is of another class meanwhile: all other sends then cost what they did."""
+        with self._lock:
+            if type(self) is Producer or type(self) is ProducerInTransaction:
+                self._callers = (*getattr(self, "_callers", ()), caller)
+                object.__setattr__(self, "__class__", ProducerInTransaction)
+
+    def discharge(self, caller: Caller) -> None:
+        """The caller's block has ended."""
+        with self._lock:
+            callers = list(getattr(self, "_callers", ()))
+            if caller in callers:
+                callers.remove(caller)
+                self._callers = tuple(callers)
+            if not callers and type(self) is ProducerInTransaction:
+                object.__setattr__(self, "__class__", Producer)
+
     # ---- announce ------------------------------------------------------------------------
 
     def announce(
@@ -664,6 +688,35 @@ class Producer(Sender, Closing):
             f"<Producer {self.name!r} of topic {self.topic!r}, {self.access_mode}, "
             f"epoch {self.topic_epoch}>"
         )
+
+
+class ProducerInTransaction(Producer):
+    """A producer that has sent in the transaction of a `with` block: it warns if it sends there
+    without `transaction=`. No `super()` below: the class may change back at any moment."""
+
+    __slots__ = ()
+
+    def send(self, value: Any, **options: Any) -> int:
+        """As `Producer.send`."""
+        self._check_transaction(options)
+        return Producer.send(self, value, **options)
+
+    def send_many(self, values: Iterable[Any], **options: Any) -> range:
+        """As `Producer.send_many`."""
+        self._check_transaction(options)
+        return Producer.send_many(self, values, **options)
+
+    def _check_transaction(self, options: Mapping[str, Any]) -> None:
+        if options.get("transaction") is not None:
+            return
+        caller = this_caller()
+        if caller in self._callers:
+            self.discharge(caller)  # once is enough
+            warnings.warn(
+                f"topic {self.topic!r}: this message is not in the transaction of the block around "
+                "it. Use send(..., transaction=...) to include it, or send it outside of the block",
+                stacklevel=3,
+            )
 
 
 class ProducerFuture(GrantFuture[Producer]):

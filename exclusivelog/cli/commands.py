@@ -794,6 +794,8 @@ def compact(path: str, topic: str) -> None:
 )  # fmt: skip
 def trim(path: str, topic: str, before: int | None, max_bytes: int | None) -> None:
     """Remove a topic's old messages for good."""
+    if before is None and max_bytes is None:
+        raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         first = engine.topic(topic, create=False).trim(before, max_bytes)
     print(f"{topic} begins at offset {first}")

@@ -11,6 +11,8 @@ from exclusivelog.events import EVENTS
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.types import TopicStats
 
+MOST_COMPARED = 10_000  # names; each takes some tens of microseconds
+
 
 def existing(tables: Tables, topic: int) -> _core.TopicRow:
     """The topic's row, or TopicNotFoundError if it was deleted."""
@@ -32,12 +34,25 @@ def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
     if row is not None:
         return row.id, row.name
     if not create:
-        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
+        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}{_similar(ledger, name)}")
     if is_internal(name) and name != EVENTS:
         raise ValueError(f"topic={name!r}: names that begin with __ are reserved for the library")
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name) or tables.topics.create(name)
         return row.id, row.name
+
+
+def _similar(ledger: Store, name: str) -> str:
+    """The end of the error for a name that no topic has."""
+    from difflib import get_close_matches  # only where a name is wrong
+
+    names = list_topics(ledger)
+    if not names:
+        return "; it has no topics yet"
+    if len(names) > MOST_COMPARED:
+        return ""
+    found = " or ".join(repr(other) for other in get_close_matches(name, names, 2))
+    return f"; did you mean {found}?" if found else ""
 
 
 def list_topics(ledger: Store) -> list[str]:

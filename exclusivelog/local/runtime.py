@@ -395,7 +395,7 @@ class Runtime(OpenEngine):
         return Inspection(self)
 
     def open_cursor(
-        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
         skip_trimmed: bool,
     ) -> LogCursor:  # fmt: skip
         """A cursor on a topic; closing the engine wakes a thread that waits with it."""
