@@ -123,7 +123,7 @@ class Engine(Handle[SyncEngine]):
         >>> asyncio.run(example())
         0
         """
-        return Topic.named(self.sync, name, create)
+        return Topic._named(self.sync, name, create)
 
     @like(SyncEngine.topics)
     def topics(self) -> list[str]:
@@ -190,7 +190,7 @@ class Engine(Handle[SyncEngine]):
             inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
             deserializer=deserializer,
         )  # fmt: skip
-        return GroupReader(cast(Any, None)).opens_late("engine.reader(...)", make)
+        return GroupReader(cast(Any, None))._opens_late("engine.reader(...)", make)
 
     @like(SyncEngine.groups)
     def groups(self) -> list[GroupInfo]:

@@ -126,19 +126,19 @@ class Handle(Wrapper[T], Closing, Generic[T]):
 class Openable(Handle[T], Generic[T]):
     """A handle that is opened when it is awaited or entered; awaiting one that is open returns it.
 
-    `opens_late` makes one that is not open yet.
+    `_opens_late` makes one that is not open yet.
     """
 
     _make: Callable[[], T] | None = None  # what opens it, until that has been done
     _opening: asyncio.Lock
 
-    def opens_late(self, call: str, make: Callable[[], T]) -> Self:
+    def _opens_late(self, call: str, make: Callable[[], T]) -> Self:
         """Let it be opened by `make`, in a thread; `call` is what the application has written."""
         self.sync = cast(T, NotOpen(call))
         self._make, self._opening = make, asyncio.Lock()
         return self
 
-    async def opened(self) -> Self:
+    async def _opened(self) -> Self:
         """Open it, unless it is open. If cancelled, nothing stays open."""
         if self._make is not None:
             check_loop()
@@ -149,13 +149,16 @@ class Openable(Handle[T], Generic[T]):
         return self
 
     def __await__(self) -> Generator[Any, None, Self]:
-        return self.opened().__await__()
+        return self._opened().__await__()
 
     async def __aenter__(self) -> Self:
-        return await self.opened()
+        return await self._opened()
 
     async def close(self) -> None:
         """Close it, as the synchronous one; closing twice does nothing."""
+        if self._make is not None:
+            async with self._opening:
+                pass  # another task may be opening it
         if self._make is None:
             await super().close()
 

@@ -243,6 +243,8 @@ class Producer(Sender):
         sequence_id: int | None = None, timeout: float | None = None,
         transaction: Transaction | None = None,
     ) -> range:  # fmt: skip
+        check_timeout(timeout)
+        await self._turn(timeout)
         return await in_thread(
             self.sync.send_many, values, keys=keys, properties=properties,
             event_times=event_times, sequence_id=sequence_id, timeout=timeout,
@@ -263,7 +265,7 @@ class Producer(Sender):
         [b'old']
         """
         unwrapped("reader", reader)
-        sync: Any = (await reader.opened()).sync
+        sync: Any = (await reader._opened()).sync
         self.sync.catch_up(sync)  # checks the reader
         async for message in in_steps(sync.__iter__):
             yield message
@@ -278,6 +280,7 @@ class Producer(Sender):
         self, info: Mapping[str, str], *, message: Any = NO_MESSAGE,
         transaction: Transaction | None = None,
     ) -> None:  # fmt: skip
+        await self._turn()
         await in_thread(
             self.sync.announce, info, message=message, transaction=joined(transaction, self)
         )
@@ -285,12 +288,13 @@ class Producer(Sender):
     @like(SyncProducer.flush)
     async def flush(self, timeout: float | None = None) -> None:
         check_timeout(timeout)
-        if self._line:
-            await self._queue_rest(timeout)
+        await self._turn(timeout)
         await in_thread(self.sync.flush, timeout)
 
-    async def _queue_rest(self, timeout: float | None) -> None:
+    async def _turn(self, timeout: float | None = None) -> None:
         """Wait until what was given to it before is queued."""
+        if not self._line:
+            return
         ticket = self._line.take()
         try:
             async with asyncio.timeout(timeout):

@@ -63,7 +63,7 @@ class Reading(Following[T, M], Generic[T, M]):
         then raise WaitTimeoutError. A reader of several topics returns (topic, message)."""
         check_timeout(timeout)
         if self._make is not None:
-            await self.opened()
+            await self._opened()
         if self._steps.too_many():
             await asyncio.sleep(0)
         sync: Any = self.sync
@@ -86,7 +86,7 @@ class Reading(Following[T, M], Generic[T, M]):
     async def read_batch(self, max_messages: int) -> list[M]:
         """Return up to `max_messages` next messages, without waiting; an empty list at the end.
         Other tasks do not run while they are read."""
-        await self.opened()
+        await self._opened()
         if self._steps.too_many():
             await asyncio.sleep(0)
         sync: Any = self.sync
@@ -94,7 +94,7 @@ class Reading(Following[T, M], Generic[T, M]):
         return found
 
     async def __aiter__(self) -> AsyncIterator[M]:
-        await self.opened()
+        await self._opened()
         sync: Any = self.sync
         async for found in in_steps(sync.__iter__):
             yield found
@@ -105,7 +105,7 @@ class Reading(Following[T, M], Generic[T, M]):
         """Iterate over the values alone, up to the end as it is now; `follow=True`: for ever, with
         `timeout` as in `follow()`. A reader of several topics gives (topic, value)."""
         check_following(follow, timeout)
-        await self.opened()
+        await self._opened()
         sync: Any = self.sync
         while True:
             async for value in in_steps(sync.values):
@@ -176,7 +176,7 @@ class Reader(Reading[SyncReader, Message]):
         """Return the next messages as a pyarrow RecordBatch, as `exclusivelog.Reader.read_arrow`;
         None at the end. Other tasks do not run while they are read: keep `max_bytes` (default: 1
         MiB) at some MiB."""
-        await self.opened()
+        await self._opened()
         if "pyarrow" not in sys.modules:
             await in_thread(import_pyarrow)  # it takes a tenth of a second
         if self._steps.too_many():

@@ -19,6 +19,7 @@ from exclusivelog.aio.topics import Topic
 from exclusivelog.aio.traffic import called, put
 from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.state import map as _map
+from exclusivelog.state import past as _past
 from exclusivelog.state import state as _state
 from exclusivelog.state.map import NOTHING, Change
 from exclusivelog.state.past import MapChange
@@ -94,7 +95,7 @@ class _Shared(Openable[T], Generic[T]):
 # ---- states ------------------------------------------------------------------------------
 
 
-class SharedState(_Shared["_state.SharedState[S, Op]"], Generic[S, Op]):
+class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
     """An `exclusivelog.SharedState`, awaitable; `sync` is that one. `await` it, or enter it by
     `async with`, to open it. Parameters are those of `exclusivelog.SharedState`; writes of many
     tasks share flushes.
@@ -124,12 +125,12 @@ class SharedState(_Shared["_state.SharedState[S, Op]"], Generic[S, Op]):
 
         def make() -> _state.SharedState[S, Op]:
             return _state.SharedState(
-                topic.made(), initial, apply, encode=encode, decode=decode,
+                topic._made(), initial, apply, encode=encode, decode=decode,
                 encode_state=encode_state, decode_state=decode_state,
                 snapshot_every=snapshot_every, copy=copy, timeout=timeout,
             )  # fmt: skip
 
-        self.opens_late("exclusivelog.aio.SharedState(...)", make)
+        self._opens_late("exclusivelog.aio.SharedState(...)", make)
 
     @like(_state.SharedState.read)
     async def read(self, fn: Callable[[S], R], latest: bool = False) -> R:
@@ -148,7 +149,7 @@ class SharedState(_Shared["_state.SharedState[S, Op]"], Generic[S, Op]):
 # ---- maps --------------------------------------------------------------------------------
 
 
-class SharedMap(_Shared["_map.SharedMap[K, V]"], Generic[K, V]):
+class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     """An `exclusivelog.SharedMap`, awaitable; `sync` is that one. `await` it, or enter it by `async
     with`, to open it. Parameters are those of `exclusivelog.SharedMap`; writes of many tasks share
     flushes. `async for key in map` iterates over the keys of one moment.
@@ -171,10 +172,10 @@ class SharedMap(_Shared["_map.SharedMap[K, V]"], Generic[K, V]):
 
         def make() -> _map.SharedMap[K, V]:
             return _map.SharedMap(
-                topic.made(), key, value, snapshot_every=snapshot_every, timeout=timeout
+                topic._made(), key, value, snapshot_every=snapshot_every, timeout=timeout
             )
 
-        self.opens_late("exclusivelog.aio.SharedMap(...)", make)
+        self._opens_late("exclusivelog.aio.SharedMap(...)", make)
 
     # ---- read ----------------------------------------------------------------------------
 
@@ -291,7 +292,7 @@ class SharedMap(_Shared["_map.SharedMap[K, V]"], Generic[K, V]):
         """
         make = functools.partial(self.sync.watch, key, prefix=prefix, start=start)
         watch: MapWatch[K, V] = MapWatch(cast(Any, None))
-        return watch.opens_late("shared_map.watch(...)", make)
+        return watch._opens_late("shared_map.watch(...)", make)
 
     @like(_map.SharedMap.at)
     async def at(self, when: At) -> dict[K, V]:
@@ -322,7 +323,7 @@ class SharedMap(_Shared["_map.SharedMap[K, V]"], Generic[K, V]):
     diff_async = in_task(diff)
 
 
-class MapWatch(Following["_past.MapWatch[K, V]", MapChange[K, V]], Generic[K, V]):
+class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
     """An `exclusivelog.MapWatch`, awaitable; `sync` is that one. Made by `SharedMap.watch`: `async
     for change in watch` waits for changes without end."""
 
@@ -335,7 +336,7 @@ class MapWatch(Following["_past.MapWatch[K, V]", MapChange[K, V]], Generic[K, V]
         """Return the next change; wait for it up to `timeout` seconds (default: None, no limit),
         then raise WaitTimeoutError."""
         check_timeout(timeout)
-        await self.opened()
+        await self._opened()
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             try:

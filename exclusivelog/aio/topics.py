@@ -68,7 +68,7 @@ class Topic(Wrapper[SyncTopic]):
         self._engine: SyncEngine = sync.engine
 
     @classmethod
-    def named(cls, engine: SyncEngine, name: str, create: bool) -> Topic:
+    def _named(cls, engine: SyncEngine, name: str, create: bool) -> Topic:
         """The topic of that name; one that does not exist is made later, in a thread: that waits
         for the writer lock."""
         try:
@@ -80,7 +80,7 @@ class Topic(Wrapper[SyncTopic]):
         found.name, found._found, found._engine = name, None, engine
         return found
 
-    def made(self) -> SyncTopic:
+    def _made(self) -> SyncTopic:
         """The synchronous one, made if need be: in a thread, because it may wait."""
         if self._found is None:
             self._found = self._engine.topic(self.name)
@@ -104,12 +104,12 @@ class Topic(Wrapper[SyncTopic]):
     async def _exist(self) -> Self:
         check_loop()
         if self._found is None:
-            await in_thread(self.made)
+            await in_thread(self._made)
         return self
 
     async def _run(self, method: Callable[..., R], *args: Any) -> R:
         """Run a synchronous method in a thread, which makes the topic first if need be."""
-        return await in_thread(lambda: method(self.made(), *args))
+        return await in_thread(lambda: method(self._made(), *args))
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class Topic(Wrapper[SyncTopic]):
         callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
         given: Any = with_callbacks(options, callbacks)
         future = await opened(
-            lambda: self.made().producer_async(access_mode, **given), ProducerFuture.give_up
+            lambda: self._made().producer_async(access_mode, **given), ProducerFuture.give_up
         )
         return callbacks.twin(await outcome_of(future, future.give_up))
 
@@ -300,14 +300,14 @@ class Topic(Wrapper[SyncTopic]):
         """
 
         def make() -> Any:
-            return self.made().reader(
+            return self._made().reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, group=group,
                 generation=generation, trimmed=trimmed, deserializer=deserializer,
             )  # fmt: skip
 
         if group is None and self._is_there():
             return Reader(make())
-        return Reader(cast(Any, None)).opens_late("topic.reader(...)", make)
+        return Reader(cast(Any, None))._opens_late("topic.reader(...)", make)
 
     def _is_there(self) -> bool:
         try:

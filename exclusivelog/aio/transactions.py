@@ -109,7 +109,7 @@ class Transaction(Wrapper[SyncTransaction], _NoWith):
         there = self.sync.offsets
         return {p: there[p.sync] for p in self._senders if p.sync in there}
 
-    def joined_by(self, sender: Sender) -> SyncTransaction:
+    def _joined_by(self, sender: Sender) -> SyncTransaction:
         """Let a producer take part; return the synchronous transaction."""
         self._senders.add(sender)
         return self.sync
@@ -164,4 +164,4 @@ def joined(transaction: Transaction | None, sender: Sender) -> SyncTransaction |
             f"transaction={transaction!r}: it takes what engine.transaction() of exclusivelog.aio "
             "returns"
         )
-    return transaction.joined_by(sender)
+    return transaction._joined_by(sender)
