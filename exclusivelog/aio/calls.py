@@ -116,7 +116,7 @@ async def outcome_of(future: concurrent.futures.Future[R], end: Callable[[], obj
 
 # ---- long work in the loop -----------------------------------------------------------------
 
-STEPS_PER_SWITCH = 1000  # messages that a task reads without a wait, until other tasks may run,
+STEPS_PER_SWITCH = 960  # messages that a task reads without a wait, until other tasks may run,
 STEPS_PER_CLOCK = 16  # ... or fewer: so often it looks at the clock,
 SWITCH_SECONDS = 0.005  # ... and lets others run after this time
 
@@ -141,12 +141,16 @@ class Steps:
 
 
 async def in_steps(begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """Everything that this iterator gives; other tasks may run now and then."""
-    steps = Steps()
+    """Everything that this iterator gives; other tasks may run now and then, as by `Steps`."""
+    count, since = 0, time.monotonic()
     for found in begin():
         yield found
-        if steps.too_many():  # the next one is not taken yet
-            await asyncio.sleep(0)
+        count += 1
+        if count % STEPS_PER_CLOCK == 0 and (
+            count >= STEPS_PER_SWITCH or time.monotonic() - since > SWITCH_SECONDS
+        ):
+            await asyncio.sleep(0)  # the next one is not taken yet
+            count, since = 0, time.monotonic()
 
 
 # ---- callbacks ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import contextlib
 import datetime as dt
 import functools
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from typing import Any
 
 from exclusivelog import _core
@@ -18,6 +18,7 @@ from exclusivelog.aio.readers import Reader
 from exclusivelog.aio.transactions import Sender, Transaction, joined, unwrapped
 from exclusivelog.backend import State, without_outcome
 from exclusivelog.errors import WaitTimeoutError
+from exclusivelog.messages import Encoded
 from exclusivelog.producer import NO_MESSAGE
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.types import AccessMode, Move
@@ -25,8 +26,6 @@ from exclusivelog.unload import UnloadFuture as SyncUnloadFuture
 from exclusivelog.waits import check_timeout
 
 MOST_DELAY = 0.01  # seconds between two attempts, while threads append by the same producer
-
-Offer = Callable[[], "_core.Receipt | None"]
 
 # ---- the outcome of send_async -------------------------------------------------------------
 
@@ -177,12 +176,11 @@ class Producer(Sender):
                 sequence_id=sequence_id, transaction=joined(transaction, self),
             )  # fmt: skip
         message = self.sync.encode(value, key, properties, event_time, sequence_id)
-        offer = functools.partial(self.sync.offer, message)
         # At once: a task that gathers several sends has them in this order.
-        receipt = None if self._line else offer()
+        receipt = None if self._line else self.sync.offer(message)
         if receipt is not None and timeout is None:
             return int(await receipt)
-        waits = receipt if receipt is not None else self._send_late(self._line.take(), offer)
+        waits = receipt if receipt is not None else self._send_late(message)
         try:
             async with asyncio.timeout(timeout):
                 return int(await waits)
@@ -191,20 +189,24 @@ class Producer(Sender):
         except TimeoutError:
             raise without_outcome(self.sync.topic, timeout) from None
 
-    async def _send_late(self, ticket: asyncio.Future[None], offer: Offer) -> int:
+    def _send_late(self, message: Encoded) -> Coroutine[Any, Any, int]:
+        """Send it once it can be queued without a wait, and after what is in the line now."""
+        return self._send_in_turn(self._line.take(), message)
+
+    async def _send_in_turn(self, ticket: asyncio.Future[None], message: Encoded) -> int:
         try:
             await ticket
-            receipt = await self._queued(offer)
+            receipt = await self._queued(message)
         finally:
             self._line.leave(ticket)
         return int(await receipt)
 
-    async def _queued(self, offer: Offer) -> _core.Receipt:
+    async def _queued(self, message: Encoded) -> _core.Receipt:
         """Queue a message once that needs no wait."""
-        delay = 0.0
-        while (receipt := offer()) is None:
+        offer, delay = self.sync.offer, 0.0
+        while (receipt := offer(message)) is None:
             await self._passed()
-            if (receipt := offer()) is not None:
+            if (receipt := offer(message)) is not None:
                 break
             await asyncio.sleep(delay)  # a thread appends by the same producer
             delay = min(delay + 0.001, MOST_DELAY)
@@ -225,11 +227,10 @@ class Producer(Sender):
         event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
     ) -> Receipt:  # fmt: skip
         message = self.sync.encode(value, key, properties, event_time, sequence_id)
-        offer = functools.partial(self.sync.offer, message)
-        receipt = None if self._line else offer()
+        receipt = None if self._line else self.sync.offer(message)
         if receipt is not None:
             return Receipt(receipt)
-        task = asyncio.ensure_future(self._send_late(self._line.take(), offer))
+        task = asyncio.ensure_future(self._send_late(message))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
         task.add_done_callback(drop_outcome)

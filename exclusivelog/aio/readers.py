@@ -93,10 +93,16 @@ class Reading(Following[T, M], Generic[T, M]):
         found: list[M] = sync.read_batch(max_messages)
         return found
 
-    async def __aiter__(self) -> AsyncIterator[M]:
-        await self._opened()
+    def __aiter__(self) -> AsyncIterator[M]:
+        return self._steps_through() if self._make is None else self._opened_first()
+
+    def _steps_through(self) -> AsyncIterator[M]:
         sync: Any = self.sync
-        async for found in in_steps(sync.__iter__):
+        return in_steps(sync.__iter__)
+
+    async def _opened_first(self) -> AsyncIterator[M]:
+        await self._opened()
+        async for found in self._steps_through():
             yield found
 
     async def values(
