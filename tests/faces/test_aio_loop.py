@@ -340,6 +340,28 @@ def test_while_a_hand_over_pauses_the_producer(
     plain.close()
 
 
+def test_e2_what_is_sent_after_a_message_that_waits_follows_it(topic: xl.Topic) -> None:
+    """A batch, which a thread sends, does not overtake it either."""
+    plain = topic.producer(EXCLUSIVE)
+
+    async def main() -> None:
+        producer = aio.Producer(plain)
+        for _ in range(20):
+            plain._session.pause()
+            first = producer.send_async(b"first")
+            rest = asyncio.create_task(producer.send_many([b"second", b"third"]))
+            await asyncio.sleep(0.01)
+            last = producer.send_async(b"last")
+            plain._session.resume()
+            await asyncio.gather(first, rest, last)
+
+    play(main)
+    sent = values(topic)
+    assert [value for value in sent if value != b"last"] == [b"first", b"second", b"third"] * 20
+    assert [value for value in sent if value in (b"first", b"last")] == [b"first", b"last"] * 20
+    plain.close()
+
+
 def test_e2_a_cancelled_send_does_not_wait_for_the_hand_over(
     topic: xl.Topic, loop: LoopFactory | None
 ) -> None:
