@@ -277,6 +277,7 @@ class Appender:
         event_time: int | None = None,
         sequence: int | None = None,
         later: bool = False,
+        patient: bool = True,
     ) -> Receipt | None: ...
     def make_batch(
         self,

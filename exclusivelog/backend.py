@@ -192,8 +192,9 @@ class Sending(Protocol):
     def send_async(self, message: Encoded) -> _core.Receipt:
         """Queue one message, and commit what waits where that is too much."""
 
-    def offer(self, message: Encoded) -> _core.Receipt:
-        """The same, but leave the commit to the background."""
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """The same, but leave the commit to the background; None, and nothing was queued, while
+        other threads append past the queue."""
 
     def commit_if_full(self) -> None:
         """Commit what waits, where `max_pending_bytes` do."""

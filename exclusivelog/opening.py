@@ -34,7 +34,9 @@ from exclusivelog.local.storage.environment import (
     check_path,
     raise_format,
 )
-from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
+from exclusivelog.local.storage.ledger import DEFAULT_MAX_READERS as DEFAULT_MAX_READERS
+from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, told_users
 from exclusivelog.messages import Item, encode_properties

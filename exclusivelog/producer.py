@@ -243,8 +243,8 @@ class Producer(Sender, Closing):
             if self._lost is not None or self._closed or self._moved is not None:
                 self._check()  # else what is closed or lost, the session's appender knows
             session = self._session
-            if sequence is not None and self._moved is not None and self.session.name != self.name:
-                raise self._moved  # its ids are counted under another name
+            if sequence is not None:
+                self._check_numbering()
             try:
                 return call(session, left)
             except ProducerFencedError as error:
@@ -413,7 +413,7 @@ class Producer(Sender, Closing):
             if offset >= 0:
                 return offset
         check_timeout(timeout)
-        message = self._encode(value, key, properties, event_time, sequence_id)
+        message = self.encode(value, key, properties, event_time, sequence_id)
         if transaction is not None:
             self._check()
             transaction.add(
@@ -458,7 +458,7 @@ class Producer(Sender, Closing):
             if receipt is None:
                 return self._send_async((value, None, None, None, None))
         else:
-            return self._send_async(self._encode(value, key, properties, event_time, sequence_id))
+            return self._send_async(self.encode(value, key, properties, event_time, sequence_id))
         if appender.holds(self._options.max_pending_bytes):
             self._session.sending.commit_if_full()
         return receipt
@@ -468,24 +468,22 @@ class Producer(Sender, Closing):
             lambda session, _: session.sending.send_async(message), None, message[4]
         )
 
-    def offer(
-        self, value: Any, *, key: bytes | str | None = None,
-        properties: Mapping[str, str] | None = None,
-        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-    ) -> _core.Receipt | None:  # fmt: skip
-        """`send_async` that never waits: for an event loop. None, and nothing was queued, where
-        the topic was handed over, or is being handed over, and a send may have to wait."""
-        message = self._encode(value, key, properties, event_time, sequence_id)
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """`send_async` of an encoded message that never waits: for an event loop. None, and nothing
+        was queued, where it may have to wait: the topic was handed over, or is being handed over,
+        or other threads append by this producer."""
+        if message[4] is not None:
+            self._check_numbering()
         try:
             return self._session.sending.offer(message)
         except ProducerMovedError as error:
             error.__traceback__ = None
             return None
 
-    @property
-    def is_moving(self) -> bool:
-        """May a send have to wait for a hand-over now?"""
-        return isinstance(self.appender.error, ProducerMovedError)
+    def _check_numbering(self) -> None:
+        """After a hand-over, the sequence ids may be counted under another name."""
+        if self._moved is not None and self.session.name != self.name:
+            raise self._moved
 
     def send_many(
         self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,
@@ -579,9 +577,10 @@ class Producer(Sender, Closing):
             appended.flushed = True
             sending.appender.announce()
 
-    def _encode(
+    def encode(
         self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
     ) -> Encoded:
+        """Check one message, and encode it for the log; raises if the producer cannot send."""
         if self._lost is not None or self._closed:
             self._check()
         return encode_message(value, key, properties, event_time, sequence_id, self._dumps)

@@ -290,10 +290,10 @@ MUTANTS = (
            "            self._settle(seen)\n        return made, old",
            "            pass\n        return made, old",
            ("tests/state/test_at_once.py",)),
-    Mutant("a task's put returns before it is durable", "aio.py",
+    Mutant("a task's put returns before it is durable", "aio/traffic.py",
            "if appended is None or appended.flushed:", "if True:",
            ("tests/state/test_at_once.py",)),
-    Mutant("a task's put overtakes earlier calls", "aio.py",
+    Mutant("a task's put overtakes earlier calls", "aio/traffic.py",
            "None if traffic.leaving else", "None if False else", ("tests/state/test_at_once.py",)),
     # ---- what is damaged, what fails
     Mutant("an entry's checksum is skipped", "_native/entry.pxi",

@@ -209,10 +209,11 @@ cdef class Appender:
         self._announce()
 
     def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
-            object sequence=None, bint later=False):
+            object sequence=None, bint later=False, bint patient=True):
         """Queue one message. None if its sequence id is used up (rule G2).
 
-        With `later` it is put on the commit queue, to be committed within `linger`.
+        With `later` it is put on the commit queue, to be committed within `linger`. Unless
+        `patient`, NOT_NOW, and nothing was queued, while other threads append past the queue.
         """
         cdef int64_t number
         cdef size_t size = 0
@@ -233,6 +234,8 @@ cdef class Appender:
                 raise self.error
             if self.generation != _generation:
                 raise _inherited()
+            if self.sending and not patient:
+                return _NOT_NOW
             if self.sending:
                 self._let_them_send()
                 continue

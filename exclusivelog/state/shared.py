@@ -399,6 +399,16 @@ Future = concurrent.futures.Future
 SNAPSHOT_EVERY = 100_000
 
 
+def _wrong_topic(call: str, topic: object) -> TypeError:
+    kind = type(topic)
+    if kind.__module__.startswith("exclusivelog.aio"):
+        return TypeError(
+            f"topic={topic!r}: exclusivelog.{call} takes a topic of exclusivelog; use "
+            f"exclusivelog.aio.{call} for one of exclusivelog.aio"
+        )
+    return TypeError(f"topic takes a Topic, not {kind.__name__}")
+
+
 class Write(Generic[R]):
     """One call's write, and what has come of it so far."""
 
@@ -427,7 +437,7 @@ class Shared(_core.SharedBase, Closing):
     ) -> None:  # fmt: skip
         check_timeout(timeout)
         if not isinstance(topic, Topic):
-            raise TypeError(f"topic takes a Topic, not {type(topic).__name__}")
+            raise _wrong_topic(type(self).__name__, topic)
         self.topic = topic
         self._engine: EngineBackend = topic.engine.backend
         self._kind, self._timeout = kind, timeout

@@ -242,9 +242,14 @@ class LocalSending:
         if self.appender.holds(self._options.max_pending_bytes):
             self._committer.commit(self.appender)
 
-    def offer(self, message: Encoded) -> _core.Receipt:
-        """The same, but leave the commit to the background."""
-        receipt = self._queue(message)
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """The same, but leave the commit to the background; None, and nothing was queued, while
+        other threads append past the queue."""
+        receipt = self.appender.add(*message, True, False)
+        if receipt is _core.NOT_NOW:
+            return None
+        if receipt is None:
+            raise self.duplicate(self.appender, message[4])
         if self.appender.holds(self._options.max_pending_bytes):
             self._committer.commit_queue.put(self.appender, 0.0)
         return receipt
