@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import IO, Any
 
 import click
@@ -25,7 +23,6 @@ from exclusivelog.cli.commands import (
     program,
     topic_name,
 )  # fmt: skip
-from exclusivelog.messages import import_pyarrow
 
 FORMATS = ("jsonl", "csv", "parquet")
 COLUMNS = (
@@ -112,14 +109,12 @@ def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
 # ---- what is exported --------------------------------------------------------------------
 
 
-@dataclass
 class Wanted:
     """The messages to export: from where the reader is to an offset, with one key or with any."""
 
-    reader: xl.Reader
-    end: int
-    key: bytes | None
-    count: int = 0  # those that were exported
+    def __init__(self, reader: xl.Reader, end: int, key: bytes | None) -> None:
+        self.reader, self.end, self.key = reader, end, key
+        self.count = 0  # those that were exported
 
     def messages(self) -> Iterator[xl.Message]:
         """One by one."""
@@ -156,6 +151,8 @@ def _write_jsonl(wanted: Wanted, out: IO[bytes]) -> None:
 
 
 def _write_csv(wanted: Wanted, out: IO[bytes]) -> None:
+    import csv
+
     text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
     rows = csv.DictWriter(text, COLUMNS, restval="")
     rows.writeheader()
@@ -166,6 +163,8 @@ def _write_csv(wanted: Wanted, out: IO[bytes]) -> None:
 
 
 def _write_parquet(wanted: Wanted, out: IO[bytes]) -> None:
+    from exclusivelog.messages import import_pyarrow
+
     import_pyarrow()
     import pyarrow.parquet as pq
 
