@@ -66,15 +66,15 @@ class Failed(Exception):
 class Worker:
     """One process with one engine on `path`. `options` go to `xl.open`."""
 
-    _context: Any = spawn
     _patience: dict[int, bytes] | None = None  # its own keepalives, while it has others
     _ended = False
     _unanswered = 1  # calls; the first answer is its engine's id
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
         self.path = path
-        self._pipe, theirs = self._context.Pipe()
-        self.process = self._context.Process(
+        context: Any = spawn if "LD_PRELOAD" in os.environ else forks  # a fork has no new libraries
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(
             target=_serve, args=(theirs, path, name, topic, options)
         )
         self.process.start()
