@@ -37,7 +37,6 @@ from testing.processes import (
     Failed,
     State,
     Worker,
-    forks,
     preload,
     until,
     workers,
@@ -49,9 +48,7 @@ preload("testing.handovers")
 
 
 class Quick(Worker):
-    """A worker that is there at once."""
-
-    _context = forks
+    """A worker that can be struck at a point of its code."""
 
     def await_strike(self) -> None:
         """Wait until it has stopped, by `strike`, and not inside the ledger. Another of its

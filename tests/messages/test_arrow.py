@@ -20,6 +20,7 @@ from testing.entries import encode
 from testing.journals import never_pack, no_checkpoints
 
 pa = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.once
 
 VALUES = [b"", b"a", None, b"\x00\xff", b"x" * 5000, None, b"last"]
 TEXTS = ["", "a", None, "é", "x" * 5000, None, "last"]
