@@ -20,6 +20,7 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
+from exclusivelog.events import Event
 from exclusivelog.messages import Columns, Encoded, Item, Raw
 from exclusivelog.types import (
     AccessMode,
@@ -881,8 +882,10 @@ class MoveHost(Protocol):
 # What engines of one kind can do and those of another kind cannot.
 CAPABILITIES = frozenset(
     {
-        "backup", "claims", "compaction", "compression", "history", "reader_groups", "retention",
-        "roles", "shared_state", "transactions", "unload",
+        "announcements", "backup", "claims", "compaction", "compression", "deletion", "history",
+        "inspection", "large_messages", "many_producers", "once", "reader_groups", "retention",
+        "roles", "settle", "shared_producers", "shared_state", "snapshots", "statistics",
+        "termination", "transactions", "unload", "verify",
     }
 )  # fmt: skip
 
@@ -898,6 +901,9 @@ class EngineBackend(Backend, CursorStore, Protocol):
     forked: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
+    latest_needs_log: (
+        bool  # must an owner, too, look into the log before a `latest` read (rule I2)?
+    )
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
@@ -942,6 +948,10 @@ class EngineBackend(Backend, CursorStore, Protocol):
 
     def make_visible(self) -> None:
         """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+
+    def events(self, topic: str | None, group: str | None) -> Iterator[Event] | None:
+        """The changes of ownership of a topic, of a group's claims, or (None) all; None if they are
+        messages of the topic `__events__`."""
 
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
         """Keep what a topic's messages before an offset add up to (rule I4)."""

@@ -440,6 +440,9 @@ class Engine(Closing):
         self.backend.check_open()
         if role is not None:
             topic = role_topic(role)
+        told = self.backend.events(topic, group)
+        if told is not None:
+            return told
         try:
             reader = self.topic(EVENTS, create=False).reader()
         except TopicNotFoundError:  # nothing has happened yet
@@ -467,9 +470,13 @@ class Engine(Closing):
     def supports(self, capability: str) -> bool:
         """Can engines of this kind do that? An engine on a local ledger can do all of it.
 
-        - `capability`: "backup", "claims" (`own`), "compaction", "compression", "history",
-          "reader_groups" (`reader(group=...)`), "retention", "roles", "shared_state" (SharedMap and
-          SharedState), "transactions" or "unload".
+        - `capability`: "announcements", "backup", "claims" (`own`), "compaction", "compression",
+          "deletion" (`delete_topic`), "history", "inspection" (query plans, such as Spark's),
+          "large_messages" (above 5 MB), "many_producers" (`producers`), "once"
+          (`exclusivelog.once`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),
+          "roles", "settle", "shared_producers", "shared_state" (SharedMap and SharedState),
+          "snapshots" (of these), "statistics" (`topic.stats`), "termination", "transactions",
+          "unload" or "verify".
 
         A call that needs a capability which is missing raises UnsupportedError. Raises ValueError
         for another name.

@@ -201,12 +201,14 @@ cdef class Appender:
 
     @property
     def flushes(self):
-        """Is what it sends flushed before it is acknowledged (rule H1)?"""
-        return self.durable
+        """Is what it sends flushed before it is acknowledged (rule H1)? Without a journal, whoever
+        takes its batches sees to that."""
+        return self.durable or self.journal is None
 
     def announce(self):
-        """Wake the readers of the topic."""
-        self._announce()
+        """Wake the readers of the topic; without a journal, whoever takes its batches does."""
+        if self.words is not None:
+            self._announce()
 
     def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
             object sequence=None, bint later=False, bint patient=True):

@@ -105,6 +105,7 @@ class Outcomes:
         futures, self._futures = list(self._futures.values()), {}
         for future in futures:
             future._condition = threading.Condition()
+            vars(future)["_done_callbacks"] = []  # they may wait for locks of the parent's threads
             with contextlib.suppress(Exception):  # it was cancelled, or is set already
                 future.set_exception(error)
 
@@ -185,7 +186,8 @@ class Follower(Closing):
     def acquire(self, timeout: float | None = None, topic_epoch: int | None = None) -> int:
         """Own the topic, or go on owning it; returns the epoch. Another owner is fenced.
 
-        An owner that sends without a pause may be faster each time, until the time limit.
+        An owner that sends without a pause may be faster each time, until the time limit: keep it
+        from sending meanwhile where the log can do that (`PulsarLog.alone`).
 
         With `topic_epoch`, go on under that epoch (rule B5). Raises `ProducerFencedError` if
         another process was granted the topic first or the epoch is stale, `InvalidEpochError` if

@@ -638,7 +638,11 @@ class Mirror(Closing):
         self._changed.set()
 
     def stop(self) -> None:
-        """Let `run` return once what was read is stored. May be called from any thread."""
+        """Let `run` return once what was read is stored. May be called from any thread.
+
+        In a forked child, it does nothing, like `close`."""
+        if self.cluster.inherited:  # locks may be held by threads that only the parent has
+            return
         self.stopping = True
         self._stopped.set()
         for one in list(self._mirrors.values()):
@@ -647,6 +651,8 @@ class Mirror(Closing):
 
     def close(self) -> None:
         """Stop, and close all connections; closing twice does nothing."""
+        if self.cluster.inherited:
+            return
         self.stop()
         for one in list(self._mirrors.values()):
             one.join(min(self.timeout, CLOSE_SECONDS))

@@ -301,6 +301,7 @@ class Runtime(OpenEngine):
     """One open engine, as the public interface needs it; see `exclusivelog.backend`."""
 
     capabilities = CAPABILITIES
+    latest_needs_log = False  # the journal's version tells of every change of owner
 
     def look(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that this engine's readers may see (rule G6)."""
@@ -320,6 +321,9 @@ class Runtime(OpenEngine):
         """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
         if not self.unflushed:
             self.ledger.flush()
+
+    def events(self, topic: str | None, group: str | None) -> None:
+        """They are messages of the topic `__events__`."""
 
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""

@@ -448,7 +448,10 @@ class Shared(_core.SharedBase, Closing):
         self._unflushed: Appended | None = None  # what was appended last
         self._calls = Calls(self._flush)
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
-        self._snapshots = Snapshots(topic.name, snapshot_every, self._snapshot_unless_closed)
+        kept = "snapshots" in self._engine.capabilities
+        self._snapshots = Snapshots(
+            topic.name, snapshot_every if kept else None, self._snapshot_unless_closed
+        )
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)
@@ -507,7 +510,7 @@ class Shared(_core.SharedBase, Closing):
         """Before a read: catch up, unless nothing can have come."""
         replica, ownership = self._replica, self._ownership
         if latest:
-            if replica.torn or not ownership.is_held():
+            if replica.torn or not ownership.is_held() or self._engine.latest_needs_log:
                 self._engine.make_visible()
                 self._catch_up()
         elif replica.torn or (ownership.producer is None and replica.mark() != replica.seen):
