@@ -1062,7 +1062,7 @@ def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:
             for one in now:
                 if as_json:
                     print(json.dumps({**_object(one), "lag": one.lag}))
-                else:
+                elif one.begun:
                     print(f"{one.topic}: {one.position:,} mirrored, {one.lag:,} behind")
             sys.stdout.flush()
         if ended:
