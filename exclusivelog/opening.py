@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from exclusivelog import threads
+from exclusivelog import logs, threads
 from exclusivelog.backend import check_name
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
@@ -33,12 +34,16 @@ from exclusivelog.local.storage.environment import (
     check_path,
     raise_format,
 )
-from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
+from exclusivelog.local.storage.ledger import DEFAULT_MAX_READERS as DEFAULT_MAX_READERS
+from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, told_users
 from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_seconds
+
+log = logging.getLogger(__name__)
 
 DEFAULT_KEEPALIVE = 30.0  # seconds
 LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
@@ -123,6 +128,7 @@ def open(
     _check_options(durability, keepalive, map_size, max_readers)
     where = check_path(path)
     threads.refuse_patched(where)
+    began = time.monotonic()
     ledger = Ledger.open(
         where,
         Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
@@ -136,6 +142,11 @@ def open(
     except BaseException:
         ledger.close()
         raise
+    logs.say(
+        log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
+        durability=durability, keepalive=keepalive, readonly=readonly,
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
     return Engine(backend)
 
 

@@ -1,5 +1,6 @@
 """Copies: what a mirror sends for the messages of a ledger, and how that is read back.
 
+Every copy names the topic that it was made from, in the property "exclusivelog.topic".
 `FrameCopies` puts up to some thousand messages into one Pulsar message, a frame (see `frames`).
 `PlainCopies` makes one Pulsar message of each, for programs that know nothing of frames: value, key
 (as the partition key), properties and event time are where any consumer looks for them, and what
@@ -8,7 +9,7 @@ Pulsar has no field for is in properties that begin with "exclusivelog.":
 ```text
 exclusivelog.offset, .epoch, .session, .producer, .sequence_id
 exclusivelog.publish_time, .event_time    ms since 1970; no event time: the latter is missing
-exclusivelog.source                       the id of the ledger
+exclusivelog.source, .topic               the id of the ledger, and the name of its topic
 exclusivelog.key                          base64 of a key that is empty, or not UTF-8
 exclusivelog.gap                          of the first copy: offsets that the source had lost
 ```
@@ -32,6 +33,7 @@ __all__ = ["AnyCopies", "Copied", "Copies", "FrameCopies", "PlainCopies"]
 
 FRAME_BYTES = 1 << 20  # of values and keys; the next message begins another frame
 PREFIX = "exclusivelog."
+TOPIC, OFFSET = f"{PREFIX}topic", f"{PREFIX}offset"
 FOREIGN = (
     "it has messages that no mirror has sent. Name the other topics, or mirror to a new namespace"
 )
@@ -41,9 +43,11 @@ FOREIGN = (
 class Copied:
     """Consecutive messages of one owner, as one Pulsar message.
 
-    `frame.gap`: how many offsets before its first one the source no longer had. `message`: what is
-    to be sent; None if it was read. `size`: in bytes."""
+    `topic`: of the source; None if a copy that was read names none. `frame.gap`: how many offsets
+    before its first one the source no longer had. `message`: what is to be sent; None if it was
+    read. `size`: in bytes."""
 
+    topic: str | None
     frame: Frame
     message: Outgoing | None = None
     size: int = 0
@@ -72,9 +76,11 @@ class Copies(Decoding, Protocol):
 
     in_flight: int
 
-    def encode(self, messages: Sequence[Message], source: str, gap: int) -> Iterator[Copied]:
-        """Copies of consecutive messages; UnsupportedError for one that does not fit into any.
-        `gap`: how many offsets before the first one the source has lost."""
+    def encode(
+        self, messages: Sequence[Message], topic: str, source: str, gap: int
+    ) -> Iterator[Copied]:
+        """Copies of consecutive messages of a topic; UnsupportedError for one that does not fit
+        into any. `gap`: how many offsets before the first one the source has lost."""
         ...
 
 
@@ -86,19 +92,22 @@ class FrameCopies:
 
     in_flight = 8  # while these wait for the broker, new messages gather into larger frames
 
-    def encode(self, messages: Sequence[Message], source: str, gap: int) -> Iterator[Copied]:
+    def encode(
+        self, messages: Sequence[Message], topic: str, source: str, gap: int
+    ) -> Iterator[Copied]:
         """See `Copies`."""
+        named = {TOPIC: topic}
         for run in runs(messages):
             for frame, data in frames.split(frame_of(run, source, gap)):
-                yield Copied(frame, Outgoing(data), len(data))
+                yield Copied(topic, frame, Outgoing(data, properties=named), len(data))
             gap = 0
 
     def decode(self, message: Any) -> Copied | str:
         """See `Copies`."""
         record = frames.decode(message.data())
         if isinstance(record, Frame) and record.source is not None:
-            return Copied(record)
-        if f"{PREFIX}offset" in message.properties():
+            return Copied(message.properties().get(TOPIC), record)
+        if OFFSET in message.properties():
             return "it is a plain mirror; mirror to it with plain=True (--plain)"
         return FOREIGN
 
@@ -133,27 +142,35 @@ class PlainCopies:
 
     in_flight = 2000
 
-    def encode(self, messages: Sequence[Message], source: str, gap: int) -> Iterator[Copied]:
+    def encode(
+        self, messages: Sequence[Message], topic: str, source: str, gap: int
+    ) -> Iterator[Copied]:
         """See `Copies`."""
         for message in messages:
             frame = frame_of([message], source, gap)
-            outgoing = _outgoing(frame, frame.contents[0])
+            outgoing = _outgoing(topic, frame, frame.contents[0])
             size = len(outgoing.value or b"") + sum(map(len, outgoing.properties.values()))
             if size > frames.MAX_BYTES:
                 raise UnsupportedError(
                     f"the message at offset {message.offset} does not fit into one message of the "
                     f"cluster, which has {frames.MAX_BYTES} bytes"
                 )
-            yield Copied(frame, outgoing, size)
+            yield Copied(topic, frame, outgoing, size)
             gap = 0
 
     def decode(self, message: Any) -> Copied | str:
         """See `Copies`."""
         properties = dict(message.properties())
-        if f"{PREFIX}offset" not in properties:
+        if OFFSET not in properties:
             if isinstance(frames.decode(message.data()), Frame):
                 return "it is a mirror of frames; mirror to it without plain=True (--plain)"
             return FOREIGN
+        try:
+            return self._copied(message, properties)
+        except (KeyError, ValueError):  # others may use a name that begins with ours
+            return FOREIGN
+
+    def _copied(self, message: Any, properties: dict[str, str]) -> Copied:
         own = {name: properties.pop(PREFIX + name) for name in OWN if PREFIX + name in properties}
         content = Content(
             None if message._message.has_null_value() else message.data(),
@@ -162,10 +179,11 @@ class PlainCopies:
             int(own["sequence_id"]),
         )  # fmt: skip
         return Copied(
+            own.get("topic"),
             Frame(
                 int(own["epoch"]), int(own["session"]), int(own["offset"]), (content,),
                 int(own.get("gap", 0)), own["source"],
-            )
+            ),
         )  # fmt: skip
 
 
@@ -174,17 +192,17 @@ class AnyCopies:
 
     def decode(self, message: Any) -> Copied | str:
         """See `Copies`."""
-        plain = f"{PREFIX}offset" in message.properties()
+        plain = OFFSET in message.properties()
         return PlainCopies().decode(message) if plain else FrameCopies().decode(message)
 
 
 OWN = (
     "offset", "epoch", "session", "producer", "sequence_id", "publish_time", "event_time", "key",
-    "gap", "source",
+    "gap", "source", "topic",
 )  # fmt: skip
 
 
-def _outgoing(frame: Frame, content: Content) -> Outgoing:
+def _outgoing(topic: str, frame: Frame, content: Content) -> Outgoing:
     if taken := [name for name in content.properties if name.startswith(PREFIX)]:
         raise UnsupportedError(
             f"the message at offset {frame.first} has a property {taken[0]!r}; a plain mirror "
@@ -193,7 +211,7 @@ def _outgoing(frame: Frame, content: Content) -> Outgoing:
     own: dict[str, object] = {
         "offset": frame.first, "epoch": frame.epoch, "session": frame.session,
         "producer": content.producer_name, "sequence_id": content.sequence_id,
-        "publish_time": content.publish_time, "source": frame.source,
+        "publish_time": content.publish_time, "source": frame.source, "topic": topic,
     }  # fmt: skip
     if content.event_time is not None:
         own["event_time"] = content.event_time

@@ -11,7 +11,7 @@ Exactly once (rule J4) rests on this:
   any machine that has the ledger can go on.
 - The last copy must be what the source has at these offsets, and the first copy must be the
   beginning of the log. If not, the mirror stops: the target belongs to another log, one of both was
-  restored from an older state, or messages are missing.
+  restored from an older state, or messages are missing. Each copy names the log and the topic.
 - Within one connection or after a reconnect, the client may send a copy twice. The broker's
   deduplication drops it by its sequence id.
 - What was in flight when a process died is in the target or not; the next one reads it back.
@@ -20,10 +20,11 @@ Exactly once (rule J4) rests on this:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -38,6 +39,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     MirrorMismatchError,
     OffsetTrimmedError,
+    TopicNotFoundError,
     TopicTerminatedError,
     UnsupportedError,
     WaitTimeoutError,
@@ -51,7 +53,8 @@ READ_AT_ONCE = 32  # messages, which may be large
 IN_FLIGHT_BYTES = 32 << 20
 LOOK_SECONDS = 5.0  # between looks for new topics, and at the source's end
 CHECK_SECONDS = 60.0  # between looks at an idle topic's target
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 10.0  # for what is in flight to be stored when a mirror is closed
+END_SECONDS = 1.0  # for threads to end once nobody waits for the broker any more
 ANSWER_SECONDS = 5.0  # for the client to notice that the broker's time is over
 STORED_SECONDS = 30.0  # for what a former mirror has sent last
 
@@ -130,16 +133,22 @@ class Progress:
     - `position`: the next offset to be stored by the target; all before it are stored.
     - `end`: the source's next offset. `lag`: how many are missing in the target.
     - `copied`: messages that this mirror has copied since it was started.
+    - `begun`: False until this mirror has read what the target has. Until then `position` is 0, and
+      `lag` counts all offsets of the source.
+
+    A topic that was deleted from the log keeps the last `end` that was seen.
     """
 
     topic: str
     position: int
     end: int
     copied: int
+    begun: bool = True
 
     @property
     def lag(self) -> int:
-        """Messages of the source that the target does not have yet."""
+        """Offsets of the source that the target does not have yet. Those that were trimmed before
+        they were copied count: the mirror stops at them, with an OffsetTrimmedError."""
         return max(0, self.end - self.position)
 
 
@@ -161,9 +170,9 @@ class Comparison(NamedTuple):
 class InFlight:
     """Copies that were sent, and not stored yet."""
 
-    def __init__(self, position: int, copies: int, timeout: float) -> None:
+    def __init__(self, begin: int, copies: int, timeout: float) -> None:
         self._copies, self._most = copies, timeout + ANSWER_SECONDS
-        self.position = position  # all offsets before it are stored
+        self.begin = self.position = begin  # all offsets before `position` are stored
         self.ledger: int | None = None  # of the last copy whose place is known
         self.error: ExclusiveLogError | None = None
         self._sent: deque[tuple[int, int]] = deque()
@@ -229,8 +238,8 @@ class TopicMirror:
         self._mirror = mirror
         self._copies, self._cluster = mirror.copies, mirror.cluster
         self._topic: SourceTopic = mirror.source.topic(name, create=False)
-        self._flight = self._in_flight(0)
-        self._begin = self._end = 0
+        self._flight, self._begun = self._in_flight(0), False
+        self._end = 0
         self._reader: Reading | None = None
         self._ledger: int | None = None
         self._had_copies = False
@@ -251,17 +260,21 @@ class TopicMirror:
             self._reader.close()
 
     def join(self, timeout: float) -> None:
-        """Wait for its end; what is in flight then is given up."""
+        """Wait for its end."""
         self._thread.join(timeout)
+
+    def abandon(self) -> None:
+        """Give up what is in flight."""
         self._flight.abandon(ClusterError(f"the mirror of topic {self.name!r} was stopped"))
-        self._thread.join(timeout)
 
     def progress(self) -> Progress:
         """How far it is."""
-        position = self._flight.position
+        begun, flight = self._begun, self._flight  # in this order: `_copy` sets them in the other
+        position = flight.position
         with contextlib.suppress(ExclusiveLogError):  # the engine is closed, or the topic deleted
             self._end = self._topic.next_offset
-        return Progress(self.name, position, max(self._end, position), position - self._begin)
+        end = max(self._end, position)
+        return Progress(self.name, position, end, position - flight.begin, begun)
 
     def _run(self) -> None:
         try:
@@ -278,12 +291,13 @@ class TopicMirror:
     def _copy(self, writer: Writer) -> None:
         target = self._target
         position, gap = target.resume(self._topic, writer, self._mirror.trimmed)
-        self._begin, self._had_copies = position, position > gap
+        self._had_copies = position > gap
         self._flight = self._in_flight(position)
+        self._begun = True
         self._reader = self._topic.reader(position)
         try:
             for messages in self._batches(self._reader):
-                for copied in self._copies.encode(messages, target.source, gap):
+                for copied in self._copies.encode(messages, self.name, target.source, gap):
                     self._send(writer, copied)
                 gap = 0
                 self._check_target()
@@ -314,7 +328,7 @@ class TopicMirror:
 
     def _check_idle(self) -> None:
         # A target that was deleted is noticed before the source needs it, not by the next message.
-        empty = not self._had_copies and self._flight.position == self._begin
+        empty = not self._had_copies and self._flight.position == self._flight.begin
         if empty or time.monotonic() - self._checked < CHECK_SECONDS:
             return
         try:
@@ -417,9 +431,11 @@ class Target:
 
     def _decode(self, message: Any) -> Copied:
         found = self._copies.decode(message)
-        if isinstance(found, Copied):
-            return found
-        raise self.mismatch(0, found)
+        if not isinstance(found, Copied):
+            raise self.mismatch(0, found)
+        if found.topic != self.topic:
+            raise self.mismatch(found.first, f"it is a copy of topic {found.topic!r}")
+        return found
 
     def mismatch(self, offset: int, why: str) -> MirrorMismatchError:
         """The error for a disagreement."""
@@ -489,8 +505,35 @@ class Target:
             for name, ours, theirs in zip(Content._fields, here, there, strict=True):
                 if ours != theirs:
                     raise self.mismatch(
-                        message.offset, f"its {name} is {theirs!r:.60}, the source's {ours!r:.60}"
+                        message.offset,
+                        f"its {name}: {described(theirs)}, the source's: {described(ours)}"
+                        + same_bytes(ours, theirs),
                     )
+
+
+def described(field: object) -> str:
+    """A field as errors show it: contents may be secret, so of those only the length.
+
+    >>> described(b"secret"), described({"name": "secret"}), described(None), described(7)
+    ('6 bytes', '1 of them', 'none', '7')
+    """
+    if isinstance(field, bytes):
+        return f"{len(field)} bytes"
+    if isinstance(field, dict):
+        return f"{len(field)} of them"
+    return "none" if field is None else repr(field)
+
+
+def same_bytes(ours: object, theirs: object) -> str:
+    """How many bytes at the beginning are the same, where both are bytes.
+
+    >>> same_bytes(b"secret", b"sea")
+    '; the first 2 bytes are the same'
+    """
+    if not (isinstance(ours, bytes) and isinstance(theirs, bytes)):
+        return ""
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))
+    return f"; the first {sum(1 for _ in same)} bytes are the same"
 
 
 def _take(reader: Reading, count: int) -> Iterator[Message]:
@@ -650,15 +693,26 @@ class Mirror(Closing):
         self._changed.set()
 
     def close(self) -> None:
-        """Stop, and close all connections; closing twice does nothing."""
+        """Stop, and close all connections; closing twice does nothing.
+
+        What was read is stored before, if the broker does it within `timeout` and 10 seconds. If
+        not, nothing is lost: the next mirror begins behind what the target has."""
         if self.cluster.inherited:
             return
         self.stop()
+        self._join(min(self.timeout, CLOSE_SECONDS))
         for one in list(self._mirrors.values()):
-            one.join(min(self.timeout, CLOSE_SECONDS))
-        if self._watcher.is_alive():
-            self._watcher.join(CLOSE_SECONDS)
+            one.abandon()
         self.cluster.close()
+        self._join(END_SECONDS)
+
+    def _join(self, timeout: float) -> None:
+        """Wait so long for the ends of all threads together."""
+        deadline = time.monotonic() + timeout
+        if self._watcher.is_alive():
+            self._watcher.join(timeout)
+        for one in list(self._mirrors.values()):
+            one.join(max(0.0, deadline - time.monotonic()))
 
     # ---- look ----------------------------------------------------------------------------
 
@@ -667,14 +721,37 @@ class Mirror(Closing):
         return [one.progress() for one in list(self._mirrors.values())]
 
     def verify(self) -> dict[str, Comparison]:
-        """Read all copies back and compare them with the source, field by field.
+        """Read all copies back and compare them with the source, field by field. It writes
+        nothing, creates nothing, and may run beside the mirror.
 
-        Returns a `Comparison` for each topic; raises MirrorMismatchError at the first difference.
-        It may run beside the mirror."""
+        Returns a `Comparison` for each topic; raises MirrorMismatchError at the first difference,
+        and TopicNotFoundError if a topic that has messages is not mirrored, or nothing is. The
+        admin API has to say which topics there are, as to read one would create it."""
         names = self.source.topics() if self._names is None else self._names
-        return {
-            name: Target(self.cluster, self.copies, name, self.source_id).compare_all(
-                self.source.topic(name, create=False)
+        topics = {name: self.source.topic(name, create=False) for name in names}
+        missing = set(self.cluster.missing(topics))
+        self._check_mirrored(topics, missing)
+        found = {name: self._verified(one, name in missing) for name, one in topics.items()}
+        if found and all(one.lag and not one.compared + one.unknown for one in found.values()):
+            raise self._nothing_mirrored()
+        return found
+
+    def _check_mirrored(self, topics: Mapping[str, SourceTopic], missing: Collection[str]) -> None:
+        if len(missing) == len(topics):
+            raise self._nothing_mirrored()
+        if unmirrored := [name for name in topics if name in missing and topics[name].next_offset]:
+            raise TopicNotFoundError(
+                f"{self.cluster.access.url}: topic {unmirrored[0]!r} is not mirrored there "
+                f"({len(unmirrored)} such topics); mirror it, or name the topics to compare"
             )
-            for name in names
-        }
+
+    def _nothing_mirrored(self) -> TopicNotFoundError:
+        return TopicNotFoundError(
+            f"{self.cluster.access.url}: nothing of {self.source.path} is mirrored there"
+        )
+
+    def _verified(self, topic: Any, missing: bool) -> Comparison:
+        if missing:  # and has no messages
+            return Comparison(0, 0, 0)
+        target = Target(self.cluster, self.copies, topic.name, self.source_id)
+        return target.compare_all(topic)

@@ -39,6 +39,7 @@ PRODUCER_NAME = "exclusivelog-mirror"
 ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
 ADMIN_SECONDS = 30.0
 PENDING_MESSAGES = 5000  # more than a mirror has in flight
+CLOSE_SECONDS = 1.5  # for the broker to answer that a client closes
 
 URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s@?#]+)/([-=:.\w]+)/([-=:.\w]+)/?", re.ASCII)
 ADMIN_URL = re.compile(r"https?://[^\s@?#]+")
@@ -101,6 +102,7 @@ class Access:
                 "pulsar://host:port/tenant/namespace or pulsar+ssl://..."
             )
         kind, hosts, tenant, namespace = found.groups()
+        _check_certificates(tls_trust_certs)
         admin = admin or _default_admin(kind, hosts)
         if ADMIN_URL.fullmatch(admin) is None:
             raise ValueError(
@@ -133,8 +135,13 @@ def _without_secrets(url: str) -> str:
 def _token(token: str | None, file: str | os.PathLike[str] | None) -> str | None:
     """The token, without the line break that files and variables often end with."""
     if file is not None:
-        with open(file) as opened:
-            token = opened.read()
+        try:
+            with open(file, encoding="ascii") as opened:
+                token = opened.read()
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"token_file={os.fspath(file)!r} is no token: it has characters that are not ASCII"
+            ) from None
         if not token.strip():
             raise ValueError(f"token_file={os.fspath(file)!r} is empty")
     token = (token or os.environ.get(TOKEN_VARIABLE) or "").strip()
@@ -144,6 +151,18 @@ def _token(token: str | None, file: str | os.PathLike[str] | None) -> str | None
             f"token (token, token_file or {TOKEN_VARIABLE})"
         )
     return token or None
+
+
+def _check_certificates(file: str | None) -> None:
+    # Else the client says that it cannot connect, or that a token was refused.
+    if file is None:
+        return
+    with open(file, "rb"):  # an OSError that names the file
+        pass
+    try:
+        ssl.create_default_context(cafile=file)
+    except ssl.SSLError:
+        raise ValueError(f"tls_trust_certs={file!r} has no certificates in PEM form") from None
 
 
 def _default_admin(kind: str, hosts: str) -> str:
@@ -186,6 +205,7 @@ PASSING = (
     "Timeout", "ServiceUnitNotReady", "LookupError", "Disconnected", "RetryableError",
     "BrokerMetadataError",
 )  # fmt: skip
+AWAY = (*PASSING, "ConnectError", "NotConnected")
 
 
 def meaning_of(error: object) -> str:
@@ -225,6 +245,7 @@ class Cluster(Closing):
         self._client: Native | None = None
         self._entered = False
         self._closed, self._lock = False, Native(threading.Lock(), repr(self))
+        self._answered = False  # it has been there
 
     def __repr__(self) -> str:
         return f"Cluster({self.access.url!r})"
@@ -266,7 +287,7 @@ class Cluster(Closing):
             client, self._client, self._closed = self._client, None, True
         if client is not None:
             with contextlib.suppress(Exception):
-                client.use().shutdown()  # unlike close(), it waits for no broker that hangs
+                _close(client.use())
 
     def failed(self, what: str, error: object) -> NoReturn:
         """Raise the ClusterError for an exception or result of the client."""
@@ -274,7 +295,10 @@ class Cluster(Closing):
 
     def error(self, what: str, error: object) -> ClusterError:
         """The ClusterError for an exception or result of the client."""
-        return ClusterError(f"{self.access.url}: {what}: {meaning_of(error)}")
+        meaning = meaning_of(error)
+        if self.access.service.startswith("pulsar+ssl") and type(error).__name__ in AWAY:
+            meaning += "; or its certificate is not trusted, or not for this host name"
+        return ClusterError(f"{self.access.url}: {what}: {meaning}")
 
     # ---- the admin API -------------------------------------------------------------------
 
@@ -339,12 +363,10 @@ class Cluster(Closing):
         return sorted(map(ledger_name, names))
 
     def missing(self, topics: Iterable[str]) -> list[str]:
-        """Those topics that the admin API does not know: to read them would make them. None where
-        it does not answer, as reading needs no rights there."""
-        try:
-            there = set(self._topic_names())
-        except ClusterError:
-            return []
+        """Those topics that the admin API does not know: to read them would create them.
+
+        A token that may produce or consume in the namespace is enough for this."""
+        there = set(self._topic_names())
         return [name for name in topics if topic_name(name) not in there]
 
     def names(self) -> list[str]:
@@ -369,6 +391,9 @@ class Cluster(Closing):
                     f"{self.access.url}: {MEANINGS['AuthenticationError']}"
                 ) from None
             self.failed(f"topic {topic!r} cannot be found", error)
+        self._answered = True
+        if not parts:  # what the client says once it is closed
+            raise ClusterError(f"{self.access.url}: the connection was closed")
         self._enter(client, full)
         if parts != [full]:
             raise ClusterError(
@@ -435,12 +460,34 @@ class Cluster(Closing):
                     start_message_id_inclusive=last and after is None,
                     receiver_queue_size=1 if last else 100,
                 )  # fmt: skip
-            except (ClusterError, EngineClosedError):
+            except EngineClosedError:
                 raise
+            except ClusterError as error:
+                away = self._answered and type(error.__cause__).__name__ in AWAY
+                if not away or time.monotonic() > deadline:
+                    raise
             except Exception as error:
                 if type(error).__name__ not in PASSING or time.monotonic() > deadline:
                     self.failed(f"topic {topic!r} cannot be read", error)
-                time.sleep(0.1)
+            time.sleep(0.1)
+
+
+def _close(client: Any) -> None:
+    """Close the client; it does not wait for a broker that hangs."""
+    # shutdown() holds the interpreter's lock and waits for the client's threads. If one of them
+    # calls back at that moment, it waits for the lock: all of the process stands still for 10 s.
+    # close() first ends all sends, without the lock, and leaves nothing to call back.
+    closing = threading.Thread(target=_close_orderly, args=(client,), daemon=True)
+    closing.start()
+    closing.join(CLOSE_SECONDS)
+    if closing.is_alive():  # the broker hangs
+        client.shutdown()
+        closing.join(CLOSE_SECONDS)
+
+
+def _close_orderly(client: Any) -> None:
+    with contextlib.suppress(Exception):
+        client.close()
 
 
 def _refused(access: Access, path: str, error: urllib.error.HTTPError) -> str:

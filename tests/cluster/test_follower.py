@@ -27,7 +27,7 @@ from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
 from testing.processes import forked
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.once, pytest.mark.timeout(120)]
 BAD = Chances(lost=0.2, doubled=0.2, delayed=0.2, answer_lost=0.3, answer_doubled=0.2)
 
 

@@ -170,10 +170,13 @@ def test_missing_messages_are_an_error(
         copy(topic.engine, namespace)
     first, second = (message.data() for message in namespace.messages("orders"))
     with namespace.client() as client:
-        client.create_producer(f"persistent://{namespace.path}/hole").send(second)
-        twice = client.create_producer(f"persistent://{namespace.path}/twice")
-        twice.send(first)
-        twice.send(first)
+        hole, twice = (
+            client.create_producer(f"persistent://{namespace.path}/{name}")
+            for name in ("hole", "twice")
+        )
+        hole.send(second, properties={"exclusivelog.topic": "hole"})
+        twice.send(first, properties={"exclusivelog.topic": "twice"})
+        twice.send(first, properties={"exclusivelog.topic": "twice"})
     with pytest.raises(xl.MirrorMismatchError, match="offset 1 comes where 0 should be"):
         brought_back(tmp_path / "back", namespace, "hole")
     with pytest.raises(xl.MirrorMismatchError, match="offset 0 comes where 1 should be"):

@@ -32,11 +32,11 @@ PROPERTIES: list[tuple[Any, dict[str, str]]] = [
 ]  # fmt: skip
 EVENT_TIMES: list[tuple[Any, int | None]] = [
     (None, None), (0, 0), (-1, -1), (1_700_000_000_123, 1_700_000_000_123),
-    (dt.datetime(1970, 1, 1, 0, 0, 1), 1000),
+    (dt.datetime.fromtimestamp(1), 1000),  # naive: local time
     (dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), 1000),
     (dt.datetime(1970, 1, 1, 9, 30, 0, 999_999, tzinfo=EAST), 999),
-    (dt.datetime(1969, 12, 31, 23, 59, 59, 999_000), -1),
-    (dt.datetime(1, 1, 1), -62_135_596_800_000),
+    (dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC), -1),
+    (dt.datetime(1, 1, 1, tzinfo=UTC), -62_135_596_800_000),
 ]  # fmt: skip
 EVERY = list(itertools.product(VALUES, KEYS, PROPERTIES, EVENT_TIMES))
 
