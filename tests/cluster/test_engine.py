@@ -393,7 +393,7 @@ def test_the_asynchronous_names_work_on_it(path: str) -> None:
                 epoch = successor.topic_epoch
             reader = topic.reader()
             found = [message.value async for message in reader]
-            counts = await aio.SharedMap.create(engine.topic("map"))
+            counts = await aio.SharedMap(engine.topic("map"))
             await counts.put("a", 1)
             value = await counts.get("a", latest=True)
             await counts.close()

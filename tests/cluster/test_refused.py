@@ -74,7 +74,7 @@ CALLS: dict[str, list[Call]] = {
     "shared_producers": [lambda e: e.topic("orders").producer(),
                          lambda e: e.topic("orders").producer_async("shared")],
     "snapshots": [snapshot],
-    "statistics": [lambda e: e.topic("orders").stats()],
+    "statistics": [lambda e: e.topic("orders").stats(), lambda e: e.stats()],
     "termination": [lambda e: e.topic("orders").terminate()],
     "transactions": [transact],
     "unload": [lambda e: e.unload("orders", to=e.id), lambda e: e.unload_async("orders", to=e.id),
