@@ -475,7 +475,7 @@ class Engine(Closing):
           "large_messages" (above 5 MB), "many_producers" (`producers`), "once"
           (`exclusivelog.once`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),
           "roles", "settle", "shared_producers", "shared_state" (SharedMap and SharedState),
-          "snapshots" (of these), "statistics" (`topic.stats`, `engine.stats`), "termination", "transactions",
+          "snapshots" (of these), "statistics" (`topic.stats`), "termination", "transactions",
           "unload" or "verify".
 
         A call that needs a capability which is missing raises UnsupportedError. Raises ValueError
