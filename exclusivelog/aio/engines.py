@@ -28,7 +28,16 @@ from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.roles import ClaimsOfGroups, Groups
 from exclusivelog.roles import RoleFuture as SyncRoleFuture
 from exclusivelog.transaction import Claim as SyncClaim
-from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
+from exclusivelog.types import (
+    AccessMode,
+    ClaimInfo,
+    EngineInfo,
+    EngineStats,
+    GroupInfo,
+    Move,
+    Report,
+    RoleInfo,
+)
 
 OWN_SECONDS = 0.25  # `own` waits so long in a thread, which cannot be interrupted
 
@@ -99,8 +108,8 @@ class Engine(Handle[SyncEngine]):
         return self.sync.supports(capability)
 
     @like(SyncEngine.stats)
-    def stats(self) -> dict[str, Any]:
-        return self.sync.stats()
+    async def stats(self) -> EngineStats:
+        return await in_thread(self.sync.stats)
 
     @like(SyncEngine.verify)
     async def verify(self) -> Report:

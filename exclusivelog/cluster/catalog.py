@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
@@ -19,7 +19,6 @@ from exclusivelog.types import (
     OwnerInfo,
     Report,
     RoleInfo,
-    TopicStats,
     TransferInfo,
     WaiterInfo,
 )
@@ -103,9 +102,13 @@ class ClusterCatalog:
         """There is no critical section."""
         return None
 
-    def stats(self) -> dict[str, Any]:
-        """How many topics and engines."""
-        return {"topics": len(self.topics()), "engines": len(self.engines())}
+    def stats(self) -> NoReturn:
+        """They cannot be told."""
+        raise refusal("statistics")
+
+    def topic_stats(self) -> NoReturn:
+        """They cannot be told."""
+        raise refusal("statistics")
 
     def verify(self) -> Report:
         """It cannot be done."""
@@ -204,8 +207,8 @@ class ClusterTopic:
         """It cannot be done."""
         raise refusal("compression")
 
-    def stats(self) -> TopicStats:
-        """It cannot be told."""
+    def stats(self, storage: bool) -> NoReturn:
+        """They cannot be told."""
         raise refusal("statistics")
 
     def terminate(self) -> NoReturn:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import msgpack
@@ -34,7 +34,6 @@ from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 __all__ = ["ClusterCursor", "entries_of", "offset_at_time"]
 
-Loads = Callable[[bytes], object]
 
 READ_BYTES = 1 << 20  # about so much is encoded at once
 
@@ -56,7 +55,7 @@ class Host(Protocol):
 # ---- frames as entries -------------------------------------------------------------------
 
 
-def entries_of(frame: Frame, topic: int, loads: Loads | None) -> Iterator[_core.Entry]:
+def entries_of(frame: Frame, topic: int, loads: _core.Deserializer | None) -> Iterator[_core.Entry]:
     """The messages of a frame that counts, as entries."""
     offset = frame.first
     for run in _runs(frame.contents):
@@ -79,7 +78,7 @@ def _runs(contents: tuple[Content, ...]) -> Iterator[list[Content]]:
 
 
 def _entry(
-    run: list[Content], topic: int, offset: int, frame: Frame, loads: Loads | None
+    run: list[Content], topic: int, offset: int, frame: Frame, loads: _core.Deserializer | None
 ) -> _core.Entry:
     first = run[0]
     appender = _core.Appender(
@@ -144,7 +143,7 @@ class ClusterCursor(_core.Cursor):
     """A position in one topic; see `exclusivelog.backend.Cursor`."""
 
     def __init__(
-        self, host: Host, topic: TopicLog, loads: Loads | None, skip_trimmed: bool
+        self, host: Host, topic: TopicLog, loads: _core.Deserializer | None, skip_trimmed: bool
     ) -> None:
         self.topic_id, self.topic = topic.id, topic.name
         self.closed = False

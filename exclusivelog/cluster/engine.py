@@ -189,7 +189,7 @@ class ClusterEngine:
     # ---- readers -------------------------------------------------------------------------
 
     def open_cursor(
-        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
         skip_trimmed: bool,
     ) -> ClusterCursor:  # fmt: skip
         """A cursor on a topic."""
