@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import functools
 import os
 import time
@@ -25,10 +24,20 @@ from exclusivelog.errors import OwnershipError, OwnershipLostError
 from exclusivelog.events import Event
 from exclusivelog.opening import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Upgrade
 from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.reader import Start
 from exclusivelog.roles import ClaimsOfGroups, Groups
 from exclusivelog.roles import RoleFuture as SyncRoleFuture
 from exclusivelog.transaction import Claim as SyncClaim
-from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
+from exclusivelog.types import (
+    AccessMode,
+    ClaimInfo,
+    EngineInfo,
+    EngineStats,
+    GroupInfo,
+    Move,
+    Report,
+    RoleInfo,
+)
 
 OWN_SECONDS = 0.25  # `own` waits so long in a thread, which cannot be interrupted
 
@@ -99,8 +108,8 @@ class Engine(Handle[SyncEngine]):
         return self.sync.supports(capability)
 
     @like(SyncEngine.stats)
-    def stats(self) -> dict[str, Any]:
-        return self.sync.stats()
+    async def stats(self) -> EngineStats:
+        return await in_thread(self.sync.stats)
 
     @like(SyncEngine.verify)
     async def verify(self) -> Report:
@@ -167,9 +176,10 @@ class Engine(Handle[SyncEngine]):
 
     def reader(
         self, topics: Iterable[str], *, group: str, generation: int | None = None,
-        start: str | int | dt.datetime = "earliest", inclusive: bool = True,
+        start: Start = "earliest", inclusive: bool = True,
         read_compacted: bool = False, trimmed: Literal["error", "earliest"] = "error",
         deserializer: Any = None,
+        key_deserializer: Any = None,
     ) -> GroupReader:  # fmt: skip
         """Open one reader of a group on several topics; the parameters are those of
         `exclusivelog.Engine.reader`. It claims them, which may have to wait: it is open once it
@@ -189,6 +199,7 @@ class Engine(Handle[SyncEngine]):
             self.sync.reader, topics, group=group, generation=generation, start=start,
             inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
             deserializer=deserializer,
+                key_deserializer=key_deserializer,
         )  # fmt: skip
         return GroupReader(cast(Any, None))._opens_late("engine.reader(...)", make)
 

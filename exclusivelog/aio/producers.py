@@ -21,7 +21,7 @@ from exclusivelog.errors import WaitTimeoutError
 from exclusivelog.messages import Encoded
 from exclusivelog.producer import NO_MESSAGE
 from exclusivelog.producer import Producer as SyncProducer
-from exclusivelog.types import AccessMode, Move
+from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture as SyncUnloadFuture
 from exclusivelog.waits import check_timeout
 
@@ -154,6 +154,11 @@ class Producer(Sender):
     def last_sequence_id(self) -> int:
         """The last sequence id sent under this name, -1 if none was (rule G2)."""
         return self.sync.last_sequence_id
+
+    def stats(self) -> ProducerStats:
+        """What this producer has sent, and what waits for a commit; as
+        `exclusivelog.Producer.stats`."""
+        return self.sync.stats()
 
     @property
     def state(self) -> State:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import abc
 import asyncio
-import datetime as dt
 import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -16,7 +15,7 @@ from exclusivelog.aio.handles import Openable
 from exclusivelog.aio.watching import wait_for_any
 from exclusivelog.errors import TopicTerminatedError, WaitTimeoutError
 from exclusivelog.messages import import_pyarrow
-from exclusivelog.reader import Found, check_following
+from exclusivelog.reader import Found, Start, check_following
 from exclusivelog.reader import GroupReader as SyncGroupReader
 from exclusivelog.reader import Reader as SyncReader
 from exclusivelog.waits import READER_LOOK_UP_SECONDS, check_timeout
@@ -169,7 +168,7 @@ class Reader(Reading[SyncReader, Message]):
         return self.sync.generation
 
     @like(SyncReader.seek)
-    def seek(self, start: str | int | dt.datetime, *, inclusive: bool = True) -> None:
+    def seek(self, start: Start, *, inclusive: bool = True) -> None:
         self.sync.seek(start, inclusive=inclusive)
 
     @like(SyncReader.has_message_available)
@@ -227,9 +226,7 @@ class GroupReader(Reading[SyncGroupReader, Found]):
         return self.sync.positions
 
     @like(SyncGroupReader.seek)
-    def seek(
-        self, start: str | int | dt.datetime, *, topic: str | None = None, inclusive: bool = True
-    ) -> None:
+    def seek(self, start: Start, *, topic: str | None = None, inclusive: bool = True) -> None:
         self.sync.seek(start, topic=topic, inclusive=inclusive)
 
     @like(SyncGroupReader.has_message_available)

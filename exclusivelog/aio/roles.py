@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import functools
 from collections.abc import Callable
 from typing import Literal, Unpack
@@ -14,6 +13,7 @@ from exclusivelog.aio.producers import Producer, UnloadFuture, begun
 from exclusivelog.aio.readers import GroupReader, Reader
 from exclusivelog.aio.transactions import Claim
 from exclusivelog.errors import OwnershipLostError
+from exclusivelog.reader import Start
 from exclusivelog.roles import Role as SyncRole
 from exclusivelog.roles import SendingOptions, State
 from exclusivelog.types import Move
@@ -77,9 +77,10 @@ class Role(Handle[SyncRole]):
         return Opening("role.producer(...)", Producer, begin, Producer.close)
 
     def reader(
-        self, topic: str, *, group: str | None = None, start: str | int | dt.datetime = "earliest",
+        self, topic: str, *, group: str | None = None, start: Start = "earliest",
         inclusive: bool = True, read_compacted: bool = False,
         trimmed: Literal["error", "earliest"] = "error", deserializer: object = None,
+        key_deserializer: object = None,
     ) -> Reader:  # fmt: skip
         """Open the reader of one topic of a group that the role binds, as
         `exclusivelog.Role.reader`. It is open at once: the role has the group already."""
@@ -87,13 +88,15 @@ class Role(Handle[SyncRole]):
             self.sync.reader(
                 topic, group=group, start=start, inclusive=inclusive,
                 read_compacted=read_compacted, trimmed=trimmed, deserializer=deserializer,
+                key_deserializer=key_deserializer,
             )
         )  # fmt: skip
 
     def group_reader(
-        self, group: str | None = None, *, start: str | int | dt.datetime = "earliest",
+        self, group: str | None = None, *, start: Start = "earliest",
         inclusive: bool = True, read_compacted: bool = False,
         trimmed: Literal["error", "earliest"] = "error", deserializer: object = None,
+        key_deserializer: object = None,
     ) -> GroupReader:  # fmt: skip
         """Open one reader on all topics of a group that the role binds, as
         `exclusivelog.Role.group_reader`. It is open at once."""
@@ -101,6 +104,7 @@ class Role(Handle[SyncRole]):
             self.sync.group_reader(
                 group, start=start, inclusive=inclusive, read_compacted=read_compacted,
                 trimmed=trimmed, deserializer=deserializer,
+                key_deserializer=key_deserializer,
             )
         )  # fmt: skip
 

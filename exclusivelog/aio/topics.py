@@ -18,6 +18,7 @@ from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import ProducerFencedError, TopicNotFoundError
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.producer import ProducerFuture
+from exclusivelog.reader import Start
 from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.types import (
     AccessMode,
@@ -174,8 +175,16 @@ class Topic(Wrapper[SyncTopic]):
         return self.sync.announcement
 
     @like(SyncTopic.stats)
-    async def stats(self) -> TopicStats:
-        return await self._run(SyncTopic.stats)
+    async def stats(self, storage: bool = True) -> TopicStats:
+        return await self._run(SyncTopic.stats, storage)
+
+    def __len__(self) -> int:
+        """How many messages it has, from the first offset to the next one."""
+        return len(self.sync)
+
+    def __bool__(self) -> bool:
+        """True: a topic without messages is a topic."""
+        return True
 
     # ---- write ---------------------------------------------------------------------------
 
@@ -275,7 +284,7 @@ class Topic(Wrapper[SyncTopic]):
 
     def reader(
         self,
-        start: str | int | dt.datetime = "earliest",
+        start: Start = "earliest",
         *,
         inclusive: bool = True,
         read_compacted: bool = False,
@@ -283,6 +292,7 @@ class Topic(Wrapper[SyncTopic]):
         generation: int | None = None,
         trimmed: Literal["error", "earliest"] = "error",
         deserializer: Any = None,
+        key_deserializer: Any = None,
     ) -> Reader:
         """Open a reader; the parameters are those of `exclusivelog.Topic.reader`.
 
@@ -303,6 +313,7 @@ class Topic(Wrapper[SyncTopic]):
             return self._made().reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, group=group,
                 generation=generation, trimmed=trimmed, deserializer=deserializer,
+                key_deserializer=key_deserializer,
             )  # fmt: skip
 
         if group is None and self._is_there():

@@ -103,11 +103,11 @@ class ClusterCatalog:
         return None
 
     def stats(self) -> NoReturn:
-        """It cannot be told."""
+        """They cannot be told."""
         raise refusal("statistics")
 
     def topic_stats(self) -> NoReturn:
-        """It cannot be told."""
+        """They cannot be told."""
         raise refusal("statistics")
 
     def verify(self) -> Report:
@@ -208,7 +208,7 @@ class ClusterTopic:
         raise refusal("compression")
 
     def stats(self, storage: bool) -> NoReturn:
-        """It cannot be told."""
+        """They cannot be told."""
         raise refusal("statistics")
 
     def terminate(self) -> NoReturn:

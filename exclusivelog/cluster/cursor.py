@@ -34,6 +34,7 @@ from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 __all__ = ["ClusterCursor", "entries_of", "offset_at_time"]
 
+
 READ_BYTES = 1 << 20  # about so much is encoded at once
 
 

@@ -30,7 +30,7 @@ REASONS = {
     "settle": "delays are told by the clock of one machine; leave it out",
     "shared_producers": "a message counts only if its producer owns the topic; use another mode",
     "snapshots": "a cluster keeps none; a state is read from its first message",
-    "statistics": "how messages are stored is known to the cluster; ask its admin API",
+    "statistics": "the cluster keeps its own figures; ask its admin API",
     "termination": "no record of a log ends it; stop its producers",
     "transactions": "a cluster has none; send_many appends to one topic atomically",
     "unload": "a hand-over to a chosen engine needs a transaction; close the producer",

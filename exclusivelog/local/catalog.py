@@ -10,6 +10,7 @@ from exclusivelog import _core, logs
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.entries import verify
+from exclusivelog.local.log.sending import LocalSending
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.names import (
     checked,
@@ -43,8 +44,8 @@ class Sender(Protocol):
     """One session."""
 
     @property
-    def appender(self) -> _core.Appender:
-        """What it appends by."""
+    def sending(self) -> LocalSending:
+        """What appends for it."""
 
 
 class Sending(Protocol):
@@ -130,7 +131,7 @@ class LocalCatalog:
         """Its figures."""
         self._engine.check_open()
         rows, damaged = topic_rows(self._ledger)
-        appenders = [each.appender for each in self._engine.registry.sessions()]
+        appenders = [each.sending.appender for each in self._engine.registry.sessions()]
         sizes: dict[str, Any] = self._ledger.stats()
         return EngineStats(
             **sizes, **counted(self._ledger), topics=len(rows) + damaged,

@@ -30,7 +30,8 @@ MISSING: dict[str, set[str]] = {
     },
     "MapWatch": {"reader", "take"},
     "Producer": {
-        "abandon", "append", "appender", "await_flush", "encode", "ended", "here", "ledger", "lost",
+        "abandon", "append", "appender", "await_flush", "discharge", "encode", "ended", "enlist",
+        "here", "ledger", "lost",
         "moved_to", "offer", "session", "usable", "wanted",
     },
     "Reader": {
