@@ -410,6 +410,11 @@ def open(
     map_size: int = DEFAULT_MAP_SIZE,
     max_readers: int = DEFAULT_MAX_READERS,
     kill_stalled: bool = False,
+    admin: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_trust_certs: str | None = None,
+    check_policies: bool | None = None,
 ) -> Opening[Engine]:
     """Open the ledger in a directory: `await` it, or `async with` it. Parameters and errors are
     those of `exclusivelog.open`.
@@ -426,6 +431,8 @@ def open(
         _places.open, path, name, properties, durability=durability, keepalive=keepalive,
         readonly=readonly, create=create, mode=mode, map_size=map_size, max_readers=max_readers,
         kill_stalled=kill_stalled,
+        admin=admin, token=token, token_file=token_file, tls_trust_certs=tls_trust_certs,
+        check_policies=check_policies,
     )  # fmt: skip
 
     async def begin() -> Engine:

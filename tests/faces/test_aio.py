@@ -73,7 +73,7 @@ def test_an_engine(path: str, engine: xl.Engine) -> None:
                 opened.topic("none", create=False)
             assert {info.name for info in engine.engines()} == {"test", "mine"}
             assert (await opened.verify()).ok
-            assert opened.stats()["topics"] == 1
+            assert (await opened.stats())["topics"] == 1
         finally:
             await opened.close()
         await opened.close()

@@ -134,6 +134,7 @@ class Things:
         yield "backup", engine.backup(self.place / "backup")
         yield "verify", engine.verify()
         yield "stats", topic.stats()
+        yield "stats of the engine", engine.stats()
         yield "history", next_of(engine.history())
         yield "catch_up", next_of(producer.catch_up(topic.reader()))
 
@@ -147,7 +148,7 @@ class Things:
         """Whatever is not awaited."""
         engine, topic = self.engine, self.topic
         engine.topics(), engine.engines(), engine.claims(), engine.groups(), engine.roles()
-        engine.stats(), engine.inside(), engine.supports("backup"), engine.info, engine.closed
+        engine.inside(), engine.supports("backup"), engine.info, engine.closed
         for name in ("epoch", "first_offset", "next_offset", "owner", "holders", "transfer",
                      "transfers", "waiters", "kind", "serializers", "announcement"):  # fmt: skip
             getattr(topic, name)
