@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import subprocess
 import sys
 import time
 from collections import deque
@@ -201,11 +200,17 @@ def _draw(path: str, look: Look, view: View, height: int, said: str) -> Any:
     for engine in look.engines:
         engines.add_row(*map(Text, _engine_cells(engine)))
     title = (
-        f"{path}   {time.strftime('%H:%M:%S')}   {len(lines):,} of {len(look.lines):,} topics   "
-        f"by {view.sort}"
+        f"{len(lines):,} of {len(look.lines):,} topics by {view.sort}   "
+        f"{time.strftime('%H:%M:%S')}   {path}"
     )
     events = [Text(event, overflow="ellipsis", no_wrap=True) for event in look.events]
-    return Group(Text(title, style="bold"), topics, engines, *events, Text(said, style="dim"))
+    return Group(
+        Text(title, style="bold", overflow="ellipsis", no_wrap=True),
+        topics,
+        engines,
+        *events,
+        Text(said, style="dim"),
+    )
 
 
 # ---- the screen --------------------------------------------------------------------------
@@ -283,6 +288,8 @@ def _react(key: str, view: View, lines: Sequence[Line]) -> Question | None:
 
 
 def _unload(path: str, topic: str, to: str) -> str:
+    import subprocess
+
     # By a process of its own: this one has the ledger open for reading alone.
     command = [sys.executable, "-m", "exclusivelog", "unload", path, topic, "--to", to]
     done = subprocess.run([*command, "--timeout", "5"], capture_output=True, text=True, check=False)

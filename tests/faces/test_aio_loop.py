@@ -307,7 +307,7 @@ def test_while_a_hand_over_pauses_the_producer(
     async def main() -> list[Any]:
         producer, mine = aio.Producer(plain), aio.Engine(engine)
         async with Heartbeat() as heartbeat:
-            plain._session.pause()
+            plain._session.pauses.begin()
             first = producer.send_async(b"0")
             second = asyncio.create_task(producer.send(b"1", timeout=PATIENCE))
             await asyncio.sleep(0)
@@ -348,7 +348,7 @@ def test_e2_what_is_sent_after_a_message_that_waits_follows_it(topic: xl.Topic) 
     async def main() -> None:
         producer = aio.Producer(plain)
         for _ in range(20):
-            plain._session.pause()
+            plain._session.pauses.begin()
             first = producer.send_async(b"first")
             rest = asyncio.create_task(producer.send_many([b"second", b"third"]))
             await asyncio.sleep(0.01)
@@ -372,7 +372,7 @@ def test_e2_a_cancelled_send_does_not_wait_for_the_hand_over(
     async def main() -> int:
         producer = aio.Producer(plain)
         before = threading.active_count()
-        plain._session.pause()
+        plain._session.pauses.begin()
         for _ in range(60):
             sending = asyncio.create_task(producer.send(b"never"))
             await asyncio.sleep(0.002)

@@ -30,7 +30,7 @@ class Terminal:
         self.before = termios.tcgetattr(self.theirs)
         self.process = subprocess.Popen(
             [*PROGRAM, *arguments], stdin=self.theirs, stdout=self.theirs, stderr=self.theirs,
-            env={**os.environ, "TERM": "xterm"},
+            env={**{k: v for k, v in os.environ.items() if k != "COLUMNS"}, "TERM": "xterm"},
         )  # fmt: skip
         self.text = ""
 
