@@ -101,6 +101,9 @@ WORKER_FAILED = _line(
 THREAD_FAILED = _line(
     "thread_failed", _E, "engine %(engine)s: thread %(thread_of)s: an error; the thread continues"
 )
+WAITERS_WAIT_ON = _line(
+    "waiters_wait_on", _W, "topic %(topic)r: its waiters have to wait on: %(reason)s"
+)
 CALLBACK_FAILED = _line("callback_failed", _E, "a callback of engine %(engine)s failed")
 ENGINE_GONE = _line(
     "engine_gone", _W,

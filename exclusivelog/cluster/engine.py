@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.backend import ProducerRequest, ProducerSession, SessionOptions
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
 from exclusivelog.cluster.cursor import ClusterCursor
@@ -40,7 +40,7 @@ from exclusivelog.waits import AnyFuture
 
 __all__ = ["ClusterEngine"]
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0  # for what is queued to be in the log, and again for the releases
 IDLE_SECONDS = 60.0  # the worker is woken for whatever there is to do
@@ -129,9 +129,18 @@ class ClusterEngine:
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run application code in a thread of its own."""
         thread = threading.Thread(
-            target=_logged, args=(function,), name="exclusivelog-callback", daemon=True
+            target=self._call, args=(function,), name="exclusivelog-callback", daemon=True
         )
         threads.start(self.path, thread)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:
+            self._say(logs.CALLBACK_FAILED, error=error, reason=repr(error))
+
+    def _say(self, line: logs.Line, **fields: Any) -> None:
+        logs.say(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
 
     call_later = call_soon
 
@@ -268,8 +277,16 @@ class ClusterEngine:
                 self._worker = self._run("exclusivelog-worker", self._work)
 
     def _run(self, name: str, step: Callable[[], bool]) -> threading.Thread:
+        path, engine = self.path, self.name  # and not this engine, which the thread would keep
+
+        def failed(error: BaseException) -> None:
+            logs.say(
+                log, logs.THREAD_FAILED, error=error, ledger=path, engine=engine, thread_of=name,
+                reason=repr(error),
+            )  # fmt: skip
+
         thread = threading.Thread(
-            target=_core.keep_running, args=(step, _report), name=name, daemon=True
+            target=_core.keep_running, args=(step, failed), name=name, daemon=True
         )
         return threads.start(self.path, thread)
 
@@ -347,7 +364,7 @@ class ClusterEngine:
             try:
                 self._finish_work()
             except ExclusiveLogError as error:
-                log.warning("engine %s: closing: %s", self.name, error)
+                self._say(logs.CLOSING_FAILED, reason=str(error))
             finally:
                 self._end()
 
@@ -432,17 +449,6 @@ class ClusterEngine:
     def backup(self, path: str) -> NoReturn:
         """It cannot be done."""
         raise refusal("backup")
-
-
-def _logged(function: Callable[[], object]) -> None:
-    try:
-        function()
-    except Exception:
-        log.exception("a callback of the application failed")
-
-
-def _report(error: BaseException) -> None:
-    log.error("a thread of a cluster engine was interrupted", exc_info=error)
 
 
 def _close_all() -> None:

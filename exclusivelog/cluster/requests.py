@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from exclusivelog import logs
 from exclusivelog.backend import ProducerRequest
 from exclusivelog.cluster.following import ANSWER_SECONDS, Owning, TopicLog, fenced_error, now_ms
 from exclusivelog.cluster.frames import Grant, Holder
@@ -39,7 +40,7 @@ from exclusivelog.waits import AnyFuture, give_granted
 
 __all__ = ["LOOK_SECONDS", "Asking", "Requests"]
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 
@@ -317,7 +318,10 @@ class Requests:
             try:
                 self._look_at(topic, waiting)
             except (ClusterError, WaitTimeoutError) as error:  # the broker restarts, say
-                log.warning("topic %r: waiters have to wait on: %s", topic.name, error)
+                logs.say(
+                    log, logs.WAITERS_WAIT_ON, engine=self._host.name, engine_id=self._host.id,
+                    topic=topic.name, reason=str(error),
+                )  # fmt: skip
 
     def _look_at(self, topic: TopicLog, waiting: list[Asking]) -> None:
         with topic.changed:

@@ -101,7 +101,7 @@ def test_b4_one_that_has_followed_ends_with_the_session(neighbours: Neighbours) 
     assert producer.send(b"x") == 0
     rival.result(PATIENCE).close()
     until(lambda: told)
-    for call in (producer.send, producer.send_async, producer.offer):
+    for call in (producer.send, producer.send_async, lambda value: producer.send_many([value])):
         with pytest.raises(xl.ProducerMovedError) as caught:
             call(b"y")
         assert caught.value is told[0]
