@@ -19,6 +19,10 @@ JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
 demo: $(READY)
 	$(BIN)/exclusivelog demo $(shell $(JAVA) && echo --report demo-report.html)
 
+# Tests start Python hundreds of times, and each of pytest's workers rewrites each test module: keep
+# what was compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Four at a time, also on two cores: most tests wait, for a deadline or a flush.
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 

@@ -15,6 +15,7 @@ import pytest
 
 import exclusivelog as xl
 import testing
+from exclusivelog import aio
 from testing import rules
 from testing.processes import Worker, workers
 
@@ -149,10 +150,12 @@ def _examples(request: pytest.FixtureRequest) -> None:
     if not isinstance(request.node, pytest.DoctestItem):
         return
     names = request.getfixturevalue("doctest_namespace")
-    names.update(xl=xl, dt=dt, count=itertools.count(), asyncio=asyncio)
+    names.update(xl=xl, aio=aio, dt=dt, count=itertools.count(), asyncio=asyncio)
     source = "".join(example.source for example in request.node.dtest.examples)
     if any(word in source for word in ("engine", "topic", "producer", "reader", "path")):
         names["path"] = request.getfixturevalue("path")
+    if "aio.open" in source:
+        return
     if any(word in source for word in ("engine", "topic", "producer", "reader")):
         if "xl.open" not in source:
             names["engine"] = request.getfixturevalue("engine")

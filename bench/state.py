@@ -133,7 +133,7 @@ def by_threads(shared: xl.SharedMap[str, bytes], count: int) -> float:
 
 def by_tasks(shared: xl.SharedMap[str, bytes], count: int) -> float:
     """The same of so many tasks of asyncio."""
-    mine = aio.SharedMap(shared)
+    mine = aio.SharedMap.wrap(shared)
 
     async def work(number: int, end: float) -> int:
         made = 0

@@ -51,11 +51,17 @@ cdef extern from "_native/sections.h":
         uint32_t sum
 
 
+cdef class Deserializer:
+    cdef readonly str topic
+    cdef readonly object value              # functions of bytes, or None
+    cdef readonly object key
+
+
 cdef class Entry:
     cdef readonly object data
     cdef readonly Py_ssize_t nbytes
     cdef readonly uint64_t end              # the offset behind the last message
-    cdef public object loads
+    cdef readonly Deserializer loads
     cdef Py_buffer view
     cdef Laid laid
     cdef object _name

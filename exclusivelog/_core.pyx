@@ -12,6 +12,7 @@ The parts are in `_native/`, each with one subject:
 | `values` | reading in order without a message: values alone |
 | `pack` | many small entries become few large ones |
 | `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
+| `figures` | what the processes of a ledger count together |
 | `lock`, `section` | a lock of threads; transactions that an interrupt cannot leave half entered |
 | `frames`, `tails` | frames of the journal as they are read; what each topic's next message follows |
 | `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
@@ -45,6 +46,7 @@ from libc.stdint cimport (
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memset
 
+import datetime as _datetime
 import os as _os
 import threading as _threading
 import time as _time
@@ -67,6 +69,7 @@ include "_native/values.pxi"
 include "_native/lock.pxi"
 include "_native/shared.pxi"
 include "_native/guard.pxi"
+include "_native/figures.pxi"
 include "_native/pack.pxi"
 include "_native/frames.pxi"
 include "_native/tails.pxi"

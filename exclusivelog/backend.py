@@ -20,12 +20,14 @@ from exclusivelog.errors import (
     ProducerMovedError,
     WaitTimeoutError,
 )
+from exclusivelog.events import Event
 from exclusivelog.messages import Columns, Encoded, Item, Raw
 from exclusivelog.types import (
     AccessMode,
     Announcement,
     ClaimInfo,
     EngineInfo,
+    EngineStats,
     GroupInfo,
     Move,
     OwnerInfo,
@@ -191,8 +193,9 @@ class Sending(Protocol):
     def send_async(self, message: Encoded) -> _core.Receipt:
         """Queue one message, and commit what waits where that is too much."""
 
-    def offer(self, message: Encoded) -> _core.Receipt:
-        """The same, but leave the commit to the background."""
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """The same, but leave the commit to the background; None, and nothing was queued, while
+        other threads append past the queue."""
 
     def commit_if_full(self) -> None:
         """Commit what waits, where `max_pending_bytes` do."""
@@ -357,8 +360,8 @@ class TopicStore(Protocol):
     def compress(self, setting: str | None) -> None:
         """Compress new entries from now on as the setting says ("lz4", "zstd" or None)."""
 
-    def stats(self) -> TopicStats:
-        """How its entries are stored."""
+    def stats(self, storage: bool) -> TopicStats:
+        """How much it has; with `storage`, also how its entries are stored."""
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""
@@ -489,7 +492,7 @@ class Cursor(Protocol):
         """EngineClosedError or ReaderFencedError unless it can be used."""
 
     def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
-        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
+        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
 
     def move_to(self, position: int) -> None:
         """Continue at this offset; drops what was read ahead."""
@@ -579,8 +582,11 @@ class GroupCursor(Protocol):
 class CursorStore(Protocol):
     """Opens cursors."""
 
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's facts as they are now."""
+
     def open_cursor(
-        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
         skip_trimmed: bool,
     ) -> Cursor:  # fmt: skip
         """A cursor, not yet at a position. `compacted`: read the topic's compacted view first.
@@ -733,8 +739,11 @@ class Catalog(Protocol):
     def inside(self) -> EngineInfo | None:
         """The engine that is inside the critical section now."""
 
-    def stats(self) -> dict[str, Any]:
-        """Sizes in bytes and counts, and the oldest reader."""
+    def stats(self) -> EngineStats:
+        """Its figures."""
+
+    def topic_stats(self) -> list[tuple[str, TopicStats]]:
+        """How much each topic has, by name, without groups and storage; may be a second old."""
 
     def verify(self) -> Report:
         """Read everything."""
@@ -873,8 +882,10 @@ class MoveHost(Protocol):
 # What engines of one kind can do and those of another kind cannot.
 CAPABILITIES = frozenset(
     {
-        "backup", "claims", "compaction", "compression", "history", "reader_groups", "retention",
-        "roles", "shared_state", "transactions", "unload",
+        "announcements", "backup", "claims", "compaction", "compression", "deletion", "history",
+        "inspection", "large_messages", "many_producers", "once", "reader_groups", "retention",
+        "roles", "settle", "shared_producers", "shared_state", "snapshots", "statistics",
+        "termination", "transactions", "unload", "verify",
     }
 )  # fmt: skip
 
@@ -890,6 +901,9 @@ class EngineBackend(Backend, CursorStore, Protocol):
     forked: bool
     readonly: bool
     capabilities: frozenset[str]  # those of CAPABILITIES that it has
+    latest_needs_log: (
+        bool  # must an owner, too, look into the log before a `latest` read (rule I2)?
+    )
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
@@ -934,6 +948,10 @@ class EngineBackend(Backend, CursorStore, Protocol):
 
     def make_visible(self) -> None:
         """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+
+    def events(self, topic: str | None, group: str | None) -> Iterator[Event] | None:
+        """The changes of ownership of a topic, of a group's claims, or (None) all; None if they are
+        messages of the topic `__events__`."""
 
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
         """Keep what a topic's messages before an offset add up to (rule I4)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -12,12 +11,21 @@ from exclusivelog.backend import CAPABILITIES, Closing, EngineBackend
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer
-from exclusivelog.reader import GroupReader
+from exclusivelog.reader import GroupReader, Start
 from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
 from exclusivelog.topic import ManyOptions, Topic, open_many
 from exclusivelog.transaction import Claim, OnLost, Transaction, own
-from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Move, Report, RoleInfo
+from exclusivelog.types import (
+    AccessMode,
+    ClaimInfo,
+    EngineInfo,
+    EngineStats,
+    GroupInfo,
+    Move,
+    Report,
+    RoleInfo,
+)
 from exclusivelog.unload import UnloadFuture
 
 
@@ -45,10 +53,16 @@ class Engine(Closing):
 
         - `name`: 1 to 255 bytes of UTF-8 without control characters; "__" in front is kept
           for the library.
-        - `create`: False raises TopicNotFoundError where there is none.
+        - `create`: False raises TopicNotFoundError where there is none, and names topics with
+          similar names. Use it to read: a wrong name then makes no empty topic. Engines opened with
+          `readonly=True` never make one.
 
         >>> engine.topic("orders").next_offset
         0
+        >>> engine.topic("order", create=False)
+        Traceback (most recent call last):
+            ...
+        exclusivelog.errors.TopicNotFoundError: ... has no topic 'order'; did you mean 'orders'?
         """
         backend = self.backend
         backend.check_open()
@@ -97,9 +111,9 @@ class Engine(Closing):
 
     def reader(
         self, topics: Iterable[str], *, group: str, generation: int | None = None,
-        start: str | int | dt.datetime = "earliest", inclusive: bool = True,
+        start: Start = "earliest", inclusive: bool = True,
         read_compacted: bool = False, trimmed: Literal["error", "earliest"] = "error",
-        deserializer: Any = None,
+        deserializer: Any = None, key_deserializer: Any = None,
     ) -> GroupReader:  # fmt: skip
         """Open one reader of a group on several topics (rule F6). See `GroupReader`.
 
@@ -132,7 +146,7 @@ class Engine(Closing):
         readers = [
             topic.reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
-                deserializer=deserializer,
+                deserializer=deserializer, key_deserializer=key_deserializer,
             )
             for topic in there
         ]  # fmt: skip
@@ -426,6 +440,9 @@ class Engine(Closing):
         self.backend.check_open()
         if role is not None:
             topic = role_topic(role)
+        told = self.backend.events(topic, group)
+        if told is not None:
+            return told
         try:
             reader = self.topic(EVENTS, create=False).reader()
         except TopicNotFoundError:  # nothing has happened yet
@@ -453,9 +470,13 @@ class Engine(Closing):
     def supports(self, capability: str) -> bool:
         """Can engines of this kind do that? An engine on a local ledger can do all of it.
 
-        - `capability`: "backup", "claims" (`own`), "compaction", "compression", "history",
-          "reader_groups" (`reader(group=...)`), "retention", "roles", "shared_state" (SharedMap and
-          SharedState), "transactions" or "unload".
+        - `capability`: "announcements", "backup", "claims" (`own`), "compaction", "compression",
+          "deletion" (`delete_topic`), "history", "inspection" (query plans, such as Spark's),
+          "large_messages" (above 5 MB), "many_producers" (`producers`), "once"
+          (`exclusivelog.once`), "reader_groups" (`reader(group=...)`), "retention" (and `trim`),
+          "roles", "settle", "shared_producers", "shared_state" (SharedMap and SharedState),
+          "snapshots" (of these), "statistics" (`topic.stats`), "termination", "transactions",
+          "unload" or "verify".
 
         A call that needs a capability which is missing raises UnsupportedError. Raises ValueError
         for another name.
@@ -469,14 +490,19 @@ class Engine(Closing):
             )
         return capability in self.backend.capabilities
 
-    def stats(self) -> dict[str, Any]:
-        """Sizes in bytes and counts: what the ledger uses, how many topics and engines.
+    def stats(self) -> EngineStats:
+        """Figures of the ledger, from all processes that have it open: what was appended and
+        flushed, latencies, waiters, the lag of reader groups, sizes. See `EngineStats`.
 
-        `oldest_reader` is None, or says which process is inside a read and how many transactions
-        behind: {"pid": ..., "engine": name or None, "transactions_behind": ...}. The tables
-        cannot reuse what was freed since, and grow until that read ends.
+        It reads the row of every topic (some microseconds each). While a process is inside a read
+        for long, `oldest_reader` names it: the tables cannot reuse what was freed since, and grow.
 
-        >>> engine.stats()["oldest_reader"] is None
+        >>> with topic.producer() as producer:
+        ...     offsets = [producer.send(b"x") for _ in range(3)]
+        >>> stats = engine.stats()
+        >>> stats.topics, stats.appended_messages, stats.oldest_reader
+        (1, 3, None)
+        >>> stats.append_seconds.quantile(0.5) < 1
         True
         """
         self.backend.check_open()

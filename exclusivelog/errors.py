@@ -12,6 +12,7 @@ ExclusiveLogError
 ├── OwnershipLostError           a claim is lost: revoked, released or handed over
 ├── ReaderFencedError            a later reader of the group took over, or the group moved
 ├── TopicNotFoundError, TopicTerminatedError, OffsetTrimmedError
+├── DeserializationError         a deserializer cannot read a message (also a ValueError)
 ├── WaitTimeoutError             nothing came in time (also a TimeoutError)
 ├── TransactionAbortedError
 ├── StateError                   the applier of a shared state failed
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClusterError",
+    "DeserializationError",
     "DuplicateSequenceError",
     "EngineClosedError",
     "ExclusiveLogError",
@@ -170,7 +172,7 @@ class ReaderFencedError(_SuccessorError):
 
 
 class TopicNotFoundError(ExclusiveLogError, KeyError):
-    """There is no such topic, and `create=False` was asked for."""
+    """There is no such topic, and the call does not create one. Names like it are in the text."""
 
     __str__ = Exception.__str__
 
@@ -181,6 +183,41 @@ class TopicTerminatedError(ExclusiveLogError):
 
 class OffsetTrimmedError(ExclusiveLogError):
     """The position asked for lies before the topic's first offset (rule G8)."""
+
+
+class DeserializationError(ExclusiveLogError, ValueError):
+    """The reader's deserializer raised an error at a message; that error is the `__cause__`.
+
+    - `topic`, `offset`: the message. `part`: "value" or "key".
+    - `raw`: the bytes of that part as they are in the log.
+
+    The message counts as read, and the next read returns the one after it. So a reader passes over
+    such a message by reading on; `reader.seek(error.offset)` reads it again.
+    """
+
+    def __init__(
+        self, message: str, *, topic: str = "", offset: int = -1, part: str = "value",
+        raw: bytes = b"",
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.topic, self.offset, self.part, self.raw = topic, offset, part, raw
+
+
+LONGEST_CAUSE = 200  # characters of a deserializer's error
+
+
+def undeserialised(
+    topic: str, offset: int, part: str, raw: bytes, cause: Exception
+) -> DeserializationError:
+    """The error for a part of a message at which a deserializer raised `cause`."""
+    why = " ".join(f"{type(cause).__name__}: {cause}".split())
+    if len(why) > LONGEST_CAUSE:
+        why = f"{why[:LONGEST_CAUSE]}..."
+    return DeserializationError(
+        f"topic {topic!r}: the {part} at offset {offset} cannot be deserialised. {why}. This error "
+        f"has its {len(raw)} bytes as `raw`; the reader continues after this message",
+        topic=topic, offset=offset, part=part, raw=raw,
+    )  # fmt: skip
 
 
 class WaitTimeoutError(ExclusiveLogError, TimeoutError):
@@ -282,4 +319,4 @@ class LedgerIOError(LedgerError):
     maybe_written = True
 
 
-use_errors(closed=EngineClosedError, timeout=WaitTimeoutError)
+use_errors(closed=EngineClosedError, timeout=WaitTimeoutError, undeserialised=undeserialised)

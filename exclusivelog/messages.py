@@ -135,7 +135,8 @@ def _to_bytes(value: Any) -> bytes:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value)
     raise TypeError(
-        f"value takes bytes or None, not {type(value).__name__}; or give the producer a serializer"
+        f"value takes bytes or None, not {type(value).__name__}; or give the producer a serializer "
+        "that returns bytes"
     )
 
 
@@ -188,15 +189,32 @@ def _encode_time(time: Any) -> int | None:
     return time
 
 
-def to_ms(time: dt.datetime) -> int:
-    """Return ms since 1970; a naive datetime is UTC.
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
-    >>> to_ms(dt.datetime(1970, 1, 1, 0, 0, 1))
+
+def to_ms(time: dt.datetime) -> int:
+    """Return ms since 1970. A naive datetime is local time, as for `datetime.astimezone`.
+
+    >>> to_ms(dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=dt.UTC))
     1000
+    >>> now = dt.datetime.now()
+    >>> to_ms(now) == to_ms(now.astimezone())
+    True
     """
-    if time.tzinfo is None:
-        time = time.replace(tzinfo=dt.UTC)
-    return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(milliseconds=1)
+    if time.utcoffset() is None:
+        time = time.replace(tzinfo=_local_zone(time))
+    return (time - _EPOCH) // dt.timedelta(milliseconds=1)
+
+
+def _local_zone(time: dt.datetime) -> dt.tzinfo | None:
+    """The offset of local time at a naive datetime."""
+    # Python converts no local time on the first and last days that a datetime can have.
+    year = min(max(time.year, dt.MINYEAR + 1), dt.MAXYEAR - 1)
+    # Not `time` itself: a subclass such as pandas.Timestamp may convert in another way.
+    plain = dt.datetime(
+        year, time.month, time.day, time.hour, time.minute, time.second, fold=time.fold
+    )
+    return plain.astimezone().tzinfo
 
 
 def encode_sequence(sequence: Any) -> int:
@@ -311,6 +329,7 @@ def _from_messages(pa: Any, messages: Sequence[_core.Message], columns: Sequence
         "producer": lambda m: m.producer_name,
         "properties": lambda m: list(m.properties.items()) or None,
         "value": lambda m: m.raw_value,
+        "key": lambda m: m.raw_key,
     }
     arrays = [
         pa.array([pick(message) for message in messages], types[name])

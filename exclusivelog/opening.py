@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from exclusivelog import threads
+from exclusivelog import logs, threads
 from exclusivelog.backend import check_name
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
@@ -33,13 +34,18 @@ from exclusivelog.local.storage.environment import (
     check_path,
     raise_format,
 )
-from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE as DEFAULT_MAP_SIZE
+from exclusivelog.local.storage.ledger import DEFAULT_MAX_READERS as DEFAULT_MAX_READERS
+from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.opening import Options
 from exclusivelog.local.versions import FORMAT, told_users
 from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_seconds
 
+log = logging.getLogger(__name__)
+
+DEFAULT_KEEPALIVE = 30.0  # seconds
 LONGEST_KEEPALIVE = 1e9  # seconds, more than thirty years
 ALONE_SECONDS = 5.0  # a process that ends right now has its locks for a moment
 
@@ -50,18 +56,26 @@ def open(
     properties: Mapping[str, str] | None = None,
     *,
     durability: Literal["power", "process"] = "power",
-    keepalive: float | None = 30.0,
+    keepalive: float | None = DEFAULT_KEEPALIVE,
     readonly: bool = False,
     create: bool = True,
     mode: int = 0o700,
     map_size: int = DEFAULT_MAP_SIZE,
     max_readers: int = DEFAULT_MAX_READERS,
     kill_stalled: bool = False,
+    admin: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_trust_certs: str | None = None,
+    check_policies: bool | None = None,
 ) -> Engine:
-    """Open the ledger in a directory; make it if there is none.
+    """Open the ledger in a directory, and make it if there is none; or the topics of a cluster.
 
     - `path`: a directory on a local disk. Network and FUSE file systems are refused, and so is
-      one that has other files and no ledger.
+      one that has other files and no ledger. Or the URL of a namespace of Apache Pulsar,
+      `pulsar://host:port/tenant/namespace`; docs/cluster.md says what an engine on a cluster
+      promises, and what it refuses. Or `memory://NAME`: an engine as on a cluster, in the memory of
+      this process, for tests.
     - `name`: for people, in errors and listings (default: `engine-` and the process id).
     - `properties`: a mapping of str to str for others to see, such as an address.
     - `durability`: "power": what this engine acknowledges survives a power loss, at the price
@@ -82,8 +96,14 @@ def open(
       makes the tables grow. With True, this process sends it SIGKILL, if permitted, once it has
       been silent for longer than its own `keepalive`. Default: False; the log, `inside()` and
       `stats()` then name the process.
+    - `admin`, `token`, `token_file`, `tls_trust_certs`, `check_policies`: of a cluster, as
+      `exclusivelog.cluster.Mirror` takes them. No error and no repr has the token.
 
-    Raises UnsupportedError (a URL, such as "pulsar://host"), LedgerError (no directory, no
+    All options from `durability` to `kill_stalled`, except `readonly` and `create`, are for a local
+    directory.
+
+    Raises UnsupportedError (a URL of another kind; an option that a cluster cannot keep),
+    ClusterError (the cluster cannot be reached or used), LedgerError (no directory, no
     permission, remote, other files; no thread or no address space to be had; threads that gevent or
     eventlet has replaced), LedgerFullError (no room), LedgerVersionError (another format, not a
     ledger, or in use by engines of a version that cannot share it), LedgerCorruptedError.
@@ -91,14 +111,24 @@ def open(
     >>> xl.open(path, name="worker-1").topics()
     []
     """
-    if isinstance(path, str) and "://" in path:
-        raise UnsupportedError(f"path={path!r}: no engine opens URLs; give a local directory")
-    _check_options(durability, keepalive, map_size, max_readers)
     if name is not None:
         check_name(name, "name")
     encode_properties(properties or {})
+    cluster = {
+        "admin": admin, "token": token, "token_file": token_file,
+        "tls_trust_certs": tls_trust_certs, "check_policies": check_policies,
+    }  # fmt: skip
+    if isinstance(path, str) and "://" in path:
+        local = (durability, keepalive, mode, map_size, max_readers, kill_stalled)
+        _check_cluster_options(*local)
+        return _open_cluster(path, name, properties or {}, readonly, cluster)
+    for option, value in cluster.items():
+        if value is not None:
+            raise ValueError(f"{option}= is for clusters; a local ledger takes none")
+    _check_options(durability, keepalive, map_size, max_readers)
     where = check_path(path)
     threads.refuse_patched(where)
+    began = time.monotonic()
     ledger = Ledger.open(
         where,
         Options(create and not readonly, mode, map_size, max_readers, readonly, bool(kill_stalled)),
@@ -112,7 +142,50 @@ def open(
     except BaseException:
         ledger.close()
         raise
+    logs.say(
+        log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
+        durability=durability, keepalive=keepalive, readonly=readonly,
+        seconds=time.monotonic() - began,
+    )  # fmt: skip
     return Engine(backend)
+
+
+def _check_cluster_options(
+    durability: str, keepalive: float | None, mode: int, map_size: int, max_readers: int,
+    kill_stalled: bool,
+) -> None:  # fmt: skip
+    if durability != "power":
+        raise UnsupportedError(
+            f"durability={durability!r}: what survives is up to the cluster: its replicas, and "
+            "whether they flush; leave it out"
+        )
+    if keepalive != DEFAULT_KEEPALIVE:
+        raise UnsupportedError(
+            f"keepalive={keepalive!r}: the cluster's broker decides when a silent engine is gone; "
+            "leave it out"
+        )
+    sizes = (mode, map_size, max_readers, bool(kill_stalled))
+    if sizes != (0o700, DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, False):
+        raise ValueError(
+            "mode=, map_size=, max_readers= and kill_stalled= are for a local ledger; leave them "
+            "out with a URL"
+        )
+
+
+def _open_cluster(
+    url: str, name: str | None, properties: Mapping[str, str], readonly: bool,
+    options: Mapping[str, Any],
+) -> Engine:  # fmt: skip
+    from exclusivelog.cluster.engine import ClusterEngine  # what a cluster needs loads only for one
+    from exclusivelog.cluster.places import find
+
+    threads.refuse_patched("a cluster's engine")
+    place = find(url, options)
+    try:
+        return Engine(ClusterEngine(place, name or f"engine-{os.getpid()}", properties, readonly))
+    except BaseException:
+        place.close()
+        raise
 
 
 def _check_options(

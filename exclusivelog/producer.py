@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -37,8 +38,8 @@ from exclusivelog.messages import (
     encode_message,
     encode_sequence,
 )
-from exclusivelog.transaction import Sender, Transaction
-from exclusivelog.types import AccessMode, Move
+from exclusivelog.transaction import Caller, Sender, Transaction, this_caller
+from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, check_timeout
 
@@ -91,9 +92,11 @@ class Producer(Sender, Closing):
 
     # A process may have a hundred thousand.
     __slots__ = (
-        "__dict__", "__weakref__", "_closed", "_dumps", "_engine", "_first", "_last_sequence",
-        "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
+        "__dict__", "__weakref__", "_callers", "_closed", "_dumps", "_engine", "_first",
+        "_last_sequence", "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
     )  # fmt: skip
+
+    _callers: tuple[Caller, ...]  # whose blocks it takes part in; unset before the first one
 
     def __init__(
         self, engine: Backend, topic: str, session: ProducerSession, options: Options
@@ -144,6 +147,19 @@ class Producer(Sender, Closing):
         if self.session.name == self.name:
             return self._session.sending.appender.last_sequence
         return self._last_sequence
+
+    def stats(self) -> ProducerStats:
+        """What this producer has sent, and what waits for a commit. See `ProducerStats`.
+
+        >>> _ = producer.send_many([b"a", b"b"])
+        >>> producer.stats().messages, producer.stats().pending_messages
+        (2, 0)
+        """
+        appender = self._session.sending.appender
+        return ProducerStats(
+            self.topic, self.name, self.topic_epoch, appender.sent, appender.pending_messages,
+            appender.pending_bytes, self.last_sequence_id,
+        )  # fmt: skip
 
     @property
     def state(self) -> State:
@@ -227,8 +243,8 @@ class Producer(Sender, Closing):
             if self._lost is not None or self._closed or self._moved is not None:
                 self._check()  # else what is closed or lost, the session's appender knows
             session = self._session
-            if sequence is not None and self._moved is not None and self.session.name != self.name:
-                raise self._moved  # its ids are counted under another name
+            if sequence is not None:
+                self._check_numbering()
             try:
                 return call(session, left)
             except ProducerFencedError as error:
@@ -369,7 +385,7 @@ class Producer(Sender, Closing):
         - `value`: bytes, or whatever the producer's serializer takes; None is a tombstone.
         - `key`: bytes or str; None and b"" differ.
         - `properties`: a mapping of str to str.
-        - `event_time`: a datetime (naive: UTC) or ms since 1970; None and 0 differ.
+        - `event_time`: a datetime (naive: local time) or ms since 1970; None and 0 differ.
         - `sequence_id`: 0 to 2**63 - 1, growing; by default counted.
         - `timeout`: seconds to wait for other producers' commits (None: for ever). On
           WaitTimeoutError the message is still on its way, where the error's `maybe_written` is
@@ -397,7 +413,7 @@ class Producer(Sender, Closing):
             if offset >= 0:
                 return offset
         check_timeout(timeout)
-        message = self._encode(value, key, properties, event_time, sequence_id)
+        message = self.encode(value, key, properties, event_time, sequence_id)
         if transaction is not None:
             self._check()
             transaction.add(
@@ -442,7 +458,7 @@ class Producer(Sender, Closing):
             if receipt is None:
                 return self._send_async((value, None, None, None, None))
         else:
-            return self._send_async(self._encode(value, key, properties, event_time, sequence_id))
+            return self._send_async(self.encode(value, key, properties, event_time, sequence_id))
         if appender.holds(self._options.max_pending_bytes):
             self._session.sending.commit_if_full()
         return receipt
@@ -452,24 +468,22 @@ class Producer(Sender, Closing):
             lambda session, _: session.sending.send_async(message), None, message[4]
         )
 
-    def offer(
-        self, value: Any, *, key: bytes | str | None = None,
-        properties: Mapping[str, str] | None = None,
-        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
-    ) -> _core.Receipt | None:  # fmt: skip
-        """`send_async` that never waits: for an event loop. None, and nothing was queued, where
-        the topic was handed over, or is being handed over, and a send may have to wait."""
-        message = self._encode(value, key, properties, event_time, sequence_id)
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """`send_async` of an encoded message that never waits: for an event loop. None, and nothing
+        was queued, where it may have to wait: the topic was handed over, or is being handed over,
+        or other threads append by this producer."""
+        if message[4] is not None:
+            self._check_numbering()
         try:
             return self._session.sending.offer(message)
         except ProducerMovedError as error:
             error.__traceback__ = None
             return None
 
-    @property
-    def is_moving(self) -> bool:
-        """May a send have to wait for a hand-over now?"""
-        return isinstance(self.appender.error, ProducerMovedError)
+    def _check_numbering(self) -> None:
+        """After a hand-over, the sequence ids may be counted under another name."""
+        if self._moved is not None and self.session.name != self.name:
+            raise self._moved
 
     def send_many(
         self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,
@@ -563,12 +577,34 @@ class Producer(Sender, Closing):
             appended.flushed = True
             sending.appender.announce()
 
-    def _encode(
+    def encode(
         self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
     ) -> Encoded:
+        """Check one message, and encode it for the log; raises if the producer cannot send."""
         if self._lost is not None or self._closed:
             self._check()
         return encode_message(value, key, properties, event_time, sequence_id, self._dumps)
+
+    # ---- sends beside a transaction --------------------------------------------------------
+
+    def enlist(self, caller: Caller) -> None:
+        """Until `discharge`, warn this caller if it sends without `transaction=`.
+
+        The producer is of another class meanwhile: all other sends then cost what they did."""
+        with self._lock:
+            if type(self) is Producer or type(self) is ProducerInTransaction:
+                self._callers = (*getattr(self, "_callers", ()), caller)
+                object.__setattr__(self, "__class__", ProducerInTransaction)
+
+    def discharge(self, caller: Caller) -> None:
+        """The caller's block has ended."""
+        with self._lock:
+            callers = list(getattr(self, "_callers", ()))
+            if caller in callers:
+                callers.remove(caller)
+                self._callers = tuple(callers)
+            if not callers and type(self) is ProducerInTransaction:
+                object.__setattr__(self, "__class__", Producer)
 
     # ---- announce ------------------------------------------------------------------------
 
@@ -651,6 +687,35 @@ class Producer(Sender, Closing):
             f"<Producer {self.name!r} of topic {self.topic!r}, {self.access_mode}, "
             f"epoch {self.topic_epoch}>"
         )
+
+
+class ProducerInTransaction(Producer):
+    """A producer that has sent in the transaction of a `with` block: it warns if it sends there
+    without `transaction=`. No `super()` below: the class may change back at any moment."""
+
+    __slots__ = ()
+
+    def send(self, value: Any, **options: Any) -> int:
+        """As `Producer.send`."""
+        self._check_transaction(options)
+        return Producer.send(self, value, **options)
+
+    def send_many(self, values: Iterable[Any], **options: Any) -> range:
+        """As `Producer.send_many`."""
+        self._check_transaction(options)
+        return Producer.send_many(self, values, **options)
+
+    def _check_transaction(self, options: Mapping[str, Any]) -> None:
+        if options.get("transaction") is not None:
+            return
+        caller = this_caller()
+        if caller in self._callers:
+            self.discharge(caller)  # once is enough
+            warnings.warn(
+                f"topic {self.topic!r}: this message is not in the transaction of the block around "
+                "it. Use send(..., transaction=...) to include it, or send it outside of the block",
+                stacklevel=3,
+            )
 
 
 class ProducerFuture(GrantFuture[Producer]):

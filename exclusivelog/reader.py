@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exclusivelog import _core
 from exclusivelog.backend import Closing, CursorStore, GroupCursor, Place
 from exclusivelog.errors import (
+    DeserializationError,
     EngineClosedError,
     ExclusiveLogError,
     TopicNotFoundError,
@@ -29,7 +30,26 @@ if TYPE_CHECKING:
 MAX_ARROW_BYTES = 512 << 20
 
 Found = tuple[str, _core.Message]
+Start = str | int | dt.datetime | dt.timedelta  # `Topic.reader` tells what each means
 T = TypeVar("T")
+
+
+def _deserializer(topic: str, value: Any, key: Any) -> _core.Deserializer | None:
+    """What a topic's values and keys are read by, of the options of a reader; None: as bytes."""
+    loads, load_key = pick_loads(value), pick_loads(key, "key_deserializer")
+    if loads is None and load_key is None:
+        return None
+    return _core.Deserializer(topic, loads, load_key)
+
+
+def _ago(age: dt.timedelta) -> dt.datetime | str:
+    """The time that was so long ago, for a cursor."""
+    if age < dt.timedelta(0):
+        raise ValueError(f"start={age!r}: a timedelta is how long ago, from 0 on")
+    try:
+        return dt.datetime.now(dt.UTC) - age
+    except OverflowError:  # before the year 1
+        return "earliest"
 
 
 def check_following(follow: bool, timeout: float | None) -> None:
@@ -47,29 +67,37 @@ class Reader(Closing):
     (rule G6). Damage raises LedgerCorruptedError and leaves the position where it is:
     `seek(error.offsets.stop)` steps over it (rule G9).
 
+    A value or key is deserialised when it is asked for: reading returns messages, and a message's
+    `value` raises DeserializationError if the deserializer fails at it. The reader is behind that
+    message, and the other messages of a batch are not affected. `raw_value` has the bytes.
+
+    `next(reader)` returns the next message, or raises StopIteration at the end as it is now.
     `cursor` is the position in the log that it reads with.
 
-    >>> reader = topic.reader()
+    >>> reader = topic.reader(deserializer="json")
     >>> reader.has_message_available()
     False
     >>> with topic.producer() as producer:
-    ...     _ = producer.send(b"hello")
-    >>> reader.read_next(timeout=1).value
-    b'hello'
+    ...     _ = producer.send_many([b"[1]", b"not JSON", b"[2]"])
+    >>> reader.read_next(timeout=1).value, next(reader).raw_value, next(reader).value
+    ([1], b'not JSON', [2])
     """
 
     def __init__(
-        self, store: CursorStore, topic: int, name: str, start: str | int | dt.datetime, *,
-        inclusive: bool, deserializer: Any, read_compacted: bool = False, trimmed: str = "error",
+        self, store: CursorStore, topic: int, name: str, start: Start, *, inclusive: bool,
+        deserializer: Any, key_deserializer: Any = None, read_compacted: bool = False,
+        trimmed: str = "error",
     ) -> None:  # fmt: skip
         if trimmed not in ("error", "earliest"):
             raise ValueError(f"trimmed={trimmed!r}: it takes 'error' or 'earliest'")
         self.membership: GroupCursor | None = None
         self.topic_id = topic
         self.topic = name
+        self._store = store
         self.cursor = store.open_cursor(
-            topic, name, pick_loads(deserializer), read_compacted, trimmed == "earliest"
-        )
+            topic, name, _deserializer(name, deserializer, key_deserializer), read_compacted,
+            trimmed == "earliest",
+        )  # fmt: skip
         self.seek(start, inclusive=inclusive)
 
     # ---- the position --------------------------------------------------------------------
@@ -84,18 +112,37 @@ class Reader(Closing):
         """The offset of the next message, if the topic has it."""
         return self.cursor.position
 
-    def seek(self, start: str | int | dt.datetime, *, inclusive: bool = True) -> None:
-        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC). Where publish
-        times are ahead of the clock, a datetime up to now is compared with the times that the
-        ledger has noted for them instead.
+    def seek(self, start: Start, *, inclusive: bool = True) -> None:
+        """Continue at another message: `start` and `inclusive` are those of `Topic.reader`.
 
-        `inclusive=False` continues behind the message at that offset or time.
+        Where publish times are ahead of the clock, a time up to now is compared with the times that
+        the ledger has noted for them instead.
 
+        >>> with topic.producer() as producer:
+        ...     _ = producer.send_many([b"a", b"b", b"c"])
         >>> reader.seek("latest"); reader.position
-        0
+        3
+        >>> reader.seek(-2); reader.position
+        1
         """
         self.cursor.check()
+        if type(start) is int:
+            if start < 0:
+                self._seek_back(-start, inclusive)
+                return
+        elif isinstance(start, dt.timedelta):
+            start = _ago(start)
         self.cursor.seek(start, inclusive)
+
+    def _seek_back(self, count: int, inclusive: bool) -> None:
+        """Continue at the last `count` messages, or at the earliest if there are fewer."""
+        end, first = self.cursor.end(), self._store.latest(self.topic_id).first_offset
+        if end - count > first:
+            self.cursor.seek(end - count, inclusive)
+        elif inclusive or end <= first:
+            self.cursor.seek("earliest", True)
+        else:
+            self.cursor.seek(first, False)
 
     def has_message_available(self) -> bool:
         """True if there is a message at or behind the position. Exact: no message in flight
@@ -152,6 +199,9 @@ class Reader(Closing):
 
     def read_batch(self, max_messages: int) -> list[_core.Message]:
         """Up to `max_messages` next messages, without waiting; an empty list at the end.
+
+        It deserialises nothing: a message that cannot be deserialised is in the list as the others
+        are, and its `value` raises DeserializationError.
 
         >>> reader.read_batch(100)
         []
@@ -218,6 +268,14 @@ class Reader(Closing):
         messages = self.cursor.scan(self.cursor.end())
         return messages if self.membership is None else self._checked(messages)
 
+    def __next__(self) -> _core.Message:
+        """The next message; StopIteration if there is none now."""
+        self.cursor.check()
+        message = self.cursor.take_one()
+        if message is None:
+            raise StopIteration
+        return message
+
     def _checked(self, found: Iterator[T]) -> Iterator[T]:
         for one in found:
             self.cursor.check()  # it may have been read ahead
@@ -230,8 +288,10 @@ class Reader(Closing):
 
         Up to the end as it is now, as iterating over the reader; `follow=True`: for ever, with
         `timeout` as in `follow()`. The position is right behind the last value that was given, so
-        that `commit()`, and reading on in any other way, continue there. Where `deserializer`
-        raises, it stays at that message: `seek(reader.position + 1)` steps over it.
+        that `commit()`, and reading on in any other way, continue there.
+
+        Raises DeserializationError at a value that the deserializer cannot read. That one counts as
+        given: the next call goes on behind it, and a `commit()` leaves it out.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
@@ -240,6 +300,18 @@ class Reader(Closing):
         (b'a', 1)
         >>> list(reader.values()), reader.position
         ([b'b', b'c'], 3)
+
+        >>> reader = topic.reader(deserializer=int)
+        >>> with topic.producer() as producer:
+        ...     _ = producer.send_many([b"4", b"5"])
+        >>> found = []
+        >>> while reader.has_message_available():
+        ...     try:
+        ...         found.extend(reader.values())
+        ...     except xl.DeserializationError as error:
+        ...         found.append((error.offset, error.raw))
+        >>> found
+        [(0, b'a'), (1, b'b'), (2, b'c'), 4, 5]
         """
         check_following(follow, timeout)
         return self._follow_values(timeout) if follow else self._values()
@@ -259,10 +331,12 @@ class Reader(Closing):
             yield self.value_of(message)
 
     def value_of(self, message: _core.Message) -> Any:
-        """The value of the message that was read last; continues at it again if its value cannot be
-        deserialised."""
+        """The value of the message that was read last. If this call is interrupted, the message is
+        read again; not if its value cannot be deserialised."""
         try:
             return message.value
+        except DeserializationError:
+            raise
         except BaseException:
             self.cursor.move_to(message.offset)
             raise
@@ -389,11 +463,9 @@ class GroupReader(Closing):
         """{topic id: the offset that a commit now lets the group go on at}."""
         return {reader.topic_id: reader.position for reader in self.readers}
 
-    def seek(
-        self, start: str | int | dt.datetime, *, topic: str | None = None, inclusive: bool = True
-    ) -> None:
-        """Go on from "earliest", "latest", an offset, or a datetime, as `Reader.seek`: on one
-        topic, or (None) on all."""
+    def seek(self, start: Start, *, topic: str | None = None, inclusive: bool = True) -> None:
+        """Go on from "earliest", "latest", an offset, a time, or before the end, as `Reader.seek`:
+        on one topic, or (None) on all."""
         self._check()
         chosen = [reader for reader in self.readers if topic in (None, reader.topic)]
         if not chosen:
@@ -453,7 +525,8 @@ class GroupReader(Closing):
         return None
 
     def read_batch(self, max_messages: int) -> list[Found]:
-        """Up to `max_messages` next messages, without waiting; an empty list at the end."""
+        """Up to `max_messages` next messages, without waiting; an empty list at the end. As
+        `Reader.read_batch`, it deserialises nothing."""
         if not isinstance(max_messages, int) or max_messages < 1:
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
         before, first = [reader.position for reader in self.readers], self._next
@@ -466,6 +539,14 @@ class GroupReader(Closing):
                 reader.cursor.move_to(position)
             self._next = first
             raise
+        return found
+
+    def __next__(self) -> Found:
+        """The next message of any topic, with the topic's name; StopIteration if there is none
+        now."""
+        found = self._take()
+        if found is None:
+            raise StopIteration
         return found
 
     def __iter__(self) -> Iterator[Found]:
@@ -510,8 +591,7 @@ class GroupReader(Closing):
             yield self.value_of(found)
 
     def value_of(self, found: Found) -> tuple[str, Any]:
-        """The value of the message that was read last, with its topic; continues at it again if its
-        value cannot be deserialised."""
+        """The value of the message that was read last, with its topic; as `Reader.value_of`."""
         name, message = found
         reader = next(reader for reader in self.readers if reader.topic == name)
         return name, reader.value_of(message)

@@ -9,7 +9,6 @@ none of its sends, cursors and transactions under the role enters the log (rules
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import threading
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
@@ -31,7 +30,7 @@ from exclusivelog.backend import (
 )
 from exclusivelog.errors import OwnershipLostError, describe_engine
 from exclusivelog.producer import Options, Producer
-from exclusivelog.reader import GroupReader
+from exclusivelog.reader import GroupReader, Start
 from exclusivelog.serde import pick_dumps
 from exclusivelog.transaction import Claim
 from exclusivelog.types import PREFIX, AccessMode, Move
@@ -225,9 +224,10 @@ class Role(Closing):
         return Producer(self._engine, topic, opened, options)
 
     def reader(
-        self, topic: str, *, group: str | None = None, start: str | int | dt.datetime = "earliest",
+        self, topic: str, *, group: str | None = None, start: Start = "earliest",
         inclusive: bool = True, read_compacted: bool = False,
         trimmed: Literal["error", "earliest"] = "error", deserializer: Any = None,
+        key_deserializer: Any = None,
     ) -> Reader:  # fmt: skip
         """Open the reader of one topic of a group that the role binds (rule F6).
 
@@ -241,15 +241,16 @@ class Role(Closing):
         self.claim.check()
         reader: Reader = self.claim.engine.topic(topic, create=False).reader(
             start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
-            deserializer=deserializer,
+            deserializer=deserializer, key_deserializer=key_deserializer,
         )  # fmt: skip
         reader.join(self._memberships[chosen])
         return reader
 
     def group_reader(
-        self, group: str | None = None, *, start: str | int | dt.datetime = "earliest",
+        self, group: str | None = None, *, start: Start = "earliest",
         inclusive: bool = True, read_compacted: bool = False,
         trimmed: Literal["error", "earliest"] = "error", deserializer: Any = None,
+        key_deserializer: Any = None,
     ) -> GroupReader:  # fmt: skip
         """Open one reader on all topics of a group that the role binds; see `Engine.reader`.
 
@@ -260,7 +261,7 @@ class Role(Closing):
         readers = [
             self.claim.engine.topic(topic, create=False).reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
-                deserializer=deserializer,
+                deserializer=deserializer, key_deserializer=key_deserializer,
             )
             for topic in self._topics_of[chosen]
         ]  # fmt: skip

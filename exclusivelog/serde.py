@@ -4,6 +4,8 @@
 str, large ints, dates and decimals; it raises TypeError for others. Programs without this library
 see msgpack's extension types.
 
+`model(cls)` stores objects of a pydantic model or of a dataclass as JSON.
+
 >>> json.loads(json.dumps({"a": 1}))
 {'a': 1}
 >>> msgpack.dumps([1, "x"])
@@ -20,11 +22,12 @@ import functools as _functools
 import json as _json
 from collections.abc import Callable
 from dataclasses import dataclass
+from dataclasses import is_dataclass as _is_dataclass
 from typing import Any
 
 import msgpack as _msgpack
 
-__all__ = ["Serde", "bytes", "exact", "json", "msgpack", "pick_dumps", "pick_loads", "str"]
+__all__ = ["Serde", "bytes", "exact", "json", "model", "msgpack", "pick_dumps", "pick_loads", "str"]
 
 
 @dataclass(frozen=True)
@@ -35,19 +38,35 @@ class Serde:
     loads: Callable[[builtins.bytes], Any]
 
 
+# Functions with names where a reader has them: its messages can be pickled then.
+
+
 def _check_bytes(value: Any) -> builtins.bytes:
     if not isinstance(value, (builtins.bytes, bytearray, memoryview)):
         raise TypeError(f"value takes bytes, not {type(value).__name__}; or give a serializer")
     return builtins.bytes(value)
 
 
-bytes = Serde(_check_bytes, lambda data: data)
-str = Serde(lambda value: value.encode("utf-8"), lambda data: data.decode("utf-8"))
-json = Serde(
-    lambda value: _json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8"),
-    _json.loads,
-)
-msgpack = Serde(_msgpack.packb, lambda data: _msgpack.unpackb(data, strict_map_key=False))
+def _load_bytes(data: builtins.bytes) -> builtins.bytes:
+    return data
+
+
+def _load_str(data: builtins.bytes) -> builtins.str:
+    return data.decode("utf-8")
+
+
+def _dump_json(value: Any) -> builtins.bytes:
+    return _json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+
+
+def _load_msgpack(data: builtins.bytes) -> Any:
+    return _msgpack.unpackb(data, strict_map_key=False)
+
+
+bytes = Serde(_check_bytes, _load_bytes)
+str = Serde(builtins.str.encode, _load_str)
+json = Serde(_dump_json, _json.loads)
+msgpack = Serde(_msgpack.packb, _load_msgpack)
 
 
 # ---- exact -------------------------------------------------------------------------------
@@ -104,55 +123,139 @@ def _load_exact(data: builtins.bytes) -> Any:
 
 exact = Serde(_dump_exact, _load_exact)
 
+# ---- models ------------------------------------------------------------------------------
+
+
+def model(cls: type) -> Serde:
+    """Return the serialiser of objects of one class, as JSON: a pydantic model (a class with
+    `model_dump_json` and `model_validate_json`), or a dataclass.
+
+    The fields of a dataclass may be str, int, float, bool, None, Any, Literal, Enum, datetime,
+    date, time, Decimal, UUID, dataclasses, and list, tuple, set, frozenset, dict[str, ...] and
+    `| None` of these. Reading checks their types, leaves out unknown fields, and gives missing ones
+    their defaults.
+
+    Raises TypeError for another class, and for a dataclass with a field of another type. Objects of
+    other classes are refused with TypeError when they are sent.
+
+    >>> @dataclass
+    ... class Order:
+    ...     number: int
+    ...     items: list[builtins.str]
+    >>> orders = model(Order)
+    >>> orders.dumps(Order(7, ["tea"])), orders.loads(b'{"number":7,"items":["tea"]}')
+    (b'{"number":7,"items":["tea"]}', Order(number=7, items=['tea']))
+    """
+    if _is_pydantic(cls):
+        return _pydantic_model(cls)
+    if isinstance(cls, type) and _is_dataclass(cls):
+        from exclusivelog.models import dataclass_codec  # few applications need it
+
+        codec = dataclass_codec(cls)
+        return Serde(lambda value: _dump_json(codec.dump(value)), codec.loads)
+    raise TypeError(f"model takes a pydantic model or a dataclass, not {cls!r}")
+
+
+def _is_pydantic(cls: Any) -> bool:
+    return isinstance(cls, type) and all(
+        callable(getattr(cls, name, None)) for name in ("model_dump_json", "model_validate_json")
+    )
+
+
+def _pydantic_model(cls: Any) -> Serde:
+    def dumps(value: Any) -> builtins.bytes:
+        if not isinstance(value, cls):
+            raise TypeError(f"value takes {cls.__name__}, not {type(value).__name__}")
+        data: builtins.str = value.model_dump_json()
+        return data.encode("utf-8")
+
+    return Serde(dumps, cls.model_validate_json)
+
+
+# ---- options -----------------------------------------------------------------------------
+
 _NAMED = {"bytes": bytes, "str": str, "json": json, "msgpack": msgpack, "exact": exact}
+# What else stands for one of them: the types and the modules of these names.
+_SAME = ((builtins.bytes, bytes), (builtins.str, str), (_json, json), (_msgpack, msgpack))
+_TAKES = "bytes, str, json, msgpack, exact, a Serde, a pydantic model or a dataclass"
+
+
+def _find(option: Any, argument: builtins.str) -> Any:
+    """The Serde that an option stands for; the option itself if it stands for none."""
+    if isinstance(option, builtins.str):
+        if option not in _NAMED:
+            raise ValueError(f"{argument}={option!r}: it takes {_TAKES}")
+        return _NAMED[option]
+    for other, serde in _SAME:
+        if option is other:
+            return serde
+    if _is_pydantic(option) or (isinstance(option, type) and _is_dataclass(option)):
+        return model(option)
+    return option
+
+
+def _method(found: Any, side: builtins.str) -> Callable[[Any], Any] | None:
+    """`dumps` or `loads` of a Serde, a module or another object; None if it has none."""
+    function: Callable[[Any], Any] | None = getattr(found, side, None)
+    if not callable(function):
+        return None
+    return function if isinstance(found, Serde) or side == "loads" else _as_bytes(function)
+
+
+def _as_bytes(dumps: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A function that encodes the str that `dumps` of a module such as simplejson returns."""
+
+    def encode(value: Any) -> Any:
+        made = dumps(value)
+        return made.encode("utf-8") if isinstance(made, builtins.str) else made
+
+    return encode
+
+
+def _side_of(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[Any], Any]:
+    function = _method(_find(option, argument), side)
+    if function is None:
+        raise TypeError(f"{argument}={option!r}: it takes {_TAKES}")
+    return function
 
 
 def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[Any], Any] | None:
     if option is None:
         return None
-    if isinstance(option, builtins.str):
-        option = _NAMED.get(option)
-    function = getattr(option, side, option)
-    if not callable(function):
-        raise ValueError(
-            f"{argument} takes bytes, str, json, msgpack, exact, a Serde or a function"
-        )
-    chosen: Callable[[Any], Any] = function
+    found = _find(option, argument)
+    function = _method(found, side)
+    if function is not None:
+        return function
+    if not callable(found) or (isinstance(found, type) and side == "dumps"):
+        raise TypeError(f"{argument}={option!r}: it takes {_TAKES}, or a function")
+    chosen: Callable[[Any], Any] = json.dumps if found is _json.dumps else found
     return chosen
 
 
 def dumps_of(option: Any, argument: builtins.str) -> Callable[[Any], builtins.bytes]:
-    """Return the function that encodes, of a Serde or of the name of one."""
+    """Return the function that encodes, of what stands for a Serde."""
     return _side_of(option, argument, "dumps")
 
 
 def loads_of(option: Any, argument: builtins.str) -> Callable[[builtins.bytes], Any]:
-    """Return the function that decodes, of a Serde or of the name of one."""
+    """Return the function that decodes, of what stands for a Serde."""
     return _side_of(option, argument, "loads")
-
-
-def _side_of(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[Any], Any]:
-    if isinstance(option, builtins.str):
-        option = _NAMED.get(option)
-    function = getattr(option, side, None)
-    if not callable(function):
-        raise ValueError(f"{argument} takes bytes, str, json, msgpack, exact, or a Serde")
-    chosen: Callable[[Any], Any] = function
-    return chosen
 
 
 def name_of(option: Any) -> builtins.str | None:
     """Return the name of one of the serialisers above; None for the application's own."""
-    if isinstance(option, builtins.str):
-        return option
-    return next((name for name, serde in _NAMED.items() if serde is option), None)
+    found = _find(option, "serde")
+    return next((name for name, serde in _NAMED.items() if serde is found), None)
 
 
 def pick_dumps(option: Any) -> Callable[[Any], builtins.bytes] | None:
-    """Return the function for a `serializer=` option: a name, a Serde or the function itself."""
+    """Return the function for a `serializer=` option: a name, a Serde or what stands for one, or
+    the function itself. ValueError for an unknown name, TypeError for anything else."""
     return _pick(option, "serializer", "dumps")
 
 
-def pick_loads(option: Any) -> Callable[[builtins.bytes], Any] | None:
-    """Return the function for a `deserializer=` option."""
-    return _pick(option, "deserializer", "loads")
+def pick_loads(
+    option: Any, argument: builtins.str = "deserializer"
+) -> Callable[[builtins.bytes], Any] | None:
+    """Return the function for a `deserializer=` or `key_deserializer=` option."""
+    return _pick(option, argument, "loads")

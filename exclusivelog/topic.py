@@ -18,7 +18,7 @@ from exclusivelog.backend import (
 from exclusivelog.events import EVENTS
 from exclusivelog.messages import check_info, encode_properties, to_ms
 from exclusivelog.producer import Options, Producer, ProducerFuture
-from exclusivelog.reader import Reader
+from exclusivelog.reader import Reader, Start
 from exclusivelog.serde import pick_dumps
 from exclusivelog.transaction import Claim
 from exclusivelog.types import (
@@ -82,6 +82,15 @@ class Topic:
     >>> topic = engine.topic("orders")
     >>> topic.name, topic.epoch, topic.next_offset, topic.owner
     ('orders', 0, 0, None)
+
+    `len(topic)` is the number of its messages, without those that were trimmed. A topic is true,
+    also if it is empty.
+
+    >>> with topic.producer() as producer:
+    ...     _ = producer.send_many([b"a", b"b", b"c"])
+    >>> _ = topic.trim(before=1)
+    >>> len(topic), topic.first_offset, topic.next_offset
+    (2, 1, 3)
     """
 
     def __init__(self, engine: Opened, topic: int, name: str) -> None:
@@ -107,6 +116,13 @@ class Topic:
     def next_offset(self) -> int:
         """The offset that the next message will have."""
         return self._store.next_offset()
+
+    def __len__(self) -> int:
+        first = self.first_offset  # before the other one: it may be trimmed meanwhile
+        return self.next_offset - first
+
+    def __bool__(self) -> bool:
+        return True  # `if topic:` must not depend on the number of messages
 
     @property
     def owner(self) -> OwnerInfo | None:
@@ -224,7 +240,9 @@ class Topic:
         - `max_batch_messages`, `max_batch_bytes`: the largest batch that is encoded as one entry.
           Checkpoints pack small entries into larger ones.
         - `max_pending_bytes`: `send_async` commits when this many bytes wait for a commit.
-        - `serializer`: bytes, str, json, msgpack, a Serde or a function (rule G1).
+        - `serializer`: bytes, str, json, msgpack, exact (names of `exclusivelog.serde`), a Serde, a
+          pydantic model, a dataclass, an object with `dumps`, or a function that returns bytes
+          (rule G1). Default: values are bytes.
         - `on_fenced`: called with (producer, error), in a thread of its own, when the topic
           is lost (rule C6).
         - `on_wanted`: called with (producer), in a thread of its own, when another producer begins
@@ -355,8 +373,10 @@ producer; it is held by producer 'leader' ...
     def trim(self, before: int | dt.datetime | None = None, max_bytes: int | None = None) -> int:
         """Remove old messages for good (rule G8). Returns the topic's new first offset.
 
-        - `before`: an offset, or a datetime (naive: UTC). Earlier messages are removed.
+        - `before`: an offset, or a datetime (naive: local time). Earlier messages are removed.
         - `max_bytes`: how many bytes of the newest entries may stay, without those in the journal.
+
+        It takes one of them, or both: TypeError if neither is given.
 
         Sequence ids stay. A reader whose position is removed raises OffsetTrimmedError or goes on
         at the earliest message, as its option `trimmed` says. A topic that holds a shared map gets
@@ -369,6 +389,10 @@ producer; it is held by producer 'leader' ...
         (2, [b'c'])
         """
         self._engine.check_writable()
+        if before is None and max_bytes is None:
+            raise TypeError(
+                "trim takes before= (an offset or a datetime), max_bytes=, or both; none was given"
+            )
         if isinstance(before, bool) or not isinstance(before, (int, dt.datetime, type(None))):
             raise TypeError(f"before={before!r}: it takes an offset, a datetime or None")
         if isinstance(before, int) and before < 0:
@@ -424,17 +448,22 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"topic {self.name!r} is internal to the library")
         self._store.compress(method)
 
-    def stats(self) -> TopicStats:
-        """How the topic's messages are stored: compression, and bytes with and without it. Those in
-        the journal are not counted. It goes through all entries, and reads the end of each.
+    def stats(self, storage: bool = True) -> TopicStats:
+        """How much the topic has, who waits for it and reads it; and how its messages are stored:
+        compression, and bytes with and without it. See `TopicStats`.
+
+        - `storage`: False leaves out how they are stored, which needs a walk through all entries
+          that reads the end of each. The fields about entries are 0 then.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"%d" % n for n in range(100_000)])
         >>> stats = topic.stats()
         >>> stats.compression, stats.entries, stats.raw_bytes == stats.stored_bytes, stats.ratio
         (None, 1, True, 1.0)
+        >>> topic.stats(storage=False).messages
+        100000
         """
-        return self._store.stats()
+        return self._store.stats(storage)
 
     def terminate(self) -> int:
         """Terminate the topic for good: it can be read, and never written again (rule G8).
@@ -452,7 +481,7 @@ producer; it is held by producer 'leader' ...
 
     def reader(
         self,
-        start: str | int | dt.datetime = "earliest",
+        start: Start = "earliest",
         *,
         inclusive: bool = True,
         read_compacted: bool = False,
@@ -460,11 +489,13 @@ producer; it is held by producer 'leader' ...
         generation: int | None = None,
         trimmed: Literal["error", "earliest"] = "error",
         deserializer: Any = None,
+        key_deserializer: Any = None,
     ) -> Reader:
         """Open a reader (rule G5).
 
-        - `start`: "earliest", "latest" (the end: only later messages), an offset, or a datetime
-          (naive: UTC): the first message published then or later.
+        - `start`: "earliest"; "latest" (the end: only later messages); an offset; -n: the last n
+          messages, or all if there are fewer; a datetime (naive: local time): the first message
+          published then or later; a timedelta: the first message published that long ago or later.
         - `inclusive`: False begins after the message at that offset or time.
         - `read_compacted`: read the compacted view as it is now, where there is one (see
           `compact`), then all messages sent since (rule G7).
@@ -477,12 +508,20 @@ producer; it is held by producer 'leader' ...
           always 0, fences the group's former reader.
         - `trimmed`: what to do if the position has been trimmed: "error" raises
           OffsetTrimmedError, "earliest" goes on with the first message that is left (rule G8).
-        - `deserializer`: bytes, str, json, msgpack, a Serde or a function, for `value`.
+        - `deserializer`, `key_deserializer`: bytes, str, json, msgpack, exact (names of
+          `exclusivelog.serde`), a Serde, a pydantic model, a dataclass, an object with `loads`, or
+          a function of bytes. `value` and `key` of a message are what it returns; they raise
+          DeserializationError if it raises. Default: bytes.
+
+        Raises TopicNotFoundError if the topic was deleted, and what `engine.own` raises with
+        `group`; ValueError and TypeError for wrong arguments.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
         >>> [message.value for message in topic.reader(start=1)]
         [b'b', b'c']
+        >>> [message.value for message in topic.reader(start=-1)]
+        [b'c']
         >>> with topic.reader(group="billing") as reader:
         ...     _ = reader.read_next(timeout=1); reader.commit()
         >>> topic.reader(group="billing").position
@@ -493,7 +532,8 @@ producer; it is held by producer 'leader' ...
             raise ValueError(f"generation={generation!r}: it needs group= as well")
         reader = Reader(
             self._engine, self.id, self.name, start, inclusive=inclusive,
-            deserializer=deserializer, read_compacted=read_compacted, trimmed=trimmed,
+            deserializer=deserializer, key_deserializer=key_deserializer,
+            read_compacted=read_compacted, trimmed=trimmed,
         )  # fmt: skip
         if group is not None:  # only now: a call that is refused must not fence another reader
             reader.join(self._engine.join_group(group, {self.name: self.id}, generation))

@@ -24,7 +24,9 @@ from __future__ import annotations
 
 import abc
 import concurrent.futures
+import contextlib
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -234,6 +236,19 @@ class HoldsClaim(Protocol):
         """The claim that it is bound to."""
 
 
+Caller = tuple[int, object]
+
+
+def this_caller() -> Caller:
+    """The present thread and, in an event loop, the present task."""
+    asyncio = sys.modules.get("asyncio")  # without it, there are no tasks
+    task = None
+    if asyncio is not None:
+        with contextlib.suppress(RuntimeError):  # no event loop runs in this thread
+            task = asyncio.current_task()
+    return threading.get_ident(), task
+
+
 class Sender(abc.ABC):
     """What a transaction needs of a producer."""
 
@@ -249,6 +264,14 @@ class Sender(abc.ABC):
         """The session that appends what this producer is given, in this process. `numbered`: with
         sequence ids of its own name."""
 
+    @abc.abstractmethod
+    def enlist(self, caller: Caller) -> None:
+        """A `with` block of this caller has begun to send in a transaction."""
+
+    @abc.abstractmethod
+    def discharge(self, caller: Caller) -> None:
+        """That block has ended."""
+
 
 class Transaction:
     """Messages and reader positions that are committed together. Made by `engine.transaction`.
@@ -256,10 +279,14 @@ class Transaction:
     As a context manager it commits when its block ends, and aborts when an exception leaves the
     block. For one thread at a time. After the commit, `offsets` has the offsets of each producer's
     messages: {producer: range}.
+
+    A producer that has sent in the transaction warns once (UserWarning) if the same thread or task
+    then sends by it within the block without `transaction=`: that message is not a part of it.
     """
 
     def __init__(self, engine: Backend) -> None:
         self.offsets: dict[Sender, range] = {}
+        self._caller: Caller | None = None  # in whose `with` block this is
         self._engine = engine
         self._state: State = "open"
         self._parts: TransactionParts[Sender] = TransactionParts()
@@ -278,6 +305,8 @@ class Transaction:
         self.check_open()
         if producer.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
+        if self._caller is not None and not self._parts.puts.get(producer):
+            producer.enlist(self._caller)
         self._parts.puts.setdefault(producer, []).append(put)
         if numbered:
             self._parts.numbered.add(producer)
@@ -402,6 +431,7 @@ class Transaction:
             self._state = "aborted"
 
     def __enter__(self) -> Transaction:
+        self._caller = this_caller()
         return self
 
     def __exit__(
@@ -410,6 +440,10 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        caller, self._caller = self._caller, None
+        if caller is not None:
+            for producer in self._parts.puts:
+                producer.discharge(caller)
         if kind is None and self._state == "open":
             self.commit()
         else:

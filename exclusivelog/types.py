@@ -8,17 +8,22 @@ True
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 __all__ = [
     "AccessMode",
     "Announcement",
     "ClaimInfo",
     "EngineInfo",
+    "EngineStats",
     "GroupInfo",
+    "Histogram",
     "Move",
     "OwnerInfo",
+    "ProducerStats",
     "Report",
     "RoleInfo",
     "TopicStats",
@@ -230,8 +235,150 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Histogram:
+    """How often values fell between two powers of two.
+
+    - `bounds`: the upper bound of each bucket; the last is infinite.
+    - `counts`: how many values were in each bucket: below its bound, and not below the one before.
+    - `sum`: of all values.
+
+    Other processes add to it while it is read, so `sum` may lack a value that a count has.
+
+    >>> seconds = Histogram((0.25, 0.5, float("inf")), (3, 1, 0), 0.9)
+    >>> seconds.count, seconds.quantile(0.5), seconds.quantile(0.99)
+    (4, 0.25, 0.5)
+    """
+
+    bounds: tuple[float, ...] = (math.inf,)
+    counts: tuple[int, ...] = (0,)
+    sum: float = 0.0
+
+    @property
+    def count(self) -> int:
+        """How many values there were."""
+        return sum(self.counts)
+
+    @property
+    def mean(self) -> float:
+        """Their mean; 0.0 if there were none."""
+        return self.sum / self.count if self.count else 0.0
+
+    def quantile(self, share: float) -> float:
+        """An upper bound of the value below which this share of them lie, at most twice that value;
+        0.0 if there were none."""
+        wanted, seen = share * self.count, 0
+        for bound, count in zip(self.bounds, self.counts, strict=True):
+            seen += count
+            if count and seen >= wanted:
+                return bound
+        return 0.0
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The figures of a ledger, and of the engine that was asked (`engine.stats()`).
+
+    What is counted, is counted by all processes together, since the first of the engines opened
+    the ledger that have it open now. A read-only engine that is alone sees what was counted last.
+    A process that is killed may leave out the event that it was about to count. Sizes are in
+    bytes, times in seconds.
+
+    - `topics`, `engines`, `waiters`: topics, open engines, and producers that wait in queues.
+    - `groups`: each reader group on each topic, with its lag in messages.
+    - `appended_messages`, `appended_bytes`: into the journal and the tables; bytes with headers.
+    - `flushed_messages`: how many messages each flush of the journal made durable.
+      `flush_seconds`: how long each took.
+    - `append_seconds`: from the call until the message is in the journal, the wait for other
+      writers included. One in 256 calls of a process is timed.
+    - `durable_seconds`: from then on until it is flushed, of each call that waits for that.
+    - `wake_up_seconds`: from an append until the reader goes on that it woke. A reader that polls
+      for some microseconds, because messages come in quick succession, is not woken.
+    - `promotion_seconds`: from the transaction that grants a topic to a waiter until its process
+      has the producer.
+    - `checkpoint_seconds`, `checkpoint_bytes`: how long each checkpoint took that had something
+      to move, and how much all of them moved.
+    - `journal_bytes`, `journal_capacity`: what waits for a checkpoint, and the most that can.
+    - `used_bytes`, `map_size`: of the tables. `large_bytes`: of the large entries beside them.
+      `disk_bytes`: of all files, as allocated.
+    - `transactions`: of the tables, since the ledger was made. `readers`, `max_readers`: places
+      for read transactions.
+    - `oldest_reader`: None, or the process that keeps the tables from reusing space: {"pid": ...,
+      "engine": name or None, "transactions_behind": ...}.
+    - `pending_messages`, `pending_bytes`: what producers of this engine have queued for a commit.
+
+    `stats["topics"]` is `stats.topics`, and `dict(stats)` has all fields.
+    """
+
+    topics: int = 0
+    engines: int = 0
+    waiters: int = 0
+    groups: tuple[GroupInfo, ...] = ()
+    appended_messages: int = 0
+    appended_bytes: int = 0
+    flushed_messages: Histogram = Histogram()
+    flush_seconds: Histogram = Histogram()
+    append_seconds: Histogram = Histogram()
+    durable_seconds: Histogram = Histogram()
+    wake_up_seconds: Histogram = Histogram()
+    promotion_seconds: Histogram = Histogram()
+    checkpoint_seconds: Histogram = Histogram()
+    checkpoint_bytes: int = 0
+    journal_bytes: int = 0
+    journal_capacity: int = 0
+    used_bytes: int = 0
+    map_size: int = 0
+    large_bytes: int = 0
+    disk_bytes: int = 0
+    transactions: int = 0
+    readers: int = 0
+    max_readers: int = 0
+    oldest_reader: Mapping[str, Any] | None = None
+    pending_messages: int = 0
+    pending_bytes: int = 0
+
+    def keys(self) -> list[str]:
+        """The names of the fields."""
+        return [each.name for each in fields(self)]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self.keys():
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+
+@dataclass(frozen=True)
+class ProducerStats:
+    """What one producer has sent (`producer.stats()`), since its session began: when it was opened,
+    or when it followed its topic to another engine.
+
+    - `messages`: that were appended, but for those of transactions.
+    - `pending_messages`, `pending_bytes`: queued for a commit.
+    - `last_sequence_id`: the last one given to a message; -1 if there is none.
+    """
+
+    topic: str
+    name: str
+    epoch: int
+    messages: int
+    pending_messages: int
+    pending_bytes: int
+    last_sequence_id: int
+
+
+@dataclass(frozen=True)
 class TopicStats:
-    """How a topic's entries are stored (`topic.stats()`), without those in the journal.
+    """How much a topic has, and how its entries are stored (`topic.stats()`).
+
+    - `messages`: that are there. `first_offset`, `next_offset`: of the first one, and of the next
+      one to be sent.
+    - `epoch`, `holders`, `waiters`: how many owners it has had, how many producers may write, and
+      how many wait in its queue.
+    - `groups`: its reader groups, with their lag in messages.
+
+    The others are about the entries in the tables, without those in the journal:
 
     - `compression`: the topic's setting, "lz4", "zstd" or None. It applies to new entries.
     - `entries`, `raw_bytes`, `stored_bytes`: how many there are, and their bytes without
@@ -244,6 +391,13 @@ class TopicStats:
     raw_bytes: int
     stored_bytes: int
     methods: Mapping[str, int]
+    messages: int = 0
+    first_offset: int = 0
+    next_offset: int = 0
+    epoch: int = 0
+    holders: int = field(default=0, compare=False)
+    waiters: int = field(default=0, compare=False)
+    groups: tuple[GroupInfo, ...] = field(default=(), compare=False)
 
     @property
     def ratio(self) -> float:

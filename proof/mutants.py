@@ -155,8 +155,8 @@ MUTANTS = (
            '            self.drop_holder(tables, row, session, "evict", "fenced", rival)\n', "",
            ("model", "tests/conformance/test_epochs.py", "torture")),
     Mutant("a promoted waiter is not notified", "sessions.py",
-           "        tables.notifications.post(winner, GRANTED, winner.epoch, winner.since, "
-           "sequence)\n", "",
+           "        tables.notifications.post(\n            winner, GRANTED, winner.epoch, "
+           "winner.since, sequence, reason, self.now()\n        )\n", "",
            ("tests/ownership/test_queue.py",)),
     # ---- who lives
     Mutant("a dead engine is taken for live", "slots.py",
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant("heartbeats use the time namespace's clock", "lockfile.py",
            "    _core.set_clock_offset(offset)\n", "", ("tests/shm/test_time_namespaces.py",)),
     Mutant("a read that pins pages is not reported", "worker.py",
-           "            self._ledger.find_pinned,\n", "", ("tests/shm/test_pinned.py",)),
+           "            self._ledger.find_pinned, ", "            ", ("tests/shm/test_pinned.py",)),
     Mutant("the snapshot of a reused process id is kept", "environment.py",
            "if any(reading.pid == os.getpid() for", "if any(False for",
            ("tests/shm/test_clocks.py",)),
@@ -206,8 +206,8 @@ MUTANTS = (
     Mutant("notifications wake no engine", "ledger.py",
            "return engines + readers + empty", "return readers + empty",
            ("tests/ownership/test_queue.py", "tests/ownership/test_losing.py")),
-    Mutant("an append wakes no reader", "_native/appender.pxi",
-           "            xl_wake(word, INT_MAX)\n", "            pass\n",
+    Mutant("an append wakes no reader", "_native/shared.pxi",
+           "        xl_wake(word, INT_MAX)\n", "        pass\n",
            ("tests/ownership/test_following.py", "tests/log/test_readers.py")),
     Mutant("a reader ends before the known end", "cursor.py",
            "if found or (found is not None and self.position >= self._known_end):",
@@ -215,8 +215,8 @@ MUTANTS = (
     # ---- what is durable
     Mutant("an append is not flushed", APPEND, "if outcome == PLACED and p.flushed:",
            "if False:", ("crash-states",)),
-    Mutant("the journal's flush does nothing", FLUSH, "    elif fdatasync(fd):\n",
-           "    elif False:\n", ("crash-states",)),
+    Mutant("the journal's flush does nothing", FLUSH,
+           "    failed = errno if fdatasync(fd) else 0\n", "    failed = 0\n", ("crash-states",)),
     Mutant("the tables are not flushed", "environment.py",
            "readonly=readonly, create=False, mode=mode",
            "readonly=readonly, create=False, sync=False, mode=mode", ("crash-states",)),
@@ -290,10 +290,10 @@ MUTANTS = (
            "            self._settle(seen)\n        return made, old",
            "            pass\n        return made, old",
            ("tests/state/test_at_once.py",)),
-    Mutant("a task's put returns before it is durable", "aio.py",
+    Mutant("a task's put returns before it is durable", "aio/traffic.py",
            "if appended is None or appended.flushed:", "if True:",
            ("tests/state/test_at_once.py",)),
-    Mutant("a task's put overtakes earlier calls", "aio.py",
+    Mutant("a task's put overtakes earlier calls", "aio/traffic.py",
            "None if traffic.leaving else", "None if False else", ("tests/state/test_at_once.py",)),
     # ---- what is damaged, what fails
     Mutant("an entry's checksum is skipped", "_native/entry.pxi",
@@ -308,8 +308,21 @@ MUTANTS = (
     Mutant("a full disk is taken for a failing one", "faults.py", "if code in NO_ROOM or (code",
            "if False or (code", ("tests/storage/test_faults.py",)),
     Mutant("a failed flush is forgotten", FLUSH,
-           "        xl_swap(&header.failed, 0, errno)\n", "        pass\n",
+           "        xl_swap(&header.failed, 0, failed)\n", "        pass\n",
            ("tests/storage/test_faults.py",)),
+    # ---- what operators are told
+    Mutant("an append is not counted", "_native/append.pxi",
+           "    header.messages += offset - p.base_offset\n", "",
+           ("tests/operations/test_figures.py",)),
+    Mutant("an announcement to a dead reader is kept", "_native/shared.pxi",
+           "        xl_store64(announced, 0)\n        with nogil:\n", "        with nogil:\n",
+           ("tests/operations/test_figures.py",)),
+    Mutant("a new life goes on counting", "lockfile.py",
+           "self.atomics.clear(FIGURES, SIZE)", "self.atomics.clear(TOPICS, SIZE)",
+           ("tests/operations/test_figures.py",)),
+    Mutant("a handler that raises fails the call", "logs.py",
+           "with contextlib.suppress(Exception):", "with contextlib.nullcontext():",
+           ("tests/operations/test_logs.py",)),
 )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import exclusivelog as xl
 from exclusivelog.events import EVENTS, Event
-from exclusivelog.local.log.sending import Committer
+from exclusivelog.local.log.sending import Committer, Pauses
 from exclusivelog.local.ownership.notifications import Notifications, Releases
 from exclusivelog.local.ownership.pending import Pending
 from exclusivelog.local.ownership.sessions import Sessions
@@ -37,7 +37,6 @@ from testing.processes import (
     Failed,
     State,
     Worker,
-    forks,
     preload,
     until,
     workers,
@@ -49,9 +48,7 @@ preload("testing.handovers")
 
 
 class Quick(Worker):
-    """A worker that is there at once."""
-
-    _context = forks
+    """A worker that can be struck at a point of its code."""
 
     def await_strike(self) -> None:
         """Wait until it has stopped, by `strike`, and not inside the ledger. Another of its
@@ -353,7 +350,7 @@ CALLS: list[tuple[str, type, str, tuple[str, ...]]] = [
     ("coordinator", HandOver, "begin", THROUGHOUT),
     ("coordinator", HandOver, "inspect", AROUND),
     ("source", Releases, "hand_over", AROUND),
-    ("source", LocalSession, "pause", AROUND),
+    ("source", Pauses, "begin", AROUND),
     ("source", Committer, "commit", AROUND),
     ("source", HandOver, "release", THROUGHOUT),
     ("source", LocalSession, "hand_off", AROUND),

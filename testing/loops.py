@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import gc
 import logging
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,10 +17,16 @@ from typing import Any
 import exclusivelog as xl
 from testing.processes import PATIENCE, threads_since, until
 
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
-def play(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENCE) -> Any:
-    """Run a coroutine function in a loop of its own. Afterwards no thread may be there that was
-    not there before, and asyncio must not have complained."""
+
+def play(
+    main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENCE,
+    loop: LoopFactory | None = None,
+) -> Any:  # fmt: skip
+    """Run a coroutine function in a loop of its own, which `loop` makes (None: asyncio's). No
+    thread may be there afterwards that was not there before, and asyncio must not have
+    complained."""
 
     async def bounded() -> Any:
         async with asyncio.timeout(PATIENCE):
@@ -27,7 +35,8 @@ def play(main: Callable[[], Coroutine[Any, Any, Any]], patience: float = PATIENC
     before = set(threading.enumerate())
     gc.collect()  # what other tests have left behind complains before this one is heard
     with complaints() as heard:
-        result = asyncio.run(bounded())
+        with asyncio.Runner(loop_factory=loop) as runner:
+            result = runner.run(bounded())
         gc.collect()
         until(lambda: not threads_since(before), patience)
     assert heard == []
@@ -50,6 +59,49 @@ def complaints() -> Iterator[list[str]]:
         yield heard
     finally:
         logging.getLogger("asyncio").removeHandler(listener)
+
+
+class Heartbeat:
+    """`async with Heartbeat() as heartbeat`: how long the loop stood still at most.
+
+    A task counts up all the time. A thread watches it, and takes down what the loop's thread does
+    while it does not.
+    """
+
+    def __init__(self) -> None:
+        self.longest = 0.0  # seconds
+        self.where = ""  # the stack of the loop's thread during that time
+        self._beat = time.monotonic()
+        self._over = threading.Event()
+
+    async def __aenter__(self) -> Heartbeat:
+        self._task = asyncio.create_task(self._go_on())
+        self._thread = threading.Thread(target=self._watch, args=(threading.get_ident(),))
+        self._thread.start()
+        await asyncio.sleep(0.01)
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await asyncio.sleep(0.01)
+        self._over.set()
+        self._task.cancel()
+        await asyncio.to_thread(self._thread.join, PATIENCE)
+
+    async def _go_on(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(0.001)
+
+    def _watch(self, loop: int) -> None:
+        while not self._over.wait(0.01):
+            gap = time.monotonic() - self._beat
+            if gap > self.longest:
+                self.longest = gap
+                self.where = "".join(traceback.format_stack(sys._current_frames()[loop]))
+
+    def check(self, seconds: float = 0.4) -> None:
+        """Did the loop never stand still for so long?"""
+        assert self.longest < seconds, f"{self.longest:.2f} s in\n{self.where}"
 
 
 async def soon(condition: Callable[[], Any]) -> None:

@@ -66,17 +66,16 @@ class Failed(Exception):
 class Worker:
     """One process with one engine on `path`. `options` go to `xl.open`."""
 
-    _context: Any = spawn
     _patience: dict[int, bytes] | None = None  # its own keepalives, while it has others
     _ended = False
     _unanswered = 1  # calls; the first answer is its engine's id
 
     def __init__(self, path: str, name: str = "worker", topic: str = "orders", **options: Any):
         self.path = path
-        self._pipe, theirs = self._context.Pipe()
-        self.process = self._context.Process(
-            target=_serve, args=(theirs, path, name, topic, options)
-        )
+        # A library is preloaded as a program starts, and no fork is such a start.
+        context: Any = spawn if "LD_PRELOAD" in os.environ else forks
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, path, name, topic, options))
         self.process.start()
         theirs.close()
         self.pid = self.process.pid
@@ -154,11 +153,15 @@ class Worker:
 
     def stopped(self) -> bool:
         """Is it stopped by SIGSTOP?"""
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        with contextlib.suppress(OSError):  # it has ended, and is reaped
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return state == "T"
+        return False
 
     def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self.signal(signal.SIGKILL)
+        """SIGKILL, and wait until it is gone; it may be so already."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
         self.process.join(PATIENCE)
 
     def end(self) -> None:

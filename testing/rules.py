@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "semantics.md"
 # Rules whose subject this version does not have. A rule leaves this list with its first test.
-NOT_BUILT = frozenset({"J3"})
+NOT_BUILT: frozenset[str] = frozenset()
 
 NAMED = re.compile(r"test((?:_[a-z][0-9]+)+)(?:_|\Z)")
 ANCHOR = re.compile(r'^<a id="([a-z][0-9]+)"></a>', re.M)

@@ -9,6 +9,9 @@ import pytest
 
 import exclusivelog as xl
 from testing.clocks import WallClock, build
+from testing.processes import preload
+
+preload("hypothesis")  # test modules import it, and so would each worker: 350 ms
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from testing.processes import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 pytest.importorskip("pytest_benchmark")
+pytestmark = pytest.mark.once
 
 
 def run(*arguments: str, status: int = 0) -> str:

@@ -42,6 +42,7 @@ cdef struct Placing:
     int64_t sequence        # of the first message; -1: the one after `last`
     int64_t* last           # the producer's last sequence id
     int64_t logged          # the last one that is known to be in the log
+    int64_t began           # when the call began, if it is timed; 0: it is not
     uint64_t base_offset    # out
     uint64_t end            # out: the position behind it
     uint64_t generation     # out: of that position
@@ -172,6 +173,7 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
     if journal.seen == before:
         journal.seen = end
     xl_store64(&header.tail, end)
+    header.messages += offset - p.base_offset
     p.wanted = _wants_checkpoint(journal, before, end)
     if journal._lost():
         p.error = EIO
@@ -264,8 +266,10 @@ cdef int _write_frame(Journal journal, uint64_t position, xj_frame* frame, const
 cdef int _place_and_leave(Journal journal, Placing* p) noexcept nogil:
     cdef int outcome = _place(journal, p)
     xj_unlock(journal.shared)
+    if p.began and outcome == PLACED:
+        xf_note(&journal.figures.append, xl_now() - p.began, XF_TIME)
     if outcome == PLACED and p.flushed:
-        outcome = _flush(journal, p.end, p.generation, &p.error)
+        outcome = _await_flush(journal, p.end, p.generation, &p.error)
     return outcome
 
 
@@ -284,6 +288,8 @@ cdef int _append(Journal journal, Placing* p) except -1:
     cdef int outcome = BROKEN
     if journal.ring.memory == NULL:
         return CLOSED
+    if journal.placed % XF_SAMPLE == 0:
+        p.began = xl_now()
     journal.busy += 1
     try:
         failed = xj_try_lock(journal.shared)

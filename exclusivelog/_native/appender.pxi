@@ -37,6 +37,7 @@ cdef class Appender:
     cdef bint alone
     cdef bint durable
     cdef int sending        # threads that append right now, past the queue
+    cdef readonly uint64_t sent             # messages that were appended, by this object
     cdef int queueing       # threads that wait for those: nobody else may pass them
 
     def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
@@ -61,6 +62,7 @@ cdef class Appender:
         self.topic, self.epoch, self.session_id = topic, epoch, session
         self.alone, self.durable = alone, durable
         self.version = UINT64_MAX
+        words.wide(topic_word + 8)  # it must fit
 
     def looked_up(self, uint64_t version, int64_t sequence):
         """The session was valid when the journal had this version, and the tables had this
@@ -130,6 +132,7 @@ cdef class Appender:
             self.last_sequence = max(self.last_sequence, self.durable_sequence)
         if outcome == PLACED:
             self.durable_sequence = self.last_sequence
+            self.sent += count
         return outcome
 
     def append(self, bytes value, bytes key=None, bytes properties=None):
@@ -166,10 +169,7 @@ cdef class Appender:
         placing.logged = self.durable_sequence
 
     cdef _announce(self):
-        cdef uint32_t* word = self.words.word(self.topic_word)
-        xl_add(word, 1)
-        if xl_load(word + 1):
-            xl_wake(word, INT_MAX)
+        _announce_at(self.words.word(self.topic_word))
 
     def place(self, Batch batch not None):
         """Append a small batch of the queue, which the caller flushes; its
@@ -201,18 +201,21 @@ cdef class Appender:
 
     @property
     def flushes(self):
-        """Is what it sends flushed before it is acknowledged (rule H1)?"""
-        return self.durable
+        """Is what it sends flushed before it is acknowledged (rule H1)? Without a journal, whoever
+        takes its batches sees to that."""
+        return self.durable or self.journal is None
 
     def announce(self):
-        """Wake the readers of the topic."""
-        self._announce()
+        """Wake the readers of the topic; without a journal, whoever takes its batches does."""
+        if self.words is not None:
+            self._announce()
 
     def add(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
-            object sequence=None, bint later=False):
+            object sequence=None, bint later=False, bint patient=True):
         """Queue one message. None if its sequence id is used up (rule G2).
 
-        With `later` it is put on the commit queue, to be committed within `linger`.
+        With `later` it is put on the commit queue, to be committed within `linger`. Unless
+        `patient`, NOT_NOW, and nothing was queued, while other threads append past the queue.
         """
         cdef int64_t number
         cdef size_t size = 0
@@ -233,6 +236,8 @@ cdef class Appender:
                 raise self.error
             if self.generation != _generation:
                 raise _inherited()
+            if self.sending and not patient:
+                return _NOT_NOW
             if self.sending:
                 self._let_them_send()
                 continue
@@ -487,6 +492,7 @@ cdef class Appender:
         if batch.ends:
             batch.state = DONE
             self.durable_sequence = batch.last_sequence
+            self.sent += batch.count
         else:
             batch.error = error
             batch.state = FAILED

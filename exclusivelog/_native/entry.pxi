@@ -11,12 +11,12 @@ cdef class Entry:
     """A decoded entry. Raises ValueError, saying what is wrong, on any damage; of an entry that has
     blocks, damage to one of them is found once something is asked for that stands in it.
 
-    `data` is bytes or a buffer like them, and is not copied. `loads` is applied to every
-    value that is read (None: bytes as they are). Of a compressed entry, the attribute `data` is what
+    `data` is bytes or a buffer like them, and is not copied. `loads` is applied to values and keys
+    as they are read (None: bytes as they are). Of a compressed entry, the attribute `data` is what
     it is decompressed into, block by block as it is needed.
     """
 
-    def __cinit__(self, object data not None, object loads=None):
+    def __cinit__(self, object data not None, Deserializer loads=None):
         PyObject_GetBuffer(data, &self.view, PyBUF_SIMPLE)
         cdef Py_ssize_t size = self.view.len
         cdef const char* start = <const char*>self.view.buf
@@ -405,3 +405,12 @@ cdef inline object _raw_value(Entry entry, uint32_t index):
         return None
     at = laid.value_offsets[index]
     return PyBytes_FromStringAndSize(laid.values + at, laid.value_offsets[index + 1] - at)
+
+
+cdef inline object _raw_key(Entry entry, uint32_t index):
+    cdef const Laid* laid = &entry.laid
+    cdef uint32_t at
+    if laid.keys == NULL or not _bit(laid.key_valid, index):
+        return None
+    at = laid.key_offsets[index]
+    return PyBytes_FromStringAndSize(laid.keys + at, laid.key_offsets[index + 1] - at)

@@ -47,6 +47,16 @@ cdef int _flush(Journal journal, uint64_t end, uint64_t generation, int* error) 
                 _sync_alone(journal)
 
 
+cdef int _await_flush(Journal journal, uint64_t end, uint64_t generation,
+                      int* error) noexcept nogil:
+    """The same for a thread that has just appended: its wait is counted."""
+    cdef int64_t began = xl_now()
+    cdef int outcome = _flush(journal, end, generation, error)
+    if outcome == PLACED:
+        xf_note(&journal.figures.wait, xl_now() - began, XF_TIME)
+    return outcome
+
+
 cdef void _lead(Journal journal) noexcept nogil:
     cdef xj_header* header = journal.shared
     cdef int64_t deadline
@@ -66,12 +76,22 @@ cdef void _sync(Journal journal, int fd) noexcept nogil:
     cdef xj_header* header = journal.shared
     cdef uint64_t generation = xl_load64(&header.generation)
     cdef uint64_t target = xl_load64(&header.tail)
+    cdef uint64_t messages = xl_load64(&header.messages)
+    cdef int64_t began, took
+    cdef int failed
     if xl_load(&header.failed):
         return
     if not xj_is(fd, &journal.file):
         xl_store(&journal.gone, EBADF)
-    elif fdatasync(fd):
-        xl_swap(&header.failed, 0, errno)
+        return
+    began = xl_now()
+    failed = errno if fdatasync(fd) else 0
+    took = xl_now() - began
+    journal.slowest_flush = max(journal.slowest_flush, took)
+    xf_note(&journal.figures.flush, took, XF_TIME)
+    xf_note(&journal.figures.batch, xf_since(&journal.figures.flushed_messages, messages), 0)
+    if failed:
+        xl_swap(&header.failed, 0, failed)
     elif xl_load64(&header.generation) == generation and not xl_load(&header.failed):
         xj_raise(&header.synced, target)
 

@@ -12,16 +12,18 @@ def _count_fork():
 _os.register_at_fork(after_in_child=_count_fork)
 
 
-# Python's part of the library gives the core these two classes (see errors.py).
+# Python's part of the library gives the core these errors (see errors.py).
 cdef object _engine_closed = RuntimeError
 cdef object _wait_timeout = TimeoutError
+cdef object _undeserialised = None
 
 
-def use_errors(*, closed, timeout):
+def use_errors(*, closed, timeout, undeserialised):
     """Raise `closed` for what was closed or inherited through fork(), `timeout` for a wait that
-    took too long."""
-    global _engine_closed, _wait_timeout
-    _engine_closed, _wait_timeout = closed, timeout
+    took too long; and what `undeserialised(topic, offset, part, raw, cause)` returns for a value or
+    key of a message that cannot be deserialised."""
+    global _engine_closed, _wait_timeout, _undeserialised
+    _engine_closed, _wait_timeout, _undeserialised = closed, timeout, undeserialised
 
 
 def _inherited():

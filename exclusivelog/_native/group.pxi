@@ -48,6 +48,7 @@ cdef class Group:
     cdef bint durable
     cdef bint full          # the journal is: a checkpoint has to make room
     cdef bint wanted        # a checkpoint should be made soon
+    cdef int64_t began      # when it was begun to be placed, if that is timed
     cdef uint64_t end       # of what was placed, and the generation of that position
     cdef uint64_t generation
     cdef bint lost          # the flush has failed
@@ -119,6 +120,9 @@ cdef class Group:
         self.make_run()
         if self.journal.ring.memory == NULL:
             return
+        if self.journal.groups % XF_SAMPLE == 0:
+            self.began = xl_now()
+        self.journal.groups += 1
         self.journal.busy += 1
         try:
             if not self.durable:
@@ -152,8 +156,11 @@ cdef class Group:
                 break           # what was placed before is flushed all the same
             self.place_run(self.journal)
             xj_unlock(self.journal.shared)
+        if self.end and self.began:
+            xf_note(&self.journal.figures.append, xl_now() - self.began, XF_TIME)
+            self.began = 0
         if self.end and self.durable:
-            self.lost = _flush(self.journal, self.end, self.generation, &error) != PLACED
+            self.lost = _await_flush(self.journal, self.end, self.generation, &error) != PLACED
         return failed
 
     cdef void place_run(self, Journal journal) noexcept nogil:
@@ -281,6 +288,7 @@ cdef class Group:
             if self.members[i].outcome == PLACED:
                 self.members[i].outcome = outcome
                 self.journal.placed += outcome == PLACED
+                self.journal.shared.messages += self.members[i].piece.count
 
     cdef void note_placed(self):
         """What is in the journal is known to be, whatever comes between this and its outcome."""

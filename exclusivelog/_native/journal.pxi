@@ -14,7 +14,7 @@ cdef extern from "_native/journal_lock.h":
         uint64_t applied
         uint64_t generation
         uint64_t version
-        uint64_t inode
+        uint64_t messages
         uint32_t ready
         uint32_t failed
         uint32_t flushes
@@ -23,6 +23,9 @@ cdef extern from "_native/journal_lock.h":
         uint32_t batch_start
         uint32_t batch_size
         uint32_t unsettled
+        uint64_t inode
+        uint64_t begun
+        uint64_t bytes
     int xj_start(xj_header*) noexcept nogil
     int xj_lock(xj_header*) noexcept nogil
     int xj_try_lock(xj_header*) noexcept nogil
@@ -76,16 +79,23 @@ cdef class Journal:
     cdef int guard              # of the mapping (see guard.pxi)
     cdef uint32_t gone          # errno: this process may not append any more, others may
     cdef uint64_t disbelieved   # words of this generation say nothing
+    cdef Figures kept           # with them `figures`
+    cdef xf_figures* figures
+    cdef uint32_t groups        # commits of a queue, in this process
+    cdef int64_t slowest_flush  # ns, of this process, since it was last asked for
     cdef readonly uint64_t compared     # times that an append was compared with who may write, and
     cdef readonly uint64_t placed       # appends that came through, in this process
 
     def __cinit__(self, SharedWords words not None, Py_ssize_t at, int fd, uint64_t capacity,
-                  bint readonly=False):
+                  bint readonly=False, Figures figures=None):
         if at < 0 or at & 63 or at + <Py_ssize_t>sizeof(xj_header) > words.view.len:
             raise IndexError(f"at={at}: the header does not fit there")
         cdef int access = PROT_READ if readonly else PROT_READ | PROT_WRITE
         self.words = words
         self.shared = <xj_header*>(<char*>words.view.buf + at)
+        if figures is None:     # of this process alone
+            figures = Figures(SharedWords(bytearray(FIGURES_SIZE)), 0)
+        self.kept, self.figures = figures, figures.shared
         self.ring.capacity = capacity
         self.readonly = readonly
         self.tails_generation = 1
@@ -215,6 +225,17 @@ cdef class Journal:
         return xl_load64(&self.shared.synced)
 
     @property
+    def applied(self):
+        """The position up to which the frames are in the tables."""
+        return xl_load64(&self.shared.applied)
+
+    @property
+    def appended(self):
+        """(messages, bytes) that went into the journal since the first engine opened the ledger."""
+        cdef uint64_t now = xl_load64(&self.shared.tail) - xl_load64(&self.shared.begun)
+        return xl_load64(&self.shared.messages), xl_load64(&self.shared.bytes) + now
+
+    @property
     def backlog(self):
         """Bytes of frames that no checkpoint has taken yet."""
         return xl_load64(&self.shared.tail) - xl_load64(&self.shared.applied)
@@ -228,6 +249,8 @@ cdef class Journal:
     def begin(self, uint64_t generation, uint64_t position):
         """What follows is of a new generation; everything before is in the tables. Under the
         mutex."""
+        self.shared.bytes += self.shared.tail - self.shared.begun
+        self.shared.begun = position
         self.shared.generation = generation
         xl_store64(&self.shared.tail, position)
         xl_store64(&self.shared.synced, position)
@@ -386,9 +409,15 @@ cdef class Journal:
             return CLOSED
         self.busy += 1
         with nogil:
-            outcome = _flush(self, end, generation, &error)
+            outcome = _await_flush(self, end, generation, &error)
         self.busy -= 1
         return outcome
+
+    def take_slowest_flush(self):
+        """How long the slowest flush of this process took since the last call, in ns."""
+        cdef int64_t slowest = self.slowest_flush
+        self.slowest_flush = 0
+        return slowest
 
     def flush_all(self):
         """Flush all that is there now, also what no thread waits for."""

@@ -15,7 +15,7 @@ typedef struct {
     uint64_t applied;       /* in the tables up to here: the room before it is free */
     uint64_t generation;    /* changes when positions begin anew */
     uint64_t version;       /* grows with each event that may change who may write */
-    uint64_t inode;         /* of the journal's file */
+    uint64_t messages;      /* that were appended in this life; under the append mutex, as `tail` */
     uint32_t ready;         /* 0: to be recovered before use (after a boot, for one) */
     uint32_t failed;        /* errno of a flush or write that failed */
     uint32_t flushes;       /* changes with each flush: futex */
@@ -24,6 +24,9 @@ typedef struct {
     uint32_t batch_start;   /* `arrivals` when the last flush began */
     uint32_t batch_size;    /* threads that the last flush served, or that arrived during it */
     uint32_t unsettled;     /* LMDB may not show the last transaction of a process that died */
+    uint64_t inode;         /* of the journal's file */
+    uint64_t begun;         /* `tail` when this generation began */
+    uint64_t bytes;         /* of frames in the generations of this life before it */
 } xj_header;
 
 #define XJ_READY offsetof(xj_header, ready)

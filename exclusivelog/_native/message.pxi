@@ -1,13 +1,35 @@
 # One message of an entry, decoded when it is asked for.
 
 cdef object VALUE_NAME = "value"
+cdef object _EPOCH = _datetime.datetime(1970, 1, 1, tzinfo=_datetime.timezone.utc)
+cdef int REPR_BYTES = 40
+
+
+@cython.final
+cdef class Deserializer:
+    """What a reader makes of the values and keys of the topic with that name: a function of bytes
+    for each, or None: bytes as they are."""
+
+    def __init__(self, str topic not None, object value, object key):
+        self.topic, self.value, self.key = topic, value, key
+
+    def __reduce__(self):
+        return Deserializer, (self.topic, self.value, self.key)
+
+
+cdef object _load(object function, Entry entry, uint32_t index, str part, object raw):
+    try:
+        return function(raw)
+    except Exception as error:
+        raise _undeserialised(
+            entry.loads.topic, _offset_at(entry, index), part, raw, error) from error
 
 
 cdef inline object _value(Entry entry, uint32_t index):
     value = _raw_value(entry, index)
-    if entry.loads is None or value is None:
+    if entry.loads is None or entry.loads.value is None or value is None:
         return value
-    return entry.loads(value)
+    return _load(entry.loads.value, entry, index, "value", value)
 
 
 @cython.final
@@ -16,11 +38,19 @@ cdef inline object _value(Entry entry, uint32_t index):
 cdef class Message:
     """One message. Its parts are decoded when they are asked for.
 
-    `offset` is its place in the topic; `epoch` the reign it was written in (rule B8);
-    `value` bytes, or None for a tombstone; `key` bytes or None; `properties` a dict of
-    strings; `publish_time` and `event_time` ms since 1970 UTC (`event_time` may be None);
-    `producer_name` and `sequence_id` say which producer sent it, and under which number (rules
-    G1, G2).
+    - `offset`: its place in the topic. `epoch`: the topic's epoch when it was written (rule B8).
+    - `value`: bytes, or what the reader's deserializer makes of them; None for a tombstone. `key`:
+      the same, with the key deserializer; None if it has none. Each raises DeserializationError if
+      its deserializer fails.
+    - `raw_value`, `raw_key`: their bytes as they are in the log.
+    - `properties`: a dict of str to str.
+    - `publish_time`, `event_time`: ms since 1970 UTC; `event_time` may be None. `published_at`,
+      `event_at`: the same as datetimes in UTC; OverflowError for an event time outside of the years
+      1 to 9999.
+    - `producer_name`, `sequence_id`: the producer that sent it, and its number there (rule G2).
+
+    Messages are immutable, and equal if all of the above are equal; values and keys are compared as
+    bytes, whatever the deserializer. They can be pickled, if their deserializers can: a lambda cannot.
     """
 
     def __init__(self):
@@ -51,6 +81,10 @@ cdef class Message:
         return self.entry.laid.publish_time + self.entry.laid.times[self.index]
 
     @property
+    def published_at(self):
+        return _moment(self.publish_time)
+
+    @property
     def producer_name(self):
         return self.entry.producer_name
 
@@ -63,13 +97,15 @@ cdef class Message:
         return _value(self.entry, self.index)
 
     @property
+    def raw_key(self):
+        return _raw_key(self.entry, self.index)
+
+    @property
     def key(self):
-        cdef const Laid* laid = &self.entry.laid
-        cdef uint32_t at
-        if laid.keys == NULL or not _bit(laid.key_valid, self.index):
-            return None
-        at = laid.key_offsets[self.index]
-        return PyBytes_FromStringAndSize(laid.keys + at, laid.key_offsets[self.index + 1] - at)
+        key = _raw_key(self.entry, self.index)
+        if self.entry.loads is None or self.entry.loads.key is None or key is None:
+            return key
+        return _load(self.entry.loads.key, self.entry, self.index, "key", key)
 
     @property
     def properties(self):
@@ -91,12 +127,55 @@ cdef class Message:
         return entry.laid.events[self.index]
 
     @property
+    def event_at(self):
+        time = self.event_time
+        return None if time is None else _moment(time)
+
+    @property
     def sequence_id(self):
         cdef Entry entry = self.entry
         if entry.laid.sequences != NULL:
             return entry.laid.sequences[self.index]
         return entry.laid.base_sequence + self.index
 
+    def __eq__(self, other):
+        if type(other) is not Message:
+            return NotImplemented
+        return _parts(self) == _parts(other)
+
+    def __hash__(self):
+        return hash((self.offset, self.epoch, self.publish_time, self.sequence_id))
+
+    def __reduce__(self):
+        # As an entry of its own, which has all of its fields and a checksum.
+        _, data = keep(self.entry, [self.index], self.entry.laid.topic)
+        return _restored, (data, self.entry.loads)
+
     def __repr__(self):
-        return (f"<Message offset={self.offset} epoch={self.epoch} key={self.key!r} "
-                f"value={self.value!r} producer={self.producer_name!r}>")
+        return (f"<Message offset={self.offset} epoch={self.epoch} key={_short(self.raw_key)} "
+                f"value={_short(self.raw_value)} producer={self.producer_name!r}>")
+
+
+def _restored(bytes data not None, Deserializer loads):
+    """The message of a pickle."""
+    return Entry(data, loads).message(0)
+
+
+cdef tuple _parts(Message message):
+    # What is most likely to differ comes first.
+    return (
+        message.offset, message.publish_time, message.sequence_id, message.epoch,
+        message.producer_name, message.event_time, message.raw_key, message.raw_value,
+        message.properties,
+    )
+
+
+cdef object _moment(int64_t ms):
+    return _EPOCH + _datetime.timedelta(milliseconds=ms)
+
+
+cdef str _short(object data):
+    """The repr of bytes, or of None; only the first of many bytes, and how many there are."""
+    if data is None or len(data) <= REPR_BYTES:
+        return repr(data)
+    return f"{data[:REPR_BYTES]!r}... ({len(data)} bytes)"

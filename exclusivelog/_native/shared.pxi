@@ -54,6 +54,17 @@ def set_clock_offset(int64_t ns):
     _clock_offset = ns
 
 
+cdef inline void _announce_at(uint32_t* word) noexcept nogil:
+    # A topic's counter: u32 commits, u32 readers that sleep, u64 when the first append was
+    # announced to those. The clock is read only where a reader is to be woken.
+    cdef uint64_t* announced = <uint64_t*>(word + 2)
+    xl_add(word, 1)
+    if xl_load(word + 1):
+        if xl_load64(announced) == 0:
+            xl_store64(announced, <uint64_t>(xl_now() - _clock_offset))
+        xl_wake(word, INT_MAX)
+
+
 cdef class SharedWords:
     """32- and 64-bit words in a writable buffer that other processes map, too. `guarded`: it is
     a file's mapping, and a store that cannot reach the file must not kill (see guard.pxi)."""
@@ -144,6 +155,30 @@ cdef class SharedWords:
     def wake(self, Py_ssize_t offset, int most=INT_MAX):
         """Wake threads that sleep on the word; how many."""
         return xl_wake(self.word(offset), most)
+
+    def announce(self, Py_ssize_t offset):
+        """Something was appended to the topic whose counter this is: change it, and wake those that
+        sleep on it."""
+        self.wide(offset + 8)
+        _announce_at(self.word(offset))
+
+    def sleep(self, Py_ssize_t offset, uint32_t expected, int64_t ns):
+        """Sleep while a topic's counter has this value, at most `ns`, and let writers know. How long
+        ago the append was announced that has ended the sleep, in ns; -1 if that is not known."""
+        cdef uint32_t* word = self.word(offset)
+        cdef uint64_t* announced = self.wide(offset + 8)
+        cdef uint64_t when
+        # A reader killed here leaves its count behind: writers then make a needless wake-up call.
+        xl_add(word + 1, 1)
+        xl_store64(announced, 0)
+        with nogil:
+            xl_wait(word, expected, ns)
+        xl_add(word + 1, <uint32_t>-1)
+        when = xl_load64(announced)
+        if when == 0 or xl_load(word) == expected:
+            return -1
+        xl_store64(announced, 0)
+        return max(0, xl_now() - _clock_offset - <int64_t>when)
 
     def watch(self, Py_ssize_t offset, uint32_t expected, int64_t ns):
         """Look at the word, without sleeping, until it changes or `ns` have passed; True if

@@ -1,16 +1,17 @@
 # Reading value by value, over the same entries as `Scan`: no message is made.
 
 cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t behind):
-    # `loads` may use the cursor. A value that it fails on was not given: the position stays there.
+    # The function may use the cursor. A value that it fails on counts as read; one whose reading was
+    # interrupted does not.
     cdef uint64_t position = cursor.position
     cursor.position = behind
     try:
-        return entry.loads(value)
-    except BaseException as error:
+        return entry.loads.value(value)
+    except Exception as error:
+        raise _undeserialised(entry.loads.topic, behind - 1, "value", value, error) from error
+    except BaseException:
         if cursor.entry is entry and cursor.position == behind:
             cursor.position = position
-        if isinstance(error, StopIteration):  # it would end the loop as the topic's end does
-            raise RuntimeError("the deserializer raised StopIteration") from error
         raise
 
 
@@ -31,7 +32,7 @@ cdef inline object _take_value(Cursor cursor, Entry entry, bint* taken):
         if not taken[0]:
             return None
     value = _raw_value(entry, index)
-    if entry.loads is not None and value is not None:
+    if entry.loads is not None and entry.loads.value is not None and value is not None:
         return _deserialized(cursor, entry, value, behind)
     cursor.position = behind
     return value

@@ -16,6 +16,7 @@ EXTRA = ("click", "rich")
 def main() -> None:
     """The entry point."""
     try:
+        from exclusivelog.cli import auditing, completion, exporting, removing, top  # noqa: F401
         from exclusivelog.cli.commands import program
 
         program(prog_name=PROGRAM)

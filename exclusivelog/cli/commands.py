@@ -27,6 +27,10 @@ HOLDER = ("engine", "engine_id", "pid", "since")
 CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
 ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
 CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "from", "to")
+SIZES = (
+    "map_size", "used_bytes", "journal_bytes", "large_bytes", "transactions", "max_readers",
+    "readers", "topics", "engines", "oldest_reader",
+)  # fmt: skip
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
 
@@ -189,7 +193,9 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
             return
-        facts = {"path": engine.path, "format": engine.ledger.format, **engine.stats()}
+        stats = engine.stats()
+        facts = {"path": engine.path, "format": engine.ledger.format}
+        facts |= {name: stats[name] for name in SIZES}
         if as_json:
             print(json.dumps({**facts, "engines": [_object(e) for e in engine.engines()]}))
             return
@@ -204,6 +210,86 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
                 for e in engine.engines()
             ),
         )
+
+
+@program.command()
+@ledger_path
+@maybe_topic
+@as_json
+def stats(path: str, topic: str | None, as_json: bool) -> None:
+    """Show what a ledger's processes count: messages, flushes, latencies, queues, lags, sizes.
+
+    It counts since the first of the engines opened the ledger that have it open now. With a topic,
+    show how much it has, its reader groups, and how its messages are stored.
+    """
+    with _look(path) as engine:
+        found: Any = engine.stats() if topic is None else engine.topic(topic, False).stats()
+    if as_json:
+        print(json.dumps(_jsonable(found)))
+        return
+    rows = [(name.replace("_", " "), _figure(name, value)) for name, value in _fields(found)]
+    _table(("", ""), rows, header=False)
+
+
+def _fields(found: Any) -> Iterator[tuple[str, Any]]:
+    from dataclasses import fields
+
+    for each in fields(found):
+        yield each.name, getattr(found, each.name)
+
+
+def _jsonable(value: Any) -> Any:
+    from dataclasses import is_dataclass
+
+    if isinstance(value, xl.Histogram):
+        buckets = zip(value.bounds, value.counts, strict=True)
+        return {
+            "count": value.count, "sum": value.sum,
+            "buckets": [[None if bound == float("inf") else bound, n] for bound, n in buckets if n],
+        }  # fmt: skip
+    if is_dataclass(value):
+        return {name: _jsonable(held) for name, held in _fields(value)}
+    if isinstance(value, Mapping):
+        return {name: _jsonable(held) for name, held in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_jsonable(held) for held in value]
+    return value
+
+
+def _figure(name: str, value: Any) -> str:
+    if isinstance(value, xl.Histogram):
+        return _histogram_text(name, value)
+    if name == "oldest_reader":
+        return _reader_facts(value)
+    if name == "groups":
+        lags = (f"{each.group} on {each.topic}: {_cell('lag', each.lag)}" for each in value)
+        return ", ".join(lags) or "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {held}" for key, held in value.items()) or "-"
+    return _cell(name, value)
+
+
+def _histogram_text(name: str, value: xl.Histogram) -> str:
+    if not value.count:
+        return "-"
+    median, most = value.quantile(0.5), value.quantile(0.99)
+    if not name.endswith("_seconds"):
+        return f"{value.count} times, mean {value.mean:.1f}, p50 < {median:g}, p99 < {most:g}"
+    return (
+        f"{value.count} times, mean {value.mean * 1e6:.1f} us, p50 < {median * 1e6:.1f} us, "
+        f"p99 < {most * 1e6:.1f} us"
+    )
+
+
+@program.command()
+@ledger_path
+@click.option("--no-topics", is_flag=True, help="Leave out the metrics of single topics.")
+def metrics(path: str, no_topics: bool) -> None:
+    """Print a ledger's metrics as OpenMetrics text, for Prometheus; needs the extra [metrics]."""
+    from exclusivelog.metrics import render
+
+    with _look(path) as engine:
+        sys.stdout.write(render(engine, topics=not no_topics))
 
 
 def _show_topic(topic: xl.Topic, as_json: bool) -> None:
@@ -547,8 +633,8 @@ def verify(path: str) -> None:
     help="The last N messages (default 10). With --from: the first N from there.",
 )  # fmt: skip
 @click.option(
-    "--from", "start", metavar="earliest|latest|OFFSET",
-    help="Start there, and show all messages up to the end.",
+    "--from", "start", metavar="earliest|latest|OFFSET|TIME",
+    help="Start there, and show all messages up to the end. A TIME without a zone is local.",
 )  # fmt: skip
 @as_json
 def tail(
@@ -584,13 +670,23 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
         first = topic.next_offset - (10 if count is None else count)
         reader.seek(max(topic.first_offset, first))
         return None
-    if start in ("earliest", "latest"):
-        reader.seek(start)
-    elif start.isdecimal():
-        reader.seek(int(start))
-    else:
-        raise click.BadParameter(f"--from {start}: it takes earliest, latest or an offset")
+    reader.seek(_start(start, "--from"))
     return count
+
+
+def _start(text: str, option: str) -> Any:
+    """What `seek` takes: "earliest", "latest", an offset, or a time."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isdecimal():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text).astimezone()  # without a zone: this machine's
+    except ValueError:
+        raise click.BadParameter(
+            f"{option} {text}: it takes earliest, latest, an offset, or a time such as "
+            "2026-01-31T12:00 or 2026-01-31T12:00Z"
+        ) from None
 
 
 def _as_text(message: xl.Message) -> str:
@@ -606,6 +702,10 @@ def _as_text(message: xl.Message) -> str:
 
 
 def _as_json(message: xl.Message) -> str:
+    return json.dumps(_message_facts(message))
+
+
+def _message_facts(message: xl.Message) -> dict[str, object]:
     facts: dict[str, object] = {
         "offset": message.offset, "epoch": message.epoch, "publish_time": message.publish_time,
         "event_time": message.event_time, "producer": message.producer_name,
@@ -617,7 +717,7 @@ def _as_json(message: xl.Message) -> str:
             facts[name] = None if data is None else data.decode()
         except UnicodeDecodeError:
             facts[f"{name}_base64"] = base64.b64encode(data or b"").decode()
-    return json.dumps(facts)
+    return facts
 
 
 # ---- send, backup, demo ------------------------------------------------------------------
@@ -643,21 +743,27 @@ def _as_json(message: xl.Message) -> str:
     "--property", "properties", metavar="K=V", multiple=True,
     help="A property for every message. Repeatable.",
 )  # fmt: skip
+@click.option(
+    "--json", "as_json", is_flag=True,
+    help="Each message is a JSON object as tail --json prints it: value, key, properties, "
+    "event_time.",
+)  # fmt: skip
 def send(
     path: str, topic: str, values: tuple[str, ...], key: str | None, mode: str, name: str | None,
-    priority: int, timeout: float | None, properties: tuple[str, ...],
+    priority: int, timeout: float | None, properties: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
     """Send messages, and print the offset of each once it is durable.
 
     The ledger and the topic are created if they are missing.
     """
-    pairs = dict(_split(pair) for pair in properties)
+    common = {"key": key, "properties": dict(_split(pair) for pair in properties)}
     with xl.open(path, ENGINE_NAME) as engine:
         with engine.topic(topic).producer(
             mode, name=name, priority=priority, timeout=timeout
         ) as producer:
             for chunk in [_encode(values)] if values else _lines_of_stdin():
-                receipts = [producer.send_async(v, key=key, properties=pairs) for v in chunk]
+                sent = [_of_json(line) if as_json else {"value": line} for line in chunk]
+                receipts = [producer.send_async(**{**common, **one}) for one in sent]
                 for receipt in receipts:
                     print(receipt.result())
                 sys.stdout.flush()
@@ -665,6 +771,25 @@ def send(
 
 def _encode(values: Sequence[str]) -> list[bytes]:
     return [os.fsencode(value) for value in values]  # the bytes that the shell gave us
+
+
+def _of_json(line: bytes) -> dict[str, Any]:
+    """The arguments of `send` for a line of `tail --json`; what it does not have is not named."""
+    try:
+        found = json.loads(line)
+        sent = {name: found[name] for name in ("properties", "event_time") if found.get(name)}
+        if "event_time" in found:
+            sent["event_time"] = found["event_time"]
+        for name in ("value", "key"):
+            if f"{name}_base64" in found:
+                sent[name] = base64.b64decode(found[f"{name}_base64"], validate=True)
+            elif name in found:
+                sent[name] = None if found[name] is None else found[name].encode()
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"--json: {_text(line[:80])!r} is no message: {error}") from None
+    if "value" not in sent:
+        raise ValueError(f"--json: {_text(line[:80])!r} has neither value nor value_base64")
+    return sent
 
 
 def _split(pair: str) -> tuple[str, str]:
@@ -699,17 +824,20 @@ def compact(path: str, topic: str) -> None:
 @ledger_path
 @topic_name
 @click.option(
-    "--before", metavar="OFFSET", type=click.IntRange(min=0),
-    help="Remove messages before this offset.",
+    "--before", metavar="OFFSET|TIME",
+    help="Remove messages before this offset or time. A TIME without a zone is local.",
 )  # fmt: skip
 @click.option(
     "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
     help="Keep at most so many bytes of the newest messages.",
 )  # fmt: skip
-def trim(path: str, topic: str, before: int | None, max_bytes: int | None) -> None:
+def trim(path: str, topic: str, before: str | None, max_bytes: int | None) -> None:
     """Remove a topic's old messages for good."""
+    if before is None and max_bytes is None:
+        raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
+    end = None if before is None else _start(before, "--before")
     with xl.open(path, ENGINE_NAME, create=False) as engine:
-        first = engine.topic(topic, create=False).trim(before, max_bytes)
+        first = engine.topic(topic, create=False).trim(end, max_bytes)
     print(f"{topic} begins at offset {first}")
 
 

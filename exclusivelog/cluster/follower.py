@@ -24,9 +24,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
-from types import TracebackType
-from typing import Self
 
+from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES, Frame, Holder
 from exclusivelog.cluster.log import Reader, Status, Ticket, Writer
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position
@@ -44,9 +43,74 @@ __all__ = ["Follower"]
 
 RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
 JOIN_SECONDS = 10.0
+NEVER = float("inf")
 
 
-class Follower:
+class Resends:
+    """When a writer appends again what it has not read back: after some seconds without progress,
+    and sooner where an append is known to be in doubt."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._due = NEVER  # by the monotonic clock
+
+    def appended(self) -> None:
+        """It is read back within the seconds, or appended again."""
+        self._due = min(self._due, time.monotonic() + self._seconds)
+
+    def hurry(self) -> None:
+        """An append is not known to be stored: append it again soon."""
+        self._due = min(self._due, time.monotonic() + self._seconds / 10)
+
+    def progressed(self, waits: bool) -> None:
+        """Something was read back; `waits`: something else was not, yet."""
+        self._due = time.monotonic() + self._seconds if waits else NEVER
+
+    def seconds_left(self) -> float:
+        """How long the next record may be waited for."""
+        return max(0.0, min(self._seconds, self._due - time.monotonic()))
+
+    def take(self) -> bool:
+        """Is it time? Then it was, until something is appended again."""
+        due = time.monotonic() >= self._due
+        if due:
+            self._due = NEVER
+        return due
+
+
+class Outcomes:
+    """The sends whose callers do not know the outcome yet, and their futures. Called under the
+    follower's lock."""
+
+    def __init__(self) -> None:
+        self._futures: dict[Ticket, Future[int]] = {}
+        self._settled: list[Ticket] = []
+
+    def await_one(self, ticket: Ticket) -> Future[int]:
+        """A future for the offset of this send."""
+        future = self._futures[ticket] = Future()
+        return future
+
+    def note(self, ticket: Ticket) -> None:
+        """It is settled, and its caller is still to be told."""
+        self._settled.append(ticket)
+
+    def take(self) -> list[tuple[Ticket, Future[int]]]:
+        """Those that are settled now, to be told without a lock."""
+        settled, self._settled = self._settled, []
+        return [(ticket, self._futures.pop(ticket)) for ticket in settled]
+
+    def forget(self, error: ExclusiveLogError) -> None:
+        """In a forked child: a thread of the parent would have set them."""
+        futures, self._futures = list(self._futures.values()), {}
+        for future in futures:
+            future._condition = threading.Condition()
+            vars(future)["_done_callbacks"] = []  # they may wait for locks of the parent's threads
+            with contextlib.suppress(Exception):  # it was cancelled, or is set already
+                future.set_exception(error)
+
+
+class Follower(Closing):
     """Follows one log, and sends to it while it owns the topic. All calls may come from any thread.
 
     - `state`: a saved state to go on from; None: read the log from its first record.
@@ -69,35 +133,22 @@ class Follower:
             )
         self._log = log
         self._holder = holder
-        self._resend = resend
+        self._resends = Resends(resend)
         self._changed = threading.Condition()
         self._reader = Reader(log, state)
         self._writer = self._new_writer()
-        self._settled: list[Ticket] = []  # their futures are set when no lock is held
-        self._futures: dict[Ticket, Future[int]] = {}
-        self._due = float("inf")  # when to append again, by the monotonic clock
+        self._outcomes = Outcomes()
         self._closed = self._inherited = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(target=self._run, name="exclusivelog-follower", daemon=True)
         self._thread.start()
         _open.add(self)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def _new_writer(self) -> Writer:
         return Writer(self._reader.state, self._append, self._holder)
 
     def _append(self, data: bytes) -> None:
-        self._due = min(self._due, time.monotonic() + self._resend)
+        self._resends.appended()
         try:
             self._log.append(data, self._answered)
         except Exception as error:  # whether it is in the log is known when it is read back
@@ -106,7 +157,7 @@ class Follower:
     def _answered(self, answer: Answer) -> None:
         """An append that is not known to be stored is tried again soon."""
         if not answer.stored:
-            self._due = min(self._due, time.monotonic() + self._resend / 10)
+            self._resends.hurry()
 
     # ---- calls ---------------------------------------------------------------------------
 
@@ -135,7 +186,8 @@ class Follower:
     def acquire(self, timeout: float | None = None, topic_epoch: int | None = None) -> int:
         """Own the topic, or go on owning it; returns the epoch. Another owner is fenced.
 
-        An owner that sends without a pause may be faster each time, until the time limit.
+        An owner that sends without a pause may be faster each time, until the time limit: keep it
+        from sending meanwhile where the log can do that (`PulsarLog.alone`).
 
         With `topic_epoch`, go on under that epoch (rule B5). Raises `ProducerFencedError` if
         another process was granted the topic first or the epoch is stale, `InvalidEpochError` if
@@ -188,16 +240,11 @@ class Follower:
 
     def send_soon(self, batch: Sequence[Encoded]) -> Future[int]:
         """The same without waiting: a future for the offset."""
-        future: Future[int] = Future()
         with self._changed:
             self._check_open()
             now = time.time_ns() // 1_000_000
-            ticket = self._writer.send(batch, now, self._note)
-            self._futures[ticket] = future
-        return future
-
-    def _note(self, ticket: Ticket) -> None:
-        self._settled.append(ticket)
+            ticket = self._writer.send(batch, now, self._outcomes.note)
+            return self._outcomes.await_one(ticket)
 
     def release(self, timeout: float | None = None) -> None:
         """Wait for all sends, and release the topic. Raises `WaitTimeoutError`."""
@@ -241,11 +288,7 @@ class Follower:
         self._inherited = self._closed = True
         self._error, self._writer.status = error, "closed"
         self._changed = threading.Condition()  # a thread of the parent may have held the lock
-        futures, self._futures = list(self._futures.values()), {}
-        for future in futures:
-            future._condition = threading.Condition()
-            with contextlib.suppress(Exception):  # it was cancelled, or is set already
-                future.set_exception(error)
+        self._outcomes.forget(error)
 
     # ---- the thread ----------------------------------------------------------------------
 
@@ -262,16 +305,13 @@ class Follower:
             self._end(None)
 
     def _step(self) -> None:
-        record = self._reader.receive(self._seconds_left())
+        record = self._reader.receive(self._resends.seconds_left())
         with self._changed:
             if record is not None:
                 self._take(self._reader.fold(record))
-            if time.monotonic() >= self._due:
-                self._try_again()
-        self._set_futures()
-
-    def _seconds_left(self) -> float:
-        return max(0.0, min(self._resend, self._due - time.monotonic()))
+            if self._resends.take() and self._writer.unsettled:
+                self._writer.resend()
+        self._tell()
 
     def _take(self, judged: Judged) -> None:
         writer = self._writer
@@ -279,23 +319,16 @@ class Follower:
         parsed = judged.parsed
         mine = isinstance(parsed, Frame) and parsed.session == writer.session
         if mine and judged.verdict is Verdict.AHEAD:  # the frame before it was lost
-            self._due = min(self._due, time.monotonic() + self._resend / 10)
+            self._resends.hurry()
         elif judged.counts:
-            waits = writer.unsettled
-            self._due = time.monotonic() + self._resend if waits else float("inf")
+            self._resends.progressed(writer.unsettled)
         self._changed.notify_all()
 
-    def _try_again(self) -> None:
-        self._due = float("inf")
-        if self._writer.unsettled:
-            self._writer.resend()
-
-    def _set_futures(self) -> None:
-        """Tell the callers, without a lock: their callbacks may send."""
+    def _tell(self) -> None:
+        """Tell the callers whose sends are settled."""
         with self._changed:
-            settled, self._settled = self._settled, []
-            pairs = [(ticket, self._futures.pop(ticket)) for ticket in settled]
-        for ticket, future in pairs:
+            settled = self._outcomes.take()
+        for ticket, future in settled:  # without a lock: their callbacks may send
             with contextlib.suppress(Exception):  # it was cancelled
                 if ticket.error is None:
                     future.set_result(ticket.offset or 0)
@@ -310,7 +343,7 @@ class Follower:
             self._error, self._closed = error, True
             self._writer.give_up(in_doubt, unsent)
             self._changed.notify_all()
-        self._set_futures()
+        self._tell()
 
 
 _open: weakref.WeakSet[Follower] = weakref.WeakSet()

@@ -207,6 +207,16 @@ class Writer:
         self._sequence = -1
         self._published = 0
 
+    @property
+    def last_sequence(self) -> int:
+        """The last sequence id of its producer name, sends under way included; -1: none."""
+        return self._sequence
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message sent will have, if it will be in the log."""
+        return self._first + sum(len(ticket.contents) for ticket in self._unsent)
+
     # ---- asking --------------------------------------------------------------------------
 
     def ask(self, topic_epoch: int | None = None) -> None:

@@ -681,7 +681,11 @@ class Mirror(Closing):
         self._changed.set()
 
     def stop(self) -> None:
-        """Let `run` return once what was read is stored. May be called from any thread."""
+        """Let `run` return once what was read is stored. May be called from any thread.
+
+        In a forked child, it does nothing, like `close`."""
+        if self.cluster.inherited:  # locks may be held by threads that only the parent has
+            return
         self.stopping = True
         self._stopped.set()
         for one in list(self._mirrors.values()):
@@ -693,6 +697,8 @@ class Mirror(Closing):
 
         What was read is stored before, if the broker does it within `timeout` and 10 seconds. If
         not, nothing is lost: the next mirror begins behind what the target has."""
+        if self.cluster.inherited:
+            return
         self.stop()
         self._join(min(self.timeout, CLOSE_SECONDS))
         for one in list(self._mirrors.values()):

@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from exclusivelog.backend import Closing
-from exclusivelog.errors import ClusterError, ProducerBusyError
+from exclusivelog.cluster.native import Native, enter, stay
+from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
 
 TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
 PRODUCER_NAME = "exclusivelog-mirror"
@@ -42,6 +43,7 @@ CLOSE_SECONDS = 1.5  # for the broker to answer that a client closes
 
 URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s@?#]+)/([-=:.\w]+)/([-=:.\w]+)/?", re.ASCII)
 ADMIN_URL = re.compile(r"https?://[^\s@?#]+")
+OF_PULSAR = ("__change_events", "__transaction_buffer_snapshot")
 PLAIN = re.compile(rb"[A-Za-z0-9_.-]")
 TAKEN = re.compile(r"-(?=partition-\d+\Z)|_(?=_transaction_pending_ack\Z)")
 
@@ -233,13 +235,16 @@ def import_pulsar() -> Any:
 class Cluster(Closing):
     """A namespace of a Pulsar cluster.
 
-    `timeout`: seconds within which the broker has to answer a call, or acknowledge a message."""
+    `timeout`: seconds within which the broker has to answer a call, or acknowledge a message.
+
+    In a forked child its calls raise `EngineClosedError`, and closing it does nothing."""
 
     def __init__(self, access: Access, timeout: float = 60.0) -> None:
         self.access, self._timeout = access, timeout
         self._pulsar = import_pulsar()
-        self._client: Any = None
-        self._closed, self._lock = False, threading.Lock()
+        self._client: Native | None = None
+        self._entered = False
+        self._closed, self._lock = False, Native(threading.Lock(), repr(self))
         self._answered = False  # it has been there
 
     def __repr__(self) -> str:
@@ -248,31 +253,41 @@ class Cluster(Closing):
     @property
     def client(self) -> Any:
         """The client; connects when it is used first."""
-        with self._lock:
+        with self._lock.use():
             if self._closed:
                 raise ClusterError(f"{self.access.url}: the connection was closed")
             if self._client is None:
-                access, pulsar = self.access, self._pulsar
-                token = access.token
-                self._client = pulsar.Client(
-                    access.service,
-                    authentication=None if token is None else pulsar.AuthenticationToken(token),
-                    # `writer` and `reader` try again what gets no answer.
-                    operation_timeout_seconds=max(1, int(min(self._timeout / 4, 30))),
-                    tls_trust_certs_file_path=access.tls_trust_certs,
-                    tls_validate_hostname=access.service.startswith("pulsar+ssl"),
-                    # Its errors are raised; on stdout they would be among the program's output.
-                    logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
-                )
-            return self._client
+                self._client = Native(self._connect(), repr(self))
+            return self._client.use()
+
+    def _connect(self) -> Any:
+        access, pulsar = self.access, self._pulsar
+        token = access.token
+        return pulsar.Client(
+            access.service,
+            authentication=None if token is None else pulsar.AuthenticationToken(token),
+            # `writer` and `reader` try again what gets no answer.
+            operation_timeout_seconds=max(1, int(min(self._timeout / 4, 30))),
+            tls_trust_certs_file_path=access.tls_trust_certs,
+            tls_validate_hostname=access.service.startswith("pulsar+ssl"),
+            # Its errors are raised; on stdout they would be among the program's output.
+            logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
+        )
+
+    @property
+    def inherited(self) -> bool:
+        """Is it the parent's, seen from a forked child?"""
+        return self._lock.inherited
 
     def close(self) -> None:
         """Close all connections; closing twice does nothing."""
-        with self._lock:
+        if self.inherited:
+            return
+        with self._lock.use():
             client, self._client, self._closed = self._client, None, True
         if client is not None:
             with contextlib.suppress(Exception):
-                _close(client)
+                _close(client.use())
 
     def failed(self, what: str, error: object) -> NoReturn:
         """Raise the ClusterError for an exception or result of the client."""
@@ -354,6 +369,10 @@ class Cluster(Closing):
         there = set(self._topic_names())
         return [name for name in topics if topic_name(name) not in there]
 
+    def names(self) -> list[str]:
+        """The names of its topics in Pulsar, without those of Pulsar itself."""
+        return [name for name in self._topic_names() if name not in OF_PULSAR]
+
     def _topic_names(self) -> list[str]:
         found = self.admin("GET", f"persistent/{self.access.path}")
         return [text.rpartition("/")[2] for text in found]
@@ -363,9 +382,9 @@ class Cluster(Closing):
     def address(self, topic: str) -> str:
         """The full name of the Pulsar topic for a ledger's topic; ClusterError if it has
         partitions."""
-        full = f"persistent://{self.access.path}/{topic_name(topic)}"
+        full, client = f"persistent://{self.access.path}/{topic_name(topic)}", self.client
         try:
-            parts = self.client.get_topic_partitions(full)
+            parts = client.get_topic_partitions(full)
         except Exception as error:
             if self._token_is_refused():
                 raise ClusterError(
@@ -375,12 +394,19 @@ class Cluster(Closing):
         self._answered = True
         if not parts:  # what the client says once it is closed
             raise ClusterError(f"{self.access.url}: the connection was closed")
+        self._enter(client, full)
         if parts != [full]:
             raise ClusterError(
                 f"{self.access.url}: topic {topic!r} has {len(parts)} partitions, and so no order "
                 "of its own. Delete it, and set allowAutoTopicCreationType=non-partitioned"
             )
         return full
+
+    def _enter(self, client: Any, full: str) -> None:
+        """Let the client's thread, which will call back, do that for the first time."""
+        if not self._entered:
+            self._entered = True
+            enter(lambda told: client._client.get_topic_partitions_async(full, told))
 
     def _token_is_refused(self) -> bool:
         # With a token that the broker refuses, the client retries until its time limit.
@@ -434,6 +460,8 @@ class Cluster(Closing):
                     start_message_id_inclusive=last and after is None,
                     receiver_queue_size=1 if last else 100,
                 )  # fmt: skip
+            except EngineClosedError:
+                raise
             except ClusterError as error:
                 away = self._answered and type(error.__cause__).__name__ in AWAY
                 if not away or time.monotonic() > deadline:
@@ -499,7 +527,8 @@ class Writer:
     """The only producer of a Pulsar topic."""
 
     def __init__(self, cluster: Cluster, topic: str, producer: Any) -> None:
-        self._cluster, self._topic, self._producer = cluster, topic, producer
+        self._cluster, self._topic = cluster, topic
+        self._producer = Native(producer, f"the producer of topic {topic!r}")
         from _pulsar import MessageBuilder, Result
 
         self._builder, self._ok = MessageBuilder, Result.Ok
@@ -507,10 +536,11 @@ class Writer:
     @property
     def last_sequence_id(self) -> int:
         """The last one that the broker knows of; -1 if none, or if it has forgotten."""
-        return int(self._producer.last_sequence_id())
+        return int(self._producer.use().last_sequence_id())
 
     def send(self, message: Outgoing, sequence: int, stored: Stored) -> None:
         """Send a message; `stored` is called on a thread of the client once it is stored."""
+        producer = self._producer.use()
         # The client's own API leaves out sequence id 0, event time 0 and the key "".
         builder = self._builder()
         builder.sequence_id(sequence)
@@ -526,6 +556,7 @@ class Writer:
             builder.property(name, value)
 
         def answered(result: Any, place: Any) -> None:
+            stay()
             if result == self._ok:
                 known = None if place is None or place.ledger_id() < 0 else place
                 stored(None, known and (known.ledger_id(), known.entry_id()))
@@ -533,7 +564,7 @@ class Writer:
                 stored(self._refused(result), None)
 
         try:
-            self._producer._producer.send_async(builder.build(), answered)
+            producer._producer.send_async(builder.build(), answered)
         except Exception as error:
             raise self._refused(error) from error
 
@@ -551,7 +582,7 @@ class Writer:
     def close(self) -> None:
         """Give the topic up; what is in flight may be stored yet."""
         with contextlib.suppress(Exception):
-            self._producer.close()
+            self._producer.use().close()
 
 
 # ---- reading -----------------------------------------------------------------------------
@@ -570,8 +601,9 @@ class TopicReader(Closing):
         self._read: Any = None  # the id of the last message that was read
         self._reader = self._open(time.monotonic() + timeout)
 
-    def _open(self, deadline: float) -> Any:
-        return self._cluster.open_reader(self._topic, self._last, self._read, deadline)
+    def _open(self, deadline: float) -> Native:
+        reader = self._cluster.open_reader(self._topic, self._last, self._read, deadline)
+        return Native(reader, f"the reader of topic {self._topic!r}")
 
     def __iter__(self) -> Iterator[Any]:
         while (message := self.next()) is not None:
@@ -582,9 +614,11 @@ class TopicReader(Closing):
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                if not self._reader.has_message_available():
+                if not self._reader.use().has_message_available():
                     return None
-                message = self._reader.read_next(int(PATIENCE_SECONDS * 1000))
+                message = self._reader.use().read_next(int(PATIENCE_SECONDS * 1000))
+            except EngineClosedError:
+                raise
             except Exception as error:
                 if type(error).__name__ != "Timeout" or time.monotonic() > deadline:
                     self._cluster.failed(f"topic {self._topic!r} cannot be read", error)
@@ -597,4 +631,4 @@ class TopicReader(Closing):
     def close(self) -> None:
         """Stop reading."""
         with contextlib.suppress(Exception):
-            self._reader.close()
+            self._reader.use().close()

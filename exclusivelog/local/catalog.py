@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
 from exclusivelog.local.log.entries import verify
+from exclusivelog.local.log.sending import LocalSending
 from exclusivelog.local.maintenance.deletion import delete_pending
-from exclusivelog.local.names import checked, create_topic, list_topics
+from exclusivelog.local.names import (
+    checked,
+    create_topic,
+    list_read_topics,
+    list_topics,
+    stats_of,
+    topic_rows,
+)
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.role_rows import list_roles
 from exclusivelog.local.ownership.sessions import Sessions, clear
+from exclusivelog.local.storage.figures import counted
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import describe, owner_info
-from exclusivelog.types import ClaimInfo, EngineInfo, GroupInfo, Report, RoleInfo
+from exclusivelog.types import (
+    ClaimInfo,
+    EngineInfo,
+    EngineStats,
+    GroupInfo,
+    Report,
+    RoleInfo,
+    TopicStats,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Sender(Protocol):
+    """One session."""
+
+    @property
+    def sending(self) -> LocalSending:
+        """What appends for it."""
+
+
+class Sending(Protocol):
+    """The sessions of one engine."""
+
+    def sessions(self) -> Sequence[Sender]:
+        """All that are open."""
 
 
 class Host(Protocol):
@@ -25,6 +61,10 @@ class Host(Protocol):
     ledger: Ledger
     sessions: Sessions
     unflushed: bool
+
+    @property
+    def registry(self) -> Sending:
+        """The sessions that it has open."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
@@ -66,10 +106,11 @@ class LocalCatalog:
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups of all topics."""
-        there = [create_topic(self._ledger, name, False) for name in self.topics()]
         claims = Claims(self._ledger, self._engine.sessions.succession)
+        read = {name for info in claims.living(None) if info.reader for name in info.generations}
         return claims.groups(
-            (name, topic, checked(self._engine.latest(topic)).next_offset) for topic, name in there
+            (name, topic, checked(self._engine.latest(topic)).next_offset)
+            for name, topic in list_read_topics(self._ledger, read)
         )
 
     def roles(self) -> list[RoleInfo]:
@@ -86,13 +127,25 @@ class LocalCatalog:
         """The engine that is inside the critical section now."""
         return None if self._ledger.watch is None else self._ledger.watch.inside()
 
-    def stats(self) -> dict[str, Any]:
-        """Sizes in bytes and counts, and the oldest reader."""
-        topics, engines = self.topics(), self.engines()
-        return {
-            **self._ledger.stats(), "topics": len(topics), "engines": len(engines),
-            "oldest_reader": self._ledger.oldest_reader(),
-        }  # fmt: skip
+    def stats(self) -> EngineStats:
+        """Its figures."""
+        self._engine.check_open()
+        rows, damaged = topic_rows(self._ledger)
+        appenders = [each.sending.appender for each in self._engine.registry.sessions()]
+        sizes: dict[str, Any] = self._ledger.stats()
+        return EngineStats(
+            **sizes, **counted(self._ledger), topics=len(rows) + damaged,
+            waiters=sum(row.waiting for row in rows), engines=len(self.engines()),
+            groups=tuple(self.groups()),
+            oldest_reader=self._ledger.oldest_reader(), disk_bytes=self._ledger.disk_bytes(),
+            pending_messages=sum(each.pending_messages for each in appenders),
+            pending_bytes=sum(each.pending_bytes for each in appenders),
+        )  # fmt: skip
+
+    def topic_stats(self) -> list[tuple[str, TopicStats]]:
+        """How much each topic has, as of the last checkpoint."""
+        self._engine.check_open()
+        return [(row.name, stats_of(row, row.next_offset)) for row in topic_rows(self._ledger)[0]]
 
     def verify(self) -> Report:
         """Read everything."""
@@ -124,4 +177,5 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         tables.deletions.add(row.id)
         tables.views.drop(row.id)
         tables.announce.add(row.id)
+    logs.say(log, logs.DELETED, ledger=ledger.path, topic=name, epoch=row.epoch)
     delete_pending(ledger)

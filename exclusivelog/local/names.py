@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from exclusivelog import _core
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.events import EVENTS
 from exclusivelog.local.storage.tables import Store, Tables
+from exclusivelog.types import TopicStats
+
+MOST_COMPARED = 10_000  # names; each takes some tens of microseconds
 
 
 def existing(tables: Tables, topic: int) -> _core.TopicRow:
@@ -29,12 +34,25 @@ def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
     if row is not None:
         return row.id, row.name
     if not create:
-        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}")
+        raise TopicNotFoundError(f"{ledger.path} has no topic {name!r}{_similar(ledger, name)}")
     if is_internal(name) and name != EVENTS:
         raise ValueError(f"topic={name!r}: names that begin with __ are reserved for the library")
     with ledger.write_exclusive() as tables:
         row = tables.topics.find(name) or tables.topics.create(name)
         return row.id, row.name
+
+
+def _similar(ledger: Store, name: str) -> str:
+    """The end of the error for a name that no topic has."""
+    from difflib import get_close_matches  # only where a name is wrong
+
+    names = list_topics(ledger)
+    if not names:
+        return "; it has no topics yet"
+    if len(names) > MOST_COMPARED:
+        return ""
+    found = " or ".join(repr(other) for other in get_close_matches(name, names, 2))
+    return f"; did you mean {found}?" if found else ""
 
 
 def list_topics(ledger: Store) -> list[str]:
@@ -45,6 +63,48 @@ def list_topics(ledger: Store) -> list[str]:
             for name, topic in tables.topics.all()
             if not is_internal(name) and not _is_deleted(tables, topic)
         ]
+
+
+def list_read_topics(ledger: Store, read: Container[str]) -> list[tuple[str, int]]:
+    """(name, id) of the topics on which a reader group has committed, and of those with these
+    names, sorted; without the library's own."""
+    with ledger.read() as tables:
+        committed = tables.cursors.topics()
+        return [
+            (name, topic)
+            for name, topic in tables.topics.all()
+            if (topic in committed or name in read)
+            and not is_internal(name)
+            and not _is_deleted(tables, topic)
+        ]
+
+
+def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:
+    """The rows of all topics by name, as of the last checkpoint and without the library's own, and
+    how many more there are whose rows are damaged."""
+    rows: list[_core.TopicRow] = []
+    damaged = 0
+    with ledger.read() as tables:
+        for name, topic in tables.topics.all():
+            if is_internal(name):
+                continue
+            try:
+                row = tables.topics.get(topic)
+            except LedgerCorruptedError:
+                damaged += 1  # whoever opens it learns what is wrong with it
+                continue
+            if not row.flags & _core.DELETED:
+                rows.append(row)
+    return rows, damaged
+
+
+def stats_of(row: _core.TopicRow, end: int) -> TopicStats:
+    """What a topic's row says of how much it has, where `end` is its next offset."""
+    return TopicStats(
+        None, 0, 0, 0, {}, messages=end - row.first_offset, first_offset=row.first_offset,
+        next_offset=end, epoch=row.epoch, holders=row.shared + bool(row.owner),
+        waiters=row.waiting,
+    )  # fmt: skip
 
 
 def _is_deleted(tables: Tables, topic: int) -> bool:

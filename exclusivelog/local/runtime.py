@@ -8,12 +8,13 @@ import functools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.backend import (
     CAPABILITIES,
     ProducerRequest,
@@ -57,7 +58,7 @@ from exclusivelog.messages import Item
 from exclusivelog.types import EngineInfo
 from exclusivelog.waits import AnyFuture
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 LONGEST_BEAT_SECONDS = 5.0
 RELEASED_AT_ONCE = 1000
@@ -150,7 +151,10 @@ class OpenEngine(abc.ABC):
             delete_pending(self.ledger)
             self.sessions.drop_notifications_of_the_gone()
         except ExclusiveLogError as error:
-            log.warning("engine %s: %s", self.name, error)
+            self._say(logs.NOT_CLEARED, reason=str(error))
+
+    def _say(self, line: logs.Line, **fields: Any) -> None:
+        logs.say(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
 
     def _leave_at_once(self) -> None:
         self.closed = True
@@ -232,7 +236,7 @@ class OpenEngine(abc.ABC):
                     self.closed = True
                 self._finish_work()
             except ExclusiveLogError as error:
-                log.warning("engine %s: closing: %s", self.name, error)
+                self._say(logs.CLOSING_FAILED, reason=str(error))
             finally:
                 self._end()
 
@@ -266,7 +270,7 @@ class OpenEngine(abc.ABC):
             self._slot.leave()
         error = EngineClosedError(f"engine {self.name!r} on {self.path} was closed")
         for each in self.registry.sessions():
-            self.committer.fail(each.appender, error)
+            self.committer.fail(each.sending.appender, error)
         self.pending.fail_all(error)
         self.committer.stop()
         if self._heartbeat is not None:
@@ -279,6 +283,7 @@ class OpenEngine(abc.ABC):
             if self._kill_stalled and self.ledger.watch is not None:
                 self.ledger.watch.killers -= 1
             self.ledger.close()
+            self._say(logs.CLOSED)
 
     @abc.abstractmethod
     def renew(self, topic: int) -> int:
@@ -296,6 +301,7 @@ class Runtime(OpenEngine):
     """One open engine, as the public interface needs it; see `exclusivelog.backend`."""
 
     capabilities = CAPABILITIES
+    latest_needs_log = False  # the journal's version tells of every change of owner
 
     def look(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that this engine's readers may see (rule G6)."""
@@ -315,6 +321,9 @@ class Runtime(OpenEngine):
         """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
         if not self.unflushed:
             self.ledger.flush()
+
+    def events(self, topic: str | None, group: str | None) -> None:
+        """They are messages of the topic `__events__`."""
 
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
@@ -390,7 +399,7 @@ class Runtime(OpenEngine):
         return Inspection(self)
 
     def open_cursor(
-        self, topic: int, name: str, loads: Callable[[bytes], object] | None, compacted: bool,
+        self, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
         skip_trimmed: bool,
     ) -> LogCursor:  # fmt: skip
         """A cursor on a topic; closing the engine wakes a thread that waits with it."""
@@ -425,7 +434,9 @@ class Runtime(OpenEngine):
 
     def backup(self, path: str) -> None:
         """Copy the ledger into a directory."""
+        began = time.monotonic()
         backup(self.ledger, path)
+        self._say(logs.BACKUP, target=path, seconds=time.monotonic() - began)
 
     def compact(self, topic: int) -> int:
         """What `Topic.compact` does."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import threading
 import time
 import weakref
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, Generic, Protocol
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.backend import (
     ProducerRequest,
     ProducerSession,
@@ -39,7 +40,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
 )
 from exclusivelog.local.log.entries import Placed, Work, append_one
-from exclusivelog.local.log.sending import Committer, LocalSending
+from exclusivelog.local.log.sending import Committer, LocalSending, Pauses
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import put_announcement, topic_moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
@@ -47,6 +48,8 @@ from exclusivelog.local.registry import Registry
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled
+
+log = logging.getLogger(__name__)
 
 # ---- a session -------------------------------------------------------------------------
 
@@ -114,31 +117,63 @@ class Host(Protocol):
         """The engine of that id, if it is in this process and open."""
 
 
-# The producers of a session, which keeps none of them. There are few; a WeakSet would take a
-# kilobyte for each session.
-References = tuple["weakref.ref[SessionListener]", ...]
+class Listeners:
+    """The producers that send by one session and are told what becomes of it, and which of them
+    owns it. It keeps none of them alive."""
 
+    __slots__ = ("_lock", "_owner", "_references")
 
-def _living(references: References) -> list[SessionListener]:
-    found = (reference() for reference in references)
-    return [listener for listener in found if listener is not None]
+    def __init__(self, lock: _core.Lock) -> None:
+        self._lock = lock  # the session's
+        # There are few; a WeakSet would take a kilobyte for each session.
+        self._references: tuple[weakref.ref[SessionListener], ...] = ()
+        self._owner: Callable[[], SessionListener | None] = _no_owner
 
+    def add(self, listener: SessionListener, owner: bool) -> None:
+        """Tell this one, too; the `owner` closes the session."""
+        with self._lock:
+            self._references = (*self._without(listener), weakref.ref(listener))
+            if owner:
+                self._owner = weakref.ref(listener)
 
-def _without(references: References, listener: SessionListener) -> References:
-    return tuple(r for r in references if r() is not None and r() is not listener)
+    def remove(self, listener: SessionListener) -> bool:
+        """Tell this one no more. True if the session goes on: the owner, or another one, is left
+        to close it."""
+        with self._lock:
+            self._references = self._without(listener)
+            return bool(self.all()) and not self.is_owner(listener)
+
+    def _without(self, listener: SessionListener) -> tuple[weakref.ref[SessionListener], ...]:
+        return tuple(r for r in self._references if r() is not None and r() is not listener)
+
+    def all(self) -> list[SessionListener]:
+        """Those that are there, in the order in which they came."""
+        found = (reference() for reference in self._references)
+        return [listener for listener in found if listener is not None]
+
+    def is_owner(self, listener: SessionListener) -> bool:
+        """Does this one close the session?"""
+        return self._owner() is listener
+
+    def responsible(self) -> list[SessionListener]:
+        """The owner; if it was dropped, those that still send by the session."""
+        owner = self._owner()
+        return self.all() if owner is None else [owner]
 
 
 class LocalSession:
-    """One registration of a producer. Threads, and several producers, may share it.
+    """The life of one registration of a producer: open, then lost, handed over or closed.
 
-    `keeper`: what releases the session instead, such as a role.
+    Threads, and several producers, may share it. `keeper`: what releases the session instead, such
+    as a role. Its parts have the rest: `sending` appends, `pauses` lets appends wait, `listeners`
+    are its producers, and `Following` gives these another session after a hand-over.
     """
 
     # A process may have a hundred thousand.
     __slots__ = (
-        "__dict__", "__weakref__", "_announced", "_finalizer", "_follow_lock", "_following",
-        "_is_closed", "_keeper", "_lineage", "_listeners", "_lock", "_lost", "_next", "_options",
-        "_owner", "_pauses", "_resumed", "engine", "moved", "sending", "session", "topic",
+        "__dict__", "__weakref__", "_finalizer", "_following", "_is_closed", "_keeper", "_lock",
+        "_lost", "announced", "engine", "listeners", "moved", "options", "pauses", "sending",
+        "session", "topic",
     )  # fmt: skip
 
     def __init__(
@@ -147,51 +182,24 @@ class LocalSession:
     ) -> None:  # fmt: skip
         self.engine, self.session = engine, session
         self.moved: ProducerMovedError | None = None
-        self.topic, self._options, self._keeper = topic, options, keeper
-        self._lineage = 0  # of the hand-over, once there was one
-        self._announced = session.announce
+        self.topic, self.options, self._keeper = topic, options, keeper
+        self.announced = session.announce
         self._lost: ExclusiveLogError | None = None
         self._is_closed = False
-        self._pauses = 0
-        self._resumed: threading.Event | None = None  # while it is paused
-        # What its producers go on with, and whether it was opened for them.
-        self._next: tuple[LocalSession, bool] | None = None
-        self._following: Future[None] | None = None
-        self._lock = _core.Lock()
-        self._follow_lock: threading.Lock | None = None  # once there is something to follow
-        self._listeners: References = ()
-        self._owner: Callable[[], SessionListener | None] = _no_owner
+        self._following: Following | None = None  # once the topic was handed over
+        self._lock = _core.Lock()  # its parts share it
+        self.listeners = Listeners(self._lock)
         self._finalizer = engine.worker.finalizer(session)
         if keeper is not None:
             self._finalizer.let_go()
-        self.sending = LocalSending(
-            engine.ledger, engine.committer, self._connect(last_sequence), topic, options
-        )
+        appender = _connect(engine, session, last_sequence, options, self._finalizer)
+        self.sending = LocalSending(engine.ledger, engine.committer, appender, topic, options)
+        self.pauses = Pauses(appender, topic, self._lock)
         engine.ledger.checkpointer.start()
         engine.committer.start()
         engine.registry.register(self)
 
-    def _connect(self, last_sequence: int) -> _core.Appender:
-        session, ledger, options = self.session, self.engine.ledger, self._options
-        appender = _core.Appender(
-            session.name.encode(), last_sequence, options.max_batch_messages,
-            options.max_batch_bytes, session, self.engine.committer.commit_queue, options.linger,
-            self._finalizer,
-        )  # fmt: skip
-        assert ledger.journal is not None
-        appender.connect(
-            ledger.journal, ledger.lockfile.atomics, ledger.lockfile.counters.place(session.topic),
-            session.topic, session.epoch, session.id, session.exclusive,
-            not self.engine.unflushed,
-        )  # fmt: skip
-        return appender
-
     # ---- state -----------------------------------------------------------------------------
-
-    @property
-    def appender(self) -> _core.Appender:
-        """What it appends by."""
-        return self.sending.appender
 
     @property
     def closed(self) -> bool:
@@ -201,7 +209,12 @@ class LocalSession:
     @property
     def usable(self) -> bool:
         """True unless it is known to be closed, fenced or moved."""
-        return self._lost is None and self.moved is None and not self._is_closed
+        return self.moved is None and not self.over
+
+    @property
+    def over(self) -> bool:
+        """Is it lost or closed, whatever its engine is?"""
+        return self._lost is not None or self._is_closed
 
     def status(self) -> State:
         """What has become of it, as the ledger says; changes nothing."""
@@ -210,57 +223,46 @@ class LocalSession:
             return "closed"
         if self._lost is not None:
             return "moved" if isinstance(self._lost, ProducerMovedError) else "fenced"
-        if self.moved is not None:
-            return "open" if self.within_reach else "moved"
+        if self._following is not None:
+            return "open" if self._following.is_within_reach else "moved"
         with self.engine.ledger.read() as tables:
             row = tables.topics.get(self.session.topic)
-            if self._may_write(tables, row):
+            if _may_write(tables, row, self.session):
                 return "open"
             target = _handed_over_to(tables, row)
         if not self.usable:  # it was told meanwhile
             return self.status()
-        if self._resumed is None or target is None:
+        if not self.pauses or target is None:
             return "fenced"
         # The hand-over that has paused it is committed, and it is about to be told.
-        reached = self._options.follow and self.engine.engine_here(target) is not None
+        reached = self.options.follow and self.engine.engine_here(target) is not None
         return "open" if reached else "moved"
-
-    def _may_write(self, tables: Tables, row: _core.TopicRow) -> bool:
-        try:
-            check_may_write(tables, row, self.session)
-        except ProducerFencedError:
-            return False
-        except ExclusiveLogError:  # deleted, say: the next append tells it
-            return True
-        return True
 
     def verify(self) -> None:
         """ProducerFencedError unless it may append still, as the ledger says."""
         with self.engine.ledger.read() as tables:
             row = tables.topics.get(self.session.topic)
-            if not self._may_write(tables, row):
+            if not _may_write(tables, row, self.session):
                 check_may_write(tables, row, self.session)
 
     def flush(self, timeout: float | None) -> None:
         """Wait until everything that was accepted has its outcome."""
-        if isinstance(self.appender.error, ProducerMovedError):
-            raise self.appender.error
+        error = self.sending.appender.error
+        if isinstance(error, ProducerMovedError):
+            raise error
         if not self.sending.flush(timeout):
             self.verify()
 
     def has_announced(self, info: dict[str, str]) -> None:
         """It is committed; the session that goes on after a hand-over says the same."""
-        self._announced = info
+        self.announced = info
 
     # ---- producers -------------------------------------------------------------------------
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
         """Tell this producer what becomes of the session; the `owner` closes it."""
         with self._lock:
-            others = _without(self._listeners, listener)
-            self._listeners = (*others, weakref.ref(listener))
-            if owner:
-                self._owner = weakref.ref(listener)
+            self.listeners.add(listener, owner)
             lost, closed = self._lost, self.closed
         if lost is not None:
             listener.lost(lost)
@@ -271,8 +273,7 @@ class LocalSession:
         """Another producer waits for the topic: tell the owner, or if it was dropped, those that
         still send by the session."""
         if self.usable:
-            owner = self._owner()
-            for listener in _living(self._listeners) if owner is None else [owner]:
+            for listener in self.listeners.responsible():
                 listener.wanted()
 
     @property
@@ -283,32 +284,43 @@ class LocalSession:
     def lose(self, error: ExclusiveLogError) -> None:
         """The topic is lost for good: fail what waits, and tell the producers."""
         with self._lock:
-            if self._lost is not None or self._is_closed:
+            if self.over:
                 return
+            self._tell_where(error)
             # The same error in every call, whichever thread notices it first (rule B4).
-            self._lost = error = self.appender.close_with(error)
-            self._let_appends_go_on()
-            listeners = _living(self._listeners)
-        self.engine.committer.fail(self.appender, error)
+            self._lost = error = self.sending.appender.close_with(error)
+            self.pauses.stop()
+            listeners = self.listeners.all()
+        self.engine.committer.fail(self.sending.appender, error)
         for listener in listeners:
             listener.lost(error)
+        session = self.session
+        logs.say(
+            log, logs.LOST, ledger=self.engine.ledger.path, engine=session.engine_name,
+            engine_id=session.engine, topic=self.topic, epoch=session.epoch,
+            producer=session.name, reason=str(error),
+        )  # fmt: skip
+
+    def _tell_where(self, error: ExclusiveLogError) -> None:
+        """Say it if this process took the topic from itself: by a second producer, for example."""
+        holder = error.holder
+        if type(error) is not ProducerFencedError or holder is None:
+            return
+        is_next = holder.epoch == self.session.epoch + 1  # else another one may have been between
+        if is_next and self.engine.engine_here(holder.engine_id) is not None:
+            error.args = (f"{error}. It was fenced by this process, engine {holder.engine_name!r}",)
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more. What is queued is still committed."""
-        self.appender.close_with(error)
-        self._tell_ended()
-
-    def _tell_ended(self) -> None:
-        with self._lock:
-            listeners = _living(self._listeners)
-        for listener in listeners:
+        self.sending.appender.close_with(error)
+        for listener in self.listeners.all():
             listener.ended()
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
         """What a caller is told whose append met this error."""
         if self._is_closed:
             return self._closed_error()  # by another thread, meanwhile
-        if self._resumed is not None:
+        if self.pauses:
             return SessionPaused(str(error))  # it came just behind the hand-over
         if self.moved is not None:
             return self.moved
@@ -317,14 +329,6 @@ class LocalSession:
 
     # ---- pause -----------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        """Let appends wait until as many calls of `resume`; what was accepted is still sent."""
-        with self._lock:
-            self._pauses += 1
-            if self._resumed is None and self.usable:
-                self._resumed = threading.Event()
-                self.appender.pause(SessionPaused(f"topic {self.topic!r} is being handed over"))
-
     def pause_for_transaction(self) -> bool:
         """Let appends wait; False if they wait already, or the topic was handed over."""
         with self._lock:
@@ -332,33 +336,19 @@ class LocalSession:
                 raise self._lost
             if self._is_closed:
                 raise self._closed_error()
-            if self._pauses or self.moved is not None:
+            if self.pauses.count or self.moved is not None:
                 return False
-            self.pause()
+            self.pauses.begin()
             return True
-
-    def drain(self) -> None:
-        """Commit what was accepted so far."""
-        self.sending.drain()
 
     def resume(self) -> None:
         """Let appends go on, or learn where the topic is."""
-        with self._lock:
-            self._pauses -= 1
-            if not self._pauses:
-                self.appender.resume()
-                self._let_appends_go_on()
-
-    def _let_appends_go_on(self) -> None:
-        resumed, self._resumed = self._resumed, None
-        if resumed is not None:
-            resumed.set()
+        self.pauses.end()
 
     def await_resumed(self, timeout: float | None) -> bool:
         """Wait until it is not paused; False after `timeout` seconds."""
         self.engine.check_free()
-        resumed = self._resumed
-        return resumed is None or in_slices(resumed.wait, timeout, self.engine.check_alone)
+        return self.pauses.wait(timeout, self.engine.check_alone)
 
     # ---- hand-over -------------------------------------------------------------------------
 
@@ -366,115 +356,32 @@ class LocalSession:
         """The topic was handed over. Where its new owner is in this process, the producers may go
         on there (rule E2); else this is their end."""
         error = topic_moved_error(self.topic, self.session.name, to)
-        if not self._options.follow or self.engine.engine_here(to.target) is None:
+        if not self.options.follow or self.engine.engine_here(to.target) is None:
             self.lose(error)
             return
         with self._lock:
-            if self._lost is None and not self._is_closed:
-                self._lineage, self.moved = to.lineage, error
-                self.appender.close_with(error)
+            if not self.over:
+                self._following = Following(
+                    self.engine, self.session.topic, to.lineage, error, self._finalizer
+                )
+                self.moved = error
+                self.sending.appender.close_with(error)
                 self.engine.registry.note_hand_over(self)
-
-    @property
-    def within_reach(self) -> bool:
-        """Is the topic with an engine of this process since it was handed over?"""
-        where = self.engine.sessions.locate(self.session.topic, self._lineage)
-        return where is not None and self.engine.engine_here(where[0]) is not None
 
     def end_unless_within_reach(self) -> None:
         """End it if its topic was handed over and another owner has had it since: then no producer
         can follow it any more."""
-        moved = self.moved
-        if moved is not None and self._lost is None and not self.within_reach:
-            self.lose(moved)
+        following = self._following
+        if following is not None and self._lost is None and not following.is_within_reach:
+            self.lose(following.moved)
 
     def follow(self, timeout: float | None) -> bool:
         """Give the producers the session that has the topic now, or end this one; False after
         `timeout` seconds."""
-        # In a thread of its own: an interrupt of this one must not drop what was granted, nor come
-        # between two producers (rules B9, E2).
         self.engine.check_alone()
         self.engine.check_free()
-        with self._lock:
-            self._follow_lock = self._follow_lock or threading.Lock()
-            following = self._following
-            if following is None or following.done():
-                following = Future()
-                follow = threading.Thread(
-                    target=self._follow, args=(following,), name="exclusivelog-follow", daemon=True
-                )
-                threads.start(self.engine.ledger.path, follow)
-                self._following = following
-        if not in_slices(functools.partial(settled, following), timeout, self.engine.check_alone):
-            return False
-        self._following = None  # it would keep the error, and with its frames this session
-        following.result(0)
-        return True
-
-    def _follow(self, outcome: Future[None]) -> None:
-        assert self._follow_lock is not None
-        try:
-            with self._follow_lock:
-                if self._next is None and self._lost is None and not self._is_closed:
-                    self.engine.check_open()
-                    self._find_next()
-                if self._next is not None:
-                    self._hand_on(*self._next)
-        except BaseException as error:
-            outcome.set_exception(error)
-            del outcome  # the error's frames refer to it
-        else:
-            outcome.set_result(None)
-
-    def _find_next(self) -> None:
-        end = time.monotonic() + FOLLOWED_WITHIN
-        while time.monotonic() < end:
-            where = self.engine.sessions.locate(self.session.topic, self._lineage)
-            there = None if where is None else self.engine.engine_here(where[0])
-            if where is None or there is None:
-                break
-            # Its engine may not have come to making the session of a grant yet.
-            found = there.registry.find_session(where[1]) if where[1] else self._open_on(there)
-            if isinstance(found, LocalSession):
-                self._next = found, not where[1]
-                return
-            time.sleep(0.001)
-        assert self.moved is not None
-        self.lose(self.moved)
-
-    def _open_on(self, engine: Host) -> LocalSession | None:
-        session = self.session
-        request = ProducerRequest(
-            session.topic, EXCLUSIVE if session.exclusive else SHARED, session.name,
-            session.priority, properties=session.properties, announce=self._announced,
-            notify_on_contention=session.notify_on_contention, lineage=self._lineage,
-        )  # fmt: skip
-        future = SessionFuture(engine, self.topic, session.topic, self._options)
-        try:
-            engine.open_producer(future, request)
-            return future.result()
-        except (ProducerFencedError, ProducerBusyError):  # another producer was faster
-            return None
-        except (EngineClosedError, TopicNotFoundError):  # neither engine nor topic wait for us
-            return None
-
-    def _hand_on(self, found: LocalSession, opened: bool) -> None:
-        """Give the producers their next session; called again, it goes on where it failed."""
-        assert self.moved is not None
-        self.engine.registry.unregister(self)
-        self._finalizer.let_go()
-        for listener in _living(self._listeners):
-            found.subscribe(listener, owner=opened and listener is self._owner())
-            listener.moved_to(found, self.moved)
-            with self._lock:  # another producer may come or leave meanwhile
-                self._listeners = _without(self._listeners, listener)
-        if opened and not found.has_listeners:  # they were all closed meanwhile
-            found.close()
-
-    @property
-    def has_listeners(self) -> bool:
-        """Does any producer send by it?"""
-        return bool(_living(self._listeners))
+        assert self._following is not None, "only a topic that was handed over can be followed"
+        return self._following.run(self, timeout)
 
     # ---- end -------------------------------------------------------------------------------
 
@@ -486,10 +393,7 @@ class LocalSession:
         if self.engine.busy_here:
             self.engine.callbacks.call_later(functools.partial(self.leave, listener))
             return None
-        with self._lock:
-            self._listeners = _without(self._listeners, listener)
-            is_guest = self.has_listeners and self._owner() is not listener
-        return self._drain() if is_guest else self.close()
+        return self._drain() if self.listeners.remove(listener) else self.close()
 
     def close(self) -> ExclusiveLogError | None:
         """Drain and release the session; what the last of the accepted messages failed with."""
@@ -499,8 +403,9 @@ class LocalSession:
                 return None
             self._is_closed = True
             if self.moved is None:
-                self.appender.close_with(self._closed_error())  # what is queued is still sent
-                self._let_appends_go_on()
+                error = self._closed_error()
+                self.sending.appender.close_with(error)  # what is queued is still sent
+                self.pauses.stop()
         try:
             failure = self._drain()
             releases = self.moved is None and self._lost is None and not self.engine.closed
@@ -512,23 +417,18 @@ class LocalSession:
             self._finalizer.pull()
             raise
         try:
-            self.engine.committer.fail(self.appender, self._closed_error())
+            self.engine.committer.fail(self.sending.appender, self._closed_error())
         finally:
             self.engine.registry.unregister(self)
-            self._tell_ended()
+            for listener in self.listeners.all():
+                listener.ended()
         return failure
 
     def _drain(self) -> ExclusiveLogError | None:
         """Commit what was accepted; what the last of it failed with, unless it was fenced."""
         if self.moved is not None or self._lost is not None or self.engine.closed:
             return None
-        waiting = self.appender.newest()
-        if waiting is None:
-            return None
-        self.engine.committer.commit(self.appender, waiting)
-        error = waiting.exception()
-        failed = isinstance(error, ExclusiveLogError)
-        return error if failed and not isinstance(error, ProducerFencedError) else None
+        return self.sending.finish()
 
     def abandon(self) -> None:
         """Nobody has this session, as after an interrupt: its engine releases it."""
@@ -538,6 +438,144 @@ class LocalSession:
         return EngineClosedError(
             f"producer {self.session.name!r} of topic {self.topic!r} is closed"
         )
+
+
+def _connect(
+    engine: Host, session: Session, last_sequence: int, options: SessionOptions,
+    finalizer: _core.Finalizer,
+) -> _core.Appender:  # fmt: skip
+    """What the session appends by."""
+    ledger = engine.ledger
+    appender = _core.Appender(
+        session.name.encode(), last_sequence, options.max_batch_messages, options.max_batch_bytes,
+        session, engine.committer.commit_queue, options.linger, finalizer,
+    )  # fmt: skip
+    assert ledger.journal is not None
+    appender.connect(
+        ledger.journal, ledger.lockfile.atomics, ledger.lockfile.counters.place(session.topic),
+        session.topic, session.epoch, session.id, session.exclusive, not engine.unflushed,
+    )  # fmt: skip
+    return appender
+
+
+def _may_write(tables: Tables, row: _core.TopicRow, session: Session) -> bool:
+    try:
+        check_may_write(tables, row, session)
+    except ProducerFencedError:
+        return False
+    except ExclusiveLogError:  # deleted, say: the next append tells it
+        return True
+    return True
+
+
+# ---- after a hand-over -----------------------------------------------------------------
+
+
+class Following:
+    """What the producers of a session go on with whose topic was handed over within this process
+    (rule E2): where the topic is now, and the session that was found or opened there.
+
+    The session has it, and is passed to it: a cycle of references would keep both."""
+
+    def __init__(
+        self, engine: Host, topic: int, lineage: int, moved: ProducerMovedError,
+        finalizer: _core.Finalizer,
+    ) -> None:  # fmt: skip
+        self._engine, self._topic, self._lineage, self.moved = engine, topic, lineage, moved
+        self._finalizer = finalizer  # of the session that is left
+        self._lock = _core.Lock()
+        self._running: Future[None] | None = None
+        self._one_at_a_time = threading.Lock()
+        # The session that was found, and whether it was opened for these producers.
+        self._next: tuple[LocalSession, bool] | None = None
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Is the topic with an engine of this process since it was handed over?"""
+        return self._where() is not None
+
+    def _where(self) -> tuple[Host, int] | None:
+        """The engine of this process that has had the topic since it was handed over, and the id
+        of its session there, 0 if there is none yet; None if the topic is elsewhere."""
+        found = self._engine.sessions.locate(self._topic, self._lineage)
+        there = None if found is None else self._engine.engine_here(found[0])
+        return None if found is None or there is None else (there, found[1])
+
+    def run(self, left: LocalSession, timeout: float | None) -> bool:
+        """Give the producers the session that has the topic now, or end the one that is left; False
+        after `timeout` seconds."""
+        # In a thread of its own: an interrupt of this one must not drop what was granted, nor come
+        # between two producers (rules B9, E2).
+        with self._lock:
+            running = self._running
+            if running is None or running.done():
+                running = Future()
+                follow = threading.Thread(
+                    target=self._run, args=(left, running), name="exclusivelog-follow", daemon=True
+                )
+                threads.start(self._engine.ledger.path, follow)
+                self._running = running
+        if not in_slices(functools.partial(settled, running), timeout, self._engine.check_alone):
+            return False
+        self._running = None  # it would keep the error, and with its frames the session
+        running.result(0)
+        return True
+
+    def _run(self, left: LocalSession, outcome: Future[None]) -> None:
+        try:
+            with self._one_at_a_time:
+                if self._next is None and not left.over:
+                    self._engine.check_open()
+                    self._find_next(left)
+                if self._next is not None:
+                    self._hand_on(left, *self._next)
+        except BaseException as error:
+            outcome.set_exception(error)
+            del outcome  # the error's frames refer to it
+        else:
+            outcome.set_result(None)
+
+    def _find_next(self, left: LocalSession) -> None:
+        end = time.monotonic() + FOLLOWED_WITHIN
+        while time.monotonic() < end:
+            where = self._where()
+            if where is None:
+                break
+            there, number = where
+            # Its engine may not have come to making the session of a grant yet.
+            found = there.registry.find_session(number) if number else self._open_on(there, left)
+            if isinstance(found, LocalSession):
+                self._next = found, not number
+                return
+            time.sleep(0.001)
+        left.lose(self.moved)
+
+    def _open_on(self, engine: Host, left: LocalSession) -> LocalSession | None:
+        session = left.session
+        request = ProducerRequest(
+            session.topic, EXCLUSIVE if session.exclusive else SHARED, session.name,
+            session.priority, properties=session.properties, announce=left.announced,
+            notify_on_contention=session.notify_on_contention, lineage=self._lineage,
+        )  # fmt: skip
+        future = SessionFuture(engine, left.topic, session.topic, left.options)
+        try:
+            engine.open_producer(future, request)
+            return future.result()
+        except (ProducerFencedError, ProducerBusyError):  # another producer was faster
+            return None
+        except (EngineClosedError, TopicNotFoundError):  # neither engine nor topic wait for us
+            return None
+
+    def _hand_on(self, left: LocalSession, found: LocalSession, opened: bool) -> None:
+        """Give the producers their next session; called again, it goes on where it failed."""
+        self._engine.registry.unregister(left)
+        self._finalizer.let_go()
+        for listener in left.listeners.all():
+            found.subscribe(listener, owner=opened and left.listeners.is_owner(listener))
+            listener.moved_to(found, self.moved)
+            left.listeners.remove(listener)
+        if opened and not found.listeners.all():  # they were all closed meanwhile
+            found.close()
 
 
 class SessionFuture(GrantFuture[LocalSession]):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot
 from exclusivelog.errors import (
     StateError,
@@ -20,13 +22,16 @@ from exclusivelog.local.maintenance.retention import (
     trim,
 )
 from exclusivelog.local.maintenance.views import read_snapshot, read_view
-from exclusivelog.local.names import checked, existing
+from exclusivelog.local.names import checked, existing, stats_of
+from exclusivelog.local.ownership.claims import Claims
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import announcement
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import Announcement, OwnerInfo, TopicStats, TransferInfo, WaiterInfo
+
+log = logging.getLogger(__name__)
 
 
 class HandOver(Protocol):
@@ -177,14 +182,30 @@ class LocalTopic:
         set_compression(self._engine.ledger, self._id, setting)
         self._engine.retention_worker.start_if_needed()
 
-    def stats(self) -> TopicStats:
-        """How its entries are stored."""
-        self.facts()
-        return stats(self._engine.ledger, self._id)
+    def stats(self, storage: bool) -> TopicStats:
+        """How much it has; with `storage`, also how its entries are stored."""
+        row = self.facts()
+        ledger, end = self._engine.ledger, self.next_offset()
+        found = stats_of(row, end)
+        groups = Claims(ledger, self._engine.sessions.succession).groups(
+            [(row.name, self._id, end)]
+        )
+        if storage:
+            held = stats(ledger, self._id)
+            found = replace(
+                found, compression=held.compression, entries=held.entries, methods=held.methods,
+                raw_bytes=held.raw_bytes, stored_bytes=held.stored_bytes,
+            )  # fmt: skip
+        return replace(found, groups=tuple(groups))
 
     def terminate(self) -> int:
         """End all writing for good; the next offset."""
-        return self._engine.sessions.terminate(self._id)
+        end = self._engine.sessions.terminate(self._id)
+        logs.say(
+            log, logs.TERMINATED, ledger=self._engine.ledger.path, topic=self.facts().name,
+            offset=end,
+        )  # fmt: skip
+        return end
 
 
 def _matches(tables: Tables, topic: int, kind: Kind) -> bool:

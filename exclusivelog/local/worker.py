@@ -7,9 +7,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.errors import ExclusiveLogError, LedgerError
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.ownership import role_rows, steps
@@ -18,9 +18,10 @@ from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
 from exclusivelog.local.registry import Registry
 from exclusivelog.local.shm.slots import Slot
+from exclusivelog.local.storage.changes import is_logged, log_gone
 from exclusivelog.local.storage.ledger import Ledger
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 LONGEST_BEAT_SECONDS = 5.0
 RELEASED_AT_ONCE = 1000
@@ -92,9 +93,9 @@ class BackgroundWorker:
                 if error.maybe_written or self._ledger.integrity.failed:
                     self._pending.fail_all(error, settling=False)
                 if not self._ledger.integrity.failed:  # that was said when it happened
-                    log.warning("engine %s: %s", self._name, error)
-            except Exception:  # the worker must not die: waiters depend on it
-                log.exception("engine %s: its background worker failed, and continues", self._name)
+                    self._say(logs.WORKER_REFUSED, reason=str(error))
+            except Exception as error:  # the worker must not die: waiters depend on it
+                self._say(logs.WORKER_FAILED, error=error, reason=repr(error))
             if engine.closed:
                 return
             if self._pending.awaits:
@@ -103,6 +104,12 @@ class BackgroundWorker:
                 )
             else:
                 slot.await_wake_up(seen, self._notifications.sleep_timeout())
+
+    def _say(self, line: logs.Line, **fields: Any) -> None:
+        logs.say(
+            log, line, ledger=self._ledger.path, engine=self._name, engine_id=self._engine_id,
+            **fields,
+        )  # fmt: skip
 
     def _do_round(self) -> None:
         failure: ExclusiveLogError | None = None
@@ -115,7 +122,7 @@ class BackgroundWorker:
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
             self._notifications.retries.promote_due,
             self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,
-            self._ledger.find_pinned,
+            self._ledger.find_pinned, self._ledger.check_room,
         ):  # fmt: skip
             try:
                 step()
@@ -214,9 +221,27 @@ class BackgroundWorker:
 
     def _evict(self, engines: Iterable[str]) -> None:
         for engine in engines:
-            log.info("engine %s is gone; evicting its sessions", engine)
-            for _ in self._sessions.evict(engine):
+            others: list[Session] = []  # than owners: the record of their change names those
+            for evicted in self._sessions.evict(engine):
                 self._notifications.read()
+                others += [each for each in evicted if not each.exclusive or not each.epoch]
+            self._log_gone(others)
+
+    def _log_gone(self, evicted: list[Session]) -> None:
+        if not evicted or not is_logged():
+            return
+        first = evicted[0]
+        with self._ledger.read() as tables:
+            ids = dict.fromkeys(session.topic for session in evicted)
+            topics = [tables.topics.get(topic).name for topic in ids]
+        party = {
+            "engine": first.engine, "engine_name": first.engine_name, "pid": first.pid,
+            "producer": first.name,
+        }  # fmt: skip
+        log_gone(
+            self._ledger.path, party, self._sessions.succession.end_of(first), topics,
+            self._ledger.lockfile.slots,
+        )  # fmt: skip
 
 
 class Heartbeat:
@@ -274,8 +299,11 @@ class Callbacks:
         def run() -> None:
             try:
                 function()
-            except Exception:
-                log.exception("a callback of engine %s failed", self._name)
+            except Exception as error:
+                logs.say(
+                    log, logs.CALLBACK_FAILED, error=error, ledger=self._ledger.path,
+                    engine=self._name, reason=repr(error),
+                )  # fmt: skip
 
         thread = threading.Thread(target=run, name="exclusivelog-callback", daemon=True)
         threads.start(self._ledger.path, thread)
@@ -292,9 +320,10 @@ def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> 
     """Start a thread that goes on whatever it meets, for an engine on this ledger."""
 
     def failed(error: BaseException) -> None:
-        log.error(
-            "engine %s: thread %s: an error; the thread continues", engine, name, exc_info=error
-        )
+        logs.say(
+            log, logs.THREAD_FAILED, error=error, ledger=path, engine=engine, thread_of=name,
+            reason=repr(error),
+        )  # fmt: skip
 
     keep = functools.partial(_core.keep_running, run, failed)
     return threads.start(path, threading.Thread(target=keep, name=name, daemon=True))

@@ -20,8 +20,8 @@ orders = scan(spark, "data/log", "orders", ["offset", "value"], startingOffsets=
 ```text
 source.py    the data source: reading, batch and streaming      options.py   what users may ask
 staging.py   what executors write, until it is committed        plan.py      offsets, partitions
-views.py     epochs, producers, topics, txns as tables; sums    session.py   a local session
-judging.py leaders.py pipelines.py                              what the pipelines share
+views.py     epochs, producers, topics, txns as tables          session.py   a local session
+pipelines.py what the pipelines share; ../audit judges, and draws the page
 scan.py      a topic through mapInArrow
 archive.py compact.py replay.py audit.py report.py              the pipelines: run(spark, ...)
 ```

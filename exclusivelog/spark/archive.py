@@ -62,7 +62,7 @@ def run(
     """Archive what is new in a topic.
 
     - `ledger`, `topic`: where from. `to`: a directory that Spark can write.
-    - `before`: an offset or a time (naive: UTC) to stop at; None: the end as it is now.
+    - `before`: an offset or a time (naive: local time) to stop at; None: the end as it is now.
     - `chunk`: messages that a range has at most. What was begun and not finished is one range.
     - `keep`: trim the topic afterwards: what is archived, and older than this. None: trim
       nothing.

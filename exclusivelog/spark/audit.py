@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
 import exclusivelog as xl
+from exclusivelog.audit.judging import names_of, owned, verdicts
+from exclusivelog.audit.leaders import Verdict
 from exclusivelog.spark.errors import coded
-from exclusivelog.spark.judging import names_of, owned, verdicts
-from exclusivelog.spark.leaders import Verdict
 from exclusivelog.spark.pipelines import Progress
 
 if TYPE_CHECKING:

@@ -220,14 +220,14 @@ def _place(value: object) -> Where:
 def _time(value: str, name: str) -> dt.datetime:
     try:
         if value.strip().lstrip("-").isdecimal():
-            time = dt.datetime(1970, 1, 1) + dt.timedelta(milliseconds=int(value))
+            time = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=int(value))
         else:
             time = dt.datetime.fromisoformat(value.strip())
         to_ms(time)
     except (ValueError, OverflowError):
         raise refuse(
-            f"{name}={value!r}: it takes ISO 8601, such as 2026-01-31T12:00:00+00:00 (UTC unless "
-            "it says otherwise), or ms since 1970"
+            f"{name}={value!r}: it takes ISO 8601, such as 2026-01-31T12:00:00+00:00 (without an "
+            "offset: local time), or ms since 1970"
         ) from None
     return time
 

@@ -58,6 +58,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
+from exclusivelog.audit.runs import READ, summed_up
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerError, OffsetTrimmedError, TopicNotFoundError
 from exclusivelog.once import Run, append_once, check_writable
@@ -85,7 +86,7 @@ from exclusivelog.spark.options import (
 )
 from exclusivelog.spark.plan import Offsets, Position, Span
 from exclusivelog.spark.staging import Directory, Piece, Stage, check_arrived, parts, staged
-from exclusivelog.spark.views import READ, VIEWS, check_columns, records, schema_of, summed_up
+from exclusivelog.spark.views import VIEWS, check_columns, records, schema_of
 from exclusivelog.topic import Topic
 from exclusivelog.types import AccessMode
 

@@ -4,12 +4,7 @@ The columns of the data source: messages, and views of what the ledger knows bes
 
 A view is small, and made where the query is planned.
 
-The view `runs`: messages summed up where they are read, so that an audit of millions of them
-moves a few thousand rows.
-
-A row is about the messages of one epoch and producer (and, with `bucketMs`, of one stretch of
-time) among those that were read at once, 8192 at most. Rows of the same epoch, put together,
-say whether it lies in one piece.
+The view `runs` is drawn up in `exclusivelog.audit.runs`.
 """
 
 from __future__ import annotations
@@ -17,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -209,64 +202,3 @@ VIEWS: dict[str, Callable[[plan.Engine, str], Iterable[Record]]] = {
     "topics": _topics, "owners": _owners, "events": _events, "epochs": _epochs,
     "producers": _producers, "txns": _txns,
 }  # fmt: skip
-
-
-# ---- sums ------------------------------------------------------------------------------
-
-
-READ = ("offset", "epoch", "publish_time", "producer", "sequence_id")
-BY = ("epoch", "producer", "bucket")
-SUMS = [
-    ("offset", "min"), ("offset", "max"), ("offset", "count"), ("publish_time", "min"),
-    ("publish_time", "max"), ("sequence_id", "first"), ("sequence_id", "last"),
-]  # fmt: skip
-NAMES = (
-    "first_offset", "last_offset", "messages", "first_time", "last_time", "first_sequence_id",
-    "last_sequence_id",
-)  # fmt: skip
-
-
-def summed_up(batches: Iterable[pa.RecordBatch], bucket_ms: int) -> Iterator[pa.RecordBatch]:
-    """Batches with the columns `READ`, each as a few rows; `bucket_ms` 0: not cut by time."""
-    for batch in batches:
-        yield _sum_up(batch, bucket_ms)
-
-
-def _sum_up(batch: pa.RecordBatch, bucket_ms: int) -> pa.RecordBatch:
-    table = pa.Table.from_batches([batch])
-    table = table.append_column("bucket", _buckets(batch.column("publish_time"), bucket_ms))
-    found = table.group_by(list(BY), use_threads=False).aggregate(SUMS)
-    falls, gaps = _falls(batch), _steps(batch.column("offset"), lambda step: pc.not_equal(step, 1))
-    columns = {name: found.column(name).combine_chunks() for name in BY}
-    for name, (column, kind) in zip(NAMES, SUMS, strict=True):
-        columns[name] = found.column(f"{column}_{kind}").combine_chunks()
-    rows = found.num_rows
-    columns["falls"] = pa.array([falls.get(name, 0) for name in columns["producer"].to_pylist()])
-    columns["gaps"] = pa.array([gaps] + [0] * (rows - 1), pa.int64())
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def _buckets(times: pa.Array, bucket_ms: int) -> pa.Array:
-    if not bucket_ms:
-        return pa.nulls(len(times), times.type)
-    us = times.cast(pa.int64())
-    width = bucket_ms * 1000
-    return pc.multiply(pc.divide(us, width), width).cast(times.type)
-
-
-def _falls(batch: pa.RecordBatch) -> dict[str, int]:
-    """Producer -> how often its sequence id did not rise (rule G2); each of its rows has it."""
-    names = pc.unique(batch.column("producer")).to_pylist()
-    found = {}
-    for name in names:
-        one = batch if len(names) == 1 else batch.filter(pc.equal(batch.column("producer"), name))
-        found[name] = _steps(one.column("sequence_id"), lambda step: pc.less_equal(step, 0))
-    return found
-
-
-def _steps(column: pa.Array, wrong: Any) -> int:
-    """How many steps from one number to the next are wrong."""
-    if len(column) < 2:
-        return 0
-    steps = pc.subtract(column.slice(1), column.slice(0, len(column) - 1))
-    return int(pc.sum(wrong(steps)).as_py())

@@ -406,7 +406,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
     def at(self, when: At) -> dict[K, V]:
         """Return the map as it was before the message at an offset, or at a time (a datetime;
-        naive: UTC).
+        naive: local time).
 
         Raises OffsetTrimmedError if neither the log nor the snapshot reaches back so far.
 

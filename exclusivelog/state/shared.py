@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.backend import Closing, EngineBackend, Kind, Snapshot, TopicStore
 from exclusivelog.errors import (
     EngineClosedError,
@@ -51,7 +51,7 @@ from exclusivelog.waits import check_timeout
 # ---- snapshots -------------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 NEVER = (1 << 63) - 1
 
@@ -93,7 +93,7 @@ class Snapshots(_core.SnapshotsBase):
         try:
             thread.start()
         except RuntimeError as error:  # too many threads; what was written is in the log
-            log.warning("topic %r: no snapshot: %s", self._topic, error)
+            logs.say(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
         else:
             self._thread = thread
 
@@ -103,7 +103,7 @@ class Snapshots(_core.SnapshotsBase):
         except SnapshotRefused as error:
             self._every, self.due_at, self.refused = None, NEVER, error
         except Exception as error:  # the next one may succeed
-            log.warning("topic %r: no snapshot: %s", self._topic, error)
+            logs.say(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
 
     def close(self) -> None:
         """Wait for the one that is being taken."""
@@ -114,7 +114,7 @@ class Snapshots(_core.SnapshotsBase):
 # ---- the copy in memory ----------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 
 class Content(Protocol):
@@ -234,7 +234,7 @@ class Replica(_core.ReplicaBase):
         except LedgerCorruptedError as error:
             if self._topic.first_offset > self.position:
                 raise
-            log.warning("%s; reading all messages instead", error)
+            logs.say(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=str(error))
             return None
 
     def _do_without(self, offset: int, error: Exception) -> None:
@@ -242,7 +242,7 @@ class Replica(_core.ReplicaBase):
         text = f"topic {self._topic.name!r}: the snapshot as of offset {offset} cannot be decoded"
         if self._topic.first_offset > 0:
             raise StateError(f"{text}: {error!r}, and older messages were trimmed") from error
-        log.warning("%s: %r; reading all messages instead", text, error)
+        logs.say(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=f"{text}: {error!r}")
         self._reset()
         self.torn = False
 
@@ -399,6 +399,16 @@ Future = concurrent.futures.Future
 SNAPSHOT_EVERY = 100_000
 
 
+def _wrong_topic(call: str, topic: object) -> TypeError:
+    kind = type(topic)
+    if kind.__module__.startswith("exclusivelog.aio"):
+        return TypeError(
+            f"topic={topic!r}: exclusivelog.{call} takes a topic of exclusivelog; use "
+            f"exclusivelog.aio.{call} for one of exclusivelog.aio"
+        )
+    return TypeError(f"topic takes a Topic, not {kind.__name__}")
+
+
 class Write(Generic[R]):
     """One call's write, and what has come of it so far."""
 
@@ -427,7 +437,7 @@ class Shared(_core.SharedBase, Closing):
     ) -> None:  # fmt: skip
         check_timeout(timeout)
         if not isinstance(topic, Topic):
-            raise TypeError(f"topic takes a Topic, not {type(topic).__name__}")
+            raise _wrong_topic(type(self).__name__, topic)
         self.topic = topic
         self._engine: EngineBackend = topic.engine.backend
         self._kind, self._timeout = kind, timeout
@@ -438,7 +448,10 @@ class Shared(_core.SharedBase, Closing):
         self._unflushed: Appended | None = None  # what was appended last
         self._calls = Calls(self._flush)
         self._ownership = Ownership(topic, self._writing, self._calls, self._prepare_to_write)
-        self._snapshots = Snapshots(topic.name, snapshot_every, self._snapshot_unless_closed)
+        kept = "snapshots" in self._engine.capabilities
+        self._snapshots = Snapshots(
+            topic.name, snapshot_every if kept else None, self._snapshot_unless_closed
+        )
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)
@@ -497,7 +510,7 @@ class Shared(_core.SharedBase, Closing):
         """Before a read: catch up, unless nothing can have come."""
         replica, ownership = self._replica, self._ownership
         if latest:
-            if replica.torn or not ownership.is_held():
+            if replica.torn or not ownership.is_held() or self._engine.latest_needs_log:
                 self._engine.make_visible()
                 self._catch_up()
         elif replica.torn or (ownership.producer is None and replica.mark() != replica.seen):

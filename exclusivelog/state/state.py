@@ -112,7 +112,7 @@ class SharedState(Shared, Generic[S, Op]):
       `serde.exact`, which knows Python's containers, numbers and dates; for a state that it does
       not take, `encode` and `decode`.
     - `snapshot_every`: after so many operations a snapshot is taken in the background (default:
-      100 000); None: only by `snapshot()`.
+      100 000; none where the engine keeps no snapshots); None: only by `snapshot()`.
     - `copy`: copies the objects that functions are given and that are neither immutable nor a
       dict, list, set or tuple (default: `copy.deepcopy`); None: all such objects are immutable.
     - `timeout`: seconds that a write waits to become the topic's owner, then WaitTimeoutError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
 from testing.processes import forked
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.once, pytest.mark.timeout(120)]
 BAD = Chances(lost=0.2, doubled=0.2, delayed=0.2, answer_lost=0.3, answer_doubled=0.2)
 
 
@@ -271,11 +272,14 @@ def test_an_owner_that_sends_meanwhile_only_delays_the_grant(log: MemoryLog) -> 
 
 @pytest.mark.rule("C5")
 def test_a_forked_child_is_refused_and_waits_for_nothing(log: MemoryLog) -> None:
-    link = UnreliableLog(log)
+    link, me = UnreliableLog(log), os.getpid()
     with Follower(link, holder("p"), resend=30) as follower:
         follower.acquire(timeout=60)
         link._chances = Chances(delayed=1.0)
         future = follower.send_soon(one(b"x"))
+        held, called = threading.Lock(), threading.Event()
+        held.acquire()  # no thread of the child could release it
+        future.add_done_callback(lambda _: called.set() if os.getpid() == me else held.acquire())
 
         def refused() -> str:
             for call in (
@@ -294,4 +298,5 @@ def test_a_forked_child_is_refused_and_waits_for_nothing(log: MemoryLog) -> None
         assert not future.done()
         link.deliver()
         assert future.result(60) == 0
+        assert called.wait(60)
     assert values(log) == [b"x"]

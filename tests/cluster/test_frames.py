@@ -31,7 +31,7 @@ from exclusivelog.cluster.frames import (
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.types import AccessMode
 
-pytestmark = pytest.mark.rule("J1")
+pytestmark = [pytest.mark.once, pytest.mark.rule("J1")]
 
 # ---- what there can be -------------------------------------------------------------------
 

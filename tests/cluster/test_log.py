@@ -23,6 +23,7 @@ from exclusivelog.errors import (
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
 
+pytestmark = pytest.mark.once
 SOUND = Chances()
 
 

@@ -17,11 +17,12 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.cluster import Mirror, pulsar
 from exclusivelog.cluster.mirror import READ_AT_ONCE, READ_BYTES, read_some
+from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import State, Verdict
 from exclusivelog.restoring import restore
 from testing.broker import Namespace
-from testing.processes import until, within
+from testing.processes import forked, until, within
 
 pytestmark = [pytest.mark.rule("J4"), pytest.mark.broker]
 
@@ -377,14 +378,34 @@ def test_a_topic_that_is_deleted_under_its_reader_is_empty(
         reader = running.cluster.reader("orders")
 
         class SaysThatThereIsOne:
-            close = staticmethod(reader._reader.close)
-            read_next = staticmethod(reader._reader.read_next)
+            close = staticmethod(reader._reader.use().close)
+            read_next = staticmethod(reader._reader.use().read_next)
 
             def has_message_available(self) -> bool:
                 return True
 
-        monkeypatch.setattr(reader, "_reader", SaysThatThereIsOne())
+        monkeypatch.setattr(reader, "_reader", Native(SaysThatThereIsOne(), "it"))
         assert within(reader.next, 60.0) is None
+
+
+@pytest.mark.rule("C5")
+def test_a_forked_child_harms_no_mirror(topic: xl.Topic, namespace: Namespace) -> None:
+    with topic.producer() as producer, mirror(topic.engine, namespace) as running:
+        running.start(follow=True)
+        producer.send(b"a")
+        until(lambda: [one.position for one in running.progress()] == [1])
+
+        def end() -> None:
+            running.stop()
+            running.close()
+            with pytest.raises(xl.EngineClosedError, match=r"inherited through fork\(\)"):
+                running.cluster.reader("orders")
+            running.cluster.close()
+
+        forked(end)
+        producer.send(b"b")
+        until(lambda: [one.position for one in running.progress()] == [2])
+        assert not running.wait(0)
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -67,7 +67,7 @@ def test_a_full_disk_of_the_broker(topic: xl.Topic, tmp_path: Path) -> None:
             producer.send_many([b"x" * 100] * 100)
             with mirror(topic.engine, namespace) as running:
                 within(running.run, 150.0)
-            # A standalone's bookie takes no writes beyond 99.9 %; its metadata needs some more room.
+            # A standalone's bookie takes no writes beyond 99.9 %; its metadata needs more room.
             ballast = leave(place, 5 * MEGABYTE)
             time.sleep(3.0)  # it looks every half second
             producer.send_many([b"y" * 1000] * 10_000)

@@ -16,7 +16,7 @@ from exclusivelog.cluster.rule import State, Verdict, is_written
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
 from exclusivelog.types import AccessMode
 
-pytestmark = pytest.mark.rule("J1")
+pytestmark = [pytest.mark.once, pytest.mark.rule("J1")]
 
 HOLDER = Holder("e1", "host", 12, "p", AccessMode.EXCLUSIVE, properties={"a": "b"})
 

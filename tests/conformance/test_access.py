@@ -46,8 +46,15 @@ RIVALS = {
     "an owner": (EXCLUSIVE,),
     "an owner and a waiter": (EXCLUSIVE, WAIT),
 }
+OF_MANY = [pytest.mark.needs("shared_producers")]
 CELLS = [
-    pytest.param(situation, mode, outcome, id=f"{situation}-{mode}")
+    pytest.param(
+        situation,
+        mode,
+        outcome,
+        id=f"{situation}-{mode}",
+        marks=OF_MANY if SHARED in (mode, *RIVALS[situation]) else [],
+    )
     for situation, outcomes in TABLE.items()
     for mode, outcome in zip(MODES, outcomes, strict=True)
 ]
@@ -221,6 +228,7 @@ def test_a1_fencing_at_once_leaves_one_owner_and_everybody_had_an_epoch_of_his_o
     assert [producer.topic_epoch for producer in still_open] == [8]
 
 
+@pytest.mark.needs("shared_producers")
 def test_a1_shared_producers_write_side_by_side_from_everywhere(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -269,6 +277,7 @@ def test_a2_a_grant_survives_its_process(topic: xl.Topic, worker: Callable[..., 
         assert topic.owner is None
 
 
+@pytest.mark.needs("shared_producers")
 def test_a3_the_last_shared_producer_leaving_promotes_the_first_waiter(
     rivals: Rivals, topic: xl.Topic
 ) -> None:
@@ -283,6 +292,7 @@ def test_a3_the_last_shared_producer_leaving_promotes_the_first_waiter(
     assert topic.owner is not None
 
 
+@pytest.mark.needs("shared_producers")
 def test_a3_the_last_shared_producer_killed_promotes_the_first_waiter(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -297,6 +307,7 @@ def test_a3_the_last_shared_producer_killed_promotes_the_first_waiter(
     assert waiter.result(timeout=20).topic_epoch == 1
 
 
+@pytest.mark.needs("shared_producers")
 def test_a3_a_waiter_is_not_starved(topic: xl.Topic) -> None:
     """Shared producers come and go and overlap, so that the topic is never free by itself.
     From the moment that somebody waits no new one is let in, and the topic runs dry."""
@@ -332,6 +343,7 @@ def test_a3_a_waiter_is_not_starved(topic: xl.Topic) -> None:
             member.result(timeout=20)
 
 
+@pytest.mark.needs("shared_producers")
 def test_a4_modes_are_given_as_enum_or_as_string(engine: xl.Engine) -> None:
     for number, mode in enumerate(xl.AccessMode):
         for given in (mode, str(mode)):
@@ -385,7 +397,7 @@ def test_a5_owner_holders_and_waiters_tell_the_same(
     assert (high.properties, low.producer_name) == ({"zone": "a"}, "low")
 
 
-@pytest.mark.parametrize("first", [SHARED, EXCLUSIVE, WAIT])
+@pytest.mark.parametrize("first", [pytest.param(SHARED, marks=OF_MANY), EXCLUSIVE, WAIT])
 def test_a6_a_live_name_is_refused_to_a_second_claimant(
     rivals: Rivals, engine: xl.Engine, topic: xl.Topic, first: str
 ) -> None:
@@ -398,10 +410,11 @@ def test_a6_a_live_name_is_refused_to_a_second_claimant(
                 claimant.producer(second, name="ann", timeout=10)
             assert refused.value.holder is not None
             assert refused.value.holder.producer_name == "ann"
-        assert engine.topic("elsewhere").producer(name="ann").name == "ann"
+        assert engine.topic("elsewhere").producer(EXCLUSIVE, name="ann").name == "ann"
     assert fate(holder) == ("waits" if first == WAIT else "open")
 
 
+@pytest.mark.needs("shared_producers")
 def test_a6_a_name_is_free_again_once_its_session_has_ended(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:
@@ -451,6 +464,7 @@ def test_a6_the_name_of_a_killed_process_is_free(
     assert [holder.producer_name for holder in topic.holders] == ["ann"]
 
 
+@pytest.mark.needs("shared_producers")
 def test_a6_default_names_are_ones_that_nobody_had_before(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:

@@ -30,9 +30,11 @@ from testing.processes import (
 )
 
 ALONE = (EXCLUSIVE, WAIT, FENCING)
+OF_MANY = pytest.param(SHARED, marks=pytest.mark.needs("shared_producers"))
 FENCED = xl.ProducerFencedError
 
 
+@pytest.mark.needs("shared_producers")
 def test_b1_every_grant_has_a_new_epoch(path: str) -> None:
     chance = random.Random(1)
     epochs, opened = [], []
@@ -71,6 +73,7 @@ def test_b1_an_epoch_outlives_all_processes(path: str, worker: Callable[..., Wor
         assert engine.topic("orders").producer(EXCLUSIVE).topic_epoch == 7
 
 
+@pytest.mark.needs("deletion")
 def test_b1_a_deleted_topic_goes_on_counting_when_it_is_made_again(path: str) -> None:
     """A topic is deleted and made again under its name. Its first life had an owner with epoch
     1 that may still be around somewhere: epoch 1 must not be given a second time."""
@@ -92,6 +95,7 @@ def test_b1_a_deleted_topic_goes_on_counting_when_it_is_made_again(path: str) ->
                 engine.topic("orders", create=False)
 
 
+@pytest.mark.needs("deletion")
 @pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
 def test_b1_an_epoch_of_a_deleted_topic_cannot_be_claimed(
     engine: xl.Engine, topic: xl.Topic, mode: str
@@ -144,7 +148,7 @@ def all_errors(producer: xl.Producer) -> list[BaseException]:
     return errors
 
 
-@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, FENCING])
+@pytest.mark.parametrize("mode", [OF_MANY, EXCLUSIVE, FENCING])
 @pytest.mark.parametrize("first", ["look", "send", "flush", "wait"])
 def test_b4_fenced_is_for_ever_and_always_the_same_error(
     engine: xl.Engine, topic: xl.Topic, mode: str, first: str
@@ -215,7 +219,7 @@ def test_b5_a_free_topic_at_the_same_epoch_is_granted_without_a_new_one(
             again.send(b"x")
     assert topic.producer(mode).topic_epoch == 3
     assert {message.epoch for message in topic.reader()} == {2}
-    assert engine.verify().ok
+    assert not engine.supports("verify") or engine.verify().ok
 
 
 def test_b5_an_epoch_that_was_never_granted_cannot_be_claimed(topic: xl.Topic) -> None:
@@ -227,9 +231,10 @@ def test_b5_an_epoch_that_was_never_granted_cannot_be_claimed(topic: xl.Topic) -
 
 def test_b5_a_claim_does_not_beat_a_live_holder(topic: xl.Topic) -> None:
     topic.producer(EXCLUSIVE).close()
-    with topic.producer() as shared, pytest.raises(FENCED):
-        topic.producer(EXCLUSIVE, topic_epoch=1)
-    assert shared.state == "closed"
+    if topic.engine.supports("shared_producers"):
+        with topic.producer() as shared, pytest.raises(FENCED):
+            topic.producer(EXCLUSIVE, topic_epoch=1)
+        assert shared.state == "closed"
     with topic.producer(EXCLUSIVE, topic_epoch=1) as owner:
         with pytest.raises(FENCED):
             topic.producer(EXCLUSIVE, topic_epoch=1)
@@ -267,7 +272,8 @@ def test_b5_a_claim_is_checked_again_at_promotion(topic: xl.Topic) -> None:
     winner = last.result(timeout=10)
     assert winner.topic_epoch == topic.epoch == 3
     assert error.value.holder is not None
-    assert error.value.holder.session == winner.session.id
+    if topic.engine.supports("transactions"):  # one of them passes it over and grants the next
+        assert error.value.holder.session == winner.session.id
 
 
 def test_b5_a_process_keeps_its_epoch_through_a_restart(
@@ -433,7 +439,7 @@ def test_b9_each_send_has_one_outcome_also_while_it_is_closed(path: str, closed:
             stack.enter_context(xl.open(path))
         for round_ in range(25):
             engine = xl.open(path)
-            producer = engine.topic("orders").producer(SHARED)
+            producer = engine.topic("orders").producer(EXCLUSIVE)
             with ThreadPoolExecutor(3) as pool:
                 senders = [pool.submit(keep_sending, producer, round_, i) for i in range(3)]
                 time.sleep(chance.random() * 0.02)
@@ -446,7 +452,7 @@ def test_b9_each_send_has_one_outcome_also_while_it_is_closed(path: str, closed:
 
 def test_b9_receipts_are_settled_when_the_engine_is_closed(path: str, engine: xl.Engine) -> None:
     other = xl.open(path)
-    producer = other.topic("orders").producer(linger=60)
+    producer = other.topic("orders").producer(EXCLUSIVE, linger=60)
     receipts = [producer.send_async(b"%d" % i) for i in range(100)]
     other.close()
     assert [receipt.result(timeout=0) for receipt in receipts] == list(range(100))
@@ -561,7 +567,7 @@ def test_b9_every_send_has_an_outcome_when_the_engine_is_closed(path) -> None:
         engine = xl.open(path)
         topic = engine.topic("t")
         first = topic.next_offset
-        producer = topic.producer(linger=0.0005)
+        producer = topic.producer(EXCLUSIVE, linger=0.0005)
         outcomes: list[tuple[bytes, Any]] = []
 
         def run(

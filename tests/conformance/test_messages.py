@@ -32,11 +32,11 @@ PROPERTIES: list[tuple[Any, dict[str, str]]] = [
 ]  # fmt: skip
 EVENT_TIMES: list[tuple[Any, int | None]] = [
     (None, None), (0, 0), (-1, -1), (1_700_000_000_123, 1_700_000_000_123),
-    (dt.datetime(1970, 1, 1, 0, 0, 1), 1000),
+    (dt.datetime.fromtimestamp(1), 1000),  # naive: local time
     (dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), 1000),
     (dt.datetime(1970, 1, 1, 9, 30, 0, 999_999, tzinfo=EAST), 999),
-    (dt.datetime(1969, 12, 31, 23, 59, 59, 999_000), -1),
-    (dt.datetime(1, 1, 1), -62_135_596_800_000),
+    (dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC), -1),
+    (dt.datetime(1, 1, 1, tzinfo=UTC), -62_135_596_800_000),
 ]  # fmt: skip
 EVERY = list(itertools.product(VALUES, KEYS, PROPERTIES, EVENT_TIMES))
 
@@ -47,14 +47,14 @@ def facts(message: xl.Message) -> tuple[Any, ...]:
 
 def test_g1_every_combination_of_parts_comes_back_one_by_one(topic) -> None:
     picked = random.Random(1).sample(EVERY, 200)
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         for (value, _), (key, _), (properties, _), (event_time, _) in picked:
             producer.send(value, key=key, properties=properties, event_time=event_time)
     assert [facts(m) for m in topic.reader()] == [tuple(p[1] for p in c) for c in picked]
 
 
 def test_g1_every_combination_of_parts_comes_back_from_shared_entries(topic) -> None:
-    with topic.producer(linger=5, max_batch_messages=50) as producer:
+    with topic.producer("exclusive", linger=5, max_batch_messages=50) as producer:
         for (value, _), (key, _), (properties, _), (event_time, _) in EVERY:
             producer.send_async(value, key=key, properties=properties, event_time=event_time)
     assert [facts(m) for m in topic.reader()] == [tuple(p[1] for p in c) for c in EVERY]
@@ -62,7 +62,7 @@ def test_g1_every_combination_of_parts_comes_back_from_shared_entries(topic) -> 
 
 def test_g1_every_combination_of_parts_comes_back_from_one_batch(topic) -> None:
     given = [[parts[i][0] for parts in EVERY] for i in range(4)]
-    with topic.producer(max_batch_messages=300) as producer:
+    with topic.producer("exclusive", max_batch_messages=300) as producer:
         offsets = producer.send_many(
             iter(given[0]), keys=iter(given[1]), properties=iter(given[2]),
             event_times=iter(given[3]),
@@ -85,16 +85,17 @@ def test_g1_a_message_says_who_sent_it_when_and_where_it_stands(topic) -> None:
 
 def test_g1_what_was_sent_is_a_copy(topic) -> None:
     value, key, properties = bytearray(b"value"), bytearray(b"key"), {"a": "b"}
-    with topic.producer(linger=5) as producer:
+    with topic.producer("exclusive", linger=5) as producer:
         producer.send_async(value, key=key, properties=properties)
         value[:], key[:] = b"VALUE", b"KEY"
         properties["a"] = "c"
     assert [facts(m) for m in topic.reader()] == [(b"value", b"key", {"a": "b"}, None)]
 
 
+@pytest.mark.needs("large_messages")
 def test_g1_large_messages_come_back_whole(topic) -> None:
     large = [random.Random(size).randbytes(size) for size in (4095, 65_536, 1 << 20, 5_000_000)]
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         for value in large:
             producer.send(value, key=value[:10_000])
         producer.send_many(large)
@@ -119,7 +120,7 @@ DATA = {"text": "é", "list": [1, 2.5, None, True]}
     ],
 )
 def test_g1_serialisers_work_at_the_edges(topic, option, sent, stored) -> None:
-    with topic.producer(serializer=option) as producer:
+    with topic.producer("exclusive", serializer=option) as producer:
         producer.send(sent)
         producer.send_async(sent).result(10)
         producer.send_many([sent, None])
@@ -130,7 +131,7 @@ def test_g1_serialisers_work_at_the_edges(topic, option, sent, stored) -> None:
 
 
 def test_g1_a_function_can_stand_for_a_serialiser(topic) -> None:
-    with topic.producer(serializer=lambda value: str(value).encode()) as producer:
+    with topic.producer("exclusive", serializer=lambda value: str(value).encode()) as producer:
         producer.send(12)
     assert topic.reader(deserializer=int).read_next(0).value == 12
 
@@ -138,7 +139,7 @@ def test_g1_a_function_can_stand_for_a_serialiser(topic) -> None:
 def test_g1_an_unknown_serialiser_is_refused(topic) -> None:
     for option in ("pickle", "", 5, object()):
         with pytest.raises((ValueError, TypeError), match="serializer"):
-            topic.producer(serializer=option)
+            topic.producer("exclusive", serializer=option)
         with pytest.raises((ValueError, TypeError), match="deserializer"):
             topic.reader(deserializer=option)
     assert topic.holders == []
@@ -187,7 +188,7 @@ class Untouched:
 
 @pytest.mark.parametrize(("name", "arguments"), WRONG)
 def test_g1_wrong_arguments_are_refused_by_name(topic, name, arguments) -> None:
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         producer.send(b"before")
         untouched = Untouched(topic, producer)
         for call in (producer.send, producer.send_async):
@@ -198,7 +199,7 @@ def test_g1_wrong_arguments_are_refused_by_name(topic, name, arguments) -> None:
 
 @pytest.mark.parametrize("timeout", ["soon", b"1", [], object(), -1, float("nan")])
 def test_g1_a_wrong_timeout_is_refused_before_anything_is_sent(topic, timeout) -> None:
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         untouched = Untouched(topic, producer)
         with pytest.raises((ValueError, TypeError), match="timeout"):
             producer.send(b"x", timeout=timeout)
@@ -209,13 +210,13 @@ def test_g1_a_wrong_timeout_is_refused_before_anything_is_sent(topic, timeout) -
 
 @pytest.mark.parametrize("timeout", [1e9, 1e12, float("inf")])
 def test_g1_a_timeout_may_be_as_long_as_one_likes(topic, timeout) -> None:
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         assert producer.send(b"x", timeout=timeout) == 0
         assert producer.send_many([b"x"], timeout=timeout) == range(1, 2)
         producer.flush(timeout=timeout)
         assert producer.send_async(b"x").result(timeout) == 2
     reader = topic.reader()
-    timer = threading.Timer(0.1, lambda: topic.producer().send(b"late"))
+    timer = threading.Timer(0.1, lambda: topic.producer("exclusive").send(b"late"))
     for _ in range(3):
         reader.read_next(timeout=timeout)
     timer.start()
@@ -238,7 +239,7 @@ WRONG_MANY = [
 
 @pytest.mark.parametrize(("name", "arguments"), WRONG_MANY)
 def test_g1_a_batch_with_one_wrong_argument_is_refused_whole(topic, name, arguments) -> None:
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         producer.send(b"before")
         untouched = Untouched(topic, producer)
         with pytest.raises((ValueError, TypeError), match=name):
@@ -252,7 +253,7 @@ def test_g1_a_serialiser_that_fails_or_gives_no_bytes_changes_nothing(topic) -> 
             raise ZeroDivisionError("moody")
         return value
 
-    with topic.producer(serializer=moody) as producer:
+    with topic.producer("exclusive", serializer=moody) as producer:
         untouched = Untouched(topic, producer)
         for call in (producer.send, producer.send_async, lambda v: producer.send_many([b"x", v])):
             with pytest.raises(ZeroDivisionError, match="moody"):
@@ -267,7 +268,7 @@ def test_g1_an_iterable_that_fails_midway_changes_nothing(topic) -> None:
         yield b"one"
         raise ZeroDivisionError
 
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         untouched = Untouched(topic, producer)
         with pytest.raises(ZeroDivisionError):
             producer.send_many(failing())
@@ -277,7 +278,7 @@ def test_g1_an_iterable_that_fails_midway_changes_nothing(topic) -> None:
 
 
 def test_g1_an_empty_batch_is_no_batch(topic) -> None:
-    with topic.producer() as producer:
+    with topic.producer("exclusive") as producer:
         assert list(producer.send_many([])) == []
         producer.send(b"x")
         assert producer.send_many(iter(())) == range(1, 1)
@@ -289,6 +290,7 @@ def numbers(topic: xl.Topic, name: str | None = None) -> list[int]:
     return [m.sequence_id for m in topic.reader() if name is None or m.producer_name == name]
 
 
+@pytest.mark.needs("shared_producers")
 def test_g2_ids_are_counted_per_name(topic) -> None:
     with topic.producer(name="a") as a, topic.producer(name="b") as b:
         assert a.last_sequence_id == b.last_sequence_id == -1
@@ -300,6 +302,7 @@ def test_g2_ids_are_counted_per_name(topic) -> None:
     assert numbers(topic, "b") == [0, 1, 2]
 
 
+@pytest.mark.needs("shared_producers")
 def test_g2_names_that_nobody_chose_are_never_shared(topic) -> None:
     names = set()
     for _ in range(20):
@@ -311,7 +314,7 @@ def test_g2_names_that_nobody_chose_are_never_shared(topic) -> None:
 
 
 def test_g2_ids_may_be_given_and_leave_gaps(topic) -> None:
-    with topic.producer(name="a") as producer:
+    with topic.producer("exclusive", name="a") as producer:
         producer.send(b"x", sequence_id=5)
         producer.send(b"x")
         assert producer.send_many([b"x"] * 3, sequence_id=100) == range(2, 5)
@@ -323,7 +326,7 @@ def test_g2_ids_may_be_given_and_leave_gaps(topic) -> None:
 
 def test_g2_ids_with_gaps_keep_their_places_within_an_entry(topic) -> None:
     given = [None, None, 7, None, 8 + 2**40, 9 + 2**40, None, 2**50]
-    with topic.producer(name="a", linger=5) as producer:
+    with topic.producer("exclusive", name="a", linger=5) as producer:
         receipts = [producer.send_async(b"%d" % i, sequence_id=s) for i, s in enumerate(given)]
         producer.flush()
         assert [r.result(0) for r in receipts] == list(range(8))
@@ -340,7 +343,7 @@ def duplicate(call: Any, sequence_id: int, last: int) -> None:
 
 
 def test_g2_an_id_that_is_used_up_is_a_duplicate_and_nothing_is_appended(topic) -> None:
-    with topic.producer(name="a") as producer:
+    with topic.producer("exclusive", name="a") as producer:
         producer.send_many([b"x"] * 11)
         untouched = Untouched(topic, producer)
         for used in (10, 9, 0):
@@ -353,7 +356,7 @@ def test_g2_an_id_that_is_used_up_is_a_duplicate_and_nothing_is_appended(topic) 
 
 
 def test_g2_a_duplicate_does_not_hurt_what_waits_beside_it(topic) -> None:
-    with topic.producer(linger=5) as producer:
+    with topic.producer("exclusive", linger=5) as producer:
         first = producer.send_async(b"first", sequence_id=5)
         duplicate(lambda: producer.send_async(b"again", sequence_id=5), 5, 5)
         second = producer.send_async(b"second")
@@ -362,7 +365,7 @@ def test_g2_a_duplicate_does_not_hurt_what_waits_beside_it(topic) -> None:
 
 
 def test_g2_the_last_id_of_all_is_the_last(topic) -> None:
-    with topic.producer(name="a") as producer:
+    with topic.producer("exclusive", name="a") as producer:
         producer.send(b"x", sequence_id=2**63 - 1)
         for call in (producer.send, producer.send_async, lambda v: producer.send_many([v])):
             with pytest.raises((xl.ExclusiveLogError, ValueError)):
@@ -373,12 +376,12 @@ def test_g2_the_last_id_of_all_is_the_last(topic) -> None:
 
 def test_g2_ids_survive_closing_and_opening(path) -> None:
     for opened in range(3):
-        with xl.open(path) as engine, engine.topic("t").producer(name="a") as producer:
+        with xl.open(path) as engine, engine.topic("t").producer("exclusive", name="a") as producer:
             assert producer.last_sequence_id == 2 * opened - 1
             producer.send(b"x")
         with xl.open(path) as engine:
             topic = engine.topic("t")
-            with topic.producer(name="a") as producer:
+            with topic.producer("exclusive", name="a") as producer:
                 duplicate(lambda p=producer: p.send(b"x", sequence_id=0), 0, 2 * opened)
                 producer.send(b"x")
     with xl.open(path) as engine:
@@ -386,9 +389,9 @@ def test_g2_ids_survive_closing_and_opening(path) -> None:
 
 
 def test_g2_ids_are_counted_per_topic(engine) -> None:
-    with engine.topic("a").producer(name="n") as producer:
+    with engine.topic("a").producer("exclusive", name="n") as producer:
         producer.send_many([b"x"] * 5)
-    with engine.topic("b").producer(name="n") as producer:
+    with engine.topic("b").producer("exclusive", name="n") as producer:
         assert producer.last_sequence_id == -1
 
 
@@ -433,7 +436,7 @@ def test_g2_ids_are_handed_to_a_waiter_as_they_are_when_it_is_promoted(topic) ->
 
 
 def test_g2_ids_are_in_order_when_threads_share_a_producer(topic) -> None:
-    with topic.producer(name="a") as producer:
+    with topic.producer("exclusive", name="a") as producer:
 
         def run() -> None:
             for _ in range(20):
@@ -453,7 +456,7 @@ def test_g3_a_batch_appears_to_readers_at_one_moment(path, topic) -> None:
     stop = threading.Event()
 
     def run() -> None:
-        with topic.producer(max_batch_messages=10) as producer:
+        with topic.producer("exclusive", max_batch_messages=10) as producer:
             while not stop.is_set():
                 producer.send_many([b"x" * 100] * 100)
 

@@ -20,7 +20,7 @@ def test_c1_closing_a_producer_sends_what_waits_and_then_gives_the_topic_back(
         waiter = other.topic("orders").producer_async(WAIT)
         owner = waiter.result(timeout=10)
         successor = topic.producer_async(WAIT)
-        fast = other.topic("elsewhere").producer(linger=linger)
+        fast = other.topic("elsewhere").producer(EXCLUSIVE, linger=linger)
         fast.send_async(b"not this one's")
         receipts = [owner.send_async(b"%d" % i) for i in range(500)]
         owner.close()

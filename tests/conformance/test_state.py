@@ -53,6 +53,7 @@ def test_i1_nobody_sees_half_of_a_write(topic: xl.Topic, other: xl.Topic) -> Non
             moving.result(PATIENCE)
 
 
+@pytest.mark.needs("snapshots")
 def test_i1_states_of_any_kind(topic: xl.Topic, engine: xl.Engine) -> None:
     """Changed in place, or replaced; with serialisers of one's own; immutable, with no copies."""
     stack = xl.SharedState(topic, initial=list, apply=lambda state, op: state.append(op))

@@ -37,7 +37,10 @@ def write_and_leave(state: State, name: str) -> int:
         return int(producer.topic_epoch)
 
 
-@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, FENCING, WAIT])
+OF_MANY = pytest.param(SHARED, marks=pytest.mark.needs("shared_producers"))
+
+
+@pytest.mark.parametrize("mode", [OF_MANY, EXCLUSIVE, FENCING, WAIT])
 def test_d2_priority_is_read_only_and_other_modes_ignore_it(topic: xl.Topic, mode: str) -> None:
     with topic.producer(mode, priority=7) as producer:
         assert producer.priority == 7

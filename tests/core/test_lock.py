@@ -18,6 +18,8 @@ from exclusivelog._core import Holding, Lock
 from exclusivelog.errors import EngineClosedError
 from testing.processes import PATIENCE
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def leave() -> threading.Event:

@@ -19,6 +19,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
+from exclusivelog.aio.watching import Watch
 from testing.loops import free, held, play, soon
 from testing.processes import PATIENCE, Worker, forked, open_producer, send, values, within
 from testing.states import add, everything, one_more
@@ -54,7 +55,7 @@ def test_the_example_of_its_docstring(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await topic.producer(WAIT) as producer:
+            async with topic.producer(WAIT) as producer:
                 assert await producer.send(b"hello") == 0
             assert [message.value async for message in topic.reader()] == [b"hello"]
 
@@ -66,13 +67,13 @@ def test_an_engine(path: str, engine: xl.Engine) -> None:
         opened = await aio.open(path, "mine", {"a": "b"}, keepalive=5.0)
         try:
             assert (opened.name, opened.path, opened.info.properties) == ("mine", path, {"a": "b"})
-            opened.topic("orders")
+            await opened.topic("orders")
             assert opened.topics() == ["orders"]
             with pytest.raises(xl.TopicNotFoundError):
                 opened.topic("none", create=False)
             assert {info.name for info in engine.engines()} == {"test", "mine"}
             assert (await opened.verify()).ok
-            assert opened.stats()["topics"] == 1
+            assert (await opened.stats())["topics"] == 1
         finally:
             await opened.close()
         await opened.close()
@@ -92,7 +93,7 @@ def test_a_topic(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await topic.producer(EXCLUSIVE) as producer:
+            async with topic.producer(EXCLUSIVE) as producer:
                 await producer.send_many([b"1", b"2", b"3"], keys=["a", "b", "a"])
                 assert (topic.name, topic.epoch, topic.next_offset) == ("orders", 1, 3)
                 assert topic.owner.producer_name == producer.name
@@ -180,7 +181,7 @@ def test_a_reader(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 await producer.send_many([b"%d" % number for number in range(10)])
             async with topic.reader(2, inclusive=False) as reader:
                 assert (reader.position, reader.has_message_available()) == (3, True)
@@ -210,7 +211,7 @@ def test_values_of_a_reader(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 await producer.send_many([b"%d" % number for number in range(4)])
                 async with topic.reader() as reader:
                     async for value in reader.values():
@@ -237,12 +238,12 @@ def test_a_reader_of_a_group(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 await producer.send_many([b"a", b"b", b"c"])
             first = topic.reader(group="g")
             await first.read_next()
             await first.commit()
-            second = topic.reader(group="g")
+            second = await topic.reader(group="g")
             assert (second.group, (await second.read_next()).value) == ("g", b"b")
             for call in (first.commit, first.read_next):
                 with pytest.raises(xl.ReaderFencedError):
@@ -287,7 +288,7 @@ def test_a_reader_of_several_topics(path: str) -> None:
                 async with engine.transaction() as txn:
                     txn.commit_cursor(reader)
                     await producers["c"].send(b"x", transaction=txn)
-                second = engine.topic("b").reader(group="g", generation=4)
+                second = await engine.topic("b").reader(group="g", generation=4)
                 assert second.position == 3
                 with pytest.raises(xl.ReaderFencedError):
                     await reader.read_next()
@@ -298,11 +299,10 @@ def test_a_reader_of_several_topics(path: str) -> None:
 
 def test_claims_and_what_they_guard(path: str) -> None:
     async def main() -> None:
-        told: asyncio.Queue[xl.Claim] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
+        told: asyncio.Queue[aio.Claim] = asyncio.Queue()
 
-        def note(claim: xl.Claim, _: Exception) -> None:
-            loop.call_soon_threadsafe(told.put_nowait, claim)
+        def note(claim: aio.Claim, _: Exception) -> None:
+            told.put_nowait(claim)
 
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
@@ -325,7 +325,7 @@ def test_claims_and_what_they_guard(path: str) -> None:
             with pytest.raises(xl.OwnershipLostError):
                 await late.commit()
             assert late.state == "aborted"
-            second.release()
+            await second.release()
             assert topic.next_offset == 2
 
     play(main)
@@ -354,7 +354,7 @@ def test_a_reader_at_the_end_of_a_sealed_topic(path: str) -> None:
             topic = engine.topic("orders")
             following = asyncio.create_task(all_of(topic.reader().follow()))
             waiting = asyncio.create_task(topic.reader(1).read_next())
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 await producer.send(b"last")
             await asyncio.sleep(0.05)
             await topic.terminate()
@@ -373,7 +373,7 @@ def test_a_map(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await aio.SharedMap.create(topic, "str", value="json") as shared:
+            async with aio.SharedMap(topic, "str", value="json") as shared:
                 assert await shared.get("a") is None
                 await shared.put("a", 1)
                 assert (await shared.get("a"), await shared.get("b", 5, latest=True)) == (1, 5)
@@ -405,7 +405,7 @@ def test_a_state(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await aio.SharedState.create(topic, initial=dict, apply=add) as counts:
+            async with aio.SharedState(topic, initial=dict, apply=add) as counts:
                 assert await counts.write(lambda state: [["a", 1], ["b", 2]]) is None
                 assert await counts.write(lambda state: [["a", state["b"]]], dict) == {
                     "a": 3, "b": 2,
@@ -417,7 +417,7 @@ def test_a_state(path: str) -> None:
                     await counts.read(lambda state: 1 / 0)
             assert free(topic.sync)
             with pytest.raises(TypeError, match="apply"):
-                await aio.SharedState.create(topic, initial=dict)
+                await aio.SharedState(topic, initial=dict)
 
     play(main)
 
@@ -459,7 +459,7 @@ def test_arguments_are_the_same(plain: type, awaitable: type) -> None:
 
 def test_b9_a_send_that_takes_too_long_says_so_as_everywhere(path: str, engine: xl.Engine) -> None:
     async def main() -> None:
-        async with aio.open(path) as mine, await mine.topic("orders").producer() as producer:
+        async with aio.open(path) as mine, mine.topic("orders").producer() as producer:
             with held(engine), pytest.raises(xl.WaitTimeoutError, match="still on its way"):
                 await producer.send(b"x", timeout=0.05)
 
@@ -509,7 +509,7 @@ def test_f1_waiting_for_a_claim_does_not_hold_up_the_loop(path: str, engine: xl.
 
 def test_many_tasks_send_at_once(path: str, topic: xl.Topic) -> None:
     async def main() -> list[int]:
-        async with aio.open(path) as mine, await mine.topic("orders").producer() as producer:
+        async with aio.open(path) as mine, mine.topic("orders").producer() as producer:
             return await asyncio.gather(*(producer.send(b"%d" % n) for n in range(500)))
 
     offsets = play(main)
@@ -521,7 +521,7 @@ def test_many_tasks_wait_for_their_turn(path: str, topic: xl.Topic) -> None:
     """Waiting costs no thread: there are more of them than asyncio has."""
 
     async def take_writer_lock(mine: aio.Engine, number: int) -> int:
-        async with await mine.topic("orders").producer(WAIT, name=f"{number}") as producer:
+        async with mine.topic("orders").producer(WAIT, name=f"{number}") as producer:
             await producer.send(producer.name.encode())
             return int(producer.topic_epoch)
 
@@ -538,8 +538,8 @@ def test_many_tasks_call_one_map(path: str, topic: xl.Topic) -> None:
     async def main() -> dict[str, int]:
         async with aio.open(path) as a, aio.open(path) as b:
             async with (
-                await aio.SharedMap.create(a.topic("orders")) as first,
-                await aio.SharedMap.create(b.topic("orders")) as second,
+                aio.SharedMap(a.topic("orders")) as first,
+                aio.SharedMap(b.topic("orders")) as second,
             ):
                 calls = [shared.update("n", one_more) for shared in (first, second) * 60]
                 seen = await asyncio.gather(*calls)
@@ -559,7 +559,7 @@ def test_many_readers_all_see_everything(path: str) -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
             reading = [asyncio.create_task(read(topic)) for _ in range(20)]
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 for _ in range(30):
                     await producer.send(b"x")
                     await asyncio.sleep(0.002)
@@ -581,13 +581,13 @@ def test_many_readers_that_wait_do_not_hold_up_the_rest(path: str) -> None:
     async def main() -> list[Any]:
         asyncio.get_running_loop().set_default_executor(Executor(4))
         async with aio.open(path) as engine:
-            topic = engine.topic("orders")
+            topic = await engine.topic("orders")
             readers = [topic.reader() for _ in range(40)]
             submitted.clear()
             waiting = [asyncio.create_task(reader.read_next()) for reader in readers]
             await asyncio.sleep(0.3)
             meanwhile = list(submitted)
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 assert submitted
                 await producer.send(b"x")
             await asyncio.gather(*waiting)
@@ -604,7 +604,7 @@ def test_two_loops_in_two_threads_share_an_engine(engine: xl.Engine, topic: xl.T
 
     async def work(name: str) -> list[int]:
         await asyncio.to_thread(both.wait, PATIENCE)
-        producer, own_map = aio.Producer(plain), aio.SharedMap(shared)
+        producer, own_map = aio.Producer(plain), aio.SharedMap.wrap(shared)
         reader = aio.Topic(topic).reader()
         offsets = []
         for number in range(100):
@@ -633,7 +633,7 @@ def test_the_loop_goes_on_while_a_map_waits(
 
     async def main() -> int:
         async with aio.open(path) as mine:
-            async with await aio.SharedMap.create(mine.topic("orders")) as shared:
+            async with aio.SharedMap(mine.topic("orders")) as shared:
                 writing = asyncio.create_task(shared.put("a", 1))
                 turns = 0
                 while turns < 50:
@@ -657,7 +657,7 @@ def read_in_a_loop(path: str) -> bytes:
             reader = topic.reader("latest")
             reading = asyncio.create_task(reader.read_next(timeout=PATIENCE / 3))
             await asyncio.sleep(0.1)
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 await producer.send(b"of the child")
             return (await reading).value or b""
 
@@ -670,7 +670,7 @@ def test_c5_a_child_that_is_forked_while_a_watch_is_made_can_read(path: str) -> 
     held, let_go = threading.Event(), threading.Event()
 
     def make_a_watch() -> None:
-        with aio._Watch._lock:
+        with Watch.lock:
             held.set()
             let_go.wait(PATIENCE)
 
@@ -696,12 +696,12 @@ def test_e2_a_send_during_a_hand_over_waits_without_the_loop(path: str, topic: x
         async def main() -> None:
             producer = aio.Producer(there)
             assert await producer.send(b"0") == 0
-            there._session.pause()  # the hand-over begins
+            there._session.pauses.begin()  # the hand-over begins
             sends = [asyncio.create_task(producer.send(b"%d" % n)) for n in (1, 2, 3)]
             await asyncio.sleep(0.2)
             told.append("the loop goes on")
             assert not any(send.done() for send in sends)
-            there._session.resume()  # and is given up
+            there._session.pauses.end()  # and is given up
             assert await asyncio.gather(*sends) == [1, 2, 3]
             assert await producer.send(b"4") == 4
 

@@ -140,7 +140,7 @@ def test_c1_a_block_that_is_cancelled_gives_the_topic_back(path: str, topic: xl.
     """Once, or once more while it is being closed."""
 
     async def hold(mine: aio.Engine, inside: asyncio.Event) -> None:
-        async with await mine.topic("orders").producer(EXCLUSIVE) as producer:
+        async with mine.topic("orders").producer(EXCLUSIVE) as producer:
             await producer.send(b"x")
             inside.set()
             await asyncio.sleep(PATIENCE)
@@ -185,7 +185,7 @@ def test_b9_a_cancelled_send_is_in_the_log_or_not_and_harms_nobody(
 
     async def main() -> list[bytes]:
         acknowledged = []
-        async with aio.open(path) as mine, await mine.topic("orders").producer() as producer:
+        async with aio.open(path) as mine, mine.topic("orders").producer() as producer:
             for number in range(60):
                 delay = -(number % 4) - 1 if number % 2 else number * 0.0001
                 await cancelled_after(delay, producer.send(b"cancelled %d" % number))
@@ -205,7 +205,7 @@ def test_b9_a_send_that_was_cancelled_while_nobody_could_commit(
     path: str, engine: xl.Engine, topic: xl.Topic
 ) -> None:
     async def main() -> None:
-        async with aio.open(path) as mine, await mine.topic("orders").producer() as producer:
+        async with aio.open(path) as mine, mine.topic("orders").producer() as producer:
             with held(engine):
                 sending = [asyncio.create_task(producer.send(b"%d" % n)) for n in range(20)]
                 await asyncio.sleep(0.05)
@@ -227,7 +227,7 @@ def test_g5_a_cancelled_read_takes_no_message(path: str) -> None:
     chance = random.Random(4)
 
     async def write(topic: aio.Topic) -> None:
-        async with await topic.producer() as producer:
+        async with topic.producer() as producer:
             for number in range(300):
                 await producer.send(b"%d" % number)
                 await asyncio.sleep(chance.random() * 0.002)
@@ -257,7 +257,7 @@ def test_g5_a_cancelled_walk_can_be_taken_up_where_it_stopped(path: str) -> None
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 await producer.send_many([b"x"] * 200)
             for make in (lambda r: aiter(r), lambda r: r.follow(timeout=1)):
                 reader, got = topic.reader(), list[int]()
@@ -278,7 +278,7 @@ def test_g5_also_where_it_lets_others_have_their_turn(path: str) -> None:
     async def main() -> None:
         async with aio.open(path) as engine:
             topic = engine.topic("orders")
-            async with await topic.producer() as producer:
+            async with topic.producer() as producer:
                 await producer.send_many([b"x"] * 2500)
             reader, got = topic.reader(), list[int]()
             await cancelled_after(-1, walk(reader, got))
@@ -334,7 +334,7 @@ def test_a2_also_where_the_loop_ends_with_it(path: str, engine: xl.Engine) -> No
     """As when a timeout, or Ctrl-C, ends `asyncio.run`."""
 
     async def main() -> None:
-        await cancelled_after(-1, aio.open(path, "cancelled")._open())
+        await cancelled_after(-1, aio.open(path, "cancelled"))
 
     try:
         for _ in range(3):
@@ -368,7 +368,7 @@ def test_c1_an_engine_whose_close_was_cancelled_closes(
 def test_i2_a_cancelled_write_is_done_or_not(path: str, topic: xl.Topic) -> None:
     async def main() -> None:
         async with aio.open(path) as mine:
-            async with await aio.SharedMap.create(mine.topic("orders")) as shared:
+            async with aio.SharedMap(mine.topic("orders")) as shared:
                 low = 0
                 for number in range(40):
                     delay = -(number % 4) - 1 if number % 2 else number * 0.0002
@@ -390,7 +390,7 @@ def test_i1_a_cancelled_write_of_a_state_is_done_or_not(path: str, topic: xl.Top
     async def main() -> None:
         async with aio.open(path) as mine:
             options: dict[str, Any] = {"initial": dict, "apply": add}
-            async with await aio.SharedState.create(mine.topic("orders"), **options) as counts:
+            async with aio.SharedState(mine.topic("orders"), **options) as counts:
                 for number in range(40):
                     delay = -(number % 4) - 1 if number % 2 else number * 0.0002
                     write = counts.write(lambda state: [["a", 1], ["b", 1]], dict)
@@ -408,7 +408,7 @@ def test_i1_creating_one_that_was_cancelled_leaves_nothing(path: str, topic: xl.
     async def main() -> None:
         async with aio.open(path) as mine:
             for delay in DELAYS:
-                made = await cancelled_after(delay, aio.SharedMap.create(mine.topic("orders")))
+                made = await cancelled_after(delay, aio.SharedMap(mine.topic("orders")))
                 if made is not None:
                     await made.close()
             assert free(topic)
@@ -421,7 +421,7 @@ def test_d5_a_map_s_cancelled_write_leaves_the_queue(path: str, topic: xl.Topic)
 
     async def main() -> list[Any]:
         async with aio.open(path) as mine:
-            async with await aio.SharedMap.create(mine.topic("orders")) as shared:
+            async with aio.SharedMap(mine.topic("orders")) as shared:
                 writing = asyncio.create_task(shared.put("a", 1))
                 await soon(lambda: topic.waiters)
                 writing.cancel()
@@ -440,7 +440,7 @@ def test_c1_a_map_whose_write_was_cancelled_can_be_closed(path: str, topic: xl.T
 
     async def main() -> bool:
         async with aio.open(path) as mine:
-            shared: aio.SharedMap[str, int] = await aio.SharedMap.create(mine.topic("orders"))
+            shared: aio.SharedMap[str, int] = await aio.SharedMap(mine.topic("orders"))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.2):
                     await shared.put("a", 1)

@@ -296,6 +296,9 @@ def test_compact_and_trim(topic, path) -> None:
         producer.send_many([b"1", b"2", b"3"], keys=["a", "b", "a"])
     assert lines("compact", path, "orders") == [["orders is compacted: 2 messages"]]
     assert lines("trim", path, "orders", "--before", "2") == [["orders begins at offset 2"]]
+    nothing = run("trim", path, "orders")
+    assert (nothing.returncode, nothing.stdout) == (2, b"")
+    assert b"give --before OFFSET, --max-bytes BYTES, or both" in nothing.stderr
     assert [message.offset for message in topic.reader()] == [2]
     assert [message.offset for message in topic.reader(read_compacted=True)] == [1, 2]
     assert "has no topic 'none'" in refusal("compact", path, "none")
@@ -423,9 +426,11 @@ def test_a_path_without_a_ledger_is_refused_and_left_as_it_is(tmp_path) -> None:
 
 
 def test_a_topic_that_is_not_there_is_named(engine, path) -> None:
+    engine.topic("orders")
     for command in ("tail", "info", "owners"):
         assert "no topic 'nope'" in refusal(command, path, "nope")
-    assert engine.topics() == []
+        assert "no topic 'oders'; did you mean 'orders'?" in refusal(command, path, "oders")
+    assert engine.topics() == ["orders"]
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "exclusivelog").rglob("*.py")}
     assert modules <= inside
     assert {"exclusivelog/py.typed", "exclusivelog/_core.pyi"} <= inside
-    assert "exclusivelog/spark/page.css" in inside
+    assert "exclusivelog/audit/page.css" in inside
     assert len([name for name in inside if re.match(r"exclusivelog/_core\..*\.so$", name)]) == 1
     tops = {name.partition("/")[0] for name in inside}
     assert {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops} == {
@@ -257,7 +257,7 @@ importlib.import_module("exclusivelog." + sys.argv[1])
         source + "for name in sys.argv[2:]: importlib.import_module('exclusivelog.' + name)"
     )
     # Those of Spark and of the command need their extras; the packages themselves say so.
-    extra = ("spark.", "cli.commands")
+    extra = ("spark.", "audit.runs", "cli.")
     bare.python(everything, *(n for n in names if not n.startswith(extra)), cwd=tmp_path)
 
 

@@ -19,7 +19,7 @@ from exclusivelog import reader as reader_module
 from exclusivelog.local.log import entries, sending
 from exclusivelog.local.shm import lockfile
 from testing.children import child, finish, line, tell
-from testing.journals import never_pack, no_checkpoints, published_last_at
+from testing.journals import never_pack, no_checkpoints, published_last_at, wall_ms
 from testing.processes import PATIENCE, State, open_producer, send
 
 UTC = dt.UTC
@@ -73,7 +73,9 @@ def test_g5_beyond_the_end_waits_for_that_offset(topic) -> None:
     assert offsets(reader) == [5, 6]
 
 
-@pytest.mark.parametrize("start", ["newest", "", b"earliest", -1, 2**63, 1.0, True, None, []])
+@pytest.mark.parametrize(
+    "start", ["newest", "", b"earliest", 2**63, 1.0, True, None, [], -dt.timedelta(1)]
+)
 def test_g5_a_wrong_start_is_refused_by_name(topic, start) -> None:
     reader = topic.reader()
     for call in (topic.reader, reader.seek):
@@ -133,13 +135,91 @@ def check_times(topic: xl.Topic) -> None:
     for ms in ASKED:
         from_here = sum(published < ms for published in times)
         behind = sum(published <= ms for published in times)
-        for start in (moment(ms), moment(ms).replace(tzinfo=None)):
+        for start in (moment(ms), moment(ms).astimezone().replace(tzinfo=None)):  # local time
             assert topic.reader(start).position == from_here
             reader.seek(start)
             assert reader.position == from_here
             assert topic.reader(start, inclusive=False).position == behind
         east = moment(ms).astimezone(dt.timezone(dt.timedelta(hours=-7)))
         assert topic.reader(east).position == from_here
+
+
+@pytest.mark.parametrize("trimmed", [0, 4])
+def test_g5_a_negative_start_is_so_many_messages_before_the_end(topic, trimmed) -> None:
+    fill(topic, 10)
+    topic.trim(before=trimmed)
+    for count in range(1, 14):
+        first = max(trimmed, 10 - count)
+        assert offsets(topic.reader(-count)) == list(range(first, 10))
+        reader = topic.reader()
+        reader.seek(-count)
+        assert reader.position == first
+        assert offsets(topic.reader(-count, inclusive=False)) == list(range(first + 1, 10))
+    assert topic.reader(-(2**70)).position == trimmed
+    topic.trim(before=10)
+    for inclusive in (True, False):
+        assert topic.reader(-1, inclusive=inclusive).position == 10
+
+
+def test_g5_a_negative_start_of_a_compacted_topic_clamps_to_the_view(topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"%d" % n for n in range(6)], keys=["a", "b", "a", "c", "d", "e"])
+    topic.compact()
+    topic.trim(before=4)
+    assert offsets(topic.reader(-1, read_compacted=True)) == [5]
+    assert offsets(topic.reader(-9, read_compacted=True)) == [1, 2, 3, 4, 5]
+
+
+def test_g5_a_timedelta_is_so_long_ago(topic) -> None:
+    with topic.producer() as producer:
+        for _ in range(3):
+            producer.send(b"x")
+            time.sleep(0.05)
+    published = [message.publish_time for message in topic.reader()]
+    reader = topic.reader("latest")
+    for ago in (0, 30, 60, 110, 160, 10**9):
+        begun = wall_ms()
+        reader.seek(dt.timedelta(milliseconds=ago))
+        found = reader.position, topic.reader(dt.timedelta(milliseconds=ago)).position
+        ended = wall_ms() + 1
+        for position in found:
+            assert position >= sum(at < begun - ago for at in published)
+            assert position <= sum(at < ended - ago for at in published)
+    assert topic.reader(dt.timedelta(0)).position == 3
+    assert topic.reader(dt.timedelta(days=1)).position == 0
+    assert topic.reader(dt.timedelta.max).position == 0
+
+
+def test_g5_next_gives_messages_up_to_the_end_as_it_is_now(engine, topic) -> None:
+    fill(topic, 2)
+    reader = topic.reader()
+    assert (next(reader).offset, next(reader).offset) == (0, 1)
+    with pytest.raises(StopIteration):
+        next(reader)
+    fill(topic, 1)
+    assert next(reader).offset == 2
+    assert next(reader, None) is None
+    with engine.reader(["orders"], group="g") as both:
+        assert [(name, found.offset) for name, found in (next(both), next(both))] == [
+            ("orders", 0), ("orders", 1),
+        ]  # fmt: skip
+        former = topic.reader(group="f")
+        assert next(former).offset == 0
+        with topic.reader(group="f"), pytest.raises(xl.ReaderFencedError):
+            next(former)
+        assert next(both)[1].offset == 2
+        with pytest.raises(StopIteration):
+            next(both)
+
+
+def test_the_length_of_a_topic_is_its_number_of_messages(topic) -> None:
+    assert (len(topic), bool(topic)) == (0, True)
+    fill(topic, 7)
+    assert (len(topic), bool(topic)) == (7, True)
+    topic.trim(before=5)
+    assert len(topic) == len(list(topic.reader())) == 2
+    topic.trim(before=7)
+    assert (len(topic), bool(topic)) == (0, True)
 
 
 def test_g5_a_time_in_an_empty_topic_is_its_end(topic) -> None:

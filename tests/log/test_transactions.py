@@ -899,7 +899,7 @@ def test_e2_a_commit_that_is_refused_just_before_a_hand_over_says_why(desk, monk
     def resume_and_pause() -> None:
         monkeypatch.setattr(session, "resume", resume)
         resume()
-        session.pause()
+        session.pauses.begin()
         threading.Timer(0.3, resume).start()
 
     monkeypatch.setattr(session, "resume", resume_and_pause)
@@ -1339,3 +1339,83 @@ def test_g2_behind_an_interrupt_the_next_message_is_no_duplicate(interrupted) ->
 
 def test_g2_whoever_was_interrupted_opens_its_producer_again_and_is_told(interrupted) -> None:
     assert [one for one in interrupted if not one.told] == []
+
+
+# ---- a send that was meant to be in it ----------------------------------------------------
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_send_without_its_transaction_is_told_once(engine, topic, many) -> None:
+    """By the producer that sends in the transaction of the block; the message is sent."""
+    with topic.producer() as producer:
+        for _ in range(2):
+            with engine.transaction() as txn:
+                producer.send(b"in", transaction=txn)
+                with pytest.warns(UserWarning, match="topic 'orders': .* not in the trans") as told:
+                    _ = producer.send_many([b"beside"]) if many else producer.send(b"beside")
+                assert told[0].filename == __file__
+                producer.send(b"again")
+                producer.send_many([b"in", b"in"], transaction=txn)
+        producer.send(b"after")
+        assert type(producer) is xl.Producer
+    once = [b"beside", b"again", b"in", b"in", b"in"]
+    assert values(topic) == [*once, *once, b"after"]
+
+
+def test_only_a_slip_is_told(engine, topic) -> None:
+    """Not what other threads, other producers and other calls send, nor what comes before and
+    after the block, or within one that is left by an error."""
+    with topic.producer() as producer, topic.producer() as other, ThreadPoolExecutor(1) as pool:
+        with engine.transaction() as txn:
+            producer.send(b"1")
+            producer.send(b"2", transaction=txn)
+            other.send(b"3")
+            pool.submit(producer.send, b"4").result(PATIENCE)
+            producer.send_async(b"5").result(PATIENCE)
+            assert producer.state == "open"
+        producer.send(b"6")
+        with contextlib.suppress(ZeroDivisionError), engine.transaction() as txn:
+            producer.send(b"7", transaction=txn)
+            raise ZeroDivisionError
+        producer.send(b"8")
+        plain = engine.transaction()
+        producer.send(b"9", transaction=plain)
+        producer.send(b"10")
+        plain.commit()
+        assert type(producer) is xl.Producer
+    assert sorted(map(int, values(topic))) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
+
+
+def test_blocks_of_two_threads_end_each_by_itself(engine, topic) -> None:
+    def work(number: int) -> None:
+        for _ in range(20):
+            with engine.transaction() as txn:
+                barrier.wait(PATIENCE)
+                producer.send(b"%d" % number, transaction=txn)
+                barrier.wait(PATIENCE)
+
+    barrier = threading.Barrier(2)
+    with topic.producer() as producer:
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(work, number) for number in range(2)]:
+                done.result(PATIENCE)
+        assert type(producer) is xl.Producer
+    assert topic.next_offset == 40
+
+
+def test_tasks_of_one_loop_do_not_answer_for_one_another(engine, topic) -> None:
+    import asyncio
+
+    async def inside() -> None:
+        with engine.transaction() as txn:
+            producer.send(b"in", transaction=txn)
+            await asyncio.create_task(beside())
+            with pytest.warns(UserWarning, match="not in the transaction"):
+                producer.send(b"slip")
+
+    async def beside() -> None:
+        producer.send(b"beside")
+
+    with topic.producer() as producer:
+        asyncio.run(inside())
+        assert type(producer) is xl.Producer

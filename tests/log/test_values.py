@@ -189,32 +189,83 @@ def test_a_timeout_is_refused_where_nothing_waits(topic, engine, wrong) -> None:
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_a_value_that_cannot_be_deserialised_was_not_given(topic, follow) -> None:
-    """The position stays there, so that no commit leaves it out; one step goes over it."""
+def test_a_value_that_cannot_be_deserialised_is_named_and_passed(topic, follow) -> None:
+    """The reader stands behind it, and the next call goes on there."""
     with topic.producer() as producer:
         producer.send_many([b"1", b"wrong", b"3"])
     options = {"follow": True, "timeout": 0.0} if follow else {}
     with topic.reader(deserializer="json") as reader:
-        for _ in range(2):
-            found = []
-            with pytest.raises(json.JSONDecodeError):
-                found.extend(reader.values(**options))
-            assert reader.position == 1
-        reader.seek(reader.position + 1)
+        found: list[Any] = []
+        with pytest.raises(
+            xl.DeserializationError, match="'orders': the value at offset 1"
+        ) as caught:
+            found.extend(reader.values(**options))
+        error = caught.value
+        assert (error.topic, error.offset, error.part, error.raw) == (
+            "orders",
+            1,
+            "value",
+            b"wrong",
+        )
+        assert isinstance(error.__cause__, json.JSONDecodeError)
+        assert (found, reader.position) == ([1], 2)
         assert list(reader.values(**options)) == [3]
+        reader.seek(error.offset)
+        with pytest.raises(xl.DeserializationError):
+            list(reader.values(**options))
 
 
-def test_a_followed_value_that_cannot_be_deserialised_is_read_again(topic) -> None:
-    """Also one that came while the reader waited."""
-    with topic.producer() as producer, topic.reader(deserializer="json") as reader:
-        message = topic.reader(deserializer="json")
-        producer.send_many([b"wrong", b"2"])
-        with pytest.raises(json.JSONDecodeError):
-            message.value_of(message.read_next(0))
-        assert message.position == 0
-        with pytest.raises(json.JSONDecodeError):
-            next(reader.values(follow=True))
-        assert reader.position == 0
+def test_one_iterator_of_values_goes_on_behind_what_cannot_be_deserialised(topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"wrong", b"2", b"", b"4"])
+    values, found = topic.reader(deserializer="json").values(), []
+    for _ in range(4):
+        try:
+            found.append(next(values))
+        except xl.DeserializationError as error:
+            found.append(error.raw)
+    assert found == [b"wrong", 2, b"", 4]
+    assert next(values, None) is None
+
+
+def test_a_value_that_is_interrupted_is_read_again(topic) -> None:
+    """It was not given, and is not to blame: also one that came while the reader waited."""
+    interrupted: list[bytes] = []
+
+    def loads(data: bytes) -> bytes:
+        if data not in interrupted:
+            interrupted.append(data)
+            raise KeyboardInterrupt
+        return data
+
+    with topic.producer() as producer:
+        producer.send_many([b"1", b"2"])
+    reader = topic.reader(deserializer=loads)
+    with pytest.raises(KeyboardInterrupt):
+        next(reader.values())
+    assert reader.position == 0
+    assert next(reader.values()) == b"1"
+    with pytest.raises(KeyboardInterrupt):
+        reader.value_of(reader.read_next(0))
+    assert reader.position == 1
+    assert list(reader.values(follow=True, timeout=0)) == [b"2"]
+
+
+def test_a_group_of_topics_passes_what_cannot_be_deserialised(engine) -> None:
+    for name in "ab":
+        with engine.topic(name).producer() as producer:
+            producer.send_many([b"wrong", b"2"])
+    with engine.reader(["a", "b"], group="g", deserializer="json") as reader:
+        found, lost = [], []
+        while reader.has_message_available():
+            try:
+                found.extend(reader.values())
+            except xl.DeserializationError as error:
+                lost.append((error.topic, error.offset))
+        reader.commit()
+        assert (sorted(found), lost) == ([("a", 2), ("b", 2)], [("a", 0), ("b", 0)])
+    with engine.reader(["a", "b"], group="g") as reader:
+        assert reader.positions == {"a": 2, "b": 2}
 
 
 def test_a_deserializer_may_use_the_reader(topic) -> None:
@@ -354,6 +405,6 @@ def test_a_deserializer_that_raises_stop_iteration_does_not_end_the_topic(topic)
         producer.send_many([b"1", b"2", b"", b"4"])
     reader = topic.reader(deserializer=lambda value: next(iter(value)))
     found: list[Any] = []
-    with pytest.raises(RuntimeError, match="raised StopIteration"):
+    with pytest.raises(xl.DeserializationError, match="StopIteration"):
         found.extend(reader.values())
-    assert (found, reader.position) == ([ord("1"), ord("2")], 2)
+    assert (found, reader.position) == ([ord("1"), ord("2")], 3)

@@ -170,7 +170,15 @@ def test_g8_wrong_arguments_are_named_and_trim_nothing(topic, wrong, kind) -> No
     if name == "max_bytes":
         with pytest.raises(kind, match=name):
             topic.retention(**wrong)
-    assert topic.trim() == topic.first_offset == 0
+    assert topic.trim(before=0) == topic.first_offset == 0
+
+
+def test_g8_trimming_needs_to_be_told_what(topic) -> None:
+    fill(topic, 4)
+    for call in (topic.trim, lambda: topic.trim(None, None)):
+        with pytest.raises(TypeError, match=r"trim takes before= .*, max_bytes=, or both"):
+            call()
+    assert topic.first_offset == 0
 
 
 def test_g8_a_readonly_engine_trims_nothing(engine, topic) -> None:
@@ -201,7 +209,7 @@ def test_g8_a_topic_is_trimmed_by_time(engine, topic, monkeypatch, where) -> Non
         expected = sum(at < ms for at in times)
         east = moment(ms).astimezone(dt.timezone(dt.timedelta(hours=5)))
         assert topic.trim(moment(ms)) == expected
-        assert topic.trim(moment(ms).replace(tzinfo=None)) == expected
+        assert topic.trim(moment(ms).astimezone().replace(tzinfo=None)) == expected
         assert topic.trim(before=east) == expected
         assert values(topic) == sent[expected:]
         assert engine.verify().ok

@@ -7,6 +7,7 @@ import datetime as dt
 import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from testing.entries import encode
 from testing.journals import never_pack, no_checkpoints
 
 pa = pytest.importorskip("pyarrow")
+pytestmark = pytest.mark.once
 
 VALUES = [b"", b"a", None, b"\x00\xff", b"x" * 5000, None, b"last"]
 TEXTS = ["", "a", None, "é", "x" * 5000, None, "last"]
@@ -119,6 +121,16 @@ def test_g1_bytes_under_a_null_are_not_seen(topic) -> None:
 WHEN = [0, None, -1, 1_700_000_000_123]
 
 
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """This process takes UTC for local time, which times without a zone are in."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC0")
+        time.tzset()
+        yield
+    time.tzset()
+
+
 @pytest.mark.parametrize(
     "times",
     [
@@ -130,7 +142,7 @@ WHEN = [0, None, -1, 1_700_000_000_123]
     ],
     ids=["naive", "utc", "zone", "ms", "chunked"],
 )
-def test_g1_a_record_batch_stands_for_values_keys_and_times(topic, times) -> None:
+def test_g1_a_record_batch_stands_for_values_keys_and_times(topic, times, in_utc) -> None:
     columns = {"other": [1] * 4, "key": ["a", None, "", "d"], "value": [b"0", b"1", None, b"3"]}
     table = pa.table({**columns, "event_time": times})
     with topic.producer() as producer:
@@ -435,3 +447,11 @@ def test_g5_arrow_from_an_entry_made_by_hand() -> None:
 def test_arrow_is_not_imported_until_it_is_needed() -> None:
     source = "import sys, exclusivelog; assert 'pyarrow' not in sys.modules"
     subprocess.run([sys.executable, "-c", source], check=True, timeout=60)
+
+
+def test_g1_arrow_has_bytes_whatever_the_deserializers(topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"[1]", b"wrong"], keys=["7", "x"])
+    reader = topic.reader(deserializer="json", key_deserializer=int)
+    batch = reader.read_arrow(columns=["key", "value"])
+    assert batch.to_pydict() == {"key": [b"7", b"x"], "value": [b"[1]", b"wrong"]}

@@ -21,9 +21,8 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local import session as session_module
 from exclusivelog.local.log import sending as sending_module
-from exclusivelog.local.session import LocalSession
+from exclusivelog.local.session import Following, Listeners, LocalSession
 from testing.handovers import (
     COUNTS,
     SENDS,
@@ -155,7 +154,7 @@ def test_b9_e2_an_interrupted_send_leaves_the_way_to_the_topic_open(
     producer = topic.producer(EXCLUSIVE, name="p")
     rival = b.topic("orders").producer_async(WAIT) if waits else None
     assert [move.ok for move in a.unload("orders", to=b.id)] == [True]
-    hand_on = LocalSession._hand_on
+    hand_on = Following._hand_on
 
     def late(*args: Any) -> None:
         ident = threading.main_thread().ident
@@ -164,7 +163,7 @@ def test_b9_e2_an_interrupted_send_leaves_the_way_to_the_topic_open(
         time.sleep(0.2)
         hand_on(*args)
 
-    monkeypatch.setattr(LocalSession, "_hand_on", late)
+    monkeypatch.setattr(Following, "_hand_on", late)
     with pytest.raises(KeyboardInterrupt):
         producer.send(b"x", timeout=PATIENCE)
     monkeypatch.undo()
@@ -912,21 +911,22 @@ def test_e2_a_producer_that_comes_while_others_are_handed_on_is_not_forgotten(
     """It subscribes in another thread, between the reading of who is there and the writing."""
     here, there = topic.producer(name="here"), topic.producer(name="there")
     session, guest, threads = here._session, Guest(), []
-    without = session_module._without
+    without = Listeners._without
 
-    def subscribed_meanwhile(references: Any, listener: Any) -> Any:
-        left = without(references, listener)
+    def subscribed_meanwhile(listeners: Listeners, listener: Any) -> Any:
+        left = without(listeners, listener)
         if not threads:
             threads.append(threading.Thread(target=session.subscribe, args=(guest, False)))
             threads[0].start()
             threads[0].join(0.3)  # it waits until what is read here is written
         return left
 
-    session.moved = MOVED("the topic was handed over")
+    moved = MOVED("the topic was handed over")
+    following = Following(engine.backend, session.session.topic, 1, moved, session._finalizer)
     with monkeypatch.context() as patch:
-        patch.setattr(session_module, "_without", subscribed_meanwhile)
+        patch.setattr(Listeners, "_without", subscribed_meanwhile)
         patch.setattr(there._session, "subscribe", lambda *_, **__: None)
-        session._hand_on(there._session, False)
+        following._hand_on(session, there._session, False)
     threads[0].join(PATIENCE)
-    assert session_module._living(session._listeners) == [guest]
+    assert session.listeners.all() == [guest]
     there.close()

@@ -79,6 +79,27 @@ def commit_txn(state: State) -> None:
 # ---- generations -------------------------------------------------------------------------
 
 
+def test_a_name_that_no_topic_has_makes_none(engine) -> None:
+    """And is answered with names like it."""
+    for name in ("orders", "order-lines", "bills"):
+        engine.topic(name)
+    for call in (
+        lambda: engine.reader(["bills", "order"], group="g"),
+        lambda: engine.topic("order", create=False),
+    ):
+        with pytest.raises(xl.TopicNotFoundError, match="no topic 'order'; did you mean 'orders'"):
+            call()
+    with pytest.raises(xl.TopicNotFoundError, match=r"has no topic 'zzz'$"):
+        engine.topic("zzz", create=False)
+    assert engine.topics() == ["bills", "order-lines", "orders"]
+    assert engine.claims() == []
+
+
+def test_a_ledger_without_topics_says_so(path) -> None:
+    with xl.open(path) as engine, pytest.raises(xl.TopicNotFoundError, match="has no topics yet"):
+        engine.topic("orders", create=False)
+
+
 def test_f6_a_reader_s_generation_counts_as_that_of_a_claim(topic: xl.Topic) -> None:
     engine = topic.engine
     first = topic.reader(group="g")

@@ -914,7 +914,7 @@ FORKS_WHILE_IT_WAITS = """
         print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), flush=True)
         over.set()
         if place == "move":
-            owner._session.resume()
+            owner._session.pauses.end()
         elif place != "commit":
             owner.close()
 
@@ -923,7 +923,7 @@ FORKS_WHILE_IT_WAITS = """
     elif place == "read":
         shared = xl.SharedState(topic, apply=lambda state, op: None)
     if place == "move":
-        owner._session.pause()
+        owner._session.pauses.begin()
     elif place != "queue":
         threading.Thread(target=hold).start()
         time.sleep(0.1)
@@ -1232,3 +1232,40 @@ def test_c3_a_hung_process_keeps_what_nobody_needs(
         assert needed.result(PATIENCE).topic_epoch == 2
         hung.signal(signal.SIGCONT)
         assert hung.call(producer_state) == "fenced"
+
+
+# ---- A5: who it was ----------------------------------------------------------------------
+
+
+@pytest.mark.rule("A5")
+@pytest.mark.parametrize("mode", [EXCLUSIVE, SHARED])
+@pytest.mark.parametrize("apart", [False, True], ids=["one engine", "two engines"])
+def test_a5_a_process_that_fences_itself_is_told(engine, topic, mode, apart) -> None:
+    """That is how a second producer of one program shows."""
+    with xl.open(engine.path, name="second") as second:
+        loser = topic.producer(mode)
+        with (second if apart else engine).topic("orders").producer(FENCING) as rival:
+            with pytest.raises(
+                FENCED, match=r"was fenced; .* It was fenced by this process"
+            ) as told:
+                loser.send(b"x")
+            assert told.value.holder.producer_name == rival.name
+            assert repr("second" if apart else engine.name) in str(told.value)
+            with pytest.raises(FENCED) as again:
+                loser.flush()
+            assert again.value is told.value
+
+
+@pytest.mark.rule("A5")
+def test_a5_another_process_is_not_taken_for_this_one(worker, topic) -> None:
+    loser = topic.producer(EXCLUSIVE)
+    worker().call(open_producer, FENCING)
+    with pytest.raises(FENCED, match="was fenced") as told:
+        loser.send(b"x")
+    assert "this process" not in str(told.value)
+    # Nor this process where another one has had the topic in between.
+    third = topic.producer(FENCING)
+    assert third.topic_epoch == 3
+    with pytest.raises(FENCED) as told:
+        loser.send(b"x")
+    assert "this process" not in str(told.value)

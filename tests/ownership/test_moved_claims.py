@@ -305,7 +305,7 @@ def test_e1_groups_move_with_a_shared_producer_that_moves_alone(
 def test_e1_an_awaited_unload_takes_groups_along(path: str) -> None:
     async def scene() -> str:
         async with aio.open(path, "a") as a, aio.open(path, "b") as b:
-            reader = a.topic("orders").reader(group=GROUP)
+            reader = await a.topic("orders").reader(group=GROUP)
             await a.unload("orders", b.id, groups=[GROUP])
             with pytest.raises(FENCED) as error:
                 await reader.commit()

@@ -40,7 +40,10 @@ def can_unshare() -> bool:
     return False
 
 
-pytestmark = pytest.mark.skipif(not can_unshare(), reason="unshare --time is not permitted here")
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(not can_unshare(), reason="unshare --time is not permitted here"),
+]
 
 
 @contextlib.contextmanager

@@ -19,6 +19,9 @@ from rich.console import Console
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.audit.judging import Summary, judge
+from exclusivelog.audit.leaders import Story, Tenure, Told
+from exclusivelog.audit.page import page
 from exclusivelog.cli import demo
 from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once, recorded
@@ -34,9 +37,6 @@ from exclusivelog.spark import (
     report,
 )
 from exclusivelog.spark.errors import SourceError
-from exclusivelog.spark.judging import Summary, judge
-from exclusivelog.spark.leaders import Story, Tenure, Told
-from exclusivelog.spark.report import page
 from exclusivelog.spark.session import local_session
 from tests.spark.sparks import as_bytes, epochs, fill, read, trim, values
 

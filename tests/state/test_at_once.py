@@ -100,7 +100,7 @@ def test_i1_all_that_threads_put_at_once_arrives(shared: Map) -> None:
 
 def test_i5_so_it_is_for_a_task(shared: Map, monkeypatch: pytest.MonkeyPatch) -> None:
     """No other thread is asked."""
-    mine = aio.SharedMap(shared)
+    mine = aio.SharedMap.wrap(shared)
 
     async def main() -> list[Any]:
         monkeypatch.delattr(Shared, "submit")
@@ -116,7 +116,7 @@ def test_h1_it_is_durable_once_it_is_told(tmp_path: Path, tasks: bool) -> None:
         xl.open(tmp_path / "ledger", durability="power") as engine,
         xl.SharedMap(engine.topic("map")) as shared,
     ):
-        mine, journal = aio.SharedMap(shared), engine.ledger.journal
+        mine, journal = aio.SharedMap.wrap(shared), engine.ledger.journal
         assert journal is not None
 
         async def put(number: int) -> None:
@@ -147,7 +147,7 @@ def test_i2_a_loop_does_not_wait_for_another_thread_s_write(shared: Map) -> None
         return "update"
 
     async def main() -> Any:
-        mine = aio.SharedMap(shared)
+        mine = aio.SharedMap.wrap(shared)
         put = asyncio.ensure_future(mine.put("k", "put"))
         await asyncio.sleep(0.05)
         go_on.set()
@@ -166,7 +166,7 @@ def test_i2_it_overtakes_nothing_of_its_own_turn_of_the_loop(shared: Map) -> Non
     """What the tasks of one turn ask for is done in their order."""
 
     async def main() -> list[Any]:
-        mine = aio.SharedMap(shared)
+        mine = aio.SharedMap.wrap(shared)
         return list(await asyncio.gather(mine.get("k"), mine.put("k", 1), mine.get("k")))
 
     assert asyncio.run(main()) == [0, 0, 1]
@@ -181,7 +181,7 @@ def test_i2_it_overtakes_nothing_that_waits_in_the_background(shared: Map) -> No
         go_on.wait(PATIENCE)
 
     async def main() -> None:
-        mine = aio.SharedMap(shared)
+        mine = aio.SharedMap.wrap(shared)
         first = asyncio.ensure_future(mine.scan(look))
         second = asyncio.ensure_future(mine.put_all({"k": "second"}))
         await asyncio.to_thread(begun.wait, PATIENCE)
@@ -204,7 +204,7 @@ def test_i2_an_application_s_serialiser_never_runs_in_a_loop_s_thread(topic: xl.
         return serde.json.dumps(value)
 
     async def main() -> None:
-        mine = aio.SharedMap(shared)
+        mine = aio.SharedMap.wrap(shared)
         for number in range(3):
             await mine.put("k", number)
 

@@ -24,6 +24,8 @@ import exclusivelog as xl
 from exclusivelog.state.views import Scope, difference, thaw
 from testing.processes import until
 
+pytestmark = pytest.mark.once
+
 Codec = dict[str, Any]
 
 

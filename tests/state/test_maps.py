@@ -395,7 +395,7 @@ def test_i6_writes_of_many_threads_are_seen_each_once(shared: Map) -> None:
 def test_i6_so_it_is_for_asyncio(path: str) -> None:
     async def play() -> list[Any]:
         async with aio.open(path) as engine:
-            async with await aio.SharedMap.create(engine.topic("m")) as shared:
+            async with aio.SharedMap(engine.topic("m")) as shared:
                 async with shared.watch(prefix="a") as watch:
                     reading = asyncio.create_task(watch.read_next(timeout=PATIENCE))
                     await asyncio.sleep(0.2)

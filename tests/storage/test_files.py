@@ -28,6 +28,8 @@ from testing.children import command, finish
 from testing.disks import OPENS, TELLS_ALL, digest, disk
 from testing.processes import values
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture
 def small_disk(tmp_path) -> Iterator[Path]:

@@ -32,7 +32,6 @@ from exclusivelog.messages import to_ms
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 Found = TypeVar("Found")
-Loads = Callable[[bytes], object]
 
 # After a wait that was no longer than this, the next wait spins first. For messages that come
 # less often, spinning would cost the writer more than the reader gains.
@@ -68,7 +67,7 @@ class Membership(Protocol):
 class JournalTail:
     """One topic's frames at the end of the journal, behind what a cursor has read."""
 
-    def __init__(self, host: Host, topic: int, loads: Loads | None) -> None:
+    def __init__(self, host: Host, topic: int, loads: _core.Deserializer | None) -> None:
         self._host = host
         self._topic = topic
         self._loads = loads
@@ -144,7 +143,7 @@ class LogCursor(_core.Cursor):
     """A position in one topic; see `exclusivelog.backend.Cursor`."""
 
     def __init__(
-        self, host: Host, topic: int, name: str, loads: Loads | None, compacted: bool,
+        self, host: Host, topic: int, name: str, loads: _core.Deserializer | None, compacted: bool,
         skip_trimmed: bool,
     ) -> None:  # fmt: skip
         self.topic_id = topic
@@ -183,7 +182,7 @@ class LogCursor(_core.Cursor):
     # ---- the position --------------------------------------------------------------------
 
     def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
-        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
+        """Continue at "earliest", "latest", an offset from 0 on, or a datetime (naive: local)."""
         journal = self._host.ledger.journal
         version = -1 if journal is None or journal.failed else journal.version
         if version != self._found_at or version < 0 or type(start) is not int or self._compacted:
@@ -372,7 +371,8 @@ def _offset(start: object, inclusive: bool) -> int:
     if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
         return start if inclusive else start + 1
     raise ValueError(
-        f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
+        f"start={start!r}: it takes 'earliest', 'latest', an offset, -n for the last n messages, a "
+        "datetime or a timedelta"
     )
 
 

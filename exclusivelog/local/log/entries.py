@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from exclusivelog import _core
@@ -335,6 +335,7 @@ def append_one(tables: Tables, work: Work) -> Placed:
     sequence, _ = tables.producers.get(session.topic, session.name)
     publish_time = max(row.last_publish_time, wall_ms())
     placed: Placed = []
+    messages, size = tables.appended or (0, 0)
     for batch in work.batches:
         if batch.base_sequence <= sequence and _was_written(tables, session, batch):
             placed.append((batch, batch.base_offset))
@@ -350,10 +351,12 @@ def append_one(tables: Tables, work: Work) -> Placed:
             session.topic, base_offset, session.epoch, session.id, publish_time
         ):
             tables.entries.put(session.topic, last, tables.compression.compressed(row, entry))
+            messages, size = messages + last + 1 - row.next_offset, size + len(entry)
             row.next_offset = last + 1
         sequence = batch.last_sequence
         placed.append((batch, base_offset))
     if placed:
+        tables.appended = messages, size
         row.last_publish_time = publish_time
         tables.topics.put(row)
         tables.producers.put(session.topic, session.name, sequence, session.id)
@@ -365,7 +368,7 @@ def append_one(tables: Tables, work: Work) -> Placed:
 
 
 def read_entries(
-    tables: Tables, topic: _core.TopicRow, offset: int, loads: Callable[[bytes], object] | None,
+    tables: Tables, topic: _core.TopicRow, offset: int, loads: _core.Deserializer | None,
     most_bytes: int = READ_BYTES, since: int = 0, packed: bool = False,
 ) -> list[_core.Entry]:  # fmt: skip
     """Entries from the one that holds `offset` on, about `most_bytes` of them. `since` and `packed`
@@ -398,7 +401,7 @@ def read_entries(
 
 def view_entries(
     tables: Tables, topic: int, position: int, horizon: int,
-    loads: Callable[[bytes], object] | None, most_bytes: int,
+    loads: _core.Deserializer | None, most_bytes: int,
 ) -> list[_core.Entry]:  # fmt: skip
     """Entries of the topic's view from `position` on, of their messages those that stand before
     `horizon`. It may be a later view than the one that the reader began with: what it lacks
@@ -439,7 +442,7 @@ def view_entries(
 
 
 def read_entry(
-    tables: Tables, topic: _core.TopicRow, offset: int, loads: Callable[[bytes], object] | None,
+    tables: Tables, topic: _core.TopicRow, offset: int, loads: _core.Deserializer | None,
     known: OpenEntries,
 ) -> _core.Entry | None:  # fmt: skip
     """The entry of the tables that holds `offset`, from those that are `known` if it is there. None

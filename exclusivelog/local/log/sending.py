@@ -6,7 +6,8 @@ Group commit: each commit takes everything that waits at that moment.
 arrive meanwhile are in the next commit. `send_async` leaves it to a background thread, which sleeps
 when nothing waits.
 
-Appending for one session: at once where nothing waits before it, else through the queue.
+Appending for one session: at once where nothing waits before it, else through the queue; and the
+pauses in which its appends wait.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog._core import Outcome
-from exclusivelog.backend import SENT_AT_ONCE, SessionOptions, without_outcome
+from exclusivelog.backend import SENT_AT_ONCE, SessionOptions, SessionPaused, without_outcome
 from exclusivelog.errors import (
     DuplicateSequenceError,
     ExclusiveLogError,
     LedgerError,
+    ProducerFencedError,
     WaitTimeoutError,
     called_reentrantly,
 )
@@ -39,11 +41,12 @@ from exclusivelog.local.log.entries import (
 )
 from exclusivelog.local.storage.tables import Store
 from exclusivelog.messages import Columns, Encoded, Raw
+from exclusivelog.waits import in_slices
 
 # ---- group commit ----------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.25  # after a commit that could not begin
 
@@ -131,7 +134,8 @@ class Committer:
                 append(self._ledger, self._gather(append_together(self._ledger, waiting)))
             except Exception as error:  # every receipt has it, or is retried
                 expected = isinstance(error, ExclusiveLogError)
-                log.log(logging.DEBUG if expected else logging.ERROR, "a commit failed: %r", error)
+                line = logs.COMMIT_REFUSED if expected else logs.COMMIT_FAILED
+                logs.say(log, line, ledger=self._ledger.path, reason=repr(error))
 
     def _gather(self, waiting: Sequence[_core.Appender]) -> list[Work]:
         return [
@@ -185,7 +189,7 @@ class Committer:
 
     def _report(self, error: BaseException) -> None:
         # Every receipt has its outcome, or is in the commit queue still.
-        log.error("a commit in the background was interrupted", exc_info=error)
+        logs.say(log, logs.COMMIT_INTERRUPTED, error=error, ledger=self._ledger.path)
 
     def stop(self) -> None:
         """End the thread in the background; what waits must have been committed before."""
@@ -238,9 +242,14 @@ class LocalSending:
         if self.appender.holds(self._options.max_pending_bytes):
             self._committer.commit(self.appender)
 
-    def offer(self, message: Encoded) -> _core.Receipt:
-        """The same, but leave the commit to the background."""
-        receipt = self._queue(message)
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """The same, but leave the commit to the background; None, and nothing was queued, while
+        other threads append past the queue."""
+        receipt = self.appender.add(*message, True, False)
+        if receipt is _core.NOT_NOW:
+            return None
+        if receipt is None:
+            raise self.duplicate(self.appender, message[4])
         if self.appender.holds(self._options.max_pending_bytes):
             self._committer.commit_queue.put(self.appender, 0.0)
         return receipt
@@ -341,12 +350,73 @@ class LocalSending:
         self.appender.await_sends()
         self._committer.commit(self.appender)
 
+    def finish(self) -> ExclusiveLogError | None:
+        """Commit what was accepted; what the last of it failed with, unless it was fenced."""
+        waiting = self.appender.newest()
+        if waiting is None:
+            return None
+        self._committer.commit(self.appender, waiting)
+        error = waiting.exception()
+        failed = isinstance(error, ExclusiveLogError)
+        return error if failed and not isinstance(error, ProducerFencedError) else None
+
     def private_appender(self) -> _core.Appender:
         """One for a transaction, which goes on where `appender` is."""
         return _core.Appender(
             self.appender.name, self.appender.last_sequence, self._options.max_batch_messages,
             self._options.max_batch_bytes, self.appender.session,
         )  # fmt: skip
+
+
+class Pauses:
+    """Whether the appends of one session wait, and for how many calls: hand-overs, transactions.
+
+    True while they wait; what was accepted before is still sent."""
+
+    __slots__ = ("_appender", "_lock", "_resumed", "_stopped", "_topic", "count")
+
+    def __init__(self, appender: _core.Appender, topic: str, lock: _core.Lock) -> None:
+        self.count = 0  # of the calls that they wait for
+        self._appender, self._topic = appender, topic
+        self._lock = lock  # the session's
+        self._resumed: threading.Event | None = None  # while they wait
+        self._stopped = False
+
+    def __bool__(self) -> bool:
+        return self._resumed is not None
+
+    def begin(self) -> None:
+        """Let appends wait until as many calls of `end`."""
+        with self._lock:
+            self.count += 1
+            if self._resumed is None and not self._stopped:
+                self._resumed = threading.Event()
+                self._appender.pause(SessionPaused(f"topic {self._topic!r} is being handed over"))
+
+    def end(self) -> None:
+        """Let appends go on, if this is the last call that they wait for."""
+        with self._lock:
+            self.count -= 1
+            if not self.count:
+                self._appender.resume()
+                self._wake()
+
+    def stop(self) -> None:
+        """The session has ended: its appends fail, and wait no more."""
+        with self._lock:
+            self._stopped = True
+            self._wake()
+
+    def _wake(self) -> None:
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            resumed.set()
+
+    def wait(self, timeout: float | None, check: Callable[[], object]) -> bool:
+        """Return once appends do not wait, calling `check` meanwhile; False after `timeout`
+        seconds."""
+        resumed = self._resumed
+        return resumed is None or in_slices(resumed.wait, timeout, check)
 
 
 def _any_given(column: Iterable[object]) -> bool:

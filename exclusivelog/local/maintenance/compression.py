@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.errors import (
     LedgerCorruptedError,
     MissingLibraryError,
@@ -30,7 +30,7 @@ from exclusivelog.local.storage.compression import (
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.types import TopicStats
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 OLD_MS = 600_000  # an entry is old when its last message was published so long ago
 BYTES_AT_ONCE = 4 << 20  # of entries, as they are stored, in one transaction
@@ -131,7 +131,7 @@ def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
                 if ended() or not compress_again(ledger, topic):
                     break
         except (LedgerCorruptedError, MissingLibraryError) as error:  # the others are compressed
-            log.warning("compression: %s", error)
+            logs.say(log, logs.NOT_COMPRESSED_AGAIN, ledger=ledger.path, reason=str(error))
 
 
 def compress_again(ledger: Store, topic: int) -> bool:

@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.errors import (
     ExclusiveLogError,
     LedgerCorruptedError,
@@ -46,7 +46,7 @@ from exclusivelog.local.storage.tables import Store, Tables
 # ---- what is too old -------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 ARRIVALS_RESOLUTION = 0.01  # of max_age: so much later than needed may a message go
 PATIENCE_SECONDS = 3600.0
@@ -117,18 +117,14 @@ class Ages:
             tables.retention.put_overdue(self._topic, (boot_id(), now))
         if not self._told:
             self._told = True
-            log.warning(
-                "%s: retention of topic %r: messages are older than max_age by more than an hour. "
-                "Was the clock set ahead? If not, they are removed in %.0f s",
-                self._ledger.path, name, wait,
-            )  # fmt: skip
+            logs.say(log, logs.RETENTION_WAITS, ledger=self._ledger.path, topic=name, seconds=wait)
         return wait == 0
 
 
 # ---- trimming --------------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 ROUND_SECONDS = 5.0
 
@@ -166,13 +162,17 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
                     return row.first_offset
                 floor = first
             if floor >= first and _reaches(tables.views.view(topic), first):
-                row.first_offset = first
+                count, row.first_offset = first - row.first_offset, first
                 tables.topics.put(row)
                 tables.deletions.add_before(topic, first)
                 tables.topics.drop_marks(topic, first)
                 tables.announce.add(topic)
                 break
         renew(topic)
+    logs.say(
+        log, logs.TRIMMED, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=first,
+        count=count, reason="call" if limits is None else "retention",
+    )  # fmt: skip
     delete_pending(ledger)
     return first
 
@@ -287,9 +287,12 @@ class RetentionWorker:
             try:
                 self.go_round()
             except ExclusiveLogError as error:
-                log.warning("retention: %s", error)
-            except Exception:
-                log.exception("retention failed")
+                logs.say(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
+            except Exception as error:
+                logs.say(
+                    log, logs.RETENTION_FAILED, error=error, ledger=self._ledger.path,
+                    reason=repr(error),
+                )  # fmt: skip
 
     def go_round(self) -> None:
         """Trim every topic that has more than its retention allows."""
@@ -305,7 +308,7 @@ class RetentionWorker:
                 trim_what_is_old(self._ledger, topic, limits, self._renew, self._ages[topic])
             except (LedgerCorruptedError, MissingLibraryError, TopicNotFoundError) as error:
                 # The others are trimmed.
-                log.warning("retention: %s", error)
+                logs.say(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
         compress_old(self._ledger, self._ended.is_set)
 
 

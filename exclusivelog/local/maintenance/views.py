@@ -20,16 +20,20 @@ time, one small transaction that makes them the topic's, and then the last ones 
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.local.log.entries import check_place
 from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.tables import LARGE_PACKED_ENTRY, PACKED_ENTRY, Store, Tables
 from exclusivelog.messages import Item, is_clear
+
+log = logging.getLogger(__name__)
 
 # ---- compacted views -------------------------------------------------------------------
 
@@ -49,6 +53,7 @@ class Compacted:
 
 def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
     """Make the topic's compacted view anew, up to its end as it is now."""
+    began = time.monotonic()
     ledger.checkpoint()
     while True:
         basis = _basis(ledger, topic)
@@ -59,7 +64,18 @@ def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
                 raise  # otherwise it was trimmed, or its view replaced, meanwhile
         else:
             if done is not None:
+                _log_compacted(ledger, topic, done, time.monotonic() - began)
                 return done
+
+
+def _log_compacted(ledger: Store, topic: int, done: Compacted, seconds: float) -> None:
+    if log.isEnabledFor(logs.COMPACTED.level):
+        with ledger.read() as tables:
+            name = tables.topics.get(topic).name
+        logs.say(
+            log, logs.COMPACTED, ledger=ledger.path, topic=name, kept=done.kept, count=done.read,
+            offset=done.horizon, seconds=seconds,
+        )  # fmt: skip
 
 
 def _basis(ledger: Store, topic: int) -> tuple[int, View | None]:
@@ -234,15 +250,16 @@ def write_snapshot(
 ) -> None:
     """Keep these items as what the topic's messages before `offset` add up to."""
     snapshot = None
+    began = time.monotonic()
     try:
         with ledger.write_concurrent() as tables:
             snapshot = View(tables.rows.next_id(b"topic"), offset)
             tables.views.begin(snapshot.id, slot, engine)
-        _write_items(ledger, topic, snapshot, items)
+        count = _write_items(ledger, topic, snapshot, items)
         with ledger.write_concurrent() as tables:
             tables.views.check_making(snapshot)
-            former = tables.views.snapshot(topic)
-            if tables.topics.get(topic).flags & _core.DELETED or (
+            row, former = tables.topics.get(topic), tables.views.snapshot(topic)
+            if row.flags & _core.DELETED or (
                 former is not None and former.horizon > offset  # a later one was faster
             ):
                 tables.deletions.add(snapshot.id)
@@ -253,9 +270,13 @@ def write_snapshot(
         raise
     finally:
         delete_pending(ledger)
+    logs.say(
+        log, logs.SNAPSHOT, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=offset,
+        count=count, seconds=time.monotonic() - began,
+    )  # fmt: skip
 
 
-def _write_items(ledger: Store, topic: int, snapshot: View, items: Iterable[Item]) -> None:
+def _write_items(ledger: Store, topic: int, snapshot: View, items: Iterable[Item]) -> int:
     count = 0
     for some in _in_groups(items):
         appender = _core.Appender(WRITER, count - 1, ITEMS_AT_ONCE, ENTRY_BYTES)
@@ -270,6 +291,7 @@ def _write_items(ledger: Store, topic: int, snapshot: View, items: Iterable[Item
             for last, entry in batch.stamp(snapshot.id, count, 0, 0, 0):
                 tables.entries.put(snapshot.id, last, tables.compression.compressed(row, entry))
         count += len(some)
+    return count
 
 
 def _in_groups(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -31,6 +31,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     describe_engine,
 )
+from exclusivelog.local.log.sending import LocalSending
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant
@@ -272,11 +273,12 @@ def _refusal(
 Positions = Mapping[int, int]  # topic id: offset
 
 
-class Drained(Protocol):
+class BoundSession(Protocol):
     """A session that is bound to a claim."""
 
-    def drain(self) -> None:
-        """Commit what was accepted so far."""
+    @property
+    def sending(self) -> LocalSending:
+        """What appends for it."""
 
 
 class Registered(Protocol):
@@ -288,7 +290,7 @@ class Registered(Protocol):
     def forget_claim(self, number: int) -> None:
         """The claim is released."""
 
-    def bound_to(self, claim: int) -> Iterable[Drained]:
+    def bound_to(self, claim: int) -> Iterable[BoundSession]:
         """The sessions that end with this claim."""
 
 
@@ -525,7 +527,7 @@ class LocalClaims:
     def drain_bound(self, claim: int) -> None:
         """Commit what the producers that are bound to a claim have accepted."""
         for session in self._host.registry.bound_to(claim):
-            session.drain()
+            session.sending.drain()
 
 
 def join_group(

@@ -40,9 +40,10 @@ from exclusivelog.local.ownership.steps import (
     Successors,
     moved_error,
 )
-from exclusivelog.local.records import Transfer, changed
+from exclusivelog.local.records import Session, Transfer, changed
 from exclusivelog.local.storage.tables import Tables
 from exclusivelog.types import OwnerInfo
+from exclusivelog.waits import AnyFuture
 
 LONGEST_SLEEP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
@@ -89,6 +90,10 @@ class Ledger(pending.Ledger, Protocol):
     """Where notifications are."""
 
     pause_lock: Any  # the lock of those that pause producers
+
+    @property
+    def lockfile(self) -> Any:
+        """The `LockFile`, which has the figures."""
 
     def read(self) -> AbstractContextManager[Tables]:
         """A snapshot."""
@@ -218,13 +223,13 @@ class Releases:
         bound = {p: engine.registry.bound_to_role(p) for p in producers.values() if p is not None}
         every = [*bound, *(each for parts in bound.values() for each in parts)]
         for each in every:
-            each.pause()
+            each.pauses.begin()
         try:
             for part in every[len(bound) :]:
-                part.drain()
+                part.sending.drain()
             for session, producer in producers.items():
                 if producer is not None:
-                    producer.drain()
+                    producer.sending.drain()
                 else:  # it was dropped, and what it has accepted may linger still
                     engine.committer.drain_session(session)
             for released in engine.hand_over.release(asked):
@@ -234,7 +239,7 @@ class Releases:
                         each.hand_off(released.to)
         finally:
             for each in every:
-                each.resume()  # unless it has moved
+                each.pauses.end()  # unless it has moved
 
 
 class Notifications:
@@ -306,12 +311,24 @@ class Notifications:
         elif kind == WANTED:
             self._deliveries.add(functools.partial(self.pending.tell_wanted, session))
 
-    def _granted(self, session_id: int, epoch: int, since: int, last_sequence: int) -> None:
+    def _granted(
+        self, session_id: int, epoch: int, since: int, last_sequence: int, reason: str,
+        granted_at: int,
+    ) -> None:  # fmt: skip
         future = self.pending.queued.take(session_id)
         if future is None or future.session is None:
             return
         session = changed(future.session, epoch=epoch, since=since)
-        self._deliveries.add(lambda: self.pending.hand_out(future, session, last_sequence))
+        self._deliveries.add(
+            lambda: self._hand_out(future, session, last_sequence, reason, granted_at)
+        )
+
+    def _hand_out(
+        self, future: AnyFuture, session: Session, last_sequence: int, reason: str,
+        granted_at: int,
+    ) -> None:  # fmt: skip
+        self.pending.hand_out(future, session, last_sequence, reason)
+        self._engine.ledger.lockfile.figures.note_promotion(_core.now() - granted_at)
 
     def _fenced(self, session_id: int, kind: str, text: str) -> None:
         self.pending.queued.take(session_id)

@@ -15,20 +15,28 @@ import concurrent.futures
 import contextlib
 import functools
 import heapq
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     OwnershipLostError,
     WaitTimeoutError,
 )
-from exclusivelog.local.records import Registration, Session, StillReleasing, Transfer
+from exclusivelog.local.log.sending import LocalSending, Pauses
+from exclusivelog.local.records import (
+    FENCING,
+    Registration,
+    Session,
+    StillReleasing,
+    Transfer,
+)
 from exclusivelog.types import OwnerInfo
 from exclusivelog.waits import AnyFuture, give_granted
 
@@ -201,6 +209,8 @@ class Queued:
 # ---- requests --------------------------------------------------------------------------
 
 
+log = logging.getLogger(__name__)
+
 # A thread that was told is given this long to begin: else it waits for the interpreter until the
 # background thread sleeps.
 HANDED_ON_SECONDS = 20e-6
@@ -215,8 +225,12 @@ class Listener(Protocol):
     topic: str
 
     @property
-    def appender(self) -> _core.Appender:
-        """What it appends by."""
+    def sending(self) -> LocalSending:
+        """What appends for it."""
+
+    @property
+    def pauses(self) -> Pauses:
+        """What lets its appends wait."""
 
     def end_unless_within_reach(self) -> None:
         """End it, where its topic was handed over and its producers cannot follow any more."""
@@ -227,17 +241,8 @@ class Listener(Protocol):
     def tell_wanted(self) -> None:
         """Another producer waits for the topic."""
 
-    def pause(self) -> None:
-        """Let sends wait; what was accepted is still sent."""
-
-    def drain(self) -> None:
-        """Commit what was accepted so far."""
-
     def hand_off(self, to: Transfer) -> None:
         """The topic was handed over."""
-
-    def resume(self) -> None:
-        """Let sends go on."""
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more."""
@@ -276,6 +281,9 @@ class Callbacks(Protocol):
 class Sessions(Protocol):
     """What waiting requests need of the sessions of their ledger."""
 
+    def topic_name(self, topic: int) -> str:
+        """The name of the topic with this id."""
+
     def cancel(self, session: Session) -> bool:
         """Leave the queue. False if the session is not in it (any more)."""
 
@@ -295,6 +303,8 @@ class Background(Protocol):
 
 class Ledger(Protocol):
     """Where the requests are."""
+
+    path: str
 
     @property
     def checkpointer(self) -> Background:
@@ -442,7 +452,11 @@ class Pending:
         try:
             with _core.Holding(self.lock):
                 self._engine().check_open()
-                return [make(registration) for registration in register()]
+                registrations = register()
+                made = [make(registration) for registration in registrations]
+                for registration in registrations:
+                    self._log_granted(registration.session)
+                return made
         except StillReleasing as refused:
             raise refused.refusal from None
         except BaseException:
@@ -493,16 +507,31 @@ class Pending:
 
     # ---- settle --------------------------------------------------------------------------
 
-    def hand_out(self, future: AnyFuture, session: Session, last_sequence: int) -> None:
-        """Make what a future gives, and settle it."""
+    def hand_out(
+        self, future: AnyFuture, session: Session, last_sequence: int, reason: str = ""
+    ) -> None:
+        """Make what a future gives, and settle it. `reason`: of a grant that was waited for."""
         if future.granted is None:  # else this is a second try
             future.granted = future.make(session, last_sequence)
+            self._log_granted(session, reason)
         with self.lock:
             wanted = session.id in self._wanted
             self._wanted.discard(session.id)
         self.settle(future, session.id, functools.partial(give_granted, future))
         if wanted:
             self.tell_wanted(session.id)
+
+    def _log_granted(self, session: Session, reason: str = "") -> None:
+        if not log.isEnabledFor(logs.GRANTED.level):
+            return
+        with contextlib.suppress(ExclusiveLogError):
+            logs.say(
+                log, logs.GRANTED, topic=self._engine().sessions.topic_name(session.topic),
+                ledger=self._engine().ledger.path, engine=session.engine_name,
+                engine_id=session.engine, pid=session.pid, producer=session.name,
+                mode=session.mode, epoch=session.epoch, reason=reason or _why_granted(session),
+                waited=(_core.now() - session.created) / 1e9,
+            )  # fmt: skip
 
     def tell_wanted(self, session_id: int) -> None:
         """Tell a session's producer that another one waits for its topic."""
@@ -603,3 +632,11 @@ class Pending:
         for arrival in self._arrivals.all():
             if self._arrivals.take(arrival):
                 self.fail(arrival.future, 0, error)
+
+
+def _why_granted(session: Session) -> str:
+    if session.lineage and session.lineage != session.id:
+        return "hand-over"
+    if session.mode == FENCING:
+        return "fencing"
+    return "reconnect" if session.claim is not None else "request"

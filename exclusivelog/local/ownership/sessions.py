@@ -141,7 +141,9 @@ class Succession:
         sequence, namesake = tables.producers.get(row.id, winner.name)
         if namesake != winner.id:  # else the row is as it has to be: a page less to write
             tables.producers.put(row.id, winner.name, sequence, winner.id)
-        tables.notifications.post(winner, GRANTED, winner.epoch, winner.since, sequence)
+        tables.notifications.post(
+            winner, GRANTED, winner.epoch, winner.since, sequence, reason, self.now()
+        )
         if row.waiting and winner.notify_on_contention:
             tables.notifications.post(winner, WANTED)  # behind the grant
 
@@ -748,20 +750,21 @@ class Sessions:
                 for engine in gone:
                     tables.notifications.drop(engine, 2**64 - 1)
 
-    def evict(self, engine: str) -> Iterator[None]:
+    def evict(self, engine: str) -> Iterator[Sequence[Session]]:
         """Remove a dead engine's sessions and promote who waits for them (rule C2).
 
         The topics it held go first, those with the best waiters before the others. A
         transaction takes a bounded number, so that no process waits long for the writer lock, and
-        the first one few, so that the first waiters need not wait for the last. Yields after each.
+        the first one few, so that the first waiters need not wait for the last. Yields the sessions
+        of each.
         """
         with self._ledger.read() as tables:
             order = _by_urgency(tables, tables.sessions.of_engine(engine))
         size = EVICTED_AT_FIRST
         while order and self._evict_some(engine, order[:size]):
-            order = order[size:]
+            evicted, order = order[:size], order[size:]
             size = EVICTED_AT_ONCE
-            yield
+            yield evicted
 
     def _evict_some(self, engine: str, sessions: Sequence[Session]) -> bool:
         with self._ledger.write_exclusive() as tables:
@@ -777,6 +780,11 @@ class Sessions:
             return True
 
     # ---- inspect -------------------------------------------------------------------------
+
+    def topic_name(self, topic: int) -> str:
+        """The name of the topic with this id."""
+        with self._ledger.read() as tables:
+            return tables.topics.get(topic).name
 
     def still_coming(self, topic: int, engine: str) -> Transfer | None:
         """The hand-over of this topic to this engine whose source is still to release it."""

@@ -10,15 +10,16 @@ offset   size        what
 24       16          ... and the boot id: an engine that sees others has another view of the file
 40       4           counts the engines that have opened the ledger: waiting engines watch it
 48       8           when the first of the engines opened it, ns of the machine's monotonic clock
-1024     320         the journal's mutexes and positions (see _native/journal_lock.h)
+1024     320         the journal's mutexes, positions and counts (see _native/journal_lock.h)
+2048     1880        figures of all processes: histograms (see _native/figures.h)
 4096     1024 x 64   one wake-up counter for each topic
 69632    512 x 1024  one slot for each open engine (see slots.py)
 ```
 
 The places of the magic, device, inode and boot id are the same in all versions: see versions.py.
 
-Readers wait on the wake-up counters: u32 counter of commits, u32 number of waiting readers; topics
-are hashed.
+Readers wait on the wake-up counters: u32 counter of commits, u32 number of waiting readers, u64
+time of the first announcement to them (ns of the machine's monotonic clock). Topics are hashed.
 
 The machine's monotonic clock, in every time namespace.
 
@@ -122,8 +123,9 @@ SPIN_NS = 40_000
 class TopicCounters:
     """The counters of all topics. `shared`: writers of other processes change them."""
 
-    def __init__(self, atomics: _core.SharedWords, shared: bool) -> None:
+    def __init__(self, atomics: _core.SharedWords, shared: bool, figures: _core.Figures) -> None:
         self._atomics = atomics
+        self._figures = figures
         self._shared = shared
 
     def place(self, topic: int) -> int:
@@ -133,9 +135,7 @@ class TopicCounters:
     def announce(self, topic: int) -> None:
         """Wake the readers that wait for this topic: something was appended."""
         at = self.place(topic)
-        self._atomics.add(at, 1)
-        if self._atomics.load(at + 4):
-            self._atomics.wake(at)
+        self._atomics.announce(at)
 
     def wait(self, at: int, seen: int, timeout: float | None, spin: bool) -> None:
         """Wait until the counter at `at` differs from `seen`, for `timeout` seconds at most; it
@@ -146,15 +146,12 @@ class TopicCounters:
         """
         if spin and self._atomics.watch(at, seen, SPIN_NS):
             return
-        # A reader killed here leaves its count behind: writers then make a needless wake-up call.
-        self._atomics.add(at + 4, 1)
-        try:
-            longest = READER_LOOK_UP_SECONDS if self._shared else POLL_SECONDS
-            if timeout is not None:
-                longest = min(longest, max(0.0, timeout))
-            self._atomics.wait(at, seen, int(longest * 1e9))
-        finally:
-            self._atomics.add(at + 4, -1)
+        longest = READER_LOOK_UP_SECONDS if self._shared else POLL_SECONDS
+        if timeout is not None:
+            longest = min(longest, max(0.0, timeout))
+        late = self._atomics.sleep(at, seen, int(longest * 1e9))
+        if late >= 0:
+            self._figures.note_wake(late)
 
     def wait_any(self, places: Sequence[int], seen: Sequence[int], seconds: float) -> None:
         """Wait until one of the counters at `places` differs from its value in `seen`, for
@@ -181,6 +178,7 @@ MAGIC = int.from_bytes(LOCK_NAME + bytes([LOCK_VERSION]), "little")
 DEVICE, INODE, BOOT = 8, 16, 24
 JOURNAL_OFFSET = 1024
 JOURNAL_READY = JOURNAL_OFFSET + _core.JOURNAL_READY
+FIGURES = 2048
 SIZE = SLOTS + SLOT_COUNT * SLOT_SIZE
 
 OPENING_TIMEOUT = 10.0
@@ -216,7 +214,8 @@ class LockFile:
             self.close()
             raise
         self.slots = Slots(self.path, self._map, self.atomics)
-        self.counters = TopicCounters(self.atomics, self.shared)
+        self.figures = _core.Figures(self.atomics, FIGURES)
+        self.counters = TopicCounters(self.atomics, self.shared, self.figures)
 
     def _is_of_another_version(self) -> bool:
         size, magic = os.fstat(self._fd).st_size, os.pread(self._fd, 8, 0)
@@ -303,7 +302,7 @@ class LockFile:
         self.slots.refuse_engines_that_answer()
         self.atomics.store(JOURNAL_READY, 0)
         fill_holes(self._fd)  # before anything is stored
-        self.atomics.clear(TOPICS, SIZE)
+        self.atomics.clear(FIGURES, SIZE)
         self._map[DEVICE : BOOT + 16] = self._identity()
 
     def check_same_life(self) -> None:

@@ -63,7 +63,7 @@ from typing import Any
 
 import msgpack
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError, LedgerFullError
 from exclusivelog.local.files import (
     DATA,
@@ -205,6 +205,14 @@ class Slots:
         for index, other in self._taken():
             if other == engine and self.alive(index, engine):
                 return index, self._info(index, engine)
+        return None
+
+    def silent_for(self, engine: str) -> float | None:
+        """Seconds since the last heartbeat of an engine, living or dead; None once its slot is
+        free."""
+        for index, other in self._taken():
+            if other == engine:
+                return self._info(index, engine).heartbeat_age
         return None
 
     def in_process(self, pid: int) -> Iterator[tuple[int, EngineInfo]]:
@@ -459,7 +467,7 @@ def writers_live(journal: int) -> bool:
 # ---- stalled processes -----------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 
 def process_of(thread: int) -> int | None:
@@ -507,10 +515,9 @@ class StallWatch:
         self._reported = stall
         pid = process_of(thread)
         engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
-        log.warning(
-            "%s: waited half a second for the writer lock, held by %s. If that process is "
-            "stopped, all writers wait until it is resumed or killed",
-            self._path, ", ".join(map(describe, engines)) or f"thread {thread}",
+        logs.say(
+            log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines),
+            holder=", ".join(map(describe, engines)) or f"thread {thread}",
         )  # fmt: skip
 
     def _kill_if_inside(self, thread: int) -> None:
@@ -545,13 +552,13 @@ class StallWatch:
         try:
             # Check again: this process may have been stopped itself since, and that one gone on.
             if holds() and self._all_stalled(list(self._slots.in_process(pid))):
-                log.error(
-                    "%s: killing the unresponsive %s: silent for longer than its keepalive %s",
-                    self._path, ", ".join(map(describe, engines)), where,
+                logs.say(
+                    log, logs.KILLING, ledger=self._path, **_of_process(pid, engines),
+                    holder=", ".join(map(describe, engines)), reason=where,
                 )  # fmt: skip
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         except OSError as error:
-            log.warning("%s: process %d cannot be killed: %s", self._path, pid, error)
+            logs.say(log, logs.NOT_KILLED, ledger=self._path, pid=pid, reason=str(error))
         finally:
             os.close(process)
 
@@ -562,6 +569,13 @@ class StallWatch:
             for _, engine in () if pid is None else self._slots.in_process(pid):
                 return engine
         return None
+
+
+def _of_process(pid: int | None, engines: list[EngineInfo]) -> dict[str, Any]:
+    """The attributes of a log line about a process, and the first of its engines."""
+    if not engines:
+        return {"pid": pid}
+    return {"pid": pid, "engine": engines[0].name, "engine_id": engines[0].id}
 
 
 def describe(engine: EngineInfo) -> str:

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from exclusivelog import _core, threads
+from exclusivelog import _core, logs, threads
 from exclusivelog.errors import LedgerError
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 1.0  # the longest that an append waits for its checkpoint
+OF_NOTE_SECONDS = 0.5  # a checkpoint that takes longer is logged, and one of half the journal
 RETRY_SECONDS = 0.25  # after a checkpoint that failed
 
 
@@ -51,7 +52,7 @@ class Checkpointer:
                     self._thread = threads.start(self._path, thread)
 
     def _log(self, error: BaseException) -> None:
-        log.error("%s: the checkpoint thread failed, and continues", self._path, exc_info=error)
+        logs.say(log, logs.CHECKPOINTS_FAILED, error=error, ledger=self._path, reason=repr(error))
 
     def poll(self) -> None:
         """Ask for a checkpoint if the backlog stalls: the process that appended it may have died.
@@ -84,15 +85,27 @@ class Checkpointer:
                 continue
             due = time.monotonic() + CHECKPOINT_SECONDS
             try:
-                self._checkpoint()
+                self._make_checkpoint(journal, backlog)
             except LedgerError as error:  # a full disk, say: appends go on while there is room
                 if self._failed():
                     return
-                log.warning("%s", error)
+                logs.say(log, logs.CHECKPOINT_REFUSED, ledger=self._path, reason=str(error))
                 self._stopping.wait(RETRY_SECONDS)
-            except Exception:
-                log.exception("%s: a checkpoint failed", self._path)
+            except Exception as error:
+                logs.say(
+                    log, logs.CHECKPOINT_FAILED, error=error, ledger=self._path, reason=repr(error)
+                )
                 self._stopping.wait(RETRY_SECONDS)
+
+    def _make_checkpoint(self, journal: _core.Journal, backlog: int) -> None:
+        began = time.monotonic()
+        self._checkpoint()
+        seconds = time.monotonic() - began
+        if seconds >= OF_NOTE_SECONDS or backlog >= journal.capacity // 2:
+            logs.say(
+                log, logs.CHECKPOINT, ledger=self._path, bytes=backlog, seconds=seconds,
+                reason="half of the journal" if backlog >= journal.capacity // 2 else "slow",
+            )  # fmt: skip
 
     def stop(self) -> None:
         """Stop the thread, and make a last checkpoint."""
@@ -106,4 +119,4 @@ class Checkpointer:
             try:
                 self._checkpoint()
             except LedgerError as error:
-                log.warning("%s: the journal keeps its backlog: %s", self._path, error)
+                logs.say(log, logs.BACKLOG_KEPT, ledger=self._path, reason=str(error))

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import lmdb
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError, LedgerIOError
 from exclusivelog.local.faults import translation
 from exclusivelog.local.files import Directory
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 PLACE_SECONDS = 1.0  # between two comparisons of the files with those that were opened
 
@@ -70,7 +70,7 @@ class Integrity:
                 f"{self._path}: a write or flush failed ({os.strerror(failed)}), so no send can be "
                 "acknowledged; close every engine on it and open it again"
             )
-            log.error("%s", self._failure)
+            self._say(self._failure)
         self.raise_failure()
 
     def check_pages(self) -> None:
@@ -104,7 +104,7 @@ class Integrity:
                 )
                 if self._journal is not None and not self._readonly:
                     self._journal.leave(errno.ESTALE)
-                log.error("%s", self._failure)
+                self._say(self._failure)
         self.raise_failure()
 
     def _replaced(self) -> str:
@@ -127,7 +127,10 @@ class Integrity:
             self._failure = error
             if self._journal is not None and not self._readonly:
                 self._journal.fail(errno.EIO)
-            log.error("%s", error)
+            self._say(error)
+
+    def _say(self, error: LedgerError) -> None:
+        logs.say(log, logs.FAILED, ledger=self._path, reason=str(error))
 
     def translated(self, error: BaseException) -> ExclusiveLogError | None:
         """The library's error for one of LMDB's or the system's, which fails this ledger if it is

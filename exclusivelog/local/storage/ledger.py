@@ -35,12 +35,14 @@ from exclusivelog.errors import LedgerError
 from exclusivelog.events import EVENTS
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
+from exclusivelog.local.storage.changes import is_logged, log_changes
 from exclusivelog.local.storage.checkpointer import Checkpointer
 from exclusivelog.local.storage.environment import identity, make_directory, refuse_file_system
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.opening import OpenFiles, Options
 from exclusivelog.local.storage.pinned import PinnedPages
+from exclusivelog.local.storage.room import Room
 from exclusivelog.local.storage.tables import Tables, recover
 
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
@@ -55,6 +57,7 @@ EVENT_WRITER = b"exclusivelog"
 MOST_IN_ONE_ENTRY = 1 << 20
 
 Found = TypeVar("Found")
+Calls = list[tuple[Callable[..., None], tuple[Any, ...]]]
 
 if TYPE_CHECKING:
     _Section = _core.Section[Tables]
@@ -87,6 +90,7 @@ class Ledger:
                 self.format, self.uuid = files.format, files.uuid
                 self._environment = files.environment
                 self.pinned = PinnedPages(path, self.lockfile.slots, self.watch)
+                self.room = Room(path, self.directory)
                 self.integrity = integrity = Integrity(
                     self.directory, (DATA, JOURNAL), self.journal, self.readonly,
                     page_lost=files.page_lost, check_readable=files.check_readable,
@@ -210,9 +214,13 @@ class Ledger:
 
     def checkpoint(self) -> None:
         """Move what the journal has into the tables. Appends go on meanwhile."""
-        if self.journal is not None and self.journal.backlog:
+        journal = self.journal
+        if journal is not None and journal.backlog:
+            began, applied = _core.now(), journal.applied
             with self._transaction(exclusive=False):
                 pass
+            moved = max(0, journal.applied - applied)
+            self.lockfile.figures.note_checkpoint(_core.now() - began, moved)
 
     def flush(self) -> None:
         """Make durable what the journal has, from all processes."""
@@ -301,6 +309,14 @@ class Ledger:
             with self.environment() as env:
                 self.pinned.check(env)
 
+    def check_room(self) -> None:
+        """Log when disk or tables are nearly full, and flushes that took long."""
+        if self.room.due:
+            with self.environment() as env:
+                self.room.check(env)
+        if self.journal is not None:
+            self.room.check_flush(self.journal.take_slowest_flush())
+
     def oldest_reader(self) -> dict[str, object] | None:
         """The read with the oldest snapshot; None if every read has the newest one."""
         with self.environment() as env:
@@ -317,11 +333,18 @@ class Ledger:
                 "map_size": info["map_size"],
                 "used_bytes": (info["last_pgno"] + 1) * page,
                 "journal_bytes": 0 if self.journal is None else self.journal.backlog,
+                "journal_capacity": 0 if self.journal is None else self.journal.capacity,
                 "large_bytes": large,
                 "transactions": info["last_txnid"],
                 "max_readers": info["max_readers"],
                 "readers": info["num_readers"],
             }
+
+    def disk_bytes(self) -> int:
+        """What the files take on the disk."""
+        found = (self.directory.facts(name) for name in (DATA, JOURNAL))
+        tables = sum(facts.st_blocks * 512 for facts in found if facts is not None)
+        return tables + self.segments.disk_bytes()
 
     # ---- fork ----------------------------------------------------------------------------
 
@@ -381,13 +404,24 @@ class Transaction(_Section):
         if raised is not None:
             raise raised from error
 
-    def waken(self, tables: Tables) -> list[tuple[Callable[[int], None], tuple[int]]]:
+    def waken(self, tables: Tables) -> Calls:
         """The calls that wake others, now that the transaction is durable."""
         lockfile, segments = self.ledger.lockfile, self.ledger.segments
-        engines = [(lockfile.slots.notify, (slot,)) for slot in tables.ring]  # new owners first
-        readers = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
-        empty = [(segments.remove, (segment,)) for segment in tables.large.emptied]
-        return engines + readers + empty
+        engines: Calls = [(lockfile.slots.notify, (slot,)) for slot in tables.ring]  # first
+        readers: Calls = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
+        empty: Calls = [(segments.remove, (segment,)) for segment in tables.large.emptied]
+        return engines + readers + empty + self._count(tables) + self._log_changes(tables)
+
+    def _count(self, tables: Tables) -> Calls:
+        if not tables.appended:
+            return []
+        return [(self.ledger.lockfile.figures.note_tables, tables.appended)]
+
+    def _log_changes(self, tables: Tables) -> Calls:
+        if not tables.committed or not is_logged():
+            return []
+        ledger = self.ledger
+        return [(log_changes, (ledger.path, tables.committed, ledger.lockfile.slots))]
 
 
 class FlushingTransaction(Transaction):
@@ -428,7 +462,7 @@ def write_events(tables: Tables) -> None:
     row.last_publish_time = published
     tables.topics.put(row)
     tables.announce.add(row.id)
-    tables.events = []
+    tables.committed, tables.events = tables.events, []
 
 
 # ---- recovery, and forks -----------------------------------------------------------------

@@ -159,8 +159,9 @@ class OpenFiles:
         fd, capacity = open_file(self.directory, self.options.mode & 0o666, self.readonly)
         try:
             self.journal = journal = _core.Journal(
-                self.lockfile.atomics, JOURNAL_OFFSET, fd, capacity, self.readonly
-            )
+                self.lockfile.atomics, JOURNAL_OFFSET, fd, capacity, self.readonly,
+                self.lockfile.figures,
+            )  # fmt: skip
             undo.callback(journal.close)
             killers = int(self.options.kill_stalled)
             self.watch = StallWatch(self.path, self.lockfile.slots, journal, killers)

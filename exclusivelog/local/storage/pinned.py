@@ -16,11 +16,12 @@ import time
 
 import lmdb
 
+from exclusivelog import logs
 from exclusivelog.local.files import read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
 from exclusivelog.local.storage.environment import Reading, parse_readers
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 READERS_SECONDS = 1.0  # between two checks of LMDB's table of readers
 # A read is reported once it is so many transactions behind for so many seconds.
@@ -105,10 +106,11 @@ class PinnedPages:
         self._told = set(stalled)
 
     def _report(self, reading: Reading, behind: int, seconds: float) -> None:
-        log.warning(
-            "%s: data.mdb grows because of one read, which has lasted %.0f s and is %d "
-            "transactions behind. LMDB reuses no page freed since until it ends. It is in %s",
-            self._path, seconds, behind, self._name(reading),
+        engine = next((each for _, each in self._slots.in_process(reading.pid)), None)
+        logs.say(
+            log, logs.PINNED, ledger=self._path, pid=reading.pid, seconds=seconds, behind=behind,
+            engine=None if engine is None else engine.name,
+            engine_id=None if engine is None else engine.id, holder=self._name(reading),
         )  # fmt: skip
 
     def _name(self, reading: Reading) -> str:

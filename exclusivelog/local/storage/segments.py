@@ -26,11 +26,11 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerError
 from exclusivelog.local.files import Directory, why_shared
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 256 << 20  # a segment this long takes no more
 LARGE_ENTRY = 128 << 10  # bytes: an entry of this size or more goes into a segment
@@ -298,7 +298,7 @@ class Segments:
                 with contextlib.suppress(FileNotFoundError):
                     place.remove(_name(segment))
         except OSError as error:  # the next process to open the ledger tries again
-            log.warning("%s cannot be removed: %s", self.file(segment), error)
+            logs.say(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
         self.forget_removed()
 
     def sweep(self, known: Mapping[int, int]) -> None:
@@ -312,6 +312,11 @@ class Segments:
             newest = max(known)
             if self._facts(newest) is not None:
                 self.cut(newest, known[newest])
+
+    def disk_bytes(self) -> int:
+        """What their files take on the disk."""
+        found = (self._facts(int(name, 16)) for name in self._names())
+        return sum(facts.st_blocks * 512 for facts in found if facts is not None)
 
     def _names(self) -> list[str]:
         place = self._directory()

@@ -67,7 +67,7 @@ from typing import Any, Protocol, TypeVar
 import lmdb
 import msgpack
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog._core import TopicRow
 from exclusivelog.errors import (
     EngineClosedError,
@@ -125,7 +125,7 @@ from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
 # ---- what is appended ------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 # They go with it, key by key.
 OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
 COLLECTED_BYTES = 256 << 10  # that are copied out of the journal at once
@@ -176,7 +176,10 @@ class TopicTable:
         try:
             return self.get(topic)
         except LedgerCorruptedError as error:
-            log.error("%s; %s", error, consequence)
+            logs.say(
+                log, logs.ROW_DAMAGED, ledger=self.rows.path, reason=str(error),
+                consequence=consequence,
+            )  # fmt: skip
             return None
 
     def put(self, row: TopicRow) -> None:
@@ -359,10 +362,8 @@ class LargeEntries:
             if _core.ends_as(self.load(row), topic, last_offset):
                 return True
         except ValueError as error:
-            log.debug("%s: %s", self._rows.path, error)
-        log.warning(
-            "%s: the space of a damaged entry of topic %d is not freed", self._rows.path, topic
-        )
+            logs.say(log, logs.ENTRY_DAMAGED, ledger=self._rows.path, reason=str(error))
+        logs.say(log, logs.SPACE_KEPT, ledger=self._rows.path, topic_id=topic)
         return False
 
 
@@ -566,6 +567,10 @@ class CursorTable:
             for group, data in self.rows.under("cursors", topic)
         ]
 
+    def topics(self) -> set[int]:
+        """The topics on which any reader group has committed."""
+        return {u64(key[: U64.size]) for key, _ in self.rows.cursor("cursors")}
+
     def put(self, topic: int, group: str, offset: int) -> None:
         """Write what `cursor` reads."""
         key = U64.pack(topic) + group.encode()
@@ -719,7 +724,7 @@ def _unpack_applied(data: bytes) -> tuple[int, int, int, int]:
     return generation, applied, mark, oldest
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 
 def recover(
@@ -742,9 +747,7 @@ def recover(
     try:
         end = applied.live_end()
         if known > end:
-            log.error(
-                "%s/journal is damaged at position %d, or an older one was put back", path, end
-            )
+            logs.say(log, logs.JOURNAL_DAMAGED, ledger=path, position=end)
         stop = max(end, known) if alone else journal.tail
         generation = int.from_bytes(os.urandom(8)) >> 1 | 1
         # Skip the commit where nothing was applied: no process appends before the first
@@ -768,7 +771,7 @@ Found = TypeVar("Found")
 # ---- ownership -------------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 PLACE = struct.Struct(">QQQIQ")
 INDEX = struct.Struct(">QBQ")
 SLOT = struct.Struct(">H")
@@ -1053,7 +1056,7 @@ def _unpack_transfer(data: bytes) -> Transfer:
 # ---- maintenance -----------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 INSTANT = struct.Struct(">16sQ")
 MAKER = struct.Struct(">HQ")
 
@@ -1179,7 +1182,9 @@ class CompressionTable:
         try:
             return self.get(row)[0]
         except LedgerCorruptedError as error:
-            log.error("%s. New messages are not compressed until then", error)
+            logs.say(
+                log, logs.SETTING_DAMAGED, ledger=self.rows.path, topic=row.name, reason=str(error)
+            )
             return None
 
     def put(self, row: TopicRow, setting: str | None, again: int = 0) -> None:
@@ -1289,7 +1294,7 @@ def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
 # ---- all of them -----------------------------------------------------------------------
 
 
-log = logging.getLogger("exclusivelog")
+log = logging.getLogger(__name__)
 
 # LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
 PACKED_ENTRY = 16 * 4096 - 16
@@ -1329,6 +1334,8 @@ class Tables:
         self.ring: set[int] = set()
         self.announce: set[int] = set()
         self.events: list[Recorded] = []  # what is written about this transaction (rule E5)
+        self.committed: list[Recorded] = []  # the same, once it is written
+        self.appended: tuple[int, int] | None = None  # messages of producers, and their bytes
         # What is left for `settle`, right before the commit: roles that end, by their anchors, and
         # topics whose next owner is still to be chosen (see role_grants.py).
         self.role_ends: dict[int, tuple[str, str, int]] = {}
@@ -1420,7 +1427,7 @@ class Tables:
             )
         sequences = merge.sequences(rows.get_many("producers", merge.producers()))
         for key in merge.damaged:
-            log.error("%s: the row of producer %r is damaged; it is written anew", rows.path, key)
+            logs.say(log, logs.PRODUCER_ROW_DAMAGED, ledger=rows.path, key=key)
         rows.put_many("producers", sequences)
         rows.put_many("topics", merge.topics())
         self.announce.update(merge.ids())
@@ -1434,9 +1441,9 @@ class Tables:
         if row.flags & _core.DELETED:
             return
         if bundle.base_offset != row.next_offset:
-            log.error(
-                "%s: the journal goes on at offset %d of topic %r, which ends at %d",
-                self.rows.path, bundle.base_offset, row.name, row.next_offset,
+            logs.say(
+                log, logs.GAP, ledger=self.rows.path, topic=row.name, offset=bundle.base_offset,
+                end=row.next_offset,
             )  # fmt: skip
         before = self._entry_to_fill(row, bundle, small)
         large = bundle.nbytes >= LARGE_ENTRY or row.flags & _core.COMPRESSED_TOPIC
@@ -1464,7 +1471,7 @@ class Tables:
             try:
                 last, session = self.producers.get(bundle.topic, name)
             except LedgerCorruptedError as error:  # the journal has the newest of its ids
-                log.error("%s; it is written again", error)
+                logs.say(log, logs.PRODUCER_DAMAGED, ledger=self.rows.path, reason=str(error))
                 last, session = -1, 0
             self.producers.put(bundle.topic, name, max(last, sequence), session)
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from exclusivelog.audit.leaders import Verdict
 from exclusivelog.engine import Engine
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import Event
-from exclusivelog.spark.leaders import Verdict
-
-if TYPE_CHECKING:
-    pass
 
 Record = dict[str, Any]
 Epoch = tuple[str, int]  # topic, number

@@ -1,0 +1,452 @@
+"""Engines, awaitable, and opening them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
+
+from exclusivelog import opening as _places
+from exclusivelog.aio.calls import Callbacks, in_steps, in_thread, like, opened, outcome_of
+from exclusivelog.aio.handles import Handle, Opening
+from exclusivelog.aio.producers import Producer, UnloadFuture, begun
+from exclusivelog.aio.readers import GroupReader
+from exclusivelog.aio.roles import OnLost as OnRoleLost
+from exclusivelog.aio.roles import Role, RoleFuture
+from exclusivelog.aio.topics import OnFenced, OnWanted, Topic, with_callbacks
+from exclusivelog.aio.transactions import Claim, Transaction
+from exclusivelog.engine import Engine as SyncEngine
+from exclusivelog.errors import OwnershipError, OwnershipLostError
+from exclusivelog.events import Event
+from exclusivelog.opening import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Upgrade
+from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.reader import Start
+from exclusivelog.roles import ClaimsOfGroups, Groups
+from exclusivelog.roles import RoleFuture as SyncRoleFuture
+from exclusivelog.transaction import Claim as SyncClaim
+from exclusivelog.types import (
+    AccessMode,
+    ClaimInfo,
+    EngineInfo,
+    EngineStats,
+    GroupInfo,
+    Move,
+    Report,
+    RoleInfo,
+)
+
+OWN_SECONDS = 0.25  # `own` waits so long in a thread, which cannot be interrupted
+
+OnLost = Callable[[Claim, OwnershipLostError], object]
+
+
+class ManyOptions(TypedDict, total=False):
+    """The options of `Engine.producers`; `exclusivelog.Topic.producer` tells what each means."""
+
+    name: str | None
+    properties: Mapping[str, str] | None
+    announce: Mapping[str, str] | None
+    linger: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending_bytes: int
+    serializer: Any
+    on_fenced: OnFenced | None
+    on_wanted: OnWanted | None
+    follow: bool
+    claim: Claim | None
+
+
+class Engine(Handle[SyncEngine]):
+    """An `exclusivelog.Engine`, awaitable; `sync` is that one. Made by `open`. `aio.Engine(engine)`
+    wraps one that threads use, too.
+
+    What the ledger tells of itself, such as `topics()`, is read at once, without an `await`.
+    """
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """Its id, never given to another engine on this ledger."""
+        return self.sync.id
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        return self.sync.name
+
+    @property
+    def path(self) -> str:
+        """The ledger's directory."""
+        return self.sync.path
+
+    @property
+    def info(self) -> EngineInfo:
+        """What others see of it."""
+        return self.sync.info
+
+    @property
+    def closed(self) -> bool:
+        """True once it is closed, or inherited by a forked child."""
+        return self.sync.closed
+
+    @like(SyncEngine.engines)
+    def engines(self) -> list[EngineInfo]:
+        return self.sync.engines()
+
+    @like(SyncEngine.inside)
+    def inside(self) -> EngineInfo | None:
+        return self.sync.inside()
+
+    @like(SyncEngine.supports)
+    def supports(self, capability: str) -> bool:
+        return self.sync.supports(capability)
+
+    @like(SyncEngine.stats)
+    async def stats(self) -> EngineStats:
+        return await in_thread(self.sync.stats)
+
+    @like(SyncEngine.verify)
+    async def verify(self) -> Report:
+        return await in_thread(self.sync.verify)
+
+    @like(SyncEngine.backup)
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        await in_thread(self.sync.backup, path)
+
+    # ---- topics --------------------------------------------------------------------------
+
+    def topic(self, name: str, create: bool = True) -> Topic:
+        """The topic of that name; it is made if there is none, as soon as it is awaited, or
+        something is opened on it. `create=False` raises TopicNotFoundError at once.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         topic = await engine.topic("orders")
+        ...         return topic.next_offset
+        >>> asyncio.run(example())
+        0
+        """
+        return Topic._named(self.sync, name, create)
+
+    @like(SyncEngine.topics)
+    def topics(self) -> list[str]:
+        return self.sync.topics()
+
+    @like(SyncEngine.delete_topic)
+    async def delete_topic(self, name: str) -> None:
+        await in_thread(self.sync.delete_topic, name)
+
+    def producers(
+        self, names: Iterable[str], access_mode: AccessMode | str = AccessMode.SHARED,
+        **options: Unpack[ManyOptions],
+    ) -> Opening[list[Producer]]:  # fmt: skip
+        """Open a producer on each of many topics, in one transaction, as
+        `exclusivelog.Engine.producers`: `await` them, or `async with` them. If cancelled, those
+        that were opened are closed.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.producers(["a", "b"], "exclusive") as (first, second):
+        ...             return await first.send(b"1"), await second.send(b"2")
+        >>> asyncio.run(example())
+        (0, 0)
+        """
+        for option in options.keys() - ManyOptions.__annotations__.keys():
+            raise TypeError(f"producers takes no option {option!r} (rule A4)")
+        begin = functools.partial(self._open_many, names, access_mode, options)
+        return Opening("engine.producers(...)", list, begin, _close_all)
+
+    async def _open_many(
+        self, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
+    ) -> list[Producer]:
+        callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
+        given = with_callbacks(options, callbacks)
+        made = await opened(
+            lambda: self.sync.producers(names, access_mode, **given), _close_all_now
+        )
+        return [callbacks.twin(one) for one in made]
+
+    # ---- readers -------------------------------------------------------------------------
+
+    def reader(
+        self, topics: Iterable[str], *, group: str, generation: int | None = None,
+        start: Start = "earliest", inclusive: bool = True,
+        read_compacted: bool = False, trimmed: Literal["error", "earliest"] = "error",
+        deserializer: Any = None,
+        key_deserializer: Any = None,
+    ) -> GroupReader:  # fmt: skip
+        """Open one reader of a group on several topics; the parameters are those of
+        `exclusivelog.Engine.reader`. It claims them, which may have to wait: it is open once it
+        was awaited, entered by `async with`, or asked for a message.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.producers(["a", "b"]) as producers:
+        ...             for producer in producers:
+        ...                 await producer.send(b"to " + producer.topic.encode())
+        ...         async with engine.reader(["a", "b"], group="billing") as reader:
+        ...             return [(name, message.value) async for name, message in reader]
+        >>> asyncio.run(example())
+        [('a', b'to a'), ('b', b'to b')]
+        """
+        make = functools.partial(
+            self.sync.reader, topics, group=group, generation=generation, start=start,
+            inclusive=inclusive, read_compacted=read_compacted, trimmed=trimmed,
+            deserializer=deserializer,
+                key_deserializer=key_deserializer,
+        )  # fmt: skip
+        return GroupReader(cast(Any, None))._opens_late("engine.reader(...)", make)
+
+    @like(SyncEngine.groups)
+    def groups(self) -> list[GroupInfo]:
+        return self.sync.groups()
+
+    # ---- claims --------------------------------------------------------------------------
+
+    @overload
+    def own(
+        self, group: str | None, resources: Mapping[str, int | None],
+        timeout: float | None = None, *, on_lost: OnLost | None = None,
+    ) -> Opening[Claim]: ...  # fmt: skip
+    @overload
+    def own(
+        self, group: Mapping[str, int | None], *, timeout: float | None = None,
+        on_lost: OnLost | None = None,
+    ) -> Opening[Claim]: ...  # fmt: skip
+    def own(
+        self, group: str | Mapping[str, int | None] | None = None,
+        resources: Mapping[str, int | None] | None = None, timeout: float | None = None, *,
+        on_lost: OnLost | None = None,
+    ) -> Opening[Claim]:  # fmt: skip
+        """Claim resources, as `exclusivelog.Engine.own`: `await` it, or `async with` it. `on_lost`
+        is called in the loop; it may be a coroutine function. If cancelled, a claim that was
+        granted is released.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.own("reports", {"march": None}) as claim:
+        ...             return claim.is_valid, claim.generations
+        >>> asyncio.run(example())
+        (True, {'march': 1})
+        """
+        begin = functools.partial(self._own, group, resources, timeout, on_lost)
+        return Opening("engine.own(...)", Claim, begin, Claim.release)
+
+    async def _own(
+        self, group: Any, resources: Any, timeout: float | None, on_lost: OnLost | None
+    ) -> Claim:
+        callbacks: Callbacks[SyncClaim, Claim] = Callbacks(Claim)
+        lost: Any = callbacks.of(on_lost)
+        end = time.monotonic() + (timeout or 0.0)
+        while True:
+            left = max(0.0, end - time.monotonic())
+            seconds = min(left, OWN_SECONDS)
+            claim = functools.partial(self.sync.own, group, resources, seconds, on_lost=lost)
+            try:
+                return callbacks.twin(await opened(claim, SyncClaim.release))
+            except OwnershipError as error:
+                if left <= OWN_SECONDS or not error.retriable:
+                    raise
+
+    @like(SyncEngine.claims)
+    def claims(self, group: str | None = None) -> list[ClaimInfo]:
+        return self.sync.claims(group)
+
+    # ---- roles ---------------------------------------------------------------------------
+
+    def role(
+        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        claims: ClaimsOfGroups = MappingProxyType({}),
+        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
+    ) -> Opening[Role]:  # fmt: skip
+        """Become the only holder of a role, as `exclusivelog.Engine.role`: `await` it, or `async
+        with` it. Wait in its queue if the mode says so: that costs no thread.
+
+        `on_lost` is called in the loop; it may be a coroutine function. If cancelled, the request
+        leaves the queue, and a role that was granted is given back.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.role("billing", topics=["invoices"]) as role:
+        ...             invoices = await role.producer("invoices")
+        ...             return role.epoch, await invoices.send(b"no. 1")
+        >>> asyncio.run(example())
+        (1, 0)
+        """
+
+        async def begin() -> Role:
+            callbacks: Callbacks[Any, Role] = Callbacks(Role)
+            ask = functools.partial(
+                self.sync.role_async, name, topics=topics, groups=groups, claims=claims,
+                access_mode=access_mode, priority=priority, timeout=timeout, settle=settle,
+                on_lost=callbacks.of(on_lost),
+            )  # fmt: skip
+            future = await opened(ask, SyncRoleFuture.give_up)
+            return callbacks.twin(await outcome_of(future, future.give_up))
+
+        return Opening("engine.role(...)", Role, begin, Role.close)
+
+    def role_async(
+        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
+        claims: ClaimsOfGroups = MappingProxyType({}),
+        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
+    ) -> RoleFuture:  # fmt: skip
+        """Ask for a role in a task, and return the task at once; cancelling it leaves no trace."""
+        return asyncio.create_task(
+            self.role(
+                name, topics=topics, groups=groups, claims=claims, access_mode=access_mode,
+                priority=priority, timeout=timeout, settle=settle, on_lost=on_lost,
+            )
+        )  # fmt: skip
+
+    @like(SyncEngine.roles)
+    def roles(self) -> list[RoleInfo]:
+        return self.sync.roles()
+
+    @like(SyncEngine.delete_role)
+    async def delete_role(self, name: str) -> None:
+        await in_thread(self.sync.delete_role, name)
+
+    # ---- transactions --------------------------------------------------------------------
+
+    def transaction(self) -> Transaction:
+        """Begin a transaction, for `async with`; see `exclusivelog.Engine.transaction`.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.topic("orders").producer() as producer:
+        ...             async with engine.transaction() as txn:
+        ...                 await producer.send(b"debit", transaction=txn)
+        ...                 await producer.send(b"credit", transaction=txn)
+        ...             return txn.offsets[producer]
+        >>> asyncio.run(example())
+        range(0, 2)
+        """
+        return Transaction(self.sync.transaction())
+
+    # ---- hand-over -----------------------------------------------------------------------
+
+    async def unload(
+        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
+        groups: Iterable[str] = (), producer: str | None = None,
+    ) -> list[Move]:  # fmt: skip
+        """Move the ownership of topics to another engine, as `exclusivelog.Engine.unload`. If
+        cancelled, topics that have not been released stay with their owners."""
+        return await (
+            await self.unload_async(topics, to, timeout, groups=groups, producer=producer)
+        )
+
+    async def unload_async(
+        self, topics: str | Iterable[str], to: str, timeout: float = 10.0, *,
+        groups: Iterable[str] = (), producer: str | None = None,
+    ) -> UnloadFuture:  # fmt: skip
+        """Begin to move topics, and return a task; cancelling it ends the moves of topics that have
+        not been released.
+
+        >>> async def example():
+        ...     async with aio.open(path, "a") as a, aio.open(path, "b") as b:
+        ...         topic = await a.topic("orders")
+        ...         moving = await a.unload_async("orders", to=b.id)
+        ...         return [move.state for move in await moving]
+        >>> asyncio.run(example())
+        ['assigned']
+        """
+        begin = functools.partial(
+            self.sync.unload_async, topics, to, timeout, groups=groups, producer=producer
+        )
+        return await begun(begin)
+
+    @like(SyncEngine.cancel_unload)
+    async def cancel_unload(self, topics: str | Iterable[str]) -> list[str]:
+        return await in_thread(self.sync.cancel_unload, topics)
+
+    def history(
+        self, topic: str | None = None, *, group: str | None = None, role: str | None = None
+    ) -> AsyncIterator[Event]:
+        """Iterate over every change of ownership so far, as `exclusivelog.Engine.history`.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.topic("orders").producer("exclusive"):
+        ...             pass
+        ...         return [event.kind async for event in engine.history()]
+        >>> asyncio.run(example())
+        ['grant', 'release']
+        """
+        return in_steps(functools.partial(self.sync.history, topic, group=group, role=role))
+
+
+async def _close_all(producers: Iterable[Producer]) -> None:
+    for producer in producers:
+        await producer.close()
+
+
+def _close_all_now(producers: Iterable[SyncProducer]) -> None:
+    for producer in producers:
+        producer.close()
+
+
+# ---- open and upgrade ----------------------------------------------------------------------
+
+
+def open(
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    properties: Mapping[str, str] | None = None,
+    *,
+    durability: Literal["power", "process"] = "power",
+    keepalive: float | None = 30.0,
+    readonly: bool = False,
+    create: bool = True,
+    mode: int = 0o700,
+    map_size: int = DEFAULT_MAP_SIZE,
+    max_readers: int = DEFAULT_MAX_READERS,
+    kill_stalled: bool = False,
+    admin: str | None = None,
+    token: str | None = None,
+    token_file: str | os.PathLike[str] | None = None,
+    tls_trust_certs: str | None = None,
+    check_policies: bool | None = None,
+) -> Opening[Engine]:
+    """Open the ledger in a directory: `await` it, or `async with` it. Parameters and errors are
+    those of `exclusivelog.open`.
+
+    Raises RuntimeError outside of asyncio, as on trio.
+
+    >>> async def example():
+    ...     async with aio.open(path, name="worker-1") as engine:
+    ...         return engine.name, engine.topics()
+    >>> asyncio.run(example())
+    ('worker-1', [])
+    """
+    call = functools.partial(
+        _places.open, path, name, properties, durability=durability, keepalive=keepalive,
+        readonly=readonly, create=create, mode=mode, map_size=map_size, max_readers=max_readers,
+        kill_stalled=kill_stalled,
+        admin=admin, token=token, token_file=token_file, tls_trust_certs=tls_trust_certs,
+        check_policies=check_policies,
+    )  # fmt: skip
+
+    async def begin() -> Engine:
+        return Engine(await opened(call, SyncEngine.close))
+
+    return Opening("exclusivelog.aio.open(...)", Engine, begin, Engine.close)
+
+
+async def upgrade(
+    path: str | os.PathLike[str],
+    backup: str | os.PathLike[str] | None = None,
+    *,
+    despite_damage: bool = False,
+) -> Upgrade:
+    """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. If
+    cancelled, it takes its course."""
+    return await in_thread(_places.upgrade, path, backup, despite_damage=despite_damage)

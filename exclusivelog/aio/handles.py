@@ -1,0 +1,257 @@
+"""What is opened: by `await`, or by `async with`, which also closes it.
+
+A call that opens something returns an `Opening`; an object that an application makes or reads at
+once, such as a map or a reader, is its own opening. Until it is open, any use of it raises a
+TypeError that names the missing await.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import contextlib
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
+
+from exclusivelog.aio.calls import in_thread, opened
+
+T = TypeVar("T")
+
+
+def check_loop() -> None:
+    """RuntimeError outside of asyncio."""
+    task = None
+    with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+        task = asyncio.current_task()
+    if task is None:
+        raise RuntimeError(
+            "exclusivelog.aio runs on asyncio (or uvloop) only, and no asyncio task runs here. On "
+            "trio, and on anyio with trio, call exclusivelog itself in a thread, as by "
+            "trio.to_thread.run_sync"
+        )
+
+
+# ---- what was not awaited ------------------------------------------------------------------
+
+
+class NotAwaitedError(TypeError, AttributeError):
+    """Something was used before it was opened. An AttributeError too, so that `hasattr` works."""
+
+
+def not_awaited(call: str) -> NotAwaitedError:
+    """The error for the use of what `call` opens."""
+    return NotAwaitedError(
+        f"{call} was not awaited: it is not open yet. Write `await {call}`, or `async with {call} "
+        "as ...`"
+    )
+
+
+class NotOpen:
+    """Stands in for a synchronous object that is not open yet."""
+
+    def __init__(self, call: str) -> None:
+        self._call = call
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise not_awaited(self._call)
+
+    def __repr__(self) -> str:
+        return f"<{self._call}, not open>"
+
+
+class _NoWith:
+    """Refuses `with`, which cannot wait."""
+
+    if not TYPE_CHECKING:  # it would take these for a context manager
+
+        def __enter__(self) -> NoReturn:
+            raise TypeError(f"{type(self).__name__}: use `async with` instead of `with`")
+
+        def __exit__(self, *exception: object) -> None:
+            pass
+
+
+# ---- objects -----------------------------------------------------------------------------
+
+
+class Wrapper(Generic[T]):
+    """An object of `exclusivelog`, awaitable; `sync` is that one."""
+
+    sync: T
+
+    def __init__(self, sync: T) -> None:
+        self.sync = sync
+
+    def __repr__(self) -> str:
+        return f"<aio.{repr(self.sync).removeprefix('<')}"
+
+
+class Closing(_NoWith, metaclass=abc.ABCMeta):
+    """`async with`: closes itself at the end of the block."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """Close it; closing twice does nothing."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await finished(self.close())
+
+
+async def finished(closing: Coroutine[Any, Any, None]) -> None:
+    """Await it; it comes to its end even if this task is cancelled meanwhile."""
+    await asyncio.shield(asyncio.ensure_future(closing))
+
+
+class Handle(Wrapper[T], Closing, Generic[T]):
+    """What has to be closed."""
+
+    async def close(self) -> None:
+        """Close it, as the synchronous one; closing twice does nothing."""
+        closing: Any = self.sync
+        await in_thread(closing.close)
+
+
+class Openable(Handle[T], Generic[T]):
+    """A handle that is opened when it is awaited or entered; awaiting one that is open returns it.
+
+    `_opens_late` makes one that is not open yet.
+    """
+
+    _make: Callable[[], T] | None = None  # what opens it, until that has been done
+    _opening: asyncio.Lock
+
+    def _opens_late(self, call: str, make: Callable[[], T]) -> Self:
+        """Let it be opened by `make`, in a thread; `call` is what the application has written."""
+        self.sync = cast(T, NotOpen(call))
+        self._make, self._opening = make, asyncio.Lock()
+        return self
+
+    async def _opened(self) -> Self:
+        """Open it, unless it is open. If cancelled, nothing stays open."""
+        if self._make is not None:
+            check_loop()
+            async with self._opening:
+                if self._make is not None:
+                    self.sync = await opened(self._make, _close)
+                    self._make = None
+        return self
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._opened().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._opened()
+
+    async def close(self) -> None:
+        """Close it, as the synchronous one; closing twice does nothing."""
+        if self._make is not None:
+            async with self._opening:
+                pass  # another task may be opening it
+        if self._make is None:
+            await super().close()
+
+
+def _close(made: Any) -> None:
+    made.close()
+
+
+# ---- calls that open something -------------------------------------------------------------
+
+
+class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
+    """The result of a call that opens something: `await` it, or enter it by `async with`, which
+    closes what it has opened at the end of the block. Before that, nothing has been done.
+
+    It is a coroutine, too, for `asyncio.create_task` and task groups.
+
+    - `call`: what the application has written, for errors.
+    - `kind`: the type of what is opened.
+    - `begin`: opens it; if cancelled, nothing stays open.
+    - `leave`: closes it, at the end of an `async with`.
+    """
+
+    _begun: bool = True  # for the finalizer, until it is made
+
+    def __init__(
+        self, call: str, kind: type, begin: Callable[[], Coroutine[Any, Any, T]],
+        leave: Callable[[T], Coroutine[Any, Any, None]],
+    ) -> None:  # fmt: skip
+        self._call, self._kind = call, kind
+        self._begin, self._leave = begin, leave
+        self._steps: Coroutine[Any, Any, T] | None = None  # of a task that runs it
+        self._begun = False
+
+    def _start(self) -> Coroutine[Any, Any, T]:
+        if self._begun:
+            raise RuntimeError(f"{self._call} was awaited already; call it again")
+        self._begun = True
+        check_loop()
+        return self._begin()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return self._start().__await__()
+
+    async def __aenter__(self) -> T:
+        self._opened = await self
+        return self._opened
+
+    async def __aexit__(self, *exception: object) -> None:
+        await finished(self._leave(self._opened))
+
+    # ---- as the coroutine of a task ------------------------------------------------------
+
+    def send(self, value: None = None, /, *more: Any, **options: Any) -> Any:
+        """For tasks. A producer's `send` has the same name: it was not awaited."""
+        if self._steps is None:
+            if value is not None or more or options or not self._is_run_by_a_task():
+                raise not_awaited(self._call)
+            self._steps = self._start()
+        return self._steps.send(value)
+
+    def _is_run_by_a_task(self) -> bool:
+        with contextlib.suppress(RuntimeError):  # no loop runs in this thread
+            task = asyncio.current_task()
+            return task is not None and task.get_coro() is self
+        return False
+
+    def throw(self, kind: Any, value: Any = None, trace: Any = None, /) -> Any:
+        """For tasks."""
+        if self._steps is None:
+            self._steps = self._start()
+        if value is None and trace is None:
+            return self._steps.throw(kind)
+        return self._steps.throw(kind, value, trace)
+
+    def close(self) -> None:
+        """For tasks."""
+        self._begun = True
+        if self._steps is not None:
+            self._steps.close()
+
+    # ---- as what it has not opened yet -----------------------------------------------------
+
+    if not TYPE_CHECKING:  # it would take every attribute for one of these
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if not name.startswith("_") and hasattr(self._kind, name):
+                raise not_awaited(self._call)
+            raise AttributeError(f"{self._call} is not open, and has no attribute {name!r}")
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(f"{self._call} was never awaited", RuntimeWarning, 2, source=self)
+
+    def __repr__(self) -> str:
+        return f"<{self._call}, not open>"

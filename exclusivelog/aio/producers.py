@@ -1,0 +1,347 @@
+"""Producers, awaitable. A send is queued in the loop's own thread, and the engine's commit thread
+wakes its task: no other thread is asked, and all tasks that send share commits."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import functools
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from typing import Any
+
+from exclusivelog import _core
+from exclusivelog._core import Message
+from exclusivelog.aio.calls import drop_outcome, in_steps, in_thread, like, opened, outcome_of
+from exclusivelog.aio.readers import Reader
+from exclusivelog.aio.transactions import Sender, Transaction, joined, unwrapped
+from exclusivelog.backend import State, without_outcome
+from exclusivelog.errors import WaitTimeoutError
+from exclusivelog.messages import Encoded
+from exclusivelog.producer import NO_MESSAGE
+from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.types import AccessMode, Move, ProducerStats
+from exclusivelog.unload import UnloadFuture as SyncUnloadFuture
+from exclusivelog.waits import check_timeout
+
+MOST_DELAY = 0.01  # seconds between two attempts, while threads append by the same producer
+
+# ---- the outcome of send_async -------------------------------------------------------------
+
+
+class Receipt:
+    """The outcome of one `Producer.send_async`: `await` it for the message's offset. It never
+    blocks the loop: `result()` and `exception()` raise asyncio.InvalidStateError until `done()`, as
+    those of a future of asyncio do."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: _core.Receipt | asyncio.Task[int]) -> None:
+        self._of = of  # a task, if the message could not be queued at once
+
+    def done(self) -> bool:
+        """True when the outcome is known."""
+        return self._of.done()
+
+    def result(self) -> int:
+        """Return the message's offset; raise the error it failed with."""
+        return self._known().result()
+
+    def exception(self) -> BaseException | None:
+        """Return the error, or None when the message is in the log."""
+        return self._known().exception()
+
+    def _known(self) -> _core.Receipt | asyncio.Task[int]:
+        if not self._of.done():
+            raise asyncio.InvalidStateError("the outcome of this send is not known yet: await it")
+        return self._of
+
+    def add_done_callback(self, callback: Callable[[Receipt], object]) -> None:
+        """Call `callback(receipt)` in the loop when the outcome is known."""
+        loop = asyncio.get_running_loop()
+
+        def tell(_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(callback, self)
+
+        self._of.add_done_callback(tell)
+
+    def __await__(self) -> Generator[Any, None, int]:
+        return self._of.__await__()
+
+    def __repr__(self) -> str:
+        return repr(self._of) if isinstance(self._of, _core.Receipt) else "<Receipt pending>"
+
+
+# ---- the producer ------------------------------------------------------------------------
+
+
+class Line:
+    """Lets tasks through one by one, in the order of their tickets."""
+
+    def __init__(self) -> None:
+        self._tickets: deque[asyncio.Future[None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def take(self) -> asyncio.Future[None]:
+        """Return a ticket: a future that is done when it is this one's turn."""
+        ticket = asyncio.get_running_loop().create_future()
+        self._tickets.append(ticket)
+        self._call_next()
+        return ticket
+
+    def leave(self, ticket: asyncio.Future[None]) -> None:
+        """Its turn is over, or it was cancelled before."""
+        self._tickets.remove(ticket)
+        self._call_next()
+
+    def _call_next(self) -> None:
+        if self._tickets and not self._tickets[0].done():
+            self._tickets[0].set_result(None)
+
+
+class Producer(Sender):
+    """An `exclusivelog.Producer`, awaitable; `sync` is that one. Made by `Topic.producer`; tasks
+    may share it.
+
+    >>> async def example():
+    ...     async with aio.open(path) as engine:
+    ...         async with engine.topic("orders").producer("exclusive") as producer:
+    ...             first = await producer.send(b"first", key="a")
+    ...             rest = [producer.send_async(b"%d" % number) for number in range(3)]
+    ...             return first, [await receipt for receipt in rest]
+    >>> asyncio.run(example())
+    (0, [1, 2, 3])
+    """
+
+    def __init__(self, sync: SyncProducer) -> None:
+        super().__init__(sync)
+        self._line = Line()  # messages that cannot be queued at once
+        self._late: set[asyncio.Task[int]] = set()  # those of send_async
+        self._passing: asyncio.Future[Any] | None = None  # waits for the end of a hand-over
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    @property
+    def topic(self) -> str:
+        """The name of its topic."""
+        return self.sync.topic
+
+    @property
+    def name(self) -> str:
+        """The name under which sequence ids are counted (rule G2)."""
+        return self.sync.name
+
+    @property
+    def access_mode(self) -> AccessMode:
+        """The mode that was asked for."""
+        return self.sync.access_mode
+
+    @property
+    def priority(self) -> int:
+        """The place in the queue it was asked for with; cannot be changed (rule D2)."""
+        return self.sync.priority
+
+    @property
+    def topic_epoch(self) -> int:
+        """The epoch it writes under. Keep it to reconnect with `topic_epoch=` (rule B5)."""
+        return self.sync.topic_epoch
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The last sequence id sent under this name, -1 if none was (rule G2)."""
+        return self.sync.last_sequence_id
+
+    def stats(self) -> ProducerStats:
+        """What this producer has sent, and what waits for a commit; as
+        `exclusivelog.Producer.stats`."""
+        return self.sync.stats()
+
+    @property
+    def state(self) -> State:
+        """What has become of it, read from the ledger: "open", "fenced", "moved" or "closed"."""
+        return self.sync.state
+
+    # ---- send ----------------------------------------------------------------------------
+
+    @like(SyncProducer.send)
+    async def send(
+        self, value: Any, *, key: bytes | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
+        timeout: float | None = None, transaction: Transaction | None = None,
+    ) -> int:  # fmt: skip
+        check_timeout(timeout)
+        if transaction is not None:  # nothing is appended before its commit: it does not wait
+            return self.sync.send(
+                value, key=key, properties=properties, event_time=event_time,
+                sequence_id=sequence_id, transaction=joined(transaction, self),
+            )  # fmt: skip
+        message = self.sync.encode(value, key, properties, event_time, sequence_id)
+        # At once: a task that gathers several sends has them in this order.
+        receipt = None if self._line else self.sync.offer(message)
+        if receipt is not None and timeout is None:
+            return int(await receipt)
+        waits = receipt if receipt is not None else self._send_late(message)
+        try:
+            async with asyncio.timeout(timeout):
+                return int(await waits)
+        except WaitTimeoutError:
+            raise
+        except TimeoutError:
+            raise without_outcome(self.sync.topic, timeout) from None
+
+    def _send_late(self, message: Encoded) -> Coroutine[Any, Any, int]:
+        """Send it once it can be queued without a wait, and after what is in the line now."""
+        return self._send_in_turn(self._line.take(), message)
+
+    async def _send_in_turn(self, ticket: asyncio.Future[None], message: Encoded) -> int:
+        try:
+            await ticket
+            receipt = await self._queued(message)
+        finally:
+            self._line.leave(ticket)
+        return int(await receipt)
+
+    async def _queued(self, message: Encoded) -> _core.Receipt:
+        """Queue a message once that needs no wait."""
+        offer, delay = self.sync.offer, 0.0
+        while (receipt := offer(message)) is None:
+            await self._passed()
+            if (receipt := offer(message)) is not None:
+                break
+            await asyncio.sleep(delay)  # a thread appends by the same producer
+            delay = min(delay + 0.001, MOST_DELAY)
+        return receipt
+
+    async def _passed(self) -> None:
+        """Return once no hand-over is in the way. One thread waits for it, and is not interrupted:
+        it is there for all messages, also of tasks that were cancelled."""
+        if self._passing is None or self._passing.done():
+            self._passing = asyncio.ensure_future(in_thread(self.sync.here, False))
+            self._passing.add_done_callback(drop_outcome)
+        await asyncio.shield(self._passing)
+
+    @like(SyncProducer.send_async)
+    def send_async(
+        self, value: Any, *, key: bytes | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
+    ) -> Receipt:  # fmt: skip
+        message = self.sync.encode(value, key, properties, event_time, sequence_id)
+        receipt = None if self._line else self.sync.offer(message)
+        if receipt is not None:
+            return Receipt(receipt)
+        task = asyncio.ensure_future(self._send_late(message))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+        task.add_done_callback(drop_outcome)
+        return Receipt(task)
+
+    @like(SyncProducer.send_many)
+    async def send_many(
+        self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,
+        properties: Iterable[Mapping[str, str] | None] | None = None,
+        event_times: Iterable[dt.datetime | int | None] | None = None,
+        sequence_id: int | None = None, timeout: float | None = None,
+        transaction: Transaction | None = None,
+    ) -> range:  # fmt: skip
+        check_timeout(timeout)
+        await self._turn(timeout)
+        return await in_thread(
+            self.sync.send_many, values, keys=keys, properties=properties,
+            event_times=event_times, sequence_id=sequence_id, timeout=timeout,
+            transaction=joined(transaction, self),
+        )  # fmt: skip
+
+    async def catch_up(self, reader: Reader) -> AsyncIterator[Message]:
+        """Iterate over this topic from the reader's position to its end (rule D8), as
+        `exclusivelog.Producer.catch_up`.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         topic = engine.topic("orders")
+        ...         async with topic.producer("exclusive") as owner, topic.reader() as reader:
+        ...             await owner.send(b"old")
+        ...             return [message.value async for message in owner.catch_up(reader)]
+        >>> asyncio.run(example())
+        [b'old']
+        """
+        unwrapped("reader", reader)
+        sync: Any = (await reader._opened()).sync
+        self.sync.catch_up(sync)  # checks the reader
+        async for message in in_steps(sync.__iter__):
+            yield message
+        position = sync.position
+        rest = functools.partial(_all_of, self.sync.catch_up, sync)
+        # The last check may have to wait for a hand-over.
+        for message in await opened(rest, lambda _: sync.cursor.move_to(position)):
+            yield message
+
+    @like(SyncProducer.announce)
+    async def announce(
+        self, info: Mapping[str, str], *, message: Any = NO_MESSAGE,
+        transaction: Transaction | None = None,
+    ) -> None:  # fmt: skip
+        await self._turn()
+        await in_thread(
+            self.sync.announce, info, message=message, transaction=joined(transaction, self)
+        )
+
+    @like(SyncProducer.flush)
+    async def flush(self, timeout: float | None = None) -> None:
+        check_timeout(timeout)
+        await self._turn(timeout)
+        await in_thread(self.sync.flush, timeout)
+
+    async def _turn(self, timeout: float | None = None) -> None:
+        """Wait until what was given to it before is queued."""
+        if not self._line:
+            return
+        ticket = self._line.take()
+        try:
+            async with asyncio.timeout(timeout):
+                await ticket
+        except TimeoutError:
+            raise without_outcome(self.sync.topic, timeout) from None
+        finally:
+            self._line.leave(ticket)
+
+    # ---- move ----------------------------------------------------------------------------
+
+    async def move(self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()) -> Move:
+        """Move this producer, and no other one, to another engine, as `exclusivelog.Producer.move`.
+        If cancelled, it stays where it is, unless it has been released."""
+        return (await (await self.move_async(to, timeout, groups=groups)))[0]
+
+    async def move_async(
+        self, to: str, timeout: float = 10.0, *, groups: Iterable[str] = ()
+    ) -> UnloadFuture:
+        """Begin what `move` does, and return a task with a list of one `Move`; cancelling it ends
+        the move, unless the producer has been released."""
+        return await begun(functools.partial(self.sync.move_async, to, timeout, groups=groups))
+
+
+def _all_of(call: Callable[[Any], Iterable[Message]], reader: Any) -> list[Message]:
+    return list(call(reader))
+
+
+# ---- moves -------------------------------------------------------------------------------
+
+UnloadFuture = asyncio.Task[list[Move]]  # of `Engine.unload_async`; cancelling it ends the moves
+
+
+async def begun(begin: Callable[[], SyncUnloadFuture]) -> UnloadFuture:
+    """Begin moves, and return a task with their outcome."""
+    future = await opened(begin, SyncUnloadFuture.cancel)
+    task = asyncio.create_task(outcome_of(future, future.cancel))
+    try:
+        await asyncio.sleep(0)  # a task that is cancelled before it runs would cancel nothing
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    return task

@@ -1,0 +1,238 @@
+"""Readers, awaitable. What is there is read in the loop's own thread; at the end of a topic, one
+thread sleeps for all tasks that wait."""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from exclusivelog._core import Message
+from exclusivelog.aio.calls import Steps, in_steps, in_thread, like
+from exclusivelog.aio.handles import Openable
+from exclusivelog.aio.watching import wait_for_any
+from exclusivelog.errors import TopicTerminatedError, WaitTimeoutError
+from exclusivelog.messages import import_pyarrow
+from exclusivelog.reader import Found, Start, check_following
+from exclusivelog.reader import GroupReader as SyncGroupReader
+from exclusivelog.reader import Reader as SyncReader
+from exclusivelog.waits import READER_LOOK_UP_SECONDS, check_timeout
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+M = TypeVar("M")
+T = TypeVar("T")
+
+
+class Following(Openable[T], Generic[T, M]):
+    """What can be followed: readers, and watches of maps."""
+
+    @abc.abstractmethod
+    async def read_next(self, timeout: float | None = None) -> M:
+        """Return what comes next."""
+
+    async def follow(self, timeout: float | None = None) -> AsyncIterator[M]:
+        """Iterate over everything that comes, and wait at the end, until nothing has come for
+        `timeout` seconds (default: None, no limit) or nothing can come any more."""
+        while True:
+            try:
+                found = await self.read_next(timeout)
+            except (WaitTimeoutError, TopicTerminatedError):
+                return
+            yield found
+
+
+class Reading(Following[T, M], Generic[T, M]):
+    """What both kinds of readers have in common."""
+
+    def __init__(self, sync: T) -> None:
+        super().__init__(sync)
+        self._steps = Steps()
+
+    @property
+    @abc.abstractmethod
+    def _parts(self) -> Sequence[SyncReader]:
+        """The readers of single topics."""
+
+    async def read_next(self, timeout: float | None = None) -> M:
+        """Return the next message; wait for it up to `timeout` seconds (default: None, no limit),
+        then raise WaitTimeoutError. A reader of several topics returns (topic, message)."""
+        check_timeout(timeout)
+        if self._make is not None:
+            await self._opened()
+        if self._steps.too_many():
+            await asyncio.sleep(0)
+        sync: Any = self.sync
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while True:
+            # Before reading: what comes after these marks ends the wait.
+            marks = [reader.cursor.mark() for reader in self._parts]
+            try:
+                found: M = sync.read_next(timeout=0)
+                return found
+            except WaitTimeoutError:
+                left = None if deadline is None else deadline - loop.time()
+                if left is not None and left <= 0:
+                    raise sync.nothing_came(timeout) from None
+            # A process may die after its commit and before its notification: look now and then.
+            poll = READER_LOOK_UP_SECONDS
+            await wait_for_any(self._parts, marks, poll if left is None else min(left, poll))
+
+    async def read_batch(self, max_messages: int) -> list[M]:
+        """Return up to `max_messages` next messages, without waiting; an empty list at the end.
+        Other tasks do not run while they are read."""
+        await self._opened()
+        if self._steps.too_many():
+            await asyncio.sleep(0)
+        sync: Any = self.sync
+        found: list[M] = sync.read_batch(max_messages)
+        return found
+
+    def __aiter__(self) -> AsyncIterator[M]:
+        return self._steps_through() if self._make is None else self._opened_first()
+
+    def _steps_through(self) -> AsyncIterator[M]:
+        sync: Any = self.sync
+        return in_steps(sync.__iter__)
+
+    async def _opened_first(self) -> AsyncIterator[M]:
+        await self._opened()
+        async for found in self._steps_through():
+            yield found
+
+    async def values(
+        self, *, follow: bool = False, timeout: float | None = None
+    ) -> AsyncIterator[Any]:
+        """Iterate over the values alone, up to the end as it is now; `follow=True`: for ever, with
+        `timeout` as in `follow()`. A reader of several topics gives (topic, value)."""
+        check_following(follow, timeout)
+        await self._opened()
+        sync: Any = self.sync
+        while True:
+            async for value in in_steps(sync.values):
+                yield value
+            if not follow:
+                return
+            try:
+                found = await self.read_next(timeout)
+            except (WaitTimeoutError, TopicTerminatedError):
+                return
+            yield sync.value_of(found)
+
+
+class Reader(Reading[SyncReader, Message]):
+    """An `exclusivelog.Reader`, awaitable; `sync` is that one. Made by `Topic.reader`; for one task
+    at a time. `async for` reads up to the end as it is now; `follow()` waits there for more.
+
+    A reader of a group is open, and its predecessor fenced, once it was awaited, entered by `async
+    with`, or asked for a message. Any other reader is open at once.
+
+    >>> async def example():
+    ...     async with aio.open(path) as engine:
+    ...         topic = engine.topic("orders")
+    ...         async with topic.producer() as producer, topic.reader(group="billing") as reader:
+    ...             await producer.send(b"hello")
+    ...             message = await reader.read_next(timeout=1)
+    ...             await reader.commit()
+    ...             return message.value, reader.position
+    >>> asyncio.run(example())
+    (b'hello', 1)
+    """
+
+    @property
+    def _parts(self) -> Sequence[SyncReader]:
+        return (self.sync,)
+
+    @property
+    def topic(self) -> str:
+        """The name of its topic."""
+        return self.sync.topic
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message, if the topic has it."""
+        return self.sync.position
+
+    @property
+    def group(self) -> str | None:
+        """The group that it is the reader of."""
+        return self.sync.group
+
+    @property
+    def generation(self) -> int | None:
+        """Of its claim on (group, topic); None without a group."""
+        return self.sync.generation
+
+    @like(SyncReader.seek)
+    def seek(self, start: Start, *, inclusive: bool = True) -> None:
+        self.sync.seek(start, inclusive=inclusive)
+
+    @like(SyncReader.has_message_available)
+    def has_message_available(self) -> bool:
+        return self.sync.has_message_available()
+
+    async def read_arrow(
+        self, max_bytes: int = 1 << 20, columns: Sequence[str] | None = None
+    ) -> pa.RecordBatch | None:
+        """Return the next messages as a pyarrow RecordBatch, as `exclusivelog.Reader.read_arrow`;
+        None at the end. Other tasks do not run while they are read: keep `max_bytes` (default: 1
+        MiB) at some MiB."""
+        await self._opened()
+        if "pyarrow" not in sys.modules:
+            await in_thread(import_pyarrow)  # it takes a tenth of a second
+        if self._steps.too_many():
+            await asyncio.sleep(0)
+        return self.sync.read_arrow(max_bytes, columns)
+
+    @like(SyncReader.commit)
+    async def commit(self) -> None:
+        await in_thread(self.sync.commit)
+
+
+class GroupReader(Reading[SyncGroupReader, Found]):
+    """An `exclusivelog.GroupReader`, awaitable; `sync` is that one. Made by `Engine.reader`; for
+    one task at a time. `async for` reads up to the ends as they are now; `follow()` waits there.
+
+    It is open, and its predecessors fenced, once it was awaited, entered by `async with`, or asked
+    for a message.
+    """
+
+    @property
+    def _parts(self) -> Sequence[SyncReader]:
+        return self.sync.readers
+
+    @property
+    def topics(self) -> list[str]:
+        """The names of its topics."""
+        return self.sync.topics
+
+    @property
+    def group(self) -> str:
+        """The group that it is the reader of."""
+        return self.sync.group
+
+    @property
+    def generations(self) -> dict[str, int]:
+        """{topic: generation} of its claim."""
+        return self.sync.generations
+
+    @property
+    def positions(self) -> dict[str, int]:
+        """{topic: the offset of the next message}."""
+        return self.sync.positions
+
+    @like(SyncGroupReader.seek)
+    def seek(self, start: Start, *, topic: str | None = None, inclusive: bool = True) -> None:
+        self.sync.seek(start, topic=topic, inclusive=inclusive)
+
+    @like(SyncGroupReader.has_message_available)
+    def has_message_available(self) -> bool:
+        return self.sync.has_message_available()
+
+    @like(SyncGroupReader.commit)
+    async def commit(self) -> None:
+        await in_thread(self.sync.commit)

@@ -1,0 +1,349 @@
+"""Shared states and maps, awaitable. The calls of all tasks run in the state's own background
+thread, in their order, and share flushes."""
+
+from __future__ import annotations
+
+import asyncio
+import copy as _copy
+import datetime as dt
+import functools
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+
+from exclusivelog import serde
+from exclusivelog.aio.calls import in_thread, like
+from exclusivelog.aio.handles import Handle, Openable
+from exclusivelog.aio.readers import Following, Reader
+from exclusivelog.aio.topics import Topic
+from exclusivelog.aio.traffic import called, put
+from exclusivelog.errors import WaitTimeoutError
+from exclusivelog.state import map as _map
+from exclusivelog.state import past as _past
+from exclusivelog.state import state as _state
+from exclusivelog.state.map import NOTHING, Change
+from exclusivelog.state.past import MapChange
+from exclusivelog.state.shared import SNAPSHOT_EVERY
+from exclusivelog.waits import check_timeout
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+S = TypeVar("S")
+Op = TypeVar("Op")
+R = TypeVar("R")
+T = TypeVar("T")
+P = ParamSpec("P")
+
+At = int | dt.datetime
+
+
+def in_task(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Any, P], asyncio.Task[R]]:
+    """The method's second form, which returns a task."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[R]:
+        return asyncio.create_task(method(self, *args, **kwargs))
+
+    functools.update_wrapper(call, method)
+    call.__name__, call.__doc__ = f"{method.__name__}_async", f"`{method.__name__}`, as a task."
+    return call
+
+
+def _checked(topic: Topic, call: str) -> Topic:
+    if not isinstance(topic, Topic):
+        raise TypeError(
+            f"topic={topic!r}: exclusivelog.aio.{call} takes a topic of exclusivelog.aio, as "
+            f"engine.topic(...) of exclusivelog.aio.open returns it; use exclusivelog.{call} for "
+            "one of exclusivelog"
+        )
+    return topic
+
+
+class _Shared(Openable[T], Generic[T]):
+    """What maps and states have in common."""
+
+    _topic: Topic | None = None
+
+    @classmethod
+    def wrap(cls, sync: T) -> Any:
+        """One that threads use as well, which is open already."""
+        made = cls.__new__(cls)
+        Handle.__init__(made, sync)
+        return made
+
+    @property
+    def topic(self) -> Topic:
+        """The topic that it is kept in."""
+        if self._topic is None:
+            shared: Any = self.sync
+            self._topic = Topic(shared.topic)
+        return self._topic
+
+    async def snapshot(self) -> int:
+        """Store a snapshot, so that opening the state need not read what led to it (rule I4).
+        Returns the offset that it goes up to: `topic.trim(before=...)` can remove what is older.
+
+        Raises StateError if the state would not come back from it as it is."""
+        shared: Any = self.sync
+        return int(await in_thread(shared.snapshot))
+
+    snapshot_async = in_task(snapshot)
+
+
+# ---- states ------------------------------------------------------------------------------
+
+
+class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
+    """An `exclusivelog.SharedState`, awaitable; `sync` is that one. `await` it, or enter it by
+    `async with`, to open it. Parameters are those of `exclusivelog.SharedState`; writes of many
+    tasks share flushes.
+
+    >>> def add(state, op):
+    ...     state[op["name"]] = state.get(op["name"], 0) + op["amount"]
+    >>> async def example():
+    ...     async with aio.open(path) as engine:
+    ...         async with aio.SharedState(engine.topic("state"), dict, add) as accounts:
+    ...             await accounts.write(lambda state: [{"name": "a", "amount": 5}])
+    ...             return await accounts.read(lambda state: state["a"], latest=True)
+    >>> asyncio.run(example())
+    5
+    """
+
+    def __init__(
+        self, topic: Topic, initial: Callable[[], S] = dict,  # type: ignore[assignment]
+        apply: Callable[[S, Op], S | None] | None = None, *,
+        encode: Callable[[Any], bytes] = serde.msgpack.dumps,
+        decode: Callable[[bytes], Any] = serde.msgpack.loads,
+        encode_state: Callable[[S], bytes] | None = None,
+        decode_state: Callable[[bytes], S] | None = None,
+        snapshot_every: int | None = SNAPSHOT_EVERY,
+        copy: Callable[[Any], Any] | None = _copy.deepcopy, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        self._topic = _checked(topic, "SharedState")
+
+        def make() -> _state.SharedState[S, Op]:
+            return _state.SharedState(
+                topic._made(), initial, apply, encode=encode, decode=decode,
+                encode_state=encode_state, decode_state=decode_state,
+                snapshot_every=snapshot_every, copy=copy, timeout=timeout,
+            )  # fmt: skip
+
+        self._opens_late("exclusivelog.aio.SharedState(...)", make)
+
+    @like(_state.SharedState.read)
+    async def read(self, fn: Callable[[S], R], latest: bool = False) -> R:
+        return await in_thread(self.sync.read, fn, latest)
+
+    @like(_state.SharedState.write)
+    async def write(
+        self, ops_fn: Callable[[S], Iterable[Op]], read_fn: Callable[[S], R] | None = None
+    ) -> R | None:
+        return await called(self.sync, self.sync.write, ops_fn, read_fn)
+
+    read_async = in_task(read)
+    write_async = in_task(write)
+
+
+# ---- maps --------------------------------------------------------------------------------
+
+
+class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
+    """An `exclusivelog.SharedMap`, awaitable; `sync` is that one. `await` it, or enter it by `async
+    with`, to open it. Parameters are those of `exclusivelog.SharedMap`; writes of many tasks share
+    flushes. `async for key in map` iterates over the keys of one moment.
+
+    >>> async def example():
+    ...     async with aio.open(path) as engine:
+    ...         async with aio.SharedMap(engine.topic("settings")) as settings:
+    ...             await settings.put("retries", 3)
+    ...             changed = await settings.update("retries", lambda old: old + 1)
+    ...             return changed.value, await settings.items()
+    >>> asyncio.run(example())
+    (4, [('retries', 4)])
+    """
+
+    def __init__(
+        self, topic: Topic, key: Any = serde.str, value: Any = serde.msgpack, *,
+        snapshot_every: int | None = SNAPSHOT_EVERY, timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        self._topic = _checked(topic, "SharedMap")
+
+        def make() -> _map.SharedMap[K, V]:
+            return _map.SharedMap(
+                topic._made(), key, value, snapshot_every=snapshot_every, timeout=timeout
+            )
+
+        self._opens_late("exclusivelog.aio.SharedMap(...)", make)
+
+    # ---- read ----------------------------------------------------------------------------
+
+    @like(_map.SharedMap.get)
+    async def get(self, key: K, default: D | None = None, *, latest: bool = False) -> V | D | None:
+        return await called(self.sync, self.sync.get, key, default, latest=latest)
+
+    @like(_map.SharedMap.get_or_default)
+    async def get_or_default(self, key: K, default: D, latest: bool = False) -> V | D:
+        return await called(self.sync, self.sync.get_or_default, key, default, latest)
+
+    @like(_map.SharedMap.scan)
+    async def scan(
+        self, fn: Callable[[K, V], object] | None = None, *,
+        filter: Callable[[K], object] | None = None, latest: bool = False,
+    ) -> list[tuple[K, V]]:  # fmt: skip
+        return await called(self.sync, self.sync.scan, fn, filter=filter, latest=latest)
+
+    @like(_map.SharedMap.list_keys)
+    async def list_keys(self, latest: bool = False) -> list[K]:
+        return await called(self.sync, self.sync.list_keys, latest)
+
+    async def keys(self) -> list[K]:
+        """Return all keys of one moment, in the order in which they were first put."""
+        return await self.list_keys()
+
+    async def items(self) -> list[tuple[K, V]]:
+        """Return the (key, value) pairs of one moment."""
+        return await self.scan()
+
+    async def values(self) -> list[V]:
+        """Return the values of one moment."""
+        return [value for _, value in await self.scan()]
+
+    async def __aiter__(self) -> AsyncIterator[K]:
+        for key in await self.list_keys():
+            yield key
+
+    # ---- write ---------------------------------------------------------------------------
+
+    @like(_map.SharedMap.put)
+    async def put(self, key: K, value: V | None) -> V | None:
+        return await put(self.sync, key, value)
+
+    @like(_map.SharedMap.put_all)
+    async def put_all(self, values: Mapping[K, V]) -> None:
+        await called(self.sync, self.sync.put_all, values)
+
+    @like(_map.SharedMap.put_if_absent)
+    async def put_if_absent(self, key: K, value: V | None) -> Change[V]:
+        return await called(self.sync, self.sync.put_if_absent, key, value)
+
+    @like(_map.SharedMap.replace)
+    async def replace(self, key: K, expected: V | None, value: V | None) -> Change[V]:
+        return await called(self.sync, self.sync.replace, key, expected, value)
+
+    @overload
+    async def update(
+        self, key: K, fn: Callable[..., V | None], /, *, with_key: bool = False
+    ) -> Change[V]: ...
+    @overload
+    async def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...
+    @like(_map.SharedMap.update)
+    async def update(
+        self, key: Any, fn: Any = None, /, *, with_key: bool = False
+    ) -> Change[V] | None:
+        update: Any = self.sync.update
+        changed: Change[V] | None = await called(self.sync, update, key, fn, with_key=with_key)
+        return changed
+
+    @like(_map.SharedMap.update_multiple)
+    async def update_multiple(
+        self, filter: Callable[[K], object] | None, fn: Callable[[K, V], V | None]
+    ) -> dict[K, V | None]:
+        return await called(self.sync, self.sync.update_multiple, filter, fn)
+
+    @like(_map.SharedMap.setdefault)
+    async def setdefault(self, key: K, default: V | None = None) -> V | None:
+        return await called(self.sync, self.sync.setdefault, key, default)
+
+    @like(_map.SharedMap.delete)
+    async def delete(self, key: K) -> V | None:
+        return await put(self.sync, key, None)
+
+    @like(_map.SharedMap.pop)
+    async def pop(self, key: K, default: Any = NOTHING) -> Any:
+        return await called(self.sync, self.sync.pop, key, default)
+
+    @like(_map.SharedMap.popitem)
+    async def popitem(self) -> tuple[K, V]:
+        return await called(self.sync, self.sync.popitem)
+
+    @like(_map.SharedMap.clear)
+    async def clear(self) -> None:
+        await called(self.sync, self.sync.clear)
+
+    # ---- changes, and the past -----------------------------------------------------------
+
+    def watch(
+        self, key: K | None = None, *, prefix: Any = None, start: int | None = None
+    ) -> MapWatch[K, V]:
+        """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, as
+        `exclusivelog.SharedMap.watch`. It sees what is written after it was opened: by `await`, by
+        `async with`, or by the first change that is asked for; or from its `start` on.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine, aio.SharedMap(engine.topic("jobs")) as jobs:
+        ...         async with jobs.watch(prefix="job/") as watch:
+        ...             await jobs.put("job/1", "new")
+        ...             await jobs.put("other", 1)
+        ...             return [(one.key, one.value) async for one in watch.follow(timeout=0)]
+        >>> asyncio.run(example())
+        [('job/1', 'new')]
+        """
+        make = functools.partial(self.sync.watch, key, prefix=prefix, start=start)
+        watch: MapWatch[K, V] = MapWatch(cast(Any, None))
+        return watch._opens_late("shared_map.watch(...)", make)
+
+    @like(_map.SharedMap.at)
+    async def at(self, when: At) -> dict[K, V]:
+        return await called(self.sync, self.sync.at, when)
+
+    @like(_map.SharedMap.diff)
+    async def diff(self, a: At, b: At) -> dict[K, tuple[V | None, V | None]]:
+        return await called(self.sync, self.sync.diff, a, b)
+
+    # ---- tasks ---------------------------------------------------------------------------
+
+    get_async = in_task(get)
+    get_or_default_async = in_task(get_or_default)
+    scan_async = in_task(scan)
+    list_keys_async = in_task(list_keys)
+    put_async = in_task(put)
+    put_all_async = in_task(put_all)
+    put_if_absent_async = in_task(put_if_absent)
+    replace_async = in_task(replace)
+    update_async = in_task(update)
+    update_multiple_async = in_task(update_multiple)
+    setdefault_async = in_task(setdefault)
+    delete_async = in_task(delete)
+    pop_async = in_task(pop)
+    popitem_async = in_task(popitem)
+    clear_async = in_task(clear)
+    at_async = in_task(at)
+    diff_async = in_task(diff)
+
+
+class MapWatch(Following[_past.MapWatch[K, V], MapChange[K, V]], Generic[K, V]):
+    """An `exclusivelog.MapWatch`, awaitable; `sync` is that one. Made by `SharedMap.watch`: `async
+    for change in watch` waits for changes without end."""
+
+    @property
+    def position(self) -> int:
+        """The offset of the next message that it reads."""
+        return self.sync.position
+
+    async def read_next(self, timeout: float | None = None) -> MapChange[K, V]:
+        """Return the next change; wait for it up to `timeout` seconds (default: None, no limit),
+        then raise WaitTimeoutError."""
+        check_timeout(timeout)
+        await self._opened()
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return self.sync.read_next(timeout=0)
+            except WaitTimeoutError:
+                left = None if end is None else max(0.0, end - time.monotonic())
+                self.sync.take(await Reader(self.sync.reader).read_next(left))
+
+    def __aiter__(self) -> AsyncIterator[MapChange[K, V]]:
+        return self.follow()

@@ -1,0 +1,338 @@
+"""Topics, awaitable."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import functools
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
+
+from exclusivelog.aio.calls import Callbacks, in_thread, like, opened, outcome_of
+from exclusivelog.aio.handles import Opening, Wrapper, check_loop
+from exclusivelog.aio.producers import Producer
+from exclusivelog.aio.readers import Reader
+from exclusivelog.aio.transactions import Claim, unwrapped
+from exclusivelog.backend import is_internal
+from exclusivelog.engine import Engine as SyncEngine
+from exclusivelog.errors import ProducerFencedError, TopicNotFoundError
+from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.producer import ProducerFuture
+from exclusivelog.reader import Start
+from exclusivelog.topic import Topic as SyncTopic
+from exclusivelog.types import (
+    AccessMode,
+    Announcement,
+    OwnerInfo,
+    TopicStats,
+    TransferInfo,
+    WaiterInfo,
+)
+
+R = TypeVar("R")
+
+OnFenced = Callable[[Producer, ProducerFencedError], object]
+OnWanted = Callable[[Producer], object]
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of `Topic.producer`; `exclusivelog.Topic.producer` tells what each means."""
+
+    name: str | None
+    priority: int
+    topic_epoch: int | None
+    timeout: float | None
+    settle: float
+    properties: Mapping[str, str] | None
+    announce: Mapping[str, str] | None
+    linger: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending_bytes: int
+    serializer: Any
+    on_fenced: OnFenced | None
+    on_wanted: OnWanted | None
+    follow: bool
+    claim: Claim | None
+
+
+class Topic(Wrapper[SyncTopic]):
+    """An `exclusivelog.Topic`, awaitable; `sync` is that one. Made by `Engine.topic`.
+
+    `await` it to be sure that the topic exists; what opens something on it makes it, too. What a
+    topic tells of itself, such as `next_offset`, is read at once, without an `await`.
+    """
+
+    def __init__(self, sync: SyncTopic) -> None:
+        self.name = sync.name
+        self._found: SyncTopic | None = sync
+        self._engine: SyncEngine = sync.engine
+
+    @classmethod
+    def _named(cls, engine: SyncEngine, name: str, create: bool) -> Topic:
+        """The topic of that name; one that does not exist is made later, in a thread: that waits
+        for the writer lock."""
+        try:
+            return cls(engine.topic(name, create=False))
+        except TopicNotFoundError:
+            if not create or engine.backend.readonly or is_internal(name):
+                return cls(engine.topic(name, create))  # which raises, or makes `__events__`
+        found = cls.__new__(cls)
+        found.name, found._found, found._engine = name, None, engine
+        return found
+
+    def _made(self) -> SyncTopic:
+        """The synchronous one, made if need be: in a thread, because it may wait."""
+        if self._found is None:
+            self._found = self._engine.topic(self.name)
+        return self._found
+
+    @property
+    def sync(self) -> SyncTopic:  # type: ignore[override]
+        """The synchronous one; TopicNotFoundError if it does not exist yet."""
+        if self._found is None:
+            try:
+                self._found = self._engine.topic(self.name, create=False)
+            except TopicNotFoundError as error:
+                raise TopicNotFoundError(
+                    f"{error} yet; `await engine.topic({self.name!r})` makes it"
+                ) from None
+        return self._found
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._exist().__await__()
+
+    async def _exist(self) -> Self:
+        check_loop()
+        if self._found is None:
+            await in_thread(self._made)
+        return self
+
+    async def _run(self, method: Callable[..., R], *args: Any) -> R:
+        """Run a synchronous method in a thread, which makes the topic first if need be."""
+        return await in_thread(lambda: method(self._made(), *args))
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        """Its number on the ledger."""
+        return self.sync.id
+
+    @property
+    def epoch(self) -> int:
+        """How many owners the topic has had; grows with each (rule B1)."""
+        return self.sync.epoch
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the first message that is still there."""
+        return self.sync.first_offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self.sync.next_offset
+
+    @property
+    def owner(self) -> OwnerInfo | None:
+        """The session that owns the topic; None if no live engine has one."""
+        return self.sync.owner
+
+    @property
+    def holders(self) -> list[OwnerInfo]:
+        """The sessions that may write: the owner's, or those of the shared producers."""
+        return self.sync.holders
+
+    @property
+    def transfer(self) -> TransferInfo | None:
+        """The topic's hand-over to another engine; None if there is none (rules E1, E3)."""
+        return self.sync.transfer
+
+    @property
+    def transfers(self) -> list[TransferInfo]:
+        """The topic's hand-over, if there is one, and those of single shared producers."""
+        return self.sync.transfers
+
+    @property
+    def waiters(self) -> list[WaiterInfo]:
+        """The producers in the topic's queue, in the order of their promotion (rule D1)."""
+        return self.sync.waiters
+
+    @property
+    def kind(self) -> str:
+        """What the topic holds: "messages", "map", "state" or "events"."""
+        return self.sync.kind
+
+    @property
+    def serializers(self) -> dict[str, str | None]:
+        """The names of a map's serialisers, by "key" and "value"; empty for other kinds."""
+        return self.sync.serializers
+
+    @property
+    def announcement(self) -> Announcement | None:
+        """What an owner of the topic announced last; None if none has."""
+        return self.sync.announcement
+
+    @like(SyncTopic.stats)
+    async def stats(self, storage: bool = True) -> TopicStats:
+        return await self._run(SyncTopic.stats, storage)
+
+    def __len__(self) -> int:
+        """How many messages it has, from the first offset to the next one."""
+        return len(self.sync)
+
+    def __bool__(self) -> bool:
+        """True: a topic without messages is a topic."""
+        return True
+
+    # ---- write ---------------------------------------------------------------------------
+
+    def producer(
+        self,
+        access_mode: AccessMode | str = AccessMode.SHARED,
+        *,
+        name: str | None = None,
+        priority: int = 0,
+        topic_epoch: int | None = None,
+        timeout: float | None = None,
+        settle: float = 0.0,
+        properties: Mapping[str, str] | None = None,
+        announce: Mapping[str, str] | None = None,
+        linger: float = 0.0,
+        max_batch_messages: int = 100_000,
+        max_batch_bytes: int = 1 << 20,
+        max_pending_bytes: int = 64 << 20,
+        serializer: Any = None,
+        on_fenced: OnFenced | None = None,
+        on_wanted: OnWanted | None = None,
+        follow: bool = True,
+        claim: Claim | None = None,
+    ) -> Opening[Producer]:
+        """Open a producer: `await` it, or `async with` it. Wait in the queue if the mode says so:
+        that costs no thread.
+
+        Parameters and errors are those of `exclusivelog.Topic.producer`. `on_fenced` and
+        `on_wanted` are called in the loop, with the producer of this package; they may be coroutine
+        functions. If cancelled, the request leaves the queue, and a topic that was granted is given
+        back.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         async with engine.topic("orders").producer("wait_for_exclusive") as producer:
+        ...             return await producer.send(b"hello"), producer.topic_epoch
+        >>> asyncio.run(example())
+        (0, 1)
+        """
+        return self._opening(
+            access_mode, name=name, priority=priority, topic_epoch=topic_epoch, timeout=timeout,
+            settle=settle, properties=properties, announce=announce, linger=linger,
+            max_batch_messages=max_batch_messages, max_batch_bytes=max_batch_bytes,
+            max_pending_bytes=max_pending_bytes, serializer=serializer, on_fenced=on_fenced,
+            on_wanted=on_wanted, follow=follow, claim=claim,
+        )  # fmt: skip
+
+    def _opening(
+        self, access_mode: AccessMode | str, **options: Unpack[ProducerOptions]
+    ) -> Opening[Producer]:
+        for option in options.keys() - ProducerOptions.__annotations__.keys():
+            raise TypeError(f"producer takes no option {option!r} (rule A4)")
+        begin = functools.partial(self._open, access_mode, options)
+        return Opening("topic.producer(...)", Producer, begin, Producer.close)
+
+    async def _open(self, access_mode: AccessMode | str, options: ProducerOptions) -> Producer:
+        callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
+        given: Any = with_callbacks(options, callbacks)
+        future = await opened(
+            lambda: self._made().producer_async(access_mode, **given), ProducerFuture.give_up
+        )
+        return callbacks.twin(await outcome_of(future, future.give_up))
+
+    def producer_async(
+        self,
+        access_mode: AccessMode | str = AccessMode.SHARED,
+        **options: Unpack[ProducerOptions],
+    ) -> asyncio.Task[Producer]:
+        """Open a producer in a task, and return the task at once; cancelling it leaves no trace."""
+        return asyncio.create_task(self._opening(access_mode, **options))
+
+    # ---- keep ----------------------------------------------------------------------------
+
+    @like(SyncTopic.compact)
+    async def compact(self) -> int:
+        return await self._run(SyncTopic.compact)
+
+    @like(SyncTopic.trim)
+    async def trim(
+        self, before: int | dt.datetime | None = None, max_bytes: int | None = None
+    ) -> int:
+        return await self._run(SyncTopic.trim, before, max_bytes)
+
+    @like(SyncTopic.retention)
+    async def retention(self, max_age: float | None = None, max_bytes: int | None = None) -> None:
+        await self._run(SyncTopic.retention, max_age, max_bytes)
+
+    @like(SyncTopic.compression)
+    async def compression(self, method: str | None) -> None:
+        await self._run(SyncTopic.compression, method)
+
+    @like(SyncTopic.terminate)
+    async def terminate(self) -> int:
+        return await self._run(SyncTopic.terminate)
+
+    # ---- read ----------------------------------------------------------------------------
+
+    def reader(
+        self,
+        start: Start = "earliest",
+        *,
+        inclusive: bool = True,
+        read_compacted: bool = False,
+        group: str | None = None,
+        generation: int | None = None,
+        trimmed: Literal["error", "earliest"] = "error",
+        deserializer: Any = None,
+        key_deserializer: Any = None,
+    ) -> Reader:
+        """Open a reader; the parameters are those of `exclusivelog.Topic.reader`.
+
+        Without a group it is open at once. With one it claims (group, topic), which may have to
+        wait: it is open once it was awaited, entered by `async with`, or asked for a message.
+
+        >>> async def example():
+        ...     async with aio.open(path) as engine:
+        ...         topic = engine.topic("orders")
+        ...         async with topic.producer() as producer:
+        ...             await producer.send_many([b"a", b"b", b"c"])
+        ...         return [message.value async for message in topic.reader(start=1)]
+        >>> asyncio.run(example())
+        [b'b', b'c']
+        """
+
+        def make() -> Any:
+            return self._made().reader(
+                start, inclusive=inclusive, read_compacted=read_compacted, group=group,
+                generation=generation, trimmed=trimmed, deserializer=deserializer,
+                key_deserializer=key_deserializer,
+            )  # fmt: skip
+
+        if group is None and self._is_there():
+            return Reader(make())
+        return Reader(cast(Any, None))._opens_late("topic.reader(...)", make)
+
+    def _is_there(self) -> bool:
+        try:
+            return self.sync is not None
+        except TopicNotFoundError:
+            return False
+
+
+def with_callbacks(options: Any, callbacks: Callbacks[Any, Any]) -> dict[str, Any]:
+    """The options for the synchronous call: its callbacks run in the loop."""
+    given: dict[str, Any] = {**options}
+    for name in ("on_fenced", "on_wanted"):
+        if name in given:
+            given[name] = callbacks.of(given[name])
+    if given.get("claim") is not None:
+        given["claim"] = unwrapped("claim", given["claim"])
+    return given

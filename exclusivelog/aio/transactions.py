@@ -1,0 +1,167 @@
+"""Claims and transactions, awaitable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from exclusivelog.aio.calls import in_thread, like
+from exclusivelog.aio.handles import Handle, Wrapper, _NoWith, finished
+from exclusivelog.producer import Producer as SyncProducer
+from exclusivelog.reader import GroupReader as SyncGroupReader
+from exclusivelog.reader import Reader as SyncReader
+from exclusivelog.roles import Role as SyncRole
+from exclusivelog.transaction import Claim as SyncClaim
+from exclusivelog.transaction import State
+from exclusivelog.transaction import Transaction as SyncTransaction
+
+# ---- claims ------------------------------------------------------------------------------
+
+
+class Claim(Wrapper[SyncClaim], _NoWith):
+    """An `exclusivelog.Claim`, awaitable; `sync` is that one. Made by `Engine.own`. `async with`
+    releases it at the end of the block."""
+
+    @property
+    def group(self) -> str:
+        """The group's name; "" if it was left out."""
+        return self.sync.group
+
+    @property
+    def id(self) -> int:
+        """The claim session's number, never given to another one on this ledger."""
+        return self.sync.id
+
+    @property
+    def is_valid(self) -> bool:
+        """True while the whole claim is held; each call reads the ledger (rule F5)."""
+        return self.sync.is_valid
+
+    @property
+    def generations(self) -> Mapping[str, int]:
+        """{resource: generation}, to store as a fencing token in other systems. Raises
+        OwnershipLostError once the claim is lost (rule F5)."""
+        return self.sync.generations
+
+    @like(SyncClaim.check)
+    def check(self) -> None:
+        self.sync.check()
+
+    @like(SyncClaim.release)
+    async def release(self) -> None:
+        await in_thread(self.sync.release)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await finished(self.release())
+
+
+# ---- transactions --------------------------------------------------------------------------
+
+
+class Sender(Handle[SyncProducer]):
+    """A producer, as far as a transaction knows it."""
+
+
+class _Required(Protocol):
+    """A claim, a role or a producer of this package."""
+
+    @property
+    def sync(self) -> SyncClaim | SyncRole | SyncProducer:
+        """The synchronous one."""
+
+
+class _GroupMember(Protocol):
+    """A reader of this package."""
+
+    @property
+    def sync(self) -> SyncReader | SyncGroupReader:
+        """The synchronous one."""
+
+
+class Transaction(Wrapper[SyncTransaction], _NoWith):
+    """An `exclusivelog.Transaction`, awaitable; `sync` is that one. Made by `Engine.transaction`.
+    `async with` commits at the end of the block, or aborts if an exception leaves it.
+
+    A cancelled `commit` takes its course; `state` then says how it ended.
+    """
+
+    def __init__(self, sync: SyncTransaction) -> None:
+        super().__init__(sync)
+        self._senders: set[Sender] = set()
+
+    @property
+    def state(self) -> State:
+        """What has become of it: "open", "committed", "aborted" or "unknown"."""
+        return self.sync.state
+
+    @property
+    def offsets(self) -> dict[Sender, range]:
+        """After the commit: the offsets of each producer's messages."""
+        there = self.sync.offsets
+        return {p: there[p.sync] for p in self._senders if p.sync in there}
+
+    def _joined_by(self, sender: Sender) -> SyncTransaction:
+        """Let a producer take part; return the synchronous transaction."""
+        self._senders.add(sender)
+        return self.sync
+
+    @like(SyncTransaction.require)
+    def require(self, holder: _Required) -> None:
+        self.sync.require(unwrapped("holder", holder))
+
+    @like(SyncTransaction.commit_cursor)
+    def commit_cursor(self, reader: _GroupMember) -> None:
+        self.sync.commit_cursor(unwrapped("reader", reader))
+
+    @like(SyncTransaction.commit)
+    async def commit(self) -> None:
+        await in_thread(self.sync.commit)
+
+    @like(SyncTransaction.abort)
+    def abort(self) -> None:
+        self.sync.abort()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None and self.sync.state == "open":
+            await self.commit()
+        else:
+            self.sync.abort()
+
+
+def unwrapped(argument: str, given: Any) -> Any:
+    """The synchronous object of one of this package; TypeError for anything else."""
+    if not isinstance(given, Wrapper):
+        raise TypeError(
+            f"{argument}={given!r}: exclusivelog.aio takes what exclusivelog.aio has opened, after "
+            "its `await`"
+        )
+    return given.sync
+
+
+def joined(transaction: Transaction | None, sender: Sender) -> SyncTransaction | None:
+    """The synchronous transaction that this producer takes part in from now on; None for None."""
+    if transaction is None:
+        return None
+    if not isinstance(transaction, Transaction):
+        raise TypeError(
+            f"transaction={transaction!r}: it takes what engine.transaction() of exclusivelog.aio "
+            "returns"
+        )
+    return transaction._joined_by(sender)

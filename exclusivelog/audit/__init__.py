@@ -1,0 +1,96 @@
+"""Audits and reports of a ledger, from the log alone.
+
+`audit` says whether topics are what exclusive access promises; `report` writes an HTML page about
+who led when, what each failover cost, and where the load went. Both need the extra `[arrow]`. For
+logs too large for one process, `exclusivelog.spark` does the same with Spark.
+
+```text
+judging.py   the claims about a topic, and whether they hold      page.py   the page
+leaders.py   who led when, and what a failover cost               runs.py   messages summed up
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exclusivelog.messages import import_pyarrow
+
+if TYPE_CHECKING:
+    from exclusivelog.audit.leaders import Record, Told, Verdict
+    from exclusivelog.engine import Engine
+
+__all__ = ["audit", "report", "write_page"]
+
+
+def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
+    """Judge topics (None: all) from their messages and the history of their owners.
+
+    Of each topic: its epochs lie one behind the other and never interleave, offsets are dense, each
+    exclusive epoch has one producer, sequence ids rise, and every exclusive epoch with messages was
+    granted once (rules B1, B8, E5, G2). A verdict for each of these claims.
+
+    Raises TopicNotFoundError, and MissingLibraryError without pyarrow.
+
+    >>> from exclusivelog.audit import audit
+    >>> producer.send(b"paid")
+    0
+    >>> [verdict.claim for verdict in audit(engine) if not verdict.holds]
+    []
+    """
+    import_pyarrow()
+    from exclusivelog.audit.judging import names_of, owned, verdicts
+    from exclusivelog.audit.runs import runs
+
+    names = names_of(engine, topics)
+    found = [run for name in names for run in runs(engine.topic(name, create=False))]
+    events = list(engine.history())  # of leaders that came meanwhile, too
+    return verdicts(names, found, events, owned(engine, names))
+
+
+def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) -> Told:
+    """Write the page about some topics (None: all) to the file `to`. It loads nothing from
+    elsewhere.
+
+    Raises TopicNotFoundError, OSError, and MissingLibraryError without pyarrow.
+    """
+    import_pyarrow()
+    from exclusivelog.audit.judging import names_of
+    from exclusivelog.audit.runs import runs
+
+    def read(buckets: Mapping[str, int]) -> Iterable[Record]:
+        for name, length in buckets.items():
+            yield from runs(engine.topic(name, create=False), length)
+
+    return write_page(engine, to, names_of(engine, topics), read)
+
+
+def write_page(
+    engine: Engine, to: str | Path, names: Sequence[str],
+    read: Callable[[Mapping[str, int]], Iterable[Record]],
+) -> Told:  # fmt: skip
+    """Write the page about topics whose runs `read` gives: {topic: length of its buckets in ms}."""
+    from exclusivelog.audit.judging import owned, verdicts
+    from exclusivelog.audit.leaders import Told, bucket_of, story_of
+    from exclusivelog.audit.page import page
+
+    buckets = {name: bucket_of(_span(engine, name)) for name in names}
+    found = list(read(buckets))
+    events = list(engine.history())
+    stories = [story_of(name, buckets[name], found, events) for name in names]
+    stories.sort(key=lambda story: -story.messages)
+    judged = verdicts(names, found, events, owned(engine, names))
+    silences = [t.silence for s in stories for t in s.take_overs if t.silence is not None]
+    told = Told(engine.path, stories, judged, silences)
+    Path(to).write_text(page(told), encoding="utf-8")
+    return told
+
+
+def _span(engine: Engine, name: str) -> int:
+    """How long the topic was written to, in ms."""
+    topic = engine.topic(name, create=False)
+    epochs = engine.backend.inspection.epochs(topic.id, topic.first_offset)
+    first = min((epoch.first_time for epoch in epochs), default=0)
+    return max((epoch.last_time for epoch in epochs), default=0) - first

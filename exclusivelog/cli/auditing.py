@@ -1,0 +1,62 @@
+"""`audit` and `report`: what a log says of its owners."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from exclusivelog.cli.commands import (
+    PATH,
+    _Argument,
+    _leave,
+    _look,
+    _object,
+    _table,
+    as_json,
+    ledger_path,
+    program,
+)  # fmt: skip
+
+maybe_topics = click.argument(
+    "topics", cls=_Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
+)
+
+
+@program.command()
+@ledger_path
+@maybe_topics
+@as_json
+def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
+    """Judge from its messages whether a log is what exclusive access promises.
+
+    Epochs never interleave, offsets are dense, each exclusive epoch has one producer and was
+    granted once, sequence ids rise. The exit status is 1 if a claim does not hold.
+    """
+    from exclusivelog.audit import audit
+
+    with _look(path) as engine:
+        verdicts = audit(engine, topics or None)
+    if as_json:
+        for verdict in verdicts:
+            print(json.dumps(_object(verdict)))
+    else:
+        _table(
+            ("topic", "holds", "claim", "facts"),
+            ((v.topic, "yes" if v.holds else "NO", v.claim, v.facts) for v in verdicts),
+        )
+    if not all(verdict.holds for verdict in verdicts):
+        _leave(1)
+
+
+@program.command()
+@ledger_path
+@click.argument("page", cls=_Argument, metavar="PAGE", type=PATH, help="The HTML file to write.")
+@maybe_topics
+def report(path: str, page: str, topics: tuple[str, ...]) -> None:
+    """Write an HTML page: who led when, what each take-over cost, and where the load went."""
+    from exclusivelog.audit import report
+
+    with _look(path) as engine:
+        told = report(engine, page, topics or None)
+    print(f"{page}: {len(told.stories)} topics, {len(told.silences)} take-overs")

@@ -1,0 +1,26 @@
+"""`completion`: what a shell needs to complete the command's words."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import get_completion_class
+
+from exclusivelog.cli.commands import _Argument, program
+
+SHELLS = ("bash", "zsh", "fish")
+
+
+@program.command()
+@click.argument(
+    "shell", cls=_Argument, metavar="bash|zsh|fish", type=click.Choice(SHELLS),
+    help="The shell that reads it.",
+)  # fmt: skip
+def completion(shell: str) -> None:
+    """Print the completion for a shell.
+
+    bash: add eval "$(exclusivelog completion bash)" to ~/.bashrc; zsh: the same to ~/.zshrc; fish:
+    exclusivelog completion fish > ~/.config/fish/completions/exclusivelog.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    print(kind(program, {}, "exclusivelog", "_EXCLUSIVELOG_COMPLETE").source())

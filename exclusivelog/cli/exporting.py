@@ -1,0 +1,182 @@
+"""`export`: a topic's messages as JSON lines, CSV or Parquet."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+import click
+
+import exclusivelog as xl
+from exclusivelog.cli.commands import (
+    PATH,
+    _Argument,
+    _look,
+    _message_facts,
+    _start,
+    ledger_path,
+    program,
+    topic_name,
+)  # fmt: skip
+
+FORMATS = ("jsonl", "csv", "parquet")
+COLUMNS = (
+    "offset", "epoch", "publish_time", "event_time", "producer", "sequence_id", "key", "value",
+    "key_base64", "value_base64", "properties",
+)  # fmt: skip
+BATCH = 1000
+ARROW_BYTES = 8 << 20
+
+
+@program.command()
+@ledger_path
+@topic_name
+@click.argument(
+    "file", cls=_Argument, metavar="[FILE]", required=False, type=PATH,
+    help="Where to write. Default: stdout.",
+)  # fmt: skip
+@click.option(
+    "--format", "kind", type=click.Choice(FORMATS), help="Default: the ending of FILE, or jsonl."
+)
+@click.option(
+    "--from", "start", metavar="earliest|OFFSET|TIME", default="earliest",
+    help="The first message. A TIME without a zone is this machine's.",
+)  # fmt: skip
+@click.option("--to", "end", metavar="OFFSET|TIME", help="End before this one. Default: all.")
+@click.option("--key", "-k", help="Only messages with this key.")
+@click.option("--force", is_flag=True, help="Replace FILE.")
+def export(
+    path: str, topic: str, file: str | None, kind: str | None, start: str, end: str | None,
+    key: str | None, force: bool,
+) -> None:  # fmt: skip
+    """Write a topic's messages to a file or to stdout.
+
+    FILE appears when all is written. In JSON lines, a value that is no UTF-8 text is in the field
+    value_base64, a key in key_base64; `send --json` reads them. In CSV, no value and an empty one
+    look the same. Parquet needs the extra arrow.
+    """
+    kind = kind or _kind(file)
+    if kind == "parquet" and file is None:
+        raise click.UsageError("Parquet cannot be written to stdout; give FILE")
+    with _look(path) as engine:
+        here = engine.topic(topic, create=False)
+        stop = here.next_offset if end is None else _offset(here, end)
+        with here.reader() as reader, _written(file, force) as out:
+            reader.seek(_start(start, "--from"))
+            wanted = Wanted(reader, stop, None if key is None else os.fsencode(key))
+            WRITERS[kind](wanted, out)
+    if file is not None:
+        print(f"{file}: {wanted.count:,} messages")
+
+
+def _kind(file: str | None) -> str:
+    ending = os.path.splitext(file or "")[1].removeprefix(".")
+    return ending if ending in FORMATS else "jsonl"
+
+
+def _offset(topic: xl.Topic, end: str) -> int:
+    with topic.reader() as reader:
+        reader.seek(_start(end, "--to"))
+        return min(reader.position, topic.next_offset)
+
+
+@contextlib.contextmanager
+def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
+    """A file that appears when it is whole; or stdout."""
+    if file is None:
+        yield sys.stdout.buffer
+        return
+    if os.path.exists(file) and not force:
+        raise FileExistsError(f"{file} exists; give --force to replace it")
+    part = f"{file}.part"
+    try:
+        with open(part, "wb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        os.replace(part, file)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
+        raise
+
+
+# ---- what is exported --------------------------------------------------------------------
+
+
+class Wanted:
+    """The messages to export: from where the reader is to an offset, with one key or with any."""
+
+    def __init__(self, reader: xl.Reader, end: int, key: bytes | None) -> None:
+        self.reader, self.end, self.key = reader, end, key
+        self.count = 0  # those that were exported
+
+    def messages(self) -> Iterator[xl.Message]:
+        """One by one."""
+        while self.reader.position < self.end:
+            batch = self.reader.read_batch(min(BATCH, self.end - self.reader.position))
+            if not batch:
+                return
+            found = [m for m in batch if self.key is None or m.key == self.key]
+            self.count += len(found)
+            yield from found
+
+    def batches(self) -> Iterator[Any]:
+        """As record batches of pyarrow."""
+        import pyarrow.compute as pc
+
+        while self.reader.position < self.end:
+            batch = self.reader.read_arrow(ARROW_BYTES)
+            if batch is None:
+                return
+            # Whole entries are read: the last one may go on behind the end.
+            batch = batch.slice(0, batch.num_rows - max(0, self.reader.position - self.end))
+            if self.key is not None:
+                batch = batch.filter(pc.equal(batch.column("key"), self.key))
+            self.count += batch.num_rows
+            yield batch
+
+
+# ---- formats -----------------------------------------------------------------------------
+
+
+def _write_jsonl(wanted: Wanted, out: IO[bytes]) -> None:
+    for message in wanted.messages():
+        out.write(json.dumps(_message_facts(message)).encode() + b"\n")
+
+
+def _write_csv(wanted: Wanted, out: IO[bytes]) -> None:
+    import csv
+
+    text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
+    rows = csv.DictWriter(text, COLUMNS, restval="")
+    rows.writeheader()
+    for message in wanted.messages():
+        facts = _message_facts(message)
+        rows.writerow({**facts, "properties": json.dumps(facts["properties"])})
+    text.detach()
+
+
+def _write_parquet(wanted: Wanted, out: IO[bytes]) -> None:
+    from exclusivelog.messages import import_pyarrow
+
+    import_pyarrow()
+    import pyarrow.parquet as pq
+
+    writer = None
+    for batch in wanted.batches():
+        writer = writer or pq.ParquetWriter(out, batch.schema)
+        writer.write_batch(batch)
+    if writer is None:
+        raise ValueError("there is no message to export; Parquet needs one to know its columns")
+    writer.close()
+
+
+WRITERS: dict[str, Callable[[Wanted, IO[bytes]], None]] = {
+    "jsonl": _write_jsonl, "csv": _write_csv, "parquet": _write_parquet,
+}  # fmt: skip

@@ -1,0 +1,321 @@
+"""`top`: what happens on a ledger, live."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+import exclusivelog as xl
+from exclusivelog.cli.commands import (
+    _look,
+    _table,
+    _who_holds,
+    ledger_path,
+    program,
+)  # fmt: skip
+
+SORTS = ("rate", "topic", "messages", "waiters", "lag")
+COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
+EVENTS_SHOWN = 8
+HELP = "s sort   / filter   j k select   u unload   q quit"
+
+
+@program.command()
+@ledger_path
+@click.option(
+    "--interval", metavar="SECONDS", type=click.FloatRange(min=0.1), default=1.0,
+    help="Between two looks.",
+)  # fmt: skip
+@click.option(
+    "-n", "looks", metavar="N", type=click.IntRange(min=1), help="End after so many looks."
+)
+@click.option("--sort", type=click.Choice(SORTS), default="rate", help="What comes first.")
+@click.option("--filter", "pattern", metavar="TEXT", default="", help="Only topics with this text.")
+def top(path: str, interval: float, looks: int | None, sort: str, pattern: str) -> None:
+    """Show what happens, live: the topics with their rates, owners and lag, the engines, and
+    hand-overs as they happen.
+
+    On a terminal it fills the screen. Anywhere else it prints tables, one after the other, and ends
+    after two looks if -n does not say otherwise.
+    """
+    with _look(path) as engine:
+        watch, view = Watch(engine), View(sort, pattern)
+        if sys.stdout.isatty() and sys.stdin.isatty():
+            _full_screen(path, watch, view, interval, looks)
+            return
+        for number in range(looks or 2):
+            if number:
+                time.sleep(interval)
+                print()
+            _print(watch.look(), view)
+
+
+# ---- what is seen ------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """A topic at one moment. `rate`: messages per second since the look before; `lag`: of the
+    reader group that is farthest behind, None without a group."""
+
+    topic: str
+    rate: float
+    messages: int
+    epoch: int
+    owner: str
+    waiters: int
+    lag: int | None
+
+
+class Look(NamedTuple):
+    """A ledger at one moment."""
+
+    lines: list[Line]
+    engines: list[xl.EngineInfo]
+    events: list[str]
+
+
+class Watch:
+    """Looks at a ledger again and again."""
+
+    def __init__(self, engine: xl.Engine) -> None:
+        self._engine = engine
+        self._ends: Mapping[str, int] = {}
+        self._at = time.monotonic()
+        self._history: xl.Reader | None = None
+        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+
+    def look(self) -> Look:
+        """The ledger now, and what has happened since the look before."""
+        now = time.monotonic()
+        lag = self._lags()
+        ends, lines = {}, []
+        for name in self._engine.topics():
+            with contextlib.suppress(xl.TopicNotFoundError):  # deleted meanwhile
+                topic = self._engine.topic(name, create=False)
+                ends[name] = end = topic.next_offset
+                grown = end - self._ends.get(name, end)
+                rate = grown / max(now - self._at, 1e-9)
+                lines.append(
+                    Line(
+                        name, rate, end - topic.first_offset, topic.epoch, _who_holds(topic),
+                        len(topic.waiters), lag.get(name),
+                    )
+                )  # fmt: skip
+        self._ends, self._at = ends, now
+        self._follow()
+        return Look(lines, self._engine.engines(), list(self._events))
+
+    def _lags(self) -> dict[str, int]:
+        lag: dict[str, int] = {}
+        for group in self._engine.groups():
+            if group.lag is not None:
+                lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
+        return lag
+
+    def _follow(self) -> None:
+        if self._history is None:
+            try:
+                events = self._engine.topic("__events__", create=False)
+            except xl.TopicNotFoundError:  # nothing has happened yet
+                return
+            start = max(events.first_offset, events.next_offset - EVENTS_SHOWN)
+            self._history = events.reader(start=start)
+        while batch := self._history.read_batch(1000):
+            self._events += [_told(xl.Event.loads(message.value)) for message in batch]
+
+
+def _told(event: xl.Event) -> str:
+    clock = time.strftime("%H:%M:%S", time.localtime(event.time / 1000))
+    what = event.topic or f"{event.group}/{event.resource}"
+    parties = [party["engine_name"] for party in (event.source, event.target) if party]
+    return f"{clock} {what} {event.kind} ({event.reason}): {' -> '.join(map(str, parties))}"
+
+
+# ---- how it is shown ---------------------------------------------------------------------
+
+
+class View:
+    """How the lines are sorted and filtered, and which one is selected."""
+
+    def __init__(self, sort: str, pattern: str) -> None:
+        self.sort, self.pattern, self.selected = sort, pattern, 0
+
+    def lines(self, look: Look) -> list[Line]:
+        """The lines to show, in their order."""
+        found = [line for line in look.lines if self.pattern in line.topic]
+        if self.sort == "topic":
+            return sorted(found)
+        return sorted(found, key=lambda line: (-(getattr(line, self.sort) or 0), line.topic))
+
+    def next_sort(self) -> None:
+        """Sort by the next column."""
+        self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+
+    def move(self, by: int, lines: Sequence[Line]) -> None:
+        """Select another line."""
+        self.selected = max(0, min(self.selected + by, len(lines) - 1))
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    return (
+        line.topic, f"{line.rate:,.0f}", f"{line.messages:,}", str(line.epoch), line.owner,
+        str(line.waiters), "-" if line.lag is None else f"{line.lag:,}",
+    )  # fmt: skip
+
+
+def _engine_cells(engine: xl.EngineInfo) -> tuple[str, ...]:
+    return engine.name, engine.id, str(engine.pid), f"{engine.heartbeat_age:.1f} s ago"
+
+
+def _print(look: Look, view: View) -> None:
+    _table(COLUMNS, map(_cells, view.lines(look)))
+    _table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, look.engines))
+    for event in look.events:
+        print(event)
+    sys.stdout.flush()
+
+
+def _draw(path: str, look: Look, view: View, height: int, said: str) -> Any:
+    from rich import box
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = view.lines(look)
+    room = max(3, height - len(look.engines) - len(look.events) - 10)
+    first = max(0, min(view.selected - room // 2, len(lines) - room))
+    topics = Table(*COLUMNS, box=box.SIMPLE_HEAD, expand=True)
+    for number, line in enumerate(lines[first : first + room], first):
+        style = "reverse" if number == view.selected else ""
+        topics.add_row(*(Text(cell, overflow="ellipsis") for cell in _cells(line)), style=style)
+    engines = Table("engine", "id", "pid", "heartbeat", box=box.SIMPLE_HEAD, expand=True)
+    for engine in look.engines:
+        engines.add_row(*map(Text, _engine_cells(engine)))
+    title = (
+        f"{len(lines):,} of {len(look.lines):,} topics by {view.sort}   "
+        f"{time.strftime('%H:%M:%S')}   {path}"
+    )
+    events = [Text(event, overflow="ellipsis", no_wrap=True) for event in look.events]
+    return Group(
+        Text(title, style="bold", overflow="ellipsis", no_wrap=True),
+        topics,
+        engines,
+        *events,
+        Text(said, style="dim"),
+    )
+
+
+# ---- the screen --------------------------------------------------------------------------
+
+
+def _full_screen(path: str, watch: Watch, view: View, interval: float, looks: int | None) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+        asked: Question | None = None
+        said, left = HELP, looks
+        look = watch.look()
+        due = time.monotonic() + interval
+        while True:
+            shown = said if asked is None else asked.text()
+            live.update(_draw(path, look, view, console.height, shown), refresh=True)
+            key = keys.next(max(0.0, due - time.monotonic()))
+            if key is None:
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+                look, due = watch.look(), time.monotonic() + interval
+            elif asked is not None:
+                if asked.take(key):
+                    said, asked = asked.answered(path, view) or HELP, None
+            elif key in ("q", "\x03"):
+                return
+            else:
+                asked = _react(key, view, view.lines(look))
+
+
+class Question:
+    """A line that is typed at the bottom of the screen."""
+
+    def __init__(self, kind: str, prompt: str, topic: str = "") -> None:
+        self._kind, self._prompt, self._topic = kind, prompt, topic
+        self._typed = ""
+
+    def text(self) -> str:
+        """What stands at the bottom."""
+        return f"{self._prompt}{self._typed}_"
+
+    def take(self, key: str) -> bool:
+        """A key was pressed; True at the end."""
+        if key in ("\r", "\n"):
+            return True
+        if key == "\x1b":  # Escape
+            self._typed = ""
+            return True
+        self._typed = self._typed[:-1] if key in ("\x7f", "\b") else self._typed + key
+        return False
+
+    def answered(self, path: str, view: View) -> str:
+        """Do what was asked for; what to say of it."""
+        if self._kind == "filter":
+            view.pattern, view.selected = self._typed, 0
+            return ""
+        return _unload(path, self._topic, self._typed) if self._typed else ""
+
+
+def _react(key: str, view: View, lines: Sequence[Line]) -> Question | None:
+    if key == "s":
+        view.next_sort()
+    elif key in ("j", "k"):
+        view.move(1 if key == "j" else -1, lines)
+    elif key == "/":
+        return Question("filter", "only topics with: ")
+    elif key == "u" and lines:
+        view.move(0, lines)  # there may be fewer lines than before
+        topic = lines[view.selected].topic
+        return Question("unload", f"unload {topic} to the engine (name or id): ", topic)
+    return None
+
+
+def _unload(path: str, topic: str, to: str) -> str:
+    import subprocess
+
+    # By a process of its own: this one has the ledger open for reading alone.
+    command = [sys.executable, "-m", "exclusivelog", "unload", path, topic, "--to", to]
+    done = subprocess.run([*command, "--timeout", "5"], capture_output=True, text=True, check=False)
+    return " ".join((done.stderr or done.stdout.splitlines()[-1]).split())
+
+
+class Keys:
+    """The keys that are pressed."""
+
+    def next(self, timeout: float) -> str | None:
+        """The next one; None after `timeout` seconds."""
+        ready, _, _ = select.select([0], [], [], timeout)
+        if not ready:
+            return None
+        return os.read(0, 1).decode(errors="replace") or "q"  # the terminal is gone
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Keys]:
+    """Keys one by one, without an echo."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(0)
+    try:
+        tty.setcbreak(0)
+        yield Keys()
+    finally:
+        termios.tcsetattr(0, termios.TCSADRAIN, before)

@@ -1,0 +1,216 @@
+"""The topics of a place, and one of them: what `exclusivelog.backend` asks about both."""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from exclusivelog import _core
+from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
+from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.kinds import Kinds
+from exclusivelog.cluster.place import Place
+from exclusivelog.cluster.refused import refusal
+from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.types import (
+    Announcement,
+    ClaimInfo,
+    EngineInfo,
+    GroupInfo,
+    OwnerInfo,
+    Report,
+    RoleInfo,
+    TransferInfo,
+    WaiterInfo,
+)
+
+__all__ = ["ClusterCatalog", "ClusterTopic"]
+
+
+class Host(Protocol):
+    """The engine that asks."""
+
+    @property
+    def place(self) -> Place:
+        """Where the topics are."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """What the topics hold."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_writable(self) -> None:
+        """An error unless the engine can be used here, and to write."""
+
+    def lives(self, engine: str) -> bool:
+        """Does the engine of that id live?"""
+
+    def number_of(self, topic: str) -> int:
+        """The id of a topic within the engine."""
+
+    def followed(self, topic: int) -> TopicLog:
+        """The topic's log."""
+
+
+class ClusterCatalog:
+    """What an engine can learn of its place as a whole."""
+
+    def __init__(self, engine: Host) -> None:
+        self._engine = engine
+
+    def topic(self, name: str, create: bool) -> tuple[int, str]:
+        """(id, name) of the topic of that name, made if need be; or TopicNotFoundError."""
+        check_name(name, "name")
+        self._engine.check_open()
+        there = self._engine.place.has(name)
+        if not there and (not create or is_internal(name)):
+            if create:
+                raise ValueError(f"topic={name!r} is internal to the library")
+            raise TopicNotFoundError(f"{self._engine.place.url} has no topic {name!r}")
+        number = self._engine.number_of(name)
+        if not there:
+            self._engine.followed(number)  # which makes it
+        return number, name
+
+    def topics(self) -> list[str]:
+        """The names of the topics that exist, sorted; without the library's own."""
+        self._engine.check_open()
+        return [name for name in self._engine.place.topics() if not is_internal(name)]
+
+    def delete(self, name: str, own: bool = False) -> None:
+        """It cannot be done."""
+        raise refusal("deletion")
+
+    def claims(self, group: str | None) -> list[ClaimInfo]:
+        """There are none."""
+        raise refusal("claims")
+
+    def groups(self) -> list[GroupInfo]:
+        """There are none."""
+        raise refusal("reader_groups")
+
+    def roles(self) -> list[RoleInfo]:
+        """There are none."""
+        raise refusal("roles")
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that live."""
+        return self._engine.place.engines()
+
+    def inside(self) -> EngineInfo | None:
+        """There is no critical section."""
+        return None
+
+    def stats(self) -> NoReturn:
+        """They cannot be told."""
+        raise refusal("statistics")
+
+    def topic_stats(self) -> NoReturn:
+        """They cannot be told."""
+        raise refusal("statistics")
+
+    def verify(self) -> Report:
+        """It cannot be done."""
+        raise refusal("verify")
+
+
+class ClusterTopic:
+    """One topic. Every call reads its log up to its end as it is now."""
+
+    def __init__(self, engine: Host, topic: int) -> None:
+        self._engine, self._id = engine, topic
+
+    def _log(self) -> TopicLog:
+        """The topic's log, read to its end."""
+        self._engine.check_open()
+        log = self._engine.followed(self._id)
+        log.catch_up()
+        return log
+
+    def facts(self) -> _core.TopicRow:
+        """Its epoch and offsets."""
+        log = self._log()
+        row = _core.TopicRow()
+        with log.changed:
+            row.id, row.name = self._id, log.name
+            row.epoch, row.next_offset = log.state.epoch, log.state.next
+            row.first_offset = max(0, log.recent.first)
+            row.last_publish_time = log.state.published
+        return row
+
+    def next_offset(self) -> int:
+        """The offset that the next message will have."""
+        return self._log().state.next
+
+    def owner(self) -> OwnerInfo | None:
+        """The session that owns it; None if no live engine has one."""
+        grant = self._log().owner
+        alive = grant is not None and self._engine.lives(grant.holder.engine_id)
+        return grant.owner() if grant is not None and alive else None
+
+    def holders(self) -> list[OwnerInfo]:
+        """The owner, as a list."""
+        owner = self.owner()
+        return [] if owner is None else [owner]
+
+    def waiters(self) -> list[WaiterInfo]:
+        """The sessions in its queue whose engines live, best first."""
+        log = self._log()
+        with log.changed:
+            waiting = log.waiters.in_order()
+        return [each.info() for each in waiting if self._engine.lives(each.engine_id)]
+
+    def transfers(self) -> list[TransferInfo]:
+        """There are no hand-overs."""
+        return []
+
+    def kind(self) -> tuple[str, dict[str, str | None]]:
+        """What it holds ("messages", "map", "state"), and a map's serialisers."""
+        held = dict(self._engine.kinds.of(self._log().name))
+        kind = held.pop("holds", None) or "messages"
+        return kind, held
+
+    def check_kind(self, kind: Kind) -> bool:
+        """Is it recorded that the topic holds this? StateError if it holds something else."""
+        return self._engine.kinds.check(self._log().name, kind)
+
+    def record_kind(self, kind: Kind) -> None:
+        """Record what the topic holds; StateError if it holds something else."""
+        self._engine.kinds.record(self._log().name, kind)
+
+    def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
+        """The topic's first offset; there are no snapshots."""
+        return max(0, self._log().recent.first), None
+
+    def change_counter(self) -> tuple[_core.SharedWords, int]:
+        """Where the counter lies that changes with every frame."""
+        return self._engine.followed(self._id).words, 0
+
+    def announcement(self) -> Announcement | None:
+        """No owner can announce anything."""
+        return None
+
+    def compact(self) -> NoReturn:
+        """It cannot be done."""
+        raise refusal("compaction")
+
+    def trim(self, before: int, before_ms: int | None, max_bytes: int | None) -> NoReturn:
+        """It cannot be done."""
+        raise refusal("retention")
+
+    def retain(self, max_age: float | None, max_bytes: int | None) -> NoReturn:
+        """It cannot be done."""
+        raise refusal("retention")
+
+    def compress(self, setting: str | None) -> NoReturn:
+        """It cannot be done."""
+        raise refusal("compression")
+
+    def stats(self, storage: bool) -> NoReturn:
+        """They cannot be told."""
+        raise refusal("statistics")
+
+    def terminate(self) -> NoReturn:
+        """It cannot be done."""
+        raise refusal("termination")

@@ -1,0 +1,301 @@
+"""Cursors: a position in one topic, and the messages from it on.
+
+The compiled `_core.Cursor` walks entries, as on a local log: a frame's messages are encoded as
+entries here, one for each run of one producer and one time. So messages, values and Arrow batches
+are what a local log gives.
+
+The newest frames come from memory (`recent`). A cursor that is further back reads the log again,
+from a mark before its position, and applies the rule itself.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import msgpack
+
+from exclusivelog import _core
+from exclusivelog.backend import Place
+from exclusivelog.cluster.following import ANSWER_SECONDS, TopicLog
+from exclusivelog.cluster.frames import Content, Frame
+from exclusivelog.cluster.log import Reader
+from exclusivelog.errors import (
+    EngineClosedError,
+    LedgerCorruptedError,
+    LedgerIOError,
+    OffsetTrimmedError,
+)
+from exclusivelog.messages import to_ms
+from exclusivelog.waits import READER_LOOK_UP_SECONDS
+
+__all__ = ["ClusterCursor", "entries_of", "offset_at_time"]
+
+
+READ_BYTES = 1 << 20  # about so much is encoded at once
+
+
+class Host(Protocol):
+    """The engine that opened the cursor."""
+
+    closed: bool
+    forked: bool
+
+    @property
+    def ledger(self) -> Place:
+        """Where the log is kept."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+
+# ---- frames as entries -------------------------------------------------------------------
+
+
+def entries_of(frame: Frame, topic: int, loads: _core.Deserializer | None) -> Iterator[_core.Entry]:
+    """The messages of a frame that counts, as entries."""
+    offset = frame.first
+    for run in _runs(frame.contents):
+        yield _entry(run, topic, offset, frame, loads)
+        offset += len(run)
+
+
+def _runs(contents: tuple[Content, ...]) -> Iterator[list[Content]]:
+    """The messages in runs of one producer and one publish time, with rising sequence ids."""
+    for _, group in itertools.groupby(
+        contents, lambda each: (each.producer_name, each.publish_time)
+    ):
+        run: list[Content] = []
+        for content in group:
+            if run and content.sequence_id <= run[-1].sequence_id:
+                yield run
+                run = []
+            run.append(content)
+        yield run
+
+
+def _entry(
+    run: list[Content], topic: int, offset: int, frame: Frame, loads: _core.Deserializer | None
+) -> _core.Entry:
+    first = run[0]
+    appender = _core.Appender(
+        first.producer_name.encode(), first.sequence_id - 1, len(run) + 1, 1 << 40
+    )
+    for content in run:
+        properties = msgpack.packb(content.properties) if content.properties else None
+        appender.add(
+            content.value, content.key, properties, content.event_time, content.sequence_id
+        )
+    [batch] = appender.take()
+    [(_, data)] = batch.stamp(topic, offset, frame.epoch, frame.session, first.publish_time)
+    return _core.Entry(data, loads)
+
+
+def offset_at_time(topic: TopicLog, time_ms: int) -> int:
+    """The offset of the first message published at this time or later."""
+    with topic.changed:
+        mark, end = topic.recent.mark_before_time(time_ms), topic.state.next
+    back = _Back(topic, mark.begin())
+    try:
+        while (frame := back.next(end)) is not None:
+            for index, content in enumerate(frame.contents):
+                if content.publish_time >= time_ms:
+                    return frame.first + index
+    finally:
+        back.close()
+    return end
+
+
+class _Back:
+    """Reads a topic's log again, from a place that was read before."""
+
+    def __init__(self, topic: TopicLog, state: Any) -> None:
+        self._topic = topic
+        self._reader = Reader(topic.log, state)
+
+    def next(self, end: int) -> Frame | None:
+        """The next frame that counts; None at the offset `end`."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while self._reader.state.next < end:
+            judged = self._reader.next(min(1.0, ANSWER_SECONDS))
+            if judged is not None and judged.counts and isinstance(judged.parsed, Frame):
+                return judged.parsed
+            self._topic.host.check_alone()
+            if judged is None and time.monotonic() > deadline:
+                raise LedgerIOError(
+                    f"topic {self._topic.name!r}: offset {self._reader.state.next} could not be "
+                    f"read within {ANSWER_SECONDS} s"
+                )
+        return None
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._reader.close()
+
+
+# ---- the cursor --------------------------------------------------------------------------
+
+
+class ClusterCursor(_core.Cursor):
+    """A position in one topic; see `exclusivelog.backend.Cursor`."""
+
+    def __init__(
+        self, host: Host, topic: TopicLog, loads: _core.Deserializer | None, skip_trimmed: bool
+    ) -> None:
+        self.topic_id, self.topic = topic.id, topic.name
+        self.closed = False
+        self.membership: Any = None
+        self._host, self._log, self._loads = host, topic, loads
+        self._check_open = host.check_open  # looked up once: `check` runs for every message
+        self._skip_trimmed = skip_trimmed
+        self._back: _Back | None = None  # while it reads old messages
+        self._back_at = 0
+        self._caught_up = False
+
+    @property
+    def ledger(self) -> Place:
+        """Where it reads."""
+        return self._host.ledger
+
+    def check(self) -> None:
+        """EngineClosedError unless it can be used."""
+        self._check_open()
+        if self.closed:
+            raise EngineClosedError(f"this reader of topic {self.topic!r} is closed")
+
+    # ---- the position --------------------------------------------------------------------
+
+    def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
+        """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
+        if start == "earliest":
+            self._log.catch_up()
+            self.move_to(max(0, self._log.recent.first))
+        elif start == "latest":
+            self.move_to(self.end())
+        elif isinstance(start, dt.datetime):
+            self._log.catch_up()
+            self.move_to(offset_at_time(self._log, to_ms(start) + (0 if inclusive else 1)))
+        else:
+            self.move_to(_offset(start, inclusive))
+
+    def move_to(self, position: int) -> None:
+        """Continue at this offset; drops what was read ahead."""
+        self._drop_back()
+        self._caught_up = False
+        super().move_to(position)
+
+    def _drop_back(self) -> None:
+        back, self._back = self._back, None
+        if back is not None:
+            back.close()
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def has_more(self) -> bool:
+        """Is there a message at or behind the position (rule G5)?"""
+        return self.end() > max(self.position, self._log.recent.first)
+
+    def end(self) -> int:
+        """The topic's end as it is now."""
+        self._log.catch_up()
+        return self._log.state.next
+
+    def is_over(self) -> bool:
+        """A topic on a cluster cannot be terminated."""
+        return False
+
+    def mark(self) -> int:
+        """A number that changes with every append to the topic, for `wait`."""
+        return self._log.mark()
+
+    def wait(self, seen: int, seconds: float | None) -> None:
+        """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
+        self._log.check()
+        most = READER_LOOK_UP_SECONDS
+        left = most if seconds is None else min(max(seconds, 0.0), most)
+        self._log.words.wait(0, seen, int(left * 1e9))
+
+    def await_mark(self, seen: int, seconds: float) -> None:
+        """As `wait`; any thread may call it while another one reads."""
+        self._check_open()
+        self.wait(seen, seconds)
+
+    # ---- entries -------------------------------------------------------------------------
+
+    def refill(self) -> list[_core.Entry]:
+        """The next entries; the compiled base class calls it when it has none left."""
+        self.check()
+        if not self._caught_up:
+            self._log.catch_up()
+            self._caught_up = True
+        self._check_kept()
+        with self._log.changed:
+            frames = self._log.recent.frames(self.position, READ_BYTES)
+            end = self._log.state.next
+        if frames is None:
+            frames = self._read_back(end)
+        else:
+            self._drop_back()
+        if not frames:
+            self._log.check()
+        return [
+            entry for frame in frames for entry in entries_of(frame, self.topic_id, self._loads)
+        ]
+
+    def _check_kept(self) -> None:
+        first = self._log.recent.first
+        if self.position >= first:
+            return
+        if not self._skip_trimmed:
+            raise OffsetTrimmedError(
+                f"topic {self.topic!r} begins at offset {first}; {self.position} is not there. "
+                'seek("earliest") continues at the first message that is left'
+            )
+        self.move_to(first)
+        self._caught_up = True
+
+    def _read_back(self, end: int) -> list[Frame]:
+        if self._back is None or self._back_at != self.position:
+            self._drop_back()
+            with self._log.changed:
+                mark = self._log.recent.mark_before(self.position)
+            self._back = _Back(self._log, mark.begin())
+        found: list[Frame] = []
+        size = 0
+        while size < READ_BYTES and (frame := self._back.next(end)) is not None:
+            if frame.end > self.position:
+                found.append(frame)
+                size += sum(len(each.value or b"") for each in frame.contents)
+        if found:
+            self._back_at = found[-1].end
+        return found
+
+    def refuse(self, start: int, stop: int, damage: str | None) -> None:
+        """The compiled base class calls it for damage; what was decoded from a frame has none."""
+        raise LedgerCorruptedError(
+            f"topic {self.topic!r}: offsets {start} to {stop - 1} are damaged",
+            topic=self.topic, offsets=range(start, stop),
+        )  # fmt: skip
+
+    def close(self) -> bool:
+        """End reading, and wake a thread that waits; False if that was done before, or its engine
+        is gone."""
+        if self.closed:
+            return False
+        self.closed = True
+        self.move_to(self.position)
+        if self._host.closed or self._host.forked:
+            return False
+        self._log.wake()
+        return True
+
+
+def _offset(start: object, inclusive: bool) -> int:
+    if isinstance(start, int) and not isinstance(start, bool) and 0 <= start < 2**63:
+        return start if inclusive else start + 1
+    raise ValueError(
+        f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
+    )

@@ -1,0 +1,119 @@
+"""What the topics of a place hold: a log of its own, `__kinds__`, in which the first record about a
+topic counts.
+
+>>> from exclusivelog.cluster.memory import MemoryLog
+>>> log = MemoryLog()
+>>> kinds = Kinds(lambda: log)
+>>> kinds.check("settings", {"holds": "map", "key": "str"})
+False
+>>> kinds.record("settings", {"holds": "map", "key": "str"})
+>>> kinds.of("settings"), kinds.check("settings", {"holds": "map"})
+({'holds': 'map', 'key': 'str'}, True)
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import msgpack
+
+from exclusivelog._core import crc32c
+from exclusivelog.backend import Kind
+from exclusivelog.cluster.ordered import OrderedLog, Tail
+from exclusivelog.errors import LedgerIOError, StateError
+
+__all__ = ["TOPIC", "Kinds"]
+
+TOPIC = "__kinds__"
+MAGIC = b"XLK"
+VERSION = 1
+HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
+ANSWER_SECONDS = 60.0
+RESEND_SECONDS = 1.0
+
+
+class Kinds:
+    """The log, read up to its end with each call. `open_log` opens it at the first call."""
+
+    def __init__(self, open_log: Callable[[], OrderedLog]) -> None:
+        self._open_log = open_log
+        self._lock = threading.Lock()
+        self._log: OrderedLog | None = None
+        self._tail: Tail | None = None
+        self._position: bytes = b""
+        self._found: dict[str, dict[str, str | None]] = {}
+
+    def of(self, topic: str) -> Kind:
+        """What is recorded of a topic; empty if nothing is."""
+        with self._lock:
+            self._read()
+            return dict(self._found.get(topic, {}))
+
+    def check(self, topic: str, kind: Kind) -> bool:
+        """Is it recorded that the topic holds this? False if nothing is recorded; StateError if it
+        holds something else."""
+        held = self.of(topic)
+        if any(value and (held.get(field) or value) != value for field, value in kind.items()):
+            raise StateError(
+                f"topic {topic!r} holds {_described(held)}; it cannot be opened as "
+                f"{_described(kind)}"
+            )
+        return bool(held)
+
+    def record(self, topic: str, kind: Kind) -> None:
+        """Record what a topic holds, unless it is; StateError if it holds something else."""
+        deadline, due = time.monotonic() + ANSWER_SECONDS, 0.0
+        while not self.check(topic, kind):
+            if time.monotonic() > deadline:
+                raise LedgerIOError(
+                    f"topic {topic!r}: what it holds could not be recorded within "
+                    f"{ANSWER_SECONDS} s"
+                )
+            if time.monotonic() >= due and self._log is not None:
+                self._log.append(_encode(topic, kind))
+                due = time.monotonic() + RESEND_SECONDS
+            time.sleep(0.001)
+
+    def _read(self) -> None:
+        """Read up to the end as it is now."""
+        if self._log is None:
+            self._log = self._open_log()
+            self._tail = self._log.tail()
+        assert self._tail is not None
+        end, deadline = self._log.end(), time.monotonic() + ANSWER_SECONDS
+        while end is not None and self._position < end:
+            record = self._tail.next(1.0)
+            if record is not None:
+                self._position = record.position
+                self._take(record.data)
+            elif time.monotonic() > deadline:
+                raise LedgerIOError(f"{TOPIC} could not be read within {ANSWER_SECONDS} s")
+
+    def _take(self, data: bytes) -> None:
+        if data[: len(MAGIC)] != MAGIC or len(data) < HEADER.size:
+            return
+        _, version, wanted = HEADER.unpack_from(data)
+        body = data[HEADER.size :]
+        if version == VERSION and crc32c(body) == wanted:
+            topic, kind = msgpack.unpackb(body)
+            self._found.setdefault(topic, kind)
+
+    def close(self) -> None:
+        """Close the log."""
+        if self._tail is not None:
+            self._tail.close()
+        if self._log is not None:
+            self._log.close()
+
+
+def _encode(topic: str, kind: Kind) -> bytes:
+    body: bytes = msgpack.packb([topic, dict(kind)])
+    return HEADER.pack(MAGIC, VERSION, crc32c(body)) + body
+
+
+def _described(kind: Kind) -> str:
+    codecs = ", ".join(f"{name}={value}" for name, value in kind.items() if name != "holds")
+    return f"a {kind['holds']}" + (f" ({codecs})" if codecs else "")

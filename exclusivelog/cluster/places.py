@@ -1,0 +1,194 @@
+"""The places that URLs name: a namespace of Apache Pulsar, or a name in memory.
+
+An engine in a Pulsar namespace is a producer of the non-persistent topic `__engines__` there, which
+sends nothing. Its name is the engine's id, and a broker lets in each name once: so whoever asks for
+a name and gets it knows that this engine is gone. A process that is killed is gone at once; one
+that is stopped, or cut off, when the broker's keepalive has run out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from exclusivelog.cluster.native import Native
+from exclusivelog.cluster.ordered import OrderedLog, Position
+from exclusivelog.cluster.place import MemoryPlace, Place
+from exclusivelog.cluster.pulsar import Access, Cluster, ledger_name, topic_name
+from exclusivelog.cluster.pulsar_log import PLACE, PulsarLog
+from exclusivelog.errors import ClusterError, UnsupportedError
+from exclusivelog.types import EngineInfo
+
+__all__ = ["SCHEMES", "PulsarPlace", "find"]
+
+TIMEOUT = 30.0  # seconds, for the broker to answer
+ENGINES = "__engines__"
+REMEMBER_SECONDS = 0.05  # what `lives` has found
+
+
+class PulsarPlace:
+    """A namespace of a Pulsar cluster, as one engine has it open."""
+
+    def __init__(self, access: Access, check_policies: bool = True) -> None:
+        self.url = access.url
+        self._access = access
+        self._cluster = Cluster(access, TIMEOUT)
+        self._address = f"non-persistent://{access.path}/{ENGINES}"
+        self._present: Native | None = None
+        self._known: dict[str, tuple[float, bool]] = {}
+        self._lock = threading.Lock()
+        if check_policies:
+            self._cluster.check_policies()
+
+    def __repr__(self) -> str:
+        return f"PulsarPlace({self.url!r})"
+
+    # ---- topics --------------------------------------------------------------------------
+
+    def topics(self) -> list[str]:
+        """The names of the topics, sorted; not those that another program has made, if their names
+        tell."""
+        found = self._cluster.names()
+        return sorted(ledger_name(name) for name in found if topic_name(ledger_name(name)) == name)
+
+    def has(self, topic: str) -> bool:
+        """Is there a topic of that name? True where the admin API may not be asked."""
+        return not self._cluster.missing([topic])
+
+    def open(self, topic: str) -> OrderedLog:
+        """The log of a topic, which is made if there is none."""
+        return _AskedLog(self._access, topic, self._cluster)
+
+    # ---- engines -------------------------------------------------------------------------
+
+    def join(self, engine: EngineInfo) -> None:
+        """This engine lives from now on, until `close`, or the end of its process."""
+        facts = {
+            "name": engine.name,
+            "pid": str(engine.pid),
+            "facts": json.dumps(engine.properties),
+        }
+        try:
+            self._present = Native(self._producer(engine.id, facts), repr(self))
+        except Exception as error:
+            self._cluster.failed("this engine cannot be announced", error)
+
+    def _producer(self, name: str, facts: Mapping[str, str]) -> Any:
+        return self._cluster.client.create_producer(
+            self._address, producer_name=name, properties=dict(facts), batching_enabled=False
+        )
+
+    def lives(self, engine: str) -> bool:
+        """Does the engine of that id live?"""
+        with self._lock:
+            known = self._known.get(engine)
+            if known is None or time.monotonic() - known[0] > REMEMBER_SECONDS:
+                known = self._known[engine] = time.monotonic(), self._is_taken(engine)
+            return known[1]
+
+    def _is_taken(self, name: str) -> bool:
+        try:
+            producer = self._producer(name, {})
+        except Exception as error:
+            if type(error).__name__ == "ProducerBusy":
+                return True
+            self._cluster.failed(f"whether engine {name} lives cannot be found out", error)
+        with contextlib.suppress(Exception):
+            producer.close()
+        return False
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that live; the admin API knows them."""
+        there = self._cluster.admin("GET", f"non-persistent/{self._access.path}/{ENGINES}/stats")
+        found = []
+        for publisher in there.get("publishers", []):
+            facts = publisher.get("metadata", {})
+            if "pid" in facts:
+                found.append(
+                    EngineInfo(
+                        publisher["producerName"], facts["name"], int(facts["pid"]),
+                        json.loads(facts["facts"]), 0.0,
+                    )
+                )  # fmt: skip
+        return found
+
+    def close(self) -> None:
+        """Leave, and close the connection."""
+        present, self._present = self._present, None
+        if present is not None and not present.inherited:
+            with contextlib.suppress(Exception):
+                present.use().close()
+        self._cluster.close()
+
+    def forget(self) -> None:
+        """In a forked child: `Cluster` knows it by itself."""
+        self._lock = threading.Lock()
+
+
+class _AskedLog(PulsarLog):
+    """A log whose end the admin API tells, if it may be asked: in a few ms. A reader at the end,
+    which takes the client 0.1 s to make, tells it otherwise."""
+
+    def __init__(self, access: Access, topic: str, cluster: Cluster) -> None:
+        super().__init__(access, topic, timeout=TIMEOUT, check_policies=False)
+        self._admin = cluster
+        self._path = f"persistent/{access.path}/{topic_name(topic)}/lastMessageId"
+        self._asks = True
+
+    def end(self) -> Position | None:
+        """The position of the last record at this moment; None for an empty log."""
+        self.check_open()
+        last = None
+        if self._asks:
+            try:
+                last = self._admin.admin("GET", self._path)
+            except ClusterError:
+                self._asks = False
+        # Without an entry: the topic is empty, or has just gone on in a new file.
+        if last is None or last["entryId"] < 0 or last["ledgerId"] < 0:
+            return super().end()
+        return Position(PLACE.pack(last["ledgerId"], last["entryId"], 0))
+
+
+# ---- by URL ------------------------------------------------------------------------------
+
+Opening = Callable[[str, Mapping[str, Any]], Place]
+
+
+def _memory(url: str, options: Mapping[str, Any]) -> Place:
+    for option, value in options.items():
+        if value is not None:
+            raise ValueError(f"{option}= is for clusters; memory:// takes none")
+    name = url.partition("://")[2]
+    if not name:
+        raise ValueError(f"path={url!r}: it takes memory:// and a name")
+    return MemoryPlace.named(name)
+
+
+def _pulsar(url: str, options: Mapping[str, Any]) -> Place:
+    checked = options["check_policies"] is not False
+    access = Access.parse(
+        url, **{name: value for name, value in options.items() if name != "check_policies"}
+    )
+    return PulsarPlace(access, checked)
+
+
+# The scheme of a URL -> what opens the place.
+SCHEMES: dict[str, Opening] = {"memory": _memory, "pulsar": _pulsar, "pulsar+ssl": _pulsar}
+
+
+def find(url: str, options: Mapping[str, Any]) -> Place:
+    """The place that a URL names. UnsupportedError for an unknown scheme, without the rest of the
+    URL, which may have a secret."""
+    scheme = url.partition("://")[0]
+    opening = SCHEMES.get(scheme)
+    if opening is None:
+        raise UnsupportedError(
+            f"path: no engine opens {scheme}:// URLs; give a local directory, or "
+            "pulsar://host:port/tenant/namespace"
+        )
+    return opening(url, options)

@@ -1,0 +1,109 @@
+"""What an engine keeps of a topic's log in memory: the newest frames, and places to read older ones
+from.
+
+A reader at the end of a topic gets its messages here. One that is further back reads the log again,
+from the last *mark* before its position: a position and the state of the rule there.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass
+
+from exclusivelog.cluster.frames import Frame
+from exclusivelog.cluster.rule import Judged, State
+
+__all__ = ["Mark", "Recent"]
+
+KEPT_BYTES = 8 << 20  # of frames, about
+MARK_EVERY = 500  # records
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place to read from: the rule's state there. `next` and `published` as of `State`."""
+
+    next: int
+    published: int
+    state: State
+
+    @classmethod
+    def of(cls, state: State) -> Mark:
+        """Where `state` is, without what only writers need."""
+        kept = State(
+            state.position, state.epoch, state.session, state.owned, state.next, state.grant, {},
+            state.published, state.source,
+        )  # fmt: skip
+        return cls(state.next, state.published, kept)
+
+    def begin(self) -> State:
+        """A state to fold on from here."""
+        return Mark.of(self.state).state
+
+
+class Recent:
+    """See the module's text. Its owner serialises all calls."""
+
+    def __init__(self) -> None:
+        self.first = -1  # the first offset that the log has; -1: it has no message
+        self._marks = [Mark.of(State())]
+        self._since_mark = 0
+        self._kept_from = 0  # all messages from this offset on are kept
+        self._frames: list[Frame] = []
+        self._sizes: list[int] = []
+        self._bytes = 0
+
+    def take(self, judged: Judged, state: State, size: int) -> None:
+        """The next record of `size` bytes, after `state` was folded over it."""
+        self._since_mark += 1
+        if self._since_mark >= MARK_EVERY:
+            self._since_mark = 0
+            self._marks.append(Mark.of(state))
+        if judged.counts and isinstance(judged.parsed, Frame):
+            self._keep(judged.parsed, size)
+
+    # ---- frames --------------------------------------------------------------------------
+
+    def _keep(self, frame: Frame, size: int) -> None:
+        if self.first < 0:
+            self.first = frame.first
+        self._frames.append(frame)
+        self._sizes.append(size)
+        self._bytes += size
+        if self._bytes > KEPT_BYTES and len(self._frames) > 1:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Drop the older half: one at a time, each would move all that stay."""
+        count = 0
+        while count < len(self._frames) - 1 and self._bytes > KEPT_BYTES // 2:
+            self._bytes -= self._sizes[count]
+            count += 1
+        self._kept_from = self._frames[count].first
+        del self._frames[:count], self._sizes[:count]
+
+    def frames(self, position: int, most: int) -> list[Frame] | None:
+        """The frames with this offset or later ones, of about `most` bytes, one at least; None if
+        the first of them is not kept."""
+        if not self._frames:
+            return []
+        if position < self._kept_from:
+            return None
+        start = bisect.bisect_right(self._frames, position, key=lambda frame: frame.end)
+        stop, size = start, 0
+        while stop < len(self._frames) and size < most:
+            size += self._sizes[stop]
+            stop += 1
+        return self._frames[start:stop]
+
+    # ---- places to read from -------------------------------------------------------------
+
+    def mark_before(self, position: int) -> Mark:
+        """The last mark at or before this offset."""
+        index = bisect.bisect_right(self._marks, position, key=lambda mark: mark.next)
+        return self._marks[max(0, index - 1)]
+
+    def mark_before_time(self, time: int) -> Mark:
+        """The last mark before all messages that were published at this time (ms) or later."""
+        index = bisect.bisect_left(self._marks, time, key=lambda mark: mark.published)
+        return self._marks[max(0, index - 1)]

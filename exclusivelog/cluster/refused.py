@@ -1,0 +1,65 @@
+"""What an engine on a cluster refuses, and why (rule J3). docs/cluster.md has the same table.
+
+>>> REASONS["transactions"]
+'a cluster has none; send_many appends to one topic atomically'
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from exclusivelog.errors import UnsupportedError
+
+__all__ = ["REASONS", "Refusing", "refusal"]
+
+# What is refused -> why, and what to use instead.
+REASONS = {
+    "announcements": "a cluster keeps none; send a message that says the same",
+    "backup": "make a local log of it: exclusivelog mirror NEW --from URL",
+    "claims": "claims need transactions; make each resource a topic, and own that",
+    "compaction": "it would remove grants; read all messages, or keep a SharedMap",
+    "compression": "a cluster stores what it is given; compress the values",
+    "deletion": "a topic that is made again would begin its epochs anew (rule B1)",
+    "inspection": "query plans need a local log: exclusivelog mirror NEW --from URL",
+    "large_messages": "a record takes 5 MB; store the value elsewhere, and send a reference",
+    "many_producers": "several grants at once need a transaction; open each by itself",
+    "once": "numbered batches need transactions; send with sequence ids",
+    "reader_groups": "committing needs transactions; keep the offset with your result",
+    "retention": "grants count from a log's first record on; nothing may be removed",
+    "roles": "roles need transactions; own each topic by itself",
+    "settle": "delays are told by the clock of one machine; leave it out",
+    "shared_producers": "a message counts only if its producer owns the topic; use another mode",
+    "snapshots": "a cluster keeps none; a state is read from its first message",
+    "statistics": "the cluster keeps its own figures; ask its admin API",
+    "termination": "no record of a log ends it; stop its producers",
+    "transactions": "a cluster has none; send_many appends to one topic atomically",
+    "unload": "a hand-over to a chosen engine needs a transaction; close the producer",
+    "verify": "records are verified when they are read; read the topics",
+}
+
+
+def refusal(what: str) -> UnsupportedError:
+    """The error for something of `REASONS`."""
+    return UnsupportedError(f"{what}: {REASONS[what]}")
+
+
+class Refusing:
+    """Stands for a part of an engine that a cluster does not have: every call of it raises.
+
+    >>> Refusing("claims").hold("group", {})
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.UnsupportedError: claims: claims need transactions; make each resource a \
+topic, and own that
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._refuse
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise refusal(self._what)

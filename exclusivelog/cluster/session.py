@@ -1,0 +1,394 @@
+"""A producer's session on a topic of a cluster, and sending by it.
+
+`ClusterSession` is what `exclusivelog.backend.ProducerSession` describes. Its topic is never handed
+over to another engine while it lives, and no transaction pauses it: it is open, fenced or closed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from exclusivelog import _core
+from exclusivelog.backend import (
+    SessionListener,
+    SessionOptions,
+    State,
+    without_outcome,
+)
+from exclusivelog.cluster.following import ANSWER_SECONDS, Owning
+from exclusivelog.cluster.frames import MAX_MESSAGES
+from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
+from exclusivelog.cluster.refused import refusal
+from exclusivelog.errors import (
+    DuplicateSequenceError,
+    EngineClosedError,
+    ExclusiveLogError,
+    ProducerFencedError,
+    ProducerMovedError,
+    UnsupportedError,
+    WaitTimeoutError,
+)
+from exclusivelog.messages import Columns, Encoded, Raw
+
+__all__ = ["ClusterSending", "ClusterSession", "Registration"]
+
+# So many messages, of so many bytes, fit into a record, whatever else they have.
+MOST_MESSAGES = 16_000
+MOST_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What is known of a session: `id` is its number, `topic` the topic's id."""
+
+    id: int
+    topic: int
+    name: str
+    mode: str
+    priority: int
+    epoch: int
+    properties: dict[str, str] = field(default_factory=dict)
+    notify_on_contention: bool = False
+    exclusive: bool = True
+
+
+class Host(Protocol):
+    """The engine of a session."""
+
+    id: str
+    name: str
+    path: str
+    closed: bool
+    forked: bool
+    commit_queue: _core.CommitQueue
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_alone(self) -> None:
+        """EngineClosedError in a forked child."""
+
+    def commit(self, owning: Owning) -> None:
+        """Have what waits there handed on soon."""
+
+    def finalizer(self, owning: Owning) -> _core.Finalizer:
+        """What has the session released once its producers are dropped."""
+
+    def register(self, session: ClusterSession) -> None:
+        """Closing the engine closes this session."""
+
+    def unregister(self, session: ClusterSession) -> None:
+        """It is closed."""
+
+
+# ---- sending -----------------------------------------------------------------------------
+
+
+class ClusterSending:
+    """The way to append under one session; see `exclusivelog.backend.Sending`."""
+
+    def __init__(
+        self, host: Host, owning: Owning, appender: _core.Appender, options: SessionOptions
+    ) -> None:
+        self.appender = appender
+        self._host, self._owning, self._options = host, owning, options
+
+    def send(self, message: Encoded, timeout: float | None) -> int:
+        """Append one message; its offset, once it counts."""
+        return self._outcome(self._queue(message, later=False), timeout)
+
+    def send_async(self, message: Encoded) -> _core.Receipt:
+        """Queue one message, and wait while too much waits."""
+        receipt = self._queue(message, later=True)
+        self.commit_if_full()
+        return receipt
+
+    def offer(self, message: Encoded) -> _core.Receipt:
+        """The same, and never wait."""
+        return self._queue(message, later=True)
+
+    def commit_if_full(self) -> None:
+        """Wait for the outcome of all that waits, where `max_pending_bytes` do."""
+        if self.appender.holds(self._options.max_pending_bytes):
+            receipt = self.appender.newest()
+            if receipt is not None:
+                self._host.commit(self._owning)
+                receipt.exception(ANSWER_SECONDS)
+
+    def _queue(self, message: Encoded, later: bool) -> _core.Receipt:
+        size = sum(len(part) for part in message[:3] if part is not None)
+        _check_fits(1, size)
+        receipt = self.appender.add(*message, later)
+        if receipt is None:
+            raise self.duplicate(self.appender, message[4])
+        return receipt
+
+    def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
+        self._host.commit(self._owning)
+        try:
+            receipt.exception(timeout)
+        except WaitTimeoutError:
+            if not receipt.done():
+                raise without_outcome(self._owning.topic.name, timeout) from None
+        return receipt.result()
+
+    def send_batch(self, columns: Columns, sequence: int | None, timeout: float | None) -> int:
+        """Append messages atomically, in one record; the first one's offset."""
+        batch = columns.batch(self.appender)
+        _check_fits(batch.count, batch.nbytes)
+        return self._send_batch(batch, sequence, timeout)
+
+    def _send_batch(self, batch: _core.Batch, sequence: int | None, timeout: float | None) -> int:
+        receipt = self.appender.add_batch(batch, sequence)
+        if receipt is None:
+            raise self.duplicate(self.appender, sequence)
+        return self._outcome(receipt, timeout)
+
+    def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
+        """Append messages atomically: (offset, number, 0) for `await_flush`; or the offset of what
+        counts already."""
+        encoded: list[Encoded] = [(value, key, packed, None, None)
+                                  for key, value, packed in messages]  # fmt: skip
+        _check_fits(len(encoded), sum(len(p) for m in encoded for p in m[:3] if p is not None))
+        found = self._owning.append(encoded)
+        if found is None:  # others wait before them
+            return self._send_batch(self._batch_of(messages), None, None)
+        return *found, 0
+
+    def _batch_of(self, messages: Sequence[Raw]) -> _core.Batch:
+        keys, values, properties = (_core.strings([m[i] for m in messages]) for i in range(3))
+        return self.appender.make_batch(values, keys, properties, None)
+
+    def await_flush(self, position: int, generation: int) -> None:
+        """Return once what `append` has appended counts."""
+        self._owning.await_counting(position)
+
+    def duplicate(self, appender: _core.Appender, sequence: int | None) -> ExclusiveLogError:
+        """The error for a sequence id that was used before."""
+        last = appender.last_sequence
+        number = -1 if sequence is None else sequence
+        return DuplicateSequenceError(
+            f"topic {self._owning.topic.name!r}: sequence_id={number} of producer "
+            f"{appender.name.decode()!r} is in the log, or on its way; the last one is {last}",
+            sequence_id=number, last_sequence_id=last,
+        )  # fmt: skip
+
+    def flush(self, timeout: float | None) -> bool:
+        """Wait for the outcome of what was accepted; False if nothing waits."""
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._outcome(waiting, timeout)
+        return waiting is not None
+
+    def drain(self) -> None:
+        """Wait for the outcome of what was accepted so far; whatever it is."""
+        waiting = self.appender.newest()
+        if waiting is not None:
+            self._host.commit(self._owning)
+            waiting.exception(ANSWER_SECONDS)
+
+    def private_appender(self) -> _core.Appender:
+        """There are no transactions."""
+        raise refusal("transactions")
+
+
+def _check_fits(count: int, size: int) -> None:
+    room = MOST_MESSAGE_BYTES - FRAME_OVERHEAD
+    if count > MAX_MESSAGES or size + count * MESSAGE_OVERHEAD > room:
+        raise UnsupportedError(
+            f"{count:,} message(s) of {size:,} bytes do not fit into one record of the cluster, "
+            f"which takes {MAX_MESSAGES:,} messages, and {room:,} bytes with {MESSAGE_OVERHEAD} "
+            "more for each; send fewer at once, or store a large value elsewhere and send a "
+            "reference"
+        )
+
+
+# ---- the session -------------------------------------------------------------------------
+
+References = tuple["weakref.ref[SessionListener]", ...]
+
+
+def _living(references: References) -> list[SessionListener]:
+    found = (reference() for reference in references)
+    return [listener for listener in found if listener is not None]
+
+
+class ClusterSession:
+    """One registration of a producer. Threads may share it."""
+
+    moved: ProducerMovedError | None = None  # for ever
+
+    def __init__(
+        self, engine: Any, topic: str, session: Registration, owning: Owning, last_sequence: int,
+        options: SessionOptions,
+    ) -> None:  # fmt: skip
+        self.engine, self.session, self.topic = engine, session, topic
+        self.owning = owning
+        self._host: Host = engine
+        self._lost: ExclusiveLogError | None = None
+        self._is_closed = False
+        self._lock = _core.Lock()
+        self._listeners: References = ()
+        self._finalizer = self._host.finalizer(owning)
+        appender = _core.Appender(
+            session.name.encode(), last_sequence, min(options.max_batch_messages, MOST_MESSAGES),
+            min(options.max_batch_bytes, MOST_BYTES), session, self._host.commit_queue,
+            options.linger,
+        )  # fmt: skip
+        self.sending = ClusterSending(self._host, owning, appender, options)
+        owning.connect(appender, self)
+        self._host.register(self)
+        if owning.writer.status == "fenced" and owning.writer.error is not None:
+            self.lose(owning.writer.error)  # it may have been told before it was connected
+
+    # ---- state ---------------------------------------------------------------------------
+
+    @property
+    def lost(self) -> ExclusiveLogError | None:
+        """The error of a session that has ended for good."""
+        return self._lost
+
+    @property
+    def closed(self) -> bool:
+        """Is it, or its engine, closed?"""
+        return self._is_closed or self._host.closed
+
+    @property
+    def usable(self) -> bool:
+        """True unless it is known to be closed or fenced."""
+        return self._lost is None and not self._is_closed
+
+    def status(self) -> State:
+        """What has become of it, as far as the log was read; changes nothing."""
+        self._host.check_alone()
+        if self.closed:
+            return "closed"
+        return "fenced" if self._lost or self.owning.writer.status == "fenced" else "open"
+
+    def verify(self) -> None:
+        """ProducerFencedError unless it may append still, as the log says."""
+        self.owning.topic.catch_up()
+        error = self._lost or self.owning.writer.error
+        if error is not None:
+            raise error
+
+    def flush(self, timeout: float | None) -> None:
+        """Wait until everything that was accepted has its outcome."""
+        if not self.sending.flush(timeout):
+            self.verify()
+
+    # ---- producers -----------------------------------------------------------------------
+
+    def subscribe(self, listener: SessionListener, owner: bool) -> None:
+        """Tell this producer what becomes of the session."""
+        with self._lock:
+            self._listeners = (*self._listeners, weakref.ref(listener))
+            lost, closed = self._lost, self.closed
+        if lost is not None:
+            listener.lost(lost)
+        elif closed:
+            listener.ended()
+        elif self.session.notify_on_contention and self.owning.topic.is_wanted(self.session.name):
+            listener.wanted()
+
+    def tell_wanted(self) -> None:
+        """Another producer waits for the topic."""
+        if self.usable and self.session.notify_on_contention:
+            for listener in _living(self._listeners):
+                listener.wanted()
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """The topic is lost for good: tell the producers."""
+        with self._lock:
+            if self._lost is not None or self._is_closed:
+                return
+            # The same error in every call, whichever thread notices it first (rule B4).
+            self._lost = error = self.sending.appender.close_with(error)
+            listeners = _living(self._listeners)
+        for listener in listeners:
+            listener.lost(error)
+
+    def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
+        """What a caller is told whose append met this error."""
+        if self._is_closed:
+            return self._closed_error()
+        self.lose(error)
+        return self._lost or error
+
+    # ---- what this session never is: paused, or handed over --------------------------------
+
+    def await_resumed(self, timeout: float | None) -> bool:
+        """It is never paused."""
+        return True
+
+    def follow(self, timeout: float | None) -> bool:
+        """There is no session to follow."""
+        return True
+
+    def pause_for_transaction(self) -> bool:
+        """There are no transactions."""
+        raise refusal("transactions")
+
+    def resume(self) -> None:
+        """It is never paused."""
+
+    def has_announced(self, info: dict[str, str]) -> None:
+        """There are no announcements."""
+        raise refusal("announcements")
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def end(self, error: EngineClosedError) -> None:
+        """The engine is closing: accept nothing more. What is queued is still sent."""
+        self.sending.appender.close_with(error)
+        for listener in _living(self._listeners):
+            listener.ended()
+
+    def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
+        """Its producer is closed: send what was accepted, and release the topic. Returns what the
+        last of the accepted messages failed with."""
+        if self._host.forked:
+            return None
+        return self.close()
+
+    def close(self) -> ExclusiveLogError | None:
+        """Drain and release the session; what the last of the accepted messages failed with."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            self._is_closed = True
+            self.sending.appender.close_with(self._closed_error())  # what is queued is still sent
+        if self._lost is not None or self._host.closed:
+            self._finalizer.let_go()
+            self._host.unregister(self)
+            return None
+        try:
+            failure = self._drain()
+            self.owning.release(ANSWER_SECONDS)
+            self._finalizer.let_go()
+        except BaseException:
+            self._finalizer.pull()  # a closed producer must not stay an owner
+            raise
+        finally:
+            self._host.unregister(self)
+        return failure
+
+    def _drain(self) -> ExclusiveLogError | None:
+        waiting = self.sending.appender.newest()
+        if waiting is None:
+            return None
+        self._host.commit(self.owning)
+        error = waiting.exception(ANSWER_SECONDS)
+        return None if isinstance(error, ProducerFencedError) else error
+
+    def abandon(self) -> None:
+        """Nobody has this session, as after an interrupt: its engine releases it."""
+        self._finalizer.pull()
+
+    def _closed_error(self) -> EngineClosedError:
+        return EngineClosedError(
+            f"producer {self.session.name!r} of topic {self.topic!r} is closed"
+        )

@@ -1,0 +1,144 @@
+"""Who waits for a topic: records between the grants and frames of its log, and what they add up to.
+
+A producer that waits appends a `Wait`, and a `Leave` if it gives up. Both are **foreign** to
+`exclusivelog.cluster.rule` (they have another magic): no epoch, no offset and no acknowledgement
+depends on them. All engines fold the same records in the same order, so that they agree on who is
+first: the highest priority, then the one whose record came first (rule D1). Only the first living
+waiter asks for a topic that has become free, and the owner learns that somebody waits.
+
+- A waiter ends with its `Leave`, or with a grant to its engine and producer name.
+- A grant to a producer that fences ends all waiters (rule A1).
+
+What is lost, doubled or late costs order or time: an engine appends both records again until it has
+read them back, and answers a late copy of a `Wait` with another `Leave`.
+
+>>> waiters = Waiters()
+>>> for number, priority in enumerate((0, 7)):
+...     wait = Wait(number, "e1", "host", 1, f"p{number}", priority, 0)
+...     waiters.take(decode(encode(wait)))
+>>> [waiter.producer_name for waiter in waiters.in_order()]
+['p1', 'p0']
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from exclusivelog._core import crc32c
+from exclusivelog.cluster.frames import Grant
+from exclusivelog.types import AccessMode, WaiterInfo
+
+__all__ = ["Leave", "Wait", "Waiters", "decode", "encode"]
+
+MAGIC = b"XLW"
+VERSION = 1
+HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A producer waits. `number` is its own alone; `since` is in ms since 1970."""
+
+    number: int
+    engine_id: str
+    engine_name: str
+    pid: int
+    producer_name: str
+    priority: int
+    since: int
+    properties: dict[str, str] = field(default_factory=dict)
+
+    def info(self) -> WaiterInfo:
+        """The waiter as inspections show it."""
+        return WaiterInfo(
+            engine_id=self.engine_id, engine_name=self.engine_name, pid=self.pid,
+            producer_name=self.producer_name, priority=self.priority, since=self.since,
+            session=self.number, properties=self.properties,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """These waiters wait no more."""
+
+    numbers: tuple[int, ...]
+
+
+def encode(record: Wait | Leave) -> bytes:
+    """The bytes of a record."""
+    if isinstance(record, Leave):
+        row: list[Any] = ["l", list(record.numbers)]
+    else:
+        row = [
+            "w", record.number, record.engine_id, record.engine_name, record.pid,
+            record.producer_name, record.priority, record.since, record.properties or None,
+        ]  # fmt: skip
+    body: bytes = msgpack.packb(row)
+    return HEADER.pack(MAGIC, VERSION, crc32c(body)) + body
+
+
+def decode(data: bytes) -> Wait | Leave | None:
+    """The record that these bytes are. None for any other, and for one that is damaged or of
+    another version: no safety depends on it."""
+    if data[: len(MAGIC)] != MAGIC or len(data) < HEADER.size:
+        return None
+    _, version, wanted = HEADER.unpack_from(data)
+    body = data[HEADER.size :]
+    if version != VERSION or crc32c(body) != wanted:
+        return None
+    kind, *fields = msgpack.unpackb(body)
+    if kind == "l":
+        return Leave(tuple(fields[0]))
+    number, engine, name, pid, producer, priority, since, properties = fields
+    return Wait(number, engine, name, pid, producer, priority, since, properties or {})
+
+
+class Waiters:
+    """What the records so far amount to."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Wait] = {}  # in the order of the log
+
+    def take(self, record: Wait | Leave | None) -> None:
+        """Apply the next record."""
+        if isinstance(record, Wait):
+            self._waiting.setdefault(record.number, record)
+        elif isinstance(record, Leave):
+            for number in record.numbers:
+                self._waiting.pop(number, None)
+
+    def granted(self, grant: Grant) -> None:
+        """A grant counts."""
+        holder = grant.holder
+        if holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
+            self._waiting.clear()
+            return
+        self._remove(
+            lambda each: (
+                each.engine_id == holder.engine_id and each.producer_name == holder.producer_name
+            )
+        )
+
+    def forget(self, engines: Iterable[str]) -> None:
+        """These engines are gone."""
+        gone = set(engines)
+        self._remove(lambda each: each.engine_id in gone)
+
+    def _remove(self, ends: Callable[[Wait], bool]) -> None:
+        for number in [number for number, each in self._waiting.items() if ends(each)]:
+            del self._waiting[number]
+
+    def __iter__(self) -> Iterator[Wait]:
+        return iter(self._waiting.values())
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._waiting
+
+    def in_order(self) -> list[Wait]:
+        """The waiters in the order of their promotion (rule D1)."""
+        return sorted(self._waiting.values(), key=lambda each: -each.priority)

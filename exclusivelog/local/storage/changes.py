@@ -1,0 +1,111 @@
+"""Logs the changes of ownership that this process has committed, from the records that its
+transaction has written to `__events__` (rule E5).
+
+It is called after the commit, once all locks of the ledger are free. What the evictions of a dead
+engine have in common is one line, however many topics that engine had.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from exclusivelog import logs
+from exclusivelog.events import Event, Party
+from exclusivelog.local.shm.slots import Slots
+
+log = logging.getLogger(__name__)
+
+GONE = {"dead": "dead", "hung": "unresponsive"}  # reasons of an eviction, and what is logged
+STEPS = ("releasing", "assigned", "admit", "moved", "cancel")
+
+
+def is_logged() -> bool:
+    """Does any handler want to know of changes?"""
+    return log.isEnabledFor(logs.ENGINE_GONE.level)
+
+
+def log_changes(path: str, records: Iterable[object], slots: Slots) -> None:
+    """Log what has been committed to the ledger in this directory."""
+    gone: dict[str, list[Event]] = {}
+    for event in records:
+        if not isinstance(event, Event):
+            continue
+        source = event.source
+        if source is not None and event.kind in ("evict", "revoke") and event.reason in GONE:
+            gone.setdefault(source["engine"], []).append(event)
+        elif log.isEnabledFor(logging.INFO):
+            _log_one(path, event)
+    for engine, lost in gone.items():
+        _log_gone(path, engine, lost, slots)
+
+
+def log_gone(path: str, engine: Party, reason: str, topics: list[str], slots: Slots) -> None:
+    """Log that an engine was found dead or unresponsive, and lost its places on these topics."""
+    logs.say(
+        log, logs.ENGINE_GONE, ledger=path, **_who(engine), reason=GONE[reason],
+        silence=silence(slots, engine["engine"]), count=len(topics), topics=logs.some(topics),
+        topic=topics[0] if len(topics) == 1 else None,
+    )  # fmt: skip
+
+
+def silence(slots: Slots, engine: str) -> str:
+    """How long an engine has been silent, as far as the lock file still says it."""
+    seconds = slots.silent_for(engine)
+    return "its place is free" if seconds is None else f"silent for {seconds:.1f} s"
+
+
+def _log_gone(path: str, engine: str, lost: list[Event], slots: Slots) -> None:
+    topics = [event.topic for event in lost if event.group is None]
+    first = lost[0].source
+    assert first is not None
+    if topics:
+        log_gone(path, first, lost[0].reason, topics, slots)
+    for event in lost:
+        if event.group is not None:
+            logs.say(
+                log, logs.CLAIM_OF_GONE, ledger=path, **_who(first), reason=GONE[event.reason],
+                group=event.group, resource=event.resource, silence=silence(slots, engine),
+            )  # fmt: skip
+
+
+def _log_one(path: str, event: Event) -> None:
+    facts: dict[str, Any] = {
+        "ledger": path, "topic": event.topic, "epoch": event.epoch, "reason": event.reason,
+    }  # fmt: skip
+    source, target = event.source, event.target
+    if event.group is not None:
+        facts |= {"topic": None, "epoch": None, "group": event.group}
+        logs.say(
+            log, logs.CLAIM, **facts, **_who(target or source), resource=event.resource,
+            generation=event.generation, step=event.kind, source=_name(source),
+            target=_name(target),
+        )  # fmt: skip
+    elif event.kind in STEPS:
+        logs.say(
+            log, logs.HAND_OVER, **facts, **_who(source or target), step=event.kind,
+            source=_name(source), target=_name(target),
+        )  # fmt: skip
+    elif event.kind == "release":
+        logs.say(log, logs.RELEASED, **facts, **_who(source))
+    elif event.kind == "evict":
+        logs.say(log, logs.EVICTED, **facts, **_who(source), rival=_name(target))
+    elif event.kind == "grant" and target is not None and target["pid"] != os.getpid():
+        logs.say(log, logs.PROMOTED, **facts, **_who(target))  # an owner here logs its own grant
+
+
+def _who(party: Party | None) -> dict[str, Any]:
+    if party is None:
+        return {"engine": None, "engine_id": None, "pid": None, "producer": None}
+    return {
+        "engine": party["engine_name"], "engine_id": party["engine"], "pid": party["pid"],
+        "producer": party["producer"],
+    }  # fmt: skip
+
+
+def _name(party: Party | None) -> str:
+    if party is None:
+        return "nobody"
+    return f"engine {party['engine_name']!r} (id {party['engine']}, pid {party['pid']})"

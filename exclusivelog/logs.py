@@ -1,0 +1,265 @@
+"""All lines that the library logs: their events, levels and texts, and how they are logged.
+
+Each package logs to a logger of its own, `logging.getLogger(__name__)`, below "exclusivelog". A
+line never says more than that a change has happened: none is logged for a send. Every record has
+the attributes in `COMMON` (None where they do not apply), and those that its text names:
+
+```text
+event       the line's name, such as "granted"     topic, epoch   that it is about
+ledger      the directory                          reason         why it happened
+engine, engine_id, pid    the engine that it is about; pid is the logging process's by default
+```
+
+docs/operations.md lists the lines; a test compares it with this file.
+
+>>> GRANTED.event, logging.getLevelName(GRANTED.level)
+('granted', 'INFO')
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from dataclasses import dataclass
+
+COMMON = ("event", "ledger", "engine", "engine_id", "pid", "topic", "epoch", "reason")
+MOST_NAMES = 10  # of topics, in the text of one line
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: its text names the attributes of the record, as `%(topic)r`."""
+
+    event: str
+    level: int
+    text: str
+
+
+LINES: dict[str, Line] = {}
+
+
+def _line(event: str, level: int, text: str) -> Line:
+    line = LINES[event] = Line(event, level, text)
+    return line
+
+
+class _Saying(threading.local):
+    now = False
+
+
+_saying = _Saying()
+
+
+def say(
+    log: logging.Logger, line: Line, *, error: BaseException | None = None, **fields: object
+) -> None:
+    """Log a line. What a handler raises, or a closed stderr, does no harm to the caller.
+
+    - `error`: logged with its traceback.
+    - `fields`: the attributes of the record.
+    """
+    if not log.isEnabledFor(line.level) or _saying.now:  # a handler that uses the library itself
+        return
+    facts = {**dict.fromkeys(COMMON), "pid": os.getpid(), **fields, "event": line.event}
+    _saying.now = True
+    try:
+        with contextlib.suppress(Exception):
+            log.log(line.level, line.text, facts, exc_info=error, extra=facts, stacklevel=2)
+    finally:
+        _saying.now = False
+
+
+def some(names: list[str]) -> str:
+    """The first names of many, for a text.
+
+    >>> some(["a", "b"]), some([str(n) for n in range(12)])
+    ("'a', 'b'", "'0', '1', '2', '3', '4', '5', '6', '7', '8', '9' and 2 more")
+    """
+    told = ", ".join(map(repr, names[:MOST_NAMES])) or "no topic"
+    return told if len(names) <= MOST_NAMES else f"{told} and {len(names) - MOST_NAMES} more"
+
+
+_D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
+_WHO = "engine %(engine)r (id %(engine_id)s, pid %(pid)s)"
+
+# ---- engines -----------------------------------------------------------------------------
+
+OPENED = _line(
+    "opened", _I,
+    f"%(ledger)s: {_WHO} opened in %(seconds).3f s: durability %(durability)s, keepalive "
+    "%(keepalive)s s, readonly %(readonly)s",
+)  # fmt: skip
+CLOSED = _line("closed", _I, f"%(ledger)s: {_WHO} closed")
+CLOSING_FAILED = _line("closing_failed", _W, "engine %(engine)s: closing: %(reason)s")
+NOT_CLEARED = _line("not_cleared", _W, "engine %(engine)s: %(reason)s")
+WORKER_REFUSED = _line("worker_refused", _W, "engine %(engine)s: %(reason)s")
+WORKER_FAILED = _line(
+    "worker_failed", _E, "engine %(engine)s: its background worker failed, and continues"
+)
+THREAD_FAILED = _line(
+    "thread_failed", _E, "engine %(engine)s: thread %(thread_of)s: an error; the thread continues"
+)
+CALLBACK_FAILED = _line("callback_failed", _E, "a callback of engine %(engine)s failed")
+ENGINE_GONE = _line(
+    "engine_gone", _W,
+    f"{_WHO} is %(reason)s (%(silence)s); it was evicted from %(count)d topics: %(topics)s",
+)  # fmt: skip
+
+# ---- who may write -----------------------------------------------------------------------
+
+GRANTED = _line(
+    "granted", _I,
+    "topic %(topic)r: producer %(producer)r of engine %(engine)r (pid %(pid)s) was granted, mode "
+    "%(mode)s, epoch %(epoch)s, reason %(reason)s, after %(waited).3f s",
+)  # fmt: skip
+PROMOTED = _line(
+    "promoted", _I,
+    f"topic %(topic)r: this process has granted it to producer %(producer)r of {_WHO}, epoch "
+    "%(epoch)s, reason %(reason)s",
+)  # fmt: skip
+RELEASED = _line(
+    "released", _I,
+    f"topic %(topic)r: producer %(producer)r of {_WHO} gave it back, epoch %(epoch)s, reason "
+    "%(reason)s",
+)  # fmt: skip
+EVICTED = _line(
+    "evicted", _I,
+    f"topic %(topic)r: producer %(producer)r of {_WHO} was evicted, epoch %(epoch)s, reason "
+    "%(reason)s, in favour of %(rival)s",
+)  # fmt: skip
+LOST = _line(
+    "lost", _I,
+    "producer %(producer)r of engine %(engine)r (pid %(pid)s) may not write any more, epoch "
+    "%(epoch)s: %(reason)s",
+)  # fmt: skip
+HAND_OVER = _line(
+    "hand_over", _I,
+    "topic %(topic)r: hand-over from %(source)s to %(target)s: %(step)s, epoch %(epoch)s, reason "
+    "%(reason)s",
+)  # fmt: skip
+CLAIM = _line(
+    "claim", _I,
+    "group %(group)r, resource %(resource)r, generation %(generation)s: %(step)s, from %(source)s "
+    "to %(target)s, reason %(reason)s",
+)  # fmt: skip
+CLAIM_OF_GONE = _line(
+    "claim_of_gone", _W,
+    f"group %(group)r, resource %(resource)r: its holder, {_WHO}, is %(reason)s (%(silence)s)",
+)  # fmt: skip
+TERMINATED = _line("terminated", _I, "topic %(topic)r was terminated at offset %(offset)d")
+DELETED = _line("deleted", _I, "topic %(topic)r was deleted at epoch %(epoch)s")
+
+# ---- stalls ------------------------------------------------------------------------------
+
+SLOW_LOCK = _line(
+    "slow_lock", _W,
+    "%(ledger)s: waited half a second for the writer lock, held by %(holder)s. If that process is "
+    "stopped, all writers wait until it is resumed or killed",
+)  # fmt: skip
+KILLING = _line(
+    "killing", _E,
+    "%(ledger)s: killing the unresponsive %(holder)s: silent for longer than its keepalive "
+    "%(reason)s",
+)  # fmt: skip
+NOT_KILLED = _line("not_killed", _W, "%(ledger)s: process %(pid)d cannot be killed: %(reason)s")
+SLOW_FLUSH = _line(
+    "slow_flush", _W,
+    "%(ledger)s: a flush of the journal took %(seconds).3f s; every send that was to be durable "
+    "waited for it. Is the disk overloaded?",
+)  # fmt: skip
+PINNED = _line(
+    "pinned", _W,
+    "%(ledger)s: data.mdb grows because of one read, which has lasted %(seconds).0f s and is "
+    "%(behind)d transactions behind. LMDB reuses no page freed since until it ends. It is in "
+    "%(holder)s",
+)  # fmt: skip
+
+# ---- room --------------------------------------------------------------------------------
+
+DISK_LOW = _line(
+    "disk_low", _W,
+    "%(ledger)s: the disk is nearly full: %(free)d bytes are free, %(percent).1f %% of it. Sends "
+    "fail with LedgerFullError once nothing is left; make room, or trim topics",
+)  # fmt: skip
+DISK_ENOUGH = _line(
+    "disk_enough", _I, "%(ledger)s: the disk has room again: %(free)d bytes are free"
+)
+MAP_GROWS = _line(
+    "map_grows", _W,
+    "%(ledger)s: the tables have grown from %(before)d to %(used)d bytes. Trim topics, or look for "
+    "a read that lasts: engine.stats().oldest_reader",
+)  # fmt: skip
+MAP_LOW = _line(
+    "map_low", _W,
+    "%(ledger)s: the tables use %(used)d of map_size=%(map_size)d bytes; open it with a larger "
+    "map_size, or trim topics",
+)  # fmt: skip
+
+# ---- what is kept ------------------------------------------------------------------------
+
+CHECKPOINT = _line(
+    "checkpoint", _I,
+    "%(ledger)s: a checkpoint moved %(bytes)d bytes into the tables in %(seconds).3f s",
+)  # fmt: skip
+CHECKPOINT_REFUSED = _line("checkpoint_refused", _W, "%(reason)s")
+CHECKPOINT_FAILED = _line("checkpoint_failed", _E, "%(ledger)s: a checkpoint failed")
+CHECKPOINTS_FAILED = _line(
+    "checkpoints_failed", _E, "%(ledger)s: the checkpoint thread failed, and continues"
+)
+BACKLOG_KEPT = _line("backlog_kept", _W, "%(ledger)s: the journal keeps its backlog: %(reason)s")
+COMMIT_REFUSED = _line("commit_refused", _D, "a commit failed: %(reason)s")
+COMMIT_FAILED = _line("commit_failed", _E, "a commit failed: %(reason)s")
+COMMIT_INTERRUPTED = _line("commit_interrupted", _E, "a commit in the background was interrupted")
+TRIMMED = _line(
+    "trimmed", _I, "topic %(topic)r: trimmed before offset %(offset)d, %(count)d messages"
+)
+COMPACTED = _line(
+    "compacted", _I,
+    "topic %(topic)r: its compacted view has %(kept)d messages of the %(count)d that were read, "
+    "before offset %(offset)d; took %(seconds).3f s",
+)  # fmt: skip
+SNAPSHOT = _line(
+    "snapshot", _I,
+    "topic %(topic)r: a snapshot as of offset %(offset)d, %(count)d items; took %(seconds).3f s",
+)  # fmt: skip
+BACKUP = _line("backup", _I, "%(ledger)s: backed up into %(target)s in %(seconds).3f s")
+NO_SNAPSHOT = _line("no_snapshot", _W, "topic %(topic)r: no snapshot: %(reason)s")
+SNAPSHOT_DAMAGED = _line("snapshot_damaged", _W, "%(reason)s; reading all messages instead")
+RETENTION_REFUSED = _line("retention_refused", _W, "retention: %(reason)s")
+RETENTION_FAILED = _line("retention_failed", _E, "retention failed")
+RETENTION_WAITS = _line(
+    "retention_waits", _W,
+    "%(ledger)s: retention of topic %(topic)r: messages are older than max_age by more than an "
+    "hour. Was the clock set ahead? If not, they are removed in %(seconds).0f s",
+)  # fmt: skip
+NOT_COMPRESSED_AGAIN = _line("not_compressed_again", _W, "compression: %(reason)s")
+
+# ---- damage ------------------------------------------------------------------------------
+
+FAILED = _line("failed", _E, "%(reason)s")
+ROW_DAMAGED = _line("row_damaged", _E, "%(reason)s; %(consequence)s")
+JOURNAL_DAMAGED = _line(
+    "journal_damaged", _E,
+    "%(ledger)s/journal is damaged at position %(position)d, or an older one was put back",
+)  # fmt: skip
+SETTING_DAMAGED = _line(
+    "setting_damaged", _E, "%(reason)s. New messages are not compressed until then"
+)
+PRODUCER_ROW_DAMAGED = _line(
+    "producer_row_damaged", _E,
+    "%(ledger)s: the row of producer %(key)r is damaged; it is written anew",
+)  # fmt: skip
+PRODUCER_DAMAGED = _line("producer_damaged", _E, "%(reason)s; it is written again")
+GAP = _line(
+    "gap", _E,
+    "%(ledger)s: the journal goes on at offset %(offset)d of topic %(topic)r, which ends at "
+    "%(end)d",
+)  # fmt: skip
+ENTRY_DAMAGED = _line("entry_damaged", _D, "%(ledger)s: %(reason)s")
+SPACE_KEPT = _line(
+    "space_kept", _W,
+    "%(ledger)s: the space of a damaged entry of topic %(topic_id)d is not freed",
+)  # fmt: skip
+SEGMENT_KEPT = _line("segment_kept", _W, "%(file)s cannot be removed: %(reason)s")

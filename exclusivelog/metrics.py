@@ -1,0 +1,187 @@
+"""Metrics of a ledger for Prometheus; needs the extra `[metrics]` (prometheus_client).
+
+Each scrape reads the figures that all processes of a ledger count together (`engine.stats()`), so
+one process that exports them is enough: the others need neither this module nor a port.
+docs/operations.md lists the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from exclusivelog.errors import ExclusiveLogError, MissingLibraryError
+from exclusivelog.types import EngineStats, Histogram
+
+if TYPE_CHECKING:
+    from exclusivelog.engine import Engine
+
+PREFIX = "exclusivelog_"
+COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
+
+# (name, kind, the field of EngineStats, what it is). Prometheus adds _total to counters.
+OF_LEDGER = (
+    ("topics", GAUGE, "topics", "Topics."),
+    ("engines", GAUGE, "engines", "Engines that have the ledger open."),
+    ("waiters", GAUGE, "waiters", "Producers that wait in the queues of all topics."),
+    ("appended_messages", COUNTER, "appended_messages", "Messages that were appended."),
+    ("appended_bytes", COUNTER, "appended_bytes", "Bytes that were appended, with headers."),
+    ("flushed_messages", HISTOGRAM, "flushed_messages", "Messages that one flush made durable."),
+    ("flush_seconds", HISTOGRAM, "flush_seconds", "Time of each flush of the journal."),
+    ("append_seconds", HISTOGRAM, "append_seconds",
+     "Time until a message is in the journal, of one append in 256."),
+    ("durable_seconds", HISTOGRAM, "durable_seconds",
+     "Time from then on until it is flushed, of each call that waits for that."),
+    ("wake_up_seconds", HISTOGRAM, "wake_up_seconds",
+     "Time from an append until the reader goes on that it woke."),
+    ("promotion_seconds", HISTOGRAM, "promotion_seconds",
+     "Time from a grant to a waiter until its process has the producer."),
+    ("checkpoint_seconds", HISTOGRAM, "checkpoint_seconds", "Time of each checkpoint."),
+    ("checkpoint_bytes", COUNTER, "checkpoint_bytes", "Bytes that checkpoints moved."),
+    ("journal_backlog_bytes", GAUGE, "journal_bytes", "What waits for a checkpoint."),
+    ("journal_capacity_bytes", GAUGE, "journal_capacity", "The most that can wait for one."),
+    ("tables_used_bytes", GAUGE, "used_bytes", "Bytes of the tables in use."),
+    ("tables_map_bytes", GAUGE, "map_size", "Bytes that the tables can grow to."),
+    ("large_bytes", GAUGE, "large_bytes", "Bytes of large entries beside the tables."),
+    ("disk_bytes", GAUGE, "disk_bytes", "Bytes of all files, as allocated."),
+    ("transactions", COUNTER, "transactions", "Transactions of the tables."),
+    ("readers", GAUGE, "readers", "Places for read transactions in use."),
+    ("max_readers", GAUGE, "max_readers", "Places for read transactions."),
+    ("pending_messages", GAUGE, "pending_messages",
+     "Messages that the exporting engine's producers have queued."),
+    ("pending_bytes", GAUGE, "pending_bytes",
+     "Bytes that the exporting engine's producers have queued."),
+)  # fmt: skip
+OF_TOPICS = (
+    ("topic_messages", GAUGE, "messages", "Messages in the topic."),
+    ("topic_appended_messages", COUNTER, "next_offset", "Messages that the topic has ever had."),
+    ("topic_owners", COUNTER, "epoch", "Owners that the topic has had: its epoch."),
+    ("topic_holders", GAUGE, "holders", "Producers that may write to the topic."),
+    ("topic_waiters", GAUGE, "waiters", "Producers that wait in the topic's queue."),
+)
+UP = ("up", GAUGE, "", "1 if the figures could be read, else 0.")
+BEHIND = (
+    "oldest_reader_transactions", GAUGE, "oldest_reader",
+    "How many transactions the oldest read is behind; the tables reuse no page freed since.",
+)  # fmt: skip
+LAG = ("group_lag_messages", GAUGE, "lag", "Messages that a reader group has not committed yet.")
+
+
+def names() -> list[str]:
+    """The names of all metrics as Prometheus stores them, without those of a histogram's parts.
+
+    >>> [name for name in names() if "topic_owners" in name]
+    ['exclusivelog_topic_owners_total']
+    """
+    every = (UP, *OF_LEDGER, BEHIND, LAG, *OF_TOPICS)
+    return [
+        f"{PREFIX}{name}_total" if kind == COUNTER else PREFIX + name for name, kind, *_ in every
+    ]
+
+
+class Collector:
+    """A collector for prometheus_client: `prometheus_client.REGISTRY.register(Collector(engine))`.
+
+    - `engine`: an open engine; one with readonly=True is enough.
+    - `topics`: True: also metrics of each topic, as of the last checkpoint (about a second ago).
+      False: leave them out, where there are many thousand topics.
+
+    Every metric has the label `ledger`, the directory. Where the figures cannot be read, because
+    the engine is closed, say, `exclusivelog_up` is 0 and all others are missing.
+
+    Raises MissingLibraryError without prometheus_client.
+
+    >>> with topic.producer() as producer:
+    ...     _ = producer.send_many([b"a", b"b"])
+    >>> families = {family.name: family for family in Collector(engine).collect()}
+    >>> families["exclusivelog_appended_messages"].samples[0].value
+    2
+    """
+
+    def __init__(self, engine: Engine, *, topics: bool = True) -> None:
+        self._families = _families()
+        self._engine = engine
+        self._topics = topics
+
+    def describe(self) -> Iterable[Any]:
+        """Nothing: registering the collector reads no figures."""
+        return ()
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics as they are now, for prometheus_client."""
+        path = self._engine.path
+        try:
+            stats = self._engine.stats()
+            topics = self._engine.backend.catalog.topic_stats() if self._topics else []
+        except ExclusiveLogError:
+            yield self._family(UP, ("ledger",), [((path,), 0)])
+            return
+        yield self._family(UP, ("ledger",), [((path,), 1)])
+        for metric in OF_LEDGER:
+            yield self._family(metric, ("ledger",), [((path,), stats[metric[2]])])
+        yield self._family(BEHIND, ("ledger",), [((path,), _behind(stats))])
+        yield self._family(LAG, ("ledger", "group", "topic"), [
+            ((path, info.group, info.topic), info.lag)
+            for info in stats.groups
+            if info.lag is not None
+        ])  # fmt: skip
+        for metric in OF_TOPICS if self._topics else ():
+            values = [((path, name), getattr(found, metric[2])) for name, found in topics]
+            yield self._family(metric, ("ledger", "topic"), values)
+
+    def _family(
+        self, metric: tuple[str, str, str, str], labels: Sequence[str],
+        values: Sequence[tuple[tuple[str, ...], Any]],
+    ) -> Any:  # fmt: skip
+        name, kind, _, about = metric
+        family = self._families[kind](PREFIX + name, about, labels=labels)
+        for label, value in values:
+            if kind == HISTOGRAM:
+                family.add_metric(label, _buckets(value), value.sum)
+            else:
+                family.add_metric(label, value)
+        return family
+
+
+def render(engine: Engine, *, topics: bool = True) -> str:
+    """All metrics as OpenMetrics text, as `exclusivelog metrics` prints them. `topics` as in
+    `Collector`. Raises MissingLibraryError without prometheus_client.
+
+    >>> render(engine).splitlines()[-1]
+    '# EOF'
+    """
+    collector = Collector(engine, topics=topics)
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.openmetrics.exposition import generate_latest
+
+    registry = CollectorRegistry()
+    registry.register(collector)
+    text: bytes = generate_latest(registry)
+    return text.decode()
+
+
+def _families() -> dict[str, Any]:
+    try:
+        from prometheus_client import core
+    except ImportError:
+        raise MissingLibraryError(
+            "metrics need prometheus_client; pip install 'exclusivelog[metrics]'"
+        ) from None
+    return {
+        COUNTER: core.CounterMetricFamily, GAUGE: core.GaugeMetricFamily,
+        HISTOGRAM: core.HistogramMetricFamily,
+    }  # fmt: skip
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """As Prometheus has them: the number of values up to each bound."""
+    seen = 0
+    found: list[tuple[str, float]] = []
+    for bound, count in zip(histogram.bounds, histogram.counts, strict=True):
+        seen += count
+        found.append(("+Inf" if bound == float("inf") else repr(bound), seen))
+    return found
+
+
+def _behind(stats: EngineStats) -> int:
+    return 0 if stats.oldest_reader is None else stats.oldest_reader["transactions_behind"]

@@ -1,0 +1,402 @@
+"""An engine on a cluster, over logs in memory; tests/conformance has what all engines promise."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import random
+import secrets
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import aio
+from exclusivelog.cluster import waiting
+from exclusivelog.cluster.frames import Frame, Grant, Release, decode
+from exclusivelog.cluster.memory import Chances, UnreliableLog
+from exclusivelog.cluster.place import MemoryPlace, _Link
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, forked, until, values, within
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def path() -> str:
+    return f"memory://{secrets.token_hex(8)}"
+
+
+@pytest.fixture
+def other(path: str) -> Iterator[xl.Engine]:
+    with xl.open(path, name="other") as engine:
+        yield engine
+
+
+def records(path: str, topic: str = "orders") -> list[object]:
+    """What the topic's log has, foreign records left out."""
+    log = MemoryPlace.named(path.partition("://")[2]).open(topic)
+    tail = log.tail()
+    found = []
+    while (record := tail.next(0)) is not None:
+        parsed = decode(record.data)
+        if parsed is not None:
+            found.append(parsed)
+    return found
+
+
+@pytest.mark.rule("J2")
+def test_j2_a_send_returns_once_its_frame_is_read_back(path: str, topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE, name="p") as producer:
+        assert producer.send(b"one") == 0
+        assert producer.send_many([b"two", b"three"]) == range(1, 3)
+    grant, one, many, release = records(path)
+    assert isinstance(grant, Grant)
+    assert isinstance(release, Release)
+    assert isinstance(one, Frame)
+    assert isinstance(many, Frame)
+    assert (one.first, one.end, many.first, many.end) == (0, 1, 1, 3)
+    assert {record.session for record in (grant, one, many, release)} == {grant.session}
+
+
+@pytest.mark.rule("B2", "B10")
+def test_b10_what_an_owner_sends_behind_anothers_grant_fails(
+    topic: xl.Topic, other: xl.Engine
+) -> None:
+    lost: list[BaseException] = []
+    owner = topic.producer(EXCLUSIVE, on_fenced=lambda _, error: lost.append(error))
+    owner.send(b"counts")
+    rival = other.topic("orders").producer(FENCING)
+    rival.send(b"rival")
+    with pytest.raises(xl.ProducerFencedError) as error:
+        owner.send(b"late")
+    assert error.value.holder is not None
+    assert error.value.holder.engine_name == "other"
+    until(lambda: lost == [error.value])
+    assert values(topic) == [b"counts", b"rival"]
+    assert (owner.state, rival.topic_epoch) == ("fenced", 2)
+
+
+@pytest.mark.rule("C2", "C1")
+def test_c2_a_waiter_gets_what_a_closed_engine_had(path: str, topic: xl.Topic) -> None:
+    gone = xl.open(path, name="gone")
+    owner = gone.topic("orders").producer(EXCLUSIVE)
+    waiter = topic.producer_async(WAIT)
+    assert len(topic.waiters) == 1
+    assert owner.state == "open"
+    gone.close()
+    assert waiter.result(timeout=PATIENCE).topic_epoch == 2
+
+
+@pytest.mark.rule("C2")
+def test_c2_the_topic_of_an_engine_that_is_gone_is_free(path: str, topic: xl.Topic) -> None:
+    gone = xl.open(path, name="gone")
+    producer = gone.topic("orders").producer(EXCLUSIVE)
+    waiter = topic.producer_async(WAIT)
+    assert not waiter.done()
+    gone.backend.place.close()  # as if its process had been killed: nothing is released
+    assert waiter.result(timeout=PATIENCE).topic_epoch == 2
+    assert [event.reason for event in topic.engine.history("orders") if event.kind == "evict"] == [
+        "dead"
+    ]
+    with pytest.raises(xl.ProducerFencedError):
+        producer.send(b"late")
+    gone.close()
+
+
+@pytest.mark.rule("D1", "D4")
+def test_d1_the_order_of_waiters_is_one_over_all_engines(topic: xl.Topic, other: xl.Engine) -> None:
+    there = other.topic("orders")
+    owner = topic.producer(EXCLUSIVE)
+    waiters = {
+        name: place.producer_async(WAIT, name=name, priority=priority)
+        for name, place, priority in (
+            ("low", topic, -1), ("first", there, 0), ("second", topic, 0), ("high", there, 9),
+        )
+    }  # fmt: skip
+    order = ["high", "first", "second", "low"]
+    for place in (topic, there):
+        assert [waiter.producer_name for waiter in place.waiters] == order
+    waiters["gives up"] = there.producer_async(WAIT, name="gives up", priority=10)
+    assert waiters.pop("gives up").cancel()
+    owner.close()
+    for epoch, name in enumerate(order, 2):
+        with waiters[name].result(timeout=PATIENCE) as producer:
+            assert producer.topic_epoch == epoch
+    assert topic.waiters == []
+
+
+@pytest.mark.rule("D5")
+def test_d5_a_waiter_times_out_and_leaves_nothing(topic: xl.Topic, other: xl.Engine) -> None:
+    owner = topic.producer(EXCLUSIVE)
+    with pytest.raises(xl.WaitTimeoutError):
+        other.topic("orders").producer(WAIT, timeout=0.05)
+    until(lambda: topic.waiters == [])
+    owner.close()
+    assert (topic.owner, topic.epoch) == (None, 1)
+
+
+@pytest.mark.rule("D4")
+def test_d4_a_late_record_of_a_waiter_that_has_left_holds_nobody_up(
+    path: str, topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its engine lives, and answers that it waits no more, again if that answer was lost."""
+    monkeypatch.setattr("exclusivelog.cluster.following.RESEND_SECONDS", 0.05)
+    append, lost = _Link.append, []
+
+    def lose_the_first_leave(link: _Link, data: bytes, *answered: Any) -> None:
+        if isinstance(waiting.decode(data), waiting.Leave) and not lost:
+            lost.append(data)
+        else:
+            append(link, data, *answered)
+
+    monkeypatch.setattr(_Link, "append", lose_the_first_leave)
+    owner = topic.producer(EXCLUSIVE)
+    ghost = waiting.Wait(1, other.id, "other", 1, "ghost", 99, 0)
+    there = other.topic("orders").producer_async(WAIT)
+    MemoryPlace.named(path.partition("://")[2]).open("orders").append(waiting.encode(ghost))
+    until(lambda: [waiter.producer_name for waiter in topic.waiters] != ["ghost"] and lost)
+    owner.close()
+    assert there.result(timeout=PATIENCE).topic_epoch == 2
+
+
+@pytest.mark.rule("A1")
+def test_a1_a_producer_that_fences_ends_the_waiters_of_all_engines(
+    topic: xl.Topic, other: xl.Engine
+) -> None:
+    owner = topic.producer(EXCLUSIVE)
+    waiters = [place.producer_async(WAIT) for place in (topic, other.topic("orders"))]
+    rival = topic.producer(FENCING)
+    for waiter in waiters:
+        assert isinstance(waiter.exception(PATIENCE), xl.ProducerFencedError)
+    assert (owner.state, rival.state, topic.waiters) == ("fenced", "open", [])
+
+
+def test_a_dropped_producer_gives_the_topic_back(topic: xl.Topic) -> None:
+    producer = topic.producer(EXCLUSIVE)
+    receipt = producer.send_async(b"last words")
+    del producer
+    assert receipt.result(PATIENCE) == 0
+    until(lambda: topic.owner is None)
+
+
+@pytest.mark.rule("G5")
+def test_g5_a_reader_finds_old_messages_by_offset_and_by_time(
+    topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exclusivelog.cluster.recent.KEPT_BYTES", 4_000)
+    monkeypatch.setattr("exclusivelog.cluster.recent.MARK_EVERY", 10)
+    with topic.producer(EXCLUSIVE) as producer:
+        for number in range(300):
+            assert producer.send(b"%d" % number) == number
+    found = list(topic.reader())
+    assert [message.value for message in found] == [b"%d" % n for n in range(300)]
+    for start in (0, 1, 57, 150, 299):
+        reader = topic.reader(start)
+        assert reader.read_next(timeout=0).value == b"%d" % start
+        assert [message.offset for message in reader] == list(range(start + 1, 300))
+    moment = dt.datetime.fromtimestamp(found[120].publish_time / 1000, dt.UTC)
+    first = next(m.offset for m in found if m.publish_time >= found[120].publish_time)
+    assert topic.reader(moment).position == first
+    assert topic.reader("latest").position == 300
+    assert topic.reader(dt.datetime(2100, 1, 1)).position == 300
+
+
+@pytest.mark.rule("G5")
+def test_g5_a_reader_that_waits_is_woken_by_another_engine(
+    topic: xl.Topic, other: xl.Engine
+) -> None:
+    reader = topic.reader()
+    got: list[bytes] = []
+    sleeper = threading.Thread(target=lambda: got.append(reader.read_next(PATIENCE).value))
+    sleeper.start()
+    with other.topic("orders").producer(EXCLUSIVE) as producer:
+        producer.send(b"news")
+    sleeper.join(PATIENCE)
+    assert got == [b"news"]
+    with pytest.raises(xl.WaitTimeoutError):
+        reader.read_next(timeout=0.01)
+
+
+BAD = Chances(lost=0.2, doubled=0.2, delayed=0.2, answer_lost=0.3, answer_doubled=0.2)
+
+
+@pytest.mark.rule("J2", "B9", "B10", "D4")
+@pytest.mark.parametrize("mode", [WAIT, FENCING])
+def test_b9_each_send_has_one_outcome_whatever_the_log_does(
+    path: str, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    """Appends are lost, doubled and late, and their answers as well. Two engines take the topic
+    from each other, or in turn: what was acknowledged is there once, at its offset, and nothing
+    that was refused is."""
+    open_link = MemoryPlace.open
+    dice = random.Random(3)
+
+    def open_badly(place: MemoryPlace, topic: str) -> UnreliableLog:
+        return UnreliableLog(open_link(place, topic), BAD, random.Random(dice.random()))
+
+    monkeypatch.setattr(MemoryPlace, "open", open_badly)
+    monkeypatch.setattr("exclusivelog.cluster.following.RESEND_SECONDS", 0.03)
+    outcomes: list[tuple[bytes, xl.Receipt]] = []
+    with xl.open(path, name="one") as one, xl.open(path, name="two") as two:
+        topics = [engine.topic("orders") for engine in (one, two)]
+        owner = topics[0].producer(mode)
+        for turn in range(12):
+            for number in range(15):
+                value = b"%d %d" % (turn, number)
+                with contextlib.suppress(xl.ProducerFencedError):
+                    outcomes.append((value, owner.send_async(value)))
+            rival = topics[(turn + 1) % 2].producer_async(mode)
+            if mode == WAIT:
+                owner.close()
+            owner = rival.result(PATIENCE)
+        owner.close()
+        found = {message.offset: message.value for message in topics[0].reader()}
+        same = {message.offset: message.value for message in topics[1].reader()}
+    acknowledged = {}
+    for value, receipt in outcomes:
+        error = receipt.exception(PATIENCE)
+        if error is None:
+            acknowledged[receipt.result(0)] = value
+        else:
+            assert isinstance(error, xl.ProducerFencedError)
+            assert value not in found.values()
+    assert found == same == acknowledged
+    assert mode == FENCING or len(found) == 12 * 15
+
+
+@pytest.mark.rule("E5")
+def test_e5_history_is_the_grants_and_releases(topic: xl.Topic, engine: xl.Engine) -> None:
+    with topic.producer(EXCLUSIVE, name="leader", priority=4):
+        pass
+    again = topic.producer(FENCING, topic_epoch=1)
+    rival = topic.producer(FENCING, name="rival")
+    assert (again.state, rival.state) == ("fenced", "open")
+    told = [(event.kind, event.reason, event.epoch) for event in engine.history("orders")]
+    assert told == [
+        ("grant", "request", 1), ("release", "closed", 1), ("grant", "reconnect", 1),
+        ("evict", "fenced", 2), ("grant", "fencing", 2),
+    ]  # fmt: skip
+    grant = next(iter(engine.history()))
+    assert grant.target is not None
+    assert (grant.target["producer"], grant.priority, grant.topic) == ("leader", 4, "orders")
+
+
+@pytest.mark.rule("C5")
+def test_c5_a_forked_child_is_refused_and_the_parent_unharmed(topic: xl.Topic) -> None:
+    producer = topic.producer(EXCLUSIVE)
+    producer.send(b"before")
+
+    def child() -> list[str]:
+        calls = (lambda: producer.send(b"child"), lambda: topic.next_offset, topic.reader)
+        told = []
+        for call in calls:
+            try:
+                call()
+            except xl.EngineClosedError as error:
+                told.append(type(error).__name__)
+        producer.close()
+        topic.engine.close()
+        return told
+
+    assert forked(child) == ["EngineClosedError"] * 3
+    assert producer.send(b"after") == 1
+    assert values(topic) == [b"before", b"after"]
+
+
+def test_topics_are_made_and_found(engine: xl.Engine, other: xl.Engine) -> None:
+    assert engine.topics() == []
+    with pytest.raises(xl.TopicNotFoundError):
+        engine.topic("orders", create=False)
+    engine.topic("orders")
+    assert other.topics() == ["orders"]
+    assert other.topic("orders", create=False).next_offset == 0
+    assert {info.name for info in engine.engines()} == {"test", "other"}
+
+
+def test_a_reader_only_engine_takes_no_producers(path: str, topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE) as producer:
+        producer.send(b"x")
+    with xl.open(path, readonly=True) as watcher:
+        assert values(watcher.topic("orders")) == [b"x"]
+        with pytest.raises(xl.LedgerError):
+            watcher.topic("orders").producer(EXCLUSIVE)
+
+
+@pytest.mark.rule("I2")
+def test_i2_a_latest_read_of_an_owner_that_was_fenced_sees_what_its_rival_wrote(
+    engine: xl.Engine, other: xl.Engine
+) -> None:
+    """The former owner believes that it owns the map still: it must look into the log."""
+    here, there = xl.SharedMap(engine.topic("map")), xl.SharedMap(other.topic("map"))
+    for number in range(20):
+        here.put("a", number)
+        assert there.get("a", latest=True) == number
+        there.put("a", -number)
+        assert here.get("a", latest=True) == -number
+    for each in (here, there):
+        each.close()
+
+
+@pytest.mark.rule("I5")
+def test_i5_writes_of_many_threads_lose_nothing(engine: xl.Engine, other: xl.Engine) -> None:
+    maps = [xl.SharedMap(each.topic("map")) for each in (engine, other)]
+
+    def add(number: int) -> None:
+        for _ in range(25):
+            maps[number % 2].update("sum", lambda value: (value or 0) + 1)
+
+    threads = [threading.Thread(target=add, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert [each.get("sum", latest=True) for each in maps] == [100, 100]
+    for each in maps:
+        each.close()
+
+
+def test_a_topic_holds_one_kind_of_state(engine: xl.Engine, other: xl.Engine) -> None:
+    with xl.SharedMap(engine.topic("settings")) as settings:
+        settings.put("colour", "blue")
+    assert other.topic("settings").kind == "map"
+    with pytest.raises(xl.StateError):
+        xl.SharedState(other.topic("settings"), initial=list, apply=list.append)
+
+
+def test_closing_ends_all_threads(path: str) -> None:
+    before = set(threading.enumerate())
+    engine = xl.open(path)
+    reader = engine.topic("orders").reader()
+    producer = engine.topic("orders").producer(EXCLUSIVE)
+    producer.send(b"x")
+    waiter = engine.topic("orders").producer_async(WAIT)
+    within(engine.close)
+    assert isinstance(waiter.exception(PATIENCE), xl.EngineClosedError)
+    for call in (lambda: producer.send(b"y"), lambda: reader.read_next(timeout=0)):
+        with pytest.raises(xl.EngineClosedError):
+            call()
+    until(lambda: set(threading.enumerate()) <= before)
+
+
+def test_the_asynchronous_names_work_on_it(path: str) -> None:
+    async def run() -> list[object]:
+        async with aio.open(path) as engine:
+            topic = engine.topic("orders")
+            async with await topic.producer("exclusive") as producer:
+                first = await producer.send(b"a")
+                queued = asyncio.create_task(topic.producer("wait_for_exclusive"))
+                offsets = [await producer.send(b"b") for _ in range(3)]
+            async with await queued as successor:
+                epoch = successor.topic_epoch
+            reader = topic.reader()
+            found = [message.value async for message in reader]
+            counts = await aio.SharedMap(engine.topic("map"))
+            await counts.put("a", 1)
+            value = await counts.get("a", latest=True)
+            await counts.close()
+            return [first, offsets, epoch, found, value]
+
+    assert asyncio.run(run()) == [0, [1, 2, 3], 2, [b"a", b"b", b"b", b"b"], 1]

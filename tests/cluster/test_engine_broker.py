@@ -1,0 +1,220 @@
+"""An engine in a Pulsar namespace, with real processes beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import exclusivelog as xl
+from testing.broker import Namespace
+from testing.processes import (
+    EXCLUSIVE,
+    FENCING,
+    PATIENCE,
+    WAIT,
+    State,
+    Worker,
+    forked,
+    open_producer,
+    send,
+    until,
+    values,
+    workers,
+)
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def engine(namespace: Namespace) -> Iterator[xl.Engine]:
+    with xl.open(namespace.url, name="test", **options(namespace)) as engine:
+        yield engine
+
+
+@pytest.fixture
+def worker(namespace: Namespace) -> Iterator[Callable[..., Worker]]:
+    with workers() as make:
+        yield lambda name="worker": make(namespace.url, name, **options(namespace))
+
+
+def options(namespace: Namespace) -> dict[str, str | None]:
+    return {"admin": namespace.admin, "token": namespace.token}
+
+
+@pytest.mark.rule("J2", "B1", "B8")
+def test_j2_messages_come_back_as_they_were_sent(engine: xl.Engine, topic: xl.Topic) -> None:
+    with topic.producer(EXCLUSIVE, name="p", properties={"at": "here"}) as producer:
+        assert engine.topics() == ["orders"]
+        assert topic.owner is not None
+        assert topic.owner.properties == {"at": "here"}
+        assert producer.send(b"one", key="k", properties={"a": "b"}, event_time=7) == 0
+        assert producer.send_many([b"two", None], keys=["x", None]) == range(1, 3)
+        receipts = [producer.send_async(b"%d" % n) for n in range(500)]
+        assert [receipt.result(PATIENCE) for receipt in receipts] == list(range(3, 503))
+        with pytest.raises(xl.DuplicateSequenceError):
+            producer.send(b"again", sequence_id=0)
+    found = list(topic.reader())
+    assert [message.offset for message in found] == list(range(503))
+    first = found[0]
+    assert (first.key, first.value, first.properties, first.event_time) == (
+        b"k", b"one", {"a": "b"}, 7,
+    )  # fmt: skip
+    assert (first.epoch, first.producer_name, first.sequence_id) == (1, "p", 0)
+    assert found[2].value is None
+    assert [message.offset for message in topic.reader(400)] == list(range(400, 503))
+    with topic.producer(EXCLUSIVE, topic_epoch=1, name="p") as again:
+        assert (again.topic_epoch, again.last_sequence_id) == (1, 502)
+    assert topic.owner is None
+
+
+def open_waiting(state: State, name: str, priority: int) -> None:
+    """Queue up."""
+    state.kept[name] = state.topic.producer_async(WAIT, name=name, priority=priority)
+
+
+def turn_of(state: State, name: str) -> int:
+    """Wait for one's turn; the epoch."""
+    state.producer = state.kept[name].result(PATIENCE)
+    return int(state.producer.topic_epoch)
+
+
+@pytest.mark.rule("C2", "D1", "B10")
+def test_c2_a_killed_owner_is_followed_by_the_best_waiter(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    owner, low, high = (worker(name) for name in ("owner", "low", "high"))
+    assert owner.call(open_producer, EXCLUSIVE) == 1
+    assert owner.call(send, b"acknowledged") == 0
+    low.call(open_waiting, "low", 0)
+    high.call(open_waiting, "high", 5)
+    assert [waiter.producer_name for waiter in topic.waiters] == ["high", "low"]
+    assert {info.name for info in engine.engines()} == {"test", "owner", "low", "high"}
+    with pytest.raises(xl.ProducerFencedError, match="'owner'"):
+        topic.producer(EXCLUSIVE)
+    owner.kill()
+    assert high.call(turn_of, "high") == 2
+    assert high.call(send, b"after") == 1
+    assert topic.owner is not None
+    assert topic.owner.engine_name == "high"
+    assert values(topic) == [b"acknowledged", b"after"]
+
+
+def send_until_fenced(state: State, seconds: float) -> list[tuple[int, bytes]]:
+    """Send; what was acknowledged until the topic was lost."""
+    assert state.producer is not None
+    acknowledged = []
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(xl.ProducerFencedError):
+        while time.monotonic() < deadline:
+            value = b"%s %d" % (state.engine.name.encode(), len(acknowledged))
+            acknowledged.append((state.producer.send(value), value))
+    return acknowledged
+
+
+@pytest.mark.rule("B10", "B2", "J2")
+def test_b10_owners_that_take_the_topic_from_each_other_lose_and_mix_nothing(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    processes = [worker(name) for name in ("one", "two")]
+    acknowledged: list[tuple[int, bytes]] = []
+    for turn in range(6):
+        process = processes[turn % 2]
+        assert process.call(open_producer, FENCING) == turn + 1
+        if turn:
+            acknowledged += processes[(turn + 1) % 2].answer()
+        process.start(send_until_fenced, PATIENCE)
+        end = topic.next_offset
+        until(lambda end=end: topic.next_offset > end + 5)
+    with topic.producer(FENCING) as last:
+        acknowledged += processes[1].answer()
+        assert last.topic_epoch == 7
+    found = {message.offset: message.value for message in topic.reader()}
+    assert all(found[offset] == value for offset, value in acknowledged)
+    assert len(acknowledged) <= len(found) == topic.next_offset
+    epochs = [message.epoch for message in topic.reader()]
+    assert epochs == sorted(epochs)
+
+
+@pytest.mark.rule("B2", "C3")
+def test_c3_a_stopped_owner_that_was_fenced_writes_nothing_when_it_goes_on(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker("stopped")
+    process.call(open_producer, EXCLUSIVE)
+    process.start(send_until_fenced, PATIENCE)
+    until(lambda: topic.next_offset > 3)
+    process.signal(signal.SIGSTOP)
+    process.await_stop()
+    with topic.producer(FENCING) as rival:
+        offset = rival.send(b"rival")
+        process.signal(signal.SIGCONT)
+        acknowledged = process.answer()
+        assert rival.send(b"still") == offset + 1
+    found = {message.offset: message.value for message in topic.reader()}
+    assert all(found[at] == value and at < offset for at, value in acknowledged)
+    assert topic.next_offset == offset + 2
+
+
+@pytest.mark.rule("I2")
+def test_i2_a_map_is_one_for_all_processes(
+    engine: xl.Engine, worker: Callable[..., Worker]
+) -> None:
+    processes = [worker(name) for name in ("one", "two")]
+    for process in processes:
+        process.start(add, 10)
+    with xl.SharedMap(engine.topic("map")) as counts:
+        for _ in range(5):
+            counts.update("sum", lambda value: (value or 0) + 1)
+        for process in processes:
+            process.answer()
+        assert counts.get("sum", latest=True) == 25
+
+
+def add(state: State, times: int) -> None:
+    """Count, with others."""
+    with xl.SharedMap(state.engine.topic("map")) as counts:
+        for _ in range(times):
+            counts.update("sum", lambda value: (value or 0) + 1)
+
+
+def test_a_namespace_that_loses_messages_is_refused(
+    make_namespace: Callable[..., Namespace],
+) -> None:
+    careless = make_namespace(retention=0)
+    with pytest.raises(xl.ClusterError, match="set-retention"):
+        xl.open(careless.url, **options(careless))
+
+
+def test_no_error_and_no_repr_has_the_token(namespace: Namespace) -> None:
+    with pytest.raises(xl.ClusterError) as error:
+        xl.open("pulsar://127.0.0.1:1/public/default", token="very.secret.token")
+    assert "secret" not in f"{error.value!r} {error.value}"
+    with xl.open(namespace.url, **options(namespace)) as engine:
+        assert "token" not in f"{engine!r} {engine.backend!r} {engine.backend.place!r}"
+
+
+@pytest.mark.rule("C5")
+def test_c5_a_forked_child_is_refused_and_the_parent_unharmed(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    producer = topic.producer(EXCLUSIVE)
+    assert producer.send(b"before") == 0
+
+    def child() -> list[str]:
+        told = []
+        for call in (lambda: producer.send(b"child"), lambda: topic.owner, engine.topics):
+            try:
+                call()
+            except xl.EngineClosedError as error:
+                told.append(type(error).__name__)
+        producer.close()
+        engine.close()
+        return told
+
+    assert forked(child) == ["EngineClosedError"] * 3
+    assert producer.send(b"after") == 1
+    assert topic.owner is not None

@@ -1,0 +1,107 @@
+"""Objects of a client in a forked child: nothing is called, nothing is destroyed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from exclusivelog.cluster.native import Native
+from exclusivelog.errors import EngineClosedError
+from testing.processes import forked
+
+
+class Thing:
+    """Says in a file that it was destroyed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.me: object = None
+
+    def __del__(self) -> None:
+        self.path.write_text(f"{os.getpid()}")
+
+
+@pytest.mark.rule("C5")
+def test_a_forked_child_may_not_use_it(tmp_path: Path) -> None:
+    thing = Thing(tmp_path / "destroyed")
+    native = Native(thing, "the log 'orders'")
+
+    def use() -> bool:
+        with pytest.raises(EngineClosedError, match=r"the log 'orders' was inherited through fork"):
+            native.use()
+        return native.inherited
+
+    assert native.use() is thing
+    assert forked(use) is True
+    assert native.inherited is False
+    assert native.use() is thing
+
+
+@pytest.mark.rule("C5")
+def test_what_a_child_makes_is_its_own(tmp_path: Path) -> None:
+    def make() -> str:
+        native = Native(Thing(tmp_path / "destroyed"), "it")
+        assert not native.inherited
+        path = native.use().path
+        del native
+        return str(path.read_text())
+
+    assert forked(make) not in ("", str(os.getpid()))
+
+
+@pytest.mark.rule("C5")
+def test_a_forked_child_destroys_nothing_of_its_parent(tmp_path: Path) -> None:
+    held = Native(Thing(tmp_path / "held"), "it")
+    garbage = Native(Thing(tmp_path / "garbage"), "it")
+    garbage.use().me = garbage  # only the garbage collector can find it
+    held_by = [held]
+    gc.disable()
+    try:
+        del garbage
+
+        def destroy() -> None:
+            held_by.clear()
+            gc.collect()
+
+        del held
+        forked(destroy)
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        gc.enable()
+    held_by.clear()
+    gc.collect()
+    assert {each.name: each.read_text() for each in tmp_path.iterdir()} == {
+        "held": str(os.getpid()),
+        "garbage": str(os.getpid()),
+    }
+
+
+@pytest.mark.rule("C5")
+def test_not_even_at_the_end_of_the_childs_interpreter(tmp_path: Path) -> None:
+    program = """
+        import os, sys
+        from pathlib import Path
+        from exclusivelog.cluster.native import Native
+        from tests.cluster.test_native import Thing
+
+        native = Native(Thing(Path(sys.argv[1])), "it")
+        native.use().me = native
+        sys.modules["kept"] = native
+        child = os.fork()
+        if child == 0:
+            sys.exit(7)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not Path(sys.argv[1]).exists()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), tmp_path / "destroyed"],
+        timeout=60, check=False, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, signal.strsignal(-done.returncode)

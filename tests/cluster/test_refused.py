@@ -1,0 +1,126 @@
+"""What an engine on a cluster refuses, and that docs/cluster.md lists it (rule J3)."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import once
+from exclusivelog.backend import CAPABILITIES
+from exclusivelog.cluster.refused import REASONS
+
+pytestmark = pytest.mark.rule("J3")
+PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
+
+
+@pytest.fixture
+def path() -> str:
+    return f"memory://{secrets.token_hex(8)}"
+
+
+def transact(engine: xl.Engine) -> None:
+    producer = engine.topic("orders").producer("exclusive")
+    with engine.transaction() as txn:
+        producer.send(b"x", transaction=txn)
+
+
+def send_large(engine: xl.Engine) -> None:
+    engine.topic("orders").producer("exclusive").send(bytes(5_000_000))
+
+
+def send_many_large(engine: xl.Engine) -> None:
+    engine.topic("orders").producer("exclusive").send_many([bytes(1_000_000)] * 6)
+
+
+def announce(engine: xl.Engine) -> None:
+    engine.topic("orders").producer("exclusive").announce({"at": "here"})
+
+
+def snapshot(engine: xl.Engine) -> None:
+    with xl.SharedMap(engine.topic("map")) as state:
+        state.put("a", 1)
+        state.snapshot()
+
+
+Call = Callable[[xl.Engine], Any]
+CALLS: dict[str, list[Call]] = {
+    "announcements": [
+        announce,
+        lambda e: e.topic("orders").producer("exclusive", announce={"at": "here"}),
+    ],
+    "backup": [lambda e: e.backup("/nowhere")],
+    "claims": [lambda e: e.own("g", {"r": None}), lambda e: e.claims(),
+               lambda e: e.history(group="g").__next__()],
+    "compaction": [lambda e: e.topic("orders").compact(),
+                   lambda e: e.topic("orders").reader(read_compacted=True)],
+    "compression": [lambda e: e.topic("orders").compression("lz4")],
+    "deletion": [lambda e: e.delete_topic("orders")],
+    "inspection": [lambda e: e.backend.inspection.row(1)],
+    "large_messages": [send_large, send_many_large],
+    "many_producers": [lambda e: e.producers(["a", "b"], "exclusive")],
+    "once": [lambda e: once.recorded(e, "orders"), lambda e: once.record(e, "orders", "w", 1)],
+    "reader_groups": [lambda e: e.topic("orders").reader(group="g"), lambda e: e.groups(),
+                      lambda e: e.reader(["orders"], group="g")],
+    "retention": [lambda e: e.topic("orders").trim(before=1),
+                  lambda e: e.topic("orders").retention(max_age=1)],
+    "roles": [lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r")],
+    "settle": [lambda e: e.topic("orders").producer("wait_for_exclusive", settle=1)],
+    "shared_producers": [lambda e: e.topic("orders").producer(),
+                         lambda e: e.topic("orders").producer_async("shared")],
+    "snapshots": [snapshot],
+    "statistics": [lambda e: e.topic("orders").stats(), lambda e: e.stats()],
+    "termination": [lambda e: e.topic("orders").terminate()],
+    "transactions": [transact],
+    "unload": [lambda e: e.unload("orders", to=e.id), lambda e: e.unload_async("orders", to=e.id),
+               lambda e: e.cancel_unload("orders"),
+               lambda e: e.topic("orders").producer("exclusive").move(to=e.id)],
+    "verify": [lambda e: e.verify()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, n) for name, calls in CALLS.items() for n in range(len(calls))]
+)
+def test_j3_what_a_cluster_cannot_promise_is_refused_at_the_call(
+    engine: xl.Engine, name: str, number: int
+) -> None:
+    engine.topic("orders")
+    with pytest.raises(xl.UnsupportedError):
+        CALLS[name][number](engine)
+    assert not engine.supports(name)
+    assert engine.topic("orders").next_offset == 0
+
+
+def test_j3_what_is_refused_has_a_reason_a_test_and_a_line_on_the_page(engine: xl.Engine) -> None:
+    missing = {name for name in CAPABILITIES if not engine.supports(name)}
+    assert missing == set(REASONS) == set(CALLS)
+    section = PAGE.read_text().partition("### What it refuses")[2].partition("\n## ")[0]
+    assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M)) == REASONS
+
+
+@pytest.mark.parametrize("option", [{"durability": "process"}, {"keepalive": 5.0}])
+def test_j3_options_that_a_cluster_cannot_keep_are_refused(
+    path: str, option: dict[str, Any]
+) -> None:
+    with pytest.raises(xl.UnsupportedError, match=next(iter(option))):
+        xl.open(path, **option)
+
+
+def test_a_refused_url_is_not_shown() -> None:
+    with pytest.raises(xl.UnsupportedError) as error:
+        xl.open("kafka://user:secret@host/topic")
+    assert "secret" not in str(error.value)
+    with pytest.raises(ValueError, match="memory://") as wrong:
+        xl.open("memory://x", token="secret")
+    assert "secret" not in str(wrong.value)
+
+
+def test_options_of_a_cluster_are_refused_for_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="token= is for clusters"):
+        xl.open(tmp_path / "log", token="x")

@@ -1,0 +1,186 @@
+"""Commands that export, audit, report, delete, terminate, retain and complete."""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+import exclusivelog as xl
+from testing.processes import PATIENCE
+from tests.faces.test_cli import lines, refusal, run
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture
+def orders(path: str) -> str:
+    """A ledger whose topic "orders" has four messages, of all kinds."""
+    with xl.open(path) as engine, engine.topic("orders").producer(name="p") as producer:
+        producer.send(b"a", key=b"k", properties={"x": "1"}, event_time=5)
+        producer.send(b"\xff", key=b"\xfe")
+        producer.send(None)
+        producer.send(b"", key=b"k")
+    return path
+
+
+def contents(path: str, topic: str) -> list[tuple[object, ...]]:
+    with xl.open(path, readonly=True) as engine:
+        return [(m.key, m.value, m.properties, m.event_time) for m in engine.topic(topic).reader()]
+
+
+# ---- export, and send ----------------------------------------------------------------------
+
+
+def test_what_is_exported_can_be_sent_again(orders, tmp_path) -> None:
+    done = run("export", orders, "orders")
+    assert done.returncode == 0
+    assert lines("send", orders, "again", "--json", stdin=done.stdout) == [
+        ["0"],
+        ["1"],
+        ["2"],
+        ["3"],
+    ]
+    assert contents(orders, "again") == contents(orders, "orders")
+    assert run("tail", orders, "orders", "--json").stdout == done.stdout
+
+
+def test_send_names_a_line_that_is_no_message(path) -> None:
+    for line in (b"{", b"[]", b"{}", b'{"value": 1}', b'{"value_base64": "x"}'):
+        done = run("send", path, "orders", "--json", stdin=line)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert done.stderr.startswith(b"exclusivelog: --json: ")
+
+
+def test_csv_has_a_row_for_each_message(orders, tmp_path) -> None:
+    file = tmp_path / "orders.csv"
+    assert lines("export", orders, "orders", str(file)) == [[f"{file}: 4 messages"]]
+    with file.open(newline="") as text:
+        rows = list(csv.DictReader(text))
+    assert [row["offset"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["value"] for row in rows] == ["a", "", "", ""]
+    assert [row["value_base64"] for row in rows] == ["", "/w==", "", ""]
+    assert json.loads(rows[0]["properties"]) == {"x": "1"}
+
+
+def test_parquet_has_what_read_arrow_gives(orders, tmp_path) -> None:
+    file = tmp_path / "orders.parquet"
+    assert lines("export", orders, "orders", str(file)) == [[f"{file}: 4 messages"]]
+    table = pq.read_table(file)
+    assert table.column("value").to_pylist() == [b"a", b"\xff", None, b""]
+    assert "FILE" in run("export", orders, "orders", "--format", "parquet").stderr.decode()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_a_part_of_a_topic_is_exported(path, tmp_path, kind) -> None:
+    file = tmp_path / f"part.{kind}"
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send_many([b"%d" % i for i in range(100)], keys=[b"a", b"b"] * 50)
+        time.sleep(0.05)
+        middle = dt.datetime.now(dt.UTC)
+        time.sleep(0.05)
+        producer.send_many([b"x"] * 100, keys=[b"a", b"b"] * 50)
+    part = ("--from", "10", "--to", middle.isoformat(), "--key", "a")
+    assert lines("export", path, "orders", str(file), *part) == [[f"{file}: 45 messages"]]
+    assert refusal("export", path, "orders", str(file)).endswith("give --force to replace it")
+    part = ("--from", middle.isoformat(), "--force")
+    assert lines("export", path, "orders", str(file), *part) == [[f"{file}: 100 messages"]]
+
+
+def test_an_export_that_fails_leaves_no_file(orders, tmp_path) -> None:
+    file = tmp_path / "no.parquet"
+    assert "no message" in refusal("export", orders, "orders", str(file), "--from", "latest")
+    assert list(tmp_path.iterdir()) == [Path(orders)]
+    assert "'other'" in refusal("export", orders, "other", str(file))
+    assert list(tmp_path.iterdir()) == [Path(orders)]
+
+
+def test_times_are_taken_where_offsets_are(orders) -> None:
+    later = (dt.datetime.now(dt.UTC) + dt.timedelta(hours=1)).isoformat()
+    assert lines("tail", orders, "orders", "--from", later) == []
+    assert len(lines("tail", orders, "orders", "--from", "2020-01-01T00:00Z")) == 4
+    assert lines("trim", orders, "orders", "--before", later) == [["orders begins at offset 4"]]
+    assert b"it takes earliest" in run("tail", orders, "orders", "--from", "soon").stderr
+    assert run("trim", orders, "orders").returncode == 2
+
+
+# ---- audit and report ------------------------------------------------------------------------
+
+
+def test_an_audit_without_spark_judges_each_claim(orders) -> None:
+    header, *rows = lines("audit", orders)
+    assert header == ["topic", "holds", "claim", "facts"]
+    assert [row[1] for row in rows] == ["yes"] * 5
+    found = [json.loads(line[0]) for line in lines("audit", orders, "orders", "--json")]
+    assert {one["claim"] for one in found} >= {"offsets are dense", "every epoch is granted once"}
+    assert "no topic 'other'" in refusal("audit", orders, "other")
+
+
+def test_audit_and_report_need_no_spark(orders, tmp_path) -> None:
+    page = tmp_path / "page.html"
+    with xl.open(orders) as engine, engine.topic("orders").producer("exclusive", name="leader"):
+        pass
+    program = (
+        "import sys; sys.modules['pyspark'] = None; sys.argv[0] = 'exclusivelog'; "
+        "from exclusivelog.cli import main; main()"
+    )
+    for command in (["audit", orders], ["report", orders, str(page)]):
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command], capture_output=True, timeout=PATIENCE
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+    assert "leader" in page.read_text()
+
+
+# ---- delete, terminate, retention --------------------------------------------------------------
+
+
+def test_what_cannot_be_undone_asks_first(orders) -> None:
+    for command in ("delete", "terminate"):
+        done = run(command, orders, "orders")
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert b"give --yes" in done.stderr
+    assert lines("terminate", orders, "orders", "--yes") == [["orders is terminated at offset 4"]]
+    assert lines("delete", orders, "orders", "--yes") == [["orders is deleted"]]
+    assert refusal("delete", orders, "orders", "--yes").count("orders") == 1
+
+
+def test_a_topic_that_is_held_is_not_deleted(orders) -> None:
+    with xl.open(orders) as engine, engine.topic("orders").producer("exclusive", name="leader"):
+        assert "orders" in refusal("delete", orders, "orders", "--yes")
+    assert len(contents(orders, "orders")) == 4
+
+
+def test_retention_takes_ages_as_people_write_them(orders) -> None:
+    assert lines("retention", orders, "orders", "--max-age", "7d") == [
+        ["orders keeps at most 604800 s"]
+    ]
+    both = ("--max-age", "1.5h", "--max-bytes", "1000")
+    assert lines("retention", orders, "orders", *both) == [
+        ["orders keeps at most 5400 s and at most 1000 bytes"]
+    ]
+    assert lines("retention", orders, "orders", "--off") == [["orders keeps everything"]]
+    for wrong in ([], ["--off", "--max-age", "1"], ["--max-age", "soon"]):
+        assert run("retention", orders, "orders", *wrong).returncode == 2
+
+
+# ---- completion ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_the_commands(shell) -> None:
+    assert b"_EXCLUSIVELOG_COMPLETE" in run("completion", shell).stdout
+
+
+def test_python_m_exclusivelog_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "exclusivelog", "--version"], capture_output=True, timeout=PATIENCE
+    )
+    assert done.stdout.startswith(b"exclusivelog ")

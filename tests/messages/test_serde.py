@@ -1,0 +1,331 @@
+"""What may stand for a serialiser, and models: dataclasses and pydantic (rule G1)."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import json
+import math
+import pickle
+import types
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgpack
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import serde
+
+pytestmark = [pytest.mark.once, pytest.mark.rule("G1")]
+DATA = {"text": "é", "list": [1, 2.5, None, True]}
+
+
+def round_trip(topic: xl.Topic, option: Any, *values: Any) -> list[Any]:
+    with topic.producer(serializer=option) as producer:
+        producer.send(values[0])
+        producer.send_many([*values[1:], None])
+    found = [message.value for message in topic.reader(deserializer=option)]
+    assert found.pop() is None  # a tombstone is one, whatever the serializer
+    return found
+
+
+# ---- what stands for one -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "stored"),
+    [
+        (json, DATA, serde.json.dumps(DATA)), (msgpack, DATA, serde.msgpack.dumps(DATA)),
+        (pickle, DATA, pickle.dumps(DATA)), (str, "é", "é".encode()), (bytes, b"\xff", b"\xff"),
+        ("exact", (1, "a"), serde.exact.dumps((1, "a"))),
+    ],
+    ids=["json", "msgpack", "pickle", "str", "bytes", "exact"],
+)  # fmt: skip
+def test_modules_and_types_stand_for_what_they_are_called(topic, option, value, stored) -> None:
+    assert round_trip(topic, option, value, value) == [value, value]
+    assert [message.value for message in topic.reader()] == [stored, stored, None]
+
+
+def test_a_module_whose_dumps_returns_text_is_encoded(topic) -> None:
+    module: Any = types.ModuleType("simplejson")
+    module.dumps, module.loads = json.dumps, json.loads
+    assert round_trip(topic, module, DATA) == [DATA]
+
+
+def test_json_dumps_itself_is_encoded(topic) -> None:
+    with topic.producer(serializer=json.dumps) as producer:
+        producer.send(DATA)
+    assert next(topic.reader(deserializer=json.loads)).value == DATA
+
+
+def test_a_function_that_returns_text_is_told_what_it_must_return(topic) -> None:
+    with topic.producer(serializer=repr) as producer, pytest.raises(TypeError, match="bytes"):
+        producer.send(1)
+    assert topic.next_offset == 0
+
+
+class Plain:
+    """No model."""
+
+
+@pytest.mark.parametrize("option", [Plain, Plain(), 7, object(), math, int, dict])
+def test_what_is_no_serializer_is_refused_when_the_producer_is_opened(topic, option) -> None:
+    with pytest.raises(TypeError, match=r"serializer=.*it takes bytes, str, json"):
+        topic.producer(serializer=option)
+    assert topic.holders == []
+
+
+@pytest.mark.parametrize("option", [Plain(), 7, object(), math])
+def test_what_is_no_deserializer_is_refused_when_the_reader_is_opened(topic, option) -> None:
+    with pytest.raises(TypeError, match=r"deserializer=.*it takes bytes, str, json"):
+        topic.reader(deserializer=option)
+    with pytest.raises(TypeError, match=r"key_deserializer=.*it takes bytes, str, json"):
+        topic.reader(key_deserializer=option)
+
+
+@pytest.mark.parametrize("option", ["pickle", "", "JSON"])
+def test_an_unknown_name_is_a_wrong_value(topic, option) -> None:
+    with pytest.raises(ValueError, match=f"serializer={option!r}"):
+        topic.producer(serializer=option)
+    with pytest.raises(ValueError, match=f"deserializer={option!r}"):
+        topic.reader(deserializer=option)
+
+
+def test_a_map_takes_what_a_producer_takes(topic) -> None:
+    with xl.SharedMap(topic, key=str, value=json) as shared:
+        shared.put("a", [1])
+        assert topic.serializers == {"key": "str", "value": "json"}
+    with xl.SharedMap(topic, key="str", value=serde.json) as shared:
+        assert shared.get("a") == [1]
+
+
+def test_a_map_of_models(topic) -> None:
+    with xl.SharedMap(topic, value=Item) as shared:
+        shared.put("a", Item("tea", 2))
+        assert shared.get("a") == Item("tea", 2)
+    with xl.SharedMap(topic, value=serde.model(Item)) as shared:
+        assert shared.get("a", latest=True) == Item("tea", 2)
+
+
+# ---- dataclasses -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Item:
+    name: str
+    count: int = 1
+
+
+class Kind(enum.Enum):
+    FAST = "fast"
+    SLOW = 2
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    number: int
+    price: float
+    paid: bool
+    note: str | None
+    items: list[Item]
+    by_name: dict[str, Item]
+    pair: tuple[int, str]
+    many: tuple[int, ...]
+    tags: set[str]
+    fixed: frozenset[int]
+    kind: Kind
+    colour: Colour
+    mode: Literal["a", "b", 3]
+    at: dt.datetime
+    day: dt.date
+    hour: dt.time
+    amount: decimal.Decimal
+    uid: uuid.UUID
+    anything: Any
+    either: int | str | None
+    sequence: Sequence[int]
+    mapping: Mapping[str, float]
+    marked: Annotated[int, "mark"]
+    bare: list
+    maybe: Item | None = None
+    parts: list[Order] = dataclasses.field(default_factory=list)  # of its own type
+    doubled: int = dataclasses.field(init=False, default=0)
+    LIMIT: ClassVar[int] = 5
+
+
+ORDER = Order(
+    7, 2, True, None, [Item("tea", 2)], {"x": Item("é")}, (1, "a"), (1, 2, 3), {"t"},
+    frozenset({4}), Kind.SLOW, Colour.RED, 3, dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC),
+    dt.date(2026, 1, 2), dt.time(3, 4), decimal.Decimal("1.10"),
+    uuid.UUID(int=5), {"a": [None, 1.5]}, "x", [1], {"a": 1.5}, 9, [1, "b"], Item("maybe"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", [Order, serde.model(Order)], ids=["class", "serde"])
+def test_a_dataclass_comes_back_as_it_was(topic, option) -> None:
+    nested = dataclasses.replace(ORDER, parts=[ORDER, dataclasses.replace(ORDER, either=3)])
+    assert round_trip(topic, option, ORDER, nested) == [ORDER, nested]
+    stored = json.loads(next(topic.reader()).value)
+    assert (stored["kind"], stored["amount"], stored["pair"]) == (2, "1.10", [1, "a"])
+    assert "doubled" not in stored
+
+
+def test_unknown_fields_are_left_out_and_missing_ones_have_their_defaults() -> None:
+    items = serde.model(Item)
+    assert items.loads(b'{"name":"tea","colour":"green"}') == Item("tea", 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"number": "7"}, r"Order\.number: it takes int, not '7'"),
+        ({"number": True}, "Order.number"), ({"paid": 1}, "Order.paid"),
+        ({"price": "2"}, "Order.price"), ({"items": {}}, "Order.items: it takes an array"),
+        ({"items": [{"name": 5}]}, r"Order\.items: Item\.name: it takes str, not 5"),
+        ({"items": [[]]}, "Item takes an object"), ({"by_name": []}, "Order.by_name"),
+        ({"pair": [1]}, "Order.pair"), ({"kind": "medium"}, "Order.kind: it takes one of"),
+        ({"mode": 3.0}, "Order.mode"), ({"at": "now"}, "Order.at"), ({"at": 5}, "Order.at"),
+        ({"amount": "many"}, "Order.amount"), ({"uid": "5"}, "Order.uid"),
+        ({"either": 1.5}, "Order.either: it takes int or str or NoneType"),
+        ({"maybe": 1}, "Order.maybe"), ({"tags": ["a", 1]}, "Order.tags"),
+    ],
+)  # fmt: skip
+def test_a_message_that_is_none_of_a_dataclass_is_named(topic, changes, said) -> None:
+    stored = json.loads(serde.model(Order).dumps(ORDER))
+    with topic.producer(serializer="json") as producer:
+        producer.send({**stored, **changes})
+        producer.send(stored)
+    wrong, right = topic.reader(deserializer=Order)
+    with pytest.raises(xl.DeserializationError, match=said):
+        _ = wrong.value
+    assert right.value == ORDER
+
+
+@pytest.mark.parametrize("stored", [b"", b"[]", b"7", b"null", b"{}", b"\xff", b'{"count":1}'])
+def test_json_that_is_no_dataclass_is_named(topic, stored) -> None:
+    with topic.producer() as producer:
+        producer.send(stored)
+    with pytest.raises(xl.DeserializationError) as caught:
+        list(topic.reader(deserializer=Item).values())
+    assert caught.value.raw == stored
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"name": "tea"}, "tea", 5, Plain(), Item(5), Item("tea", "2"), Item("tea", True)],
+)  # fmt: skip
+def test_an_object_that_is_none_of_the_dataclass_is_not_sent(topic, value) -> None:
+    with topic.producer(serializer=Item) as producer:
+        with pytest.raises((TypeError, ValueError), match="Item"):
+            producer.send(value)
+        with pytest.raises((TypeError, ValueError), match="Item"):
+            producer.send_many([Item("tea"), value])
+    assert topic.next_offset == 0
+
+
+WRONG_FIELDS = [
+    bytes, complex, Plain, dict[int, str], int | list[int], list[Plain], Item | Plain, object(),
+    type[int],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("hint", WRONG_FIELDS)
+def test_a_dataclass_with_a_field_that_json_cannot_have_is_refused(topic, hint) -> None:
+    made = dataclasses.make_dataclass("Made", [("good", int), ("wrong", hint)])
+    for call in (
+        lambda: serde.model(made), lambda: topic.producer(serializer=made),
+        lambda: topic.reader(deserializer=made),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=r"Made\.wrong"):
+            call()
+    assert topic.holders == []
+
+
+def test_types_that_cannot_be_found_are_told() -> None:
+    made = dataclasses.make_dataclass("Made", [("part", "Nowhere")])
+    with pytest.raises(TypeError, match="Made cannot be found: name 'Nowhere'"):
+        serde.model(made)
+
+
+@pytest.mark.parametrize("option", [Plain, int, Item("tea"), None, "json", dict])
+def test_what_is_no_model_is_refused(option) -> None:
+    with pytest.raises(TypeError, match="model takes"):
+        serde.model(option)
+
+
+def test_a_message_of_a_dataclass_can_be_pickled(topic) -> None:
+    with topic.producer(serializer=Order) as producer:
+        producer.send(ORDER)
+    message = next(topic.reader(deserializer=Order))
+    assert pickle.loads(pickle.dumps(message)).value == ORDER
+
+
+# ---- pydantic ----------------------------------------------------------------------------
+
+
+class Duck:
+    """What this library asks of a pydantic model."""
+
+    def __init__(self, data: str) -> None:
+        self.data = data
+
+    def model_dump_json(self) -> str:
+        return json.dumps(self.data)
+
+    @classmethod
+    def model_validate_json(cls, data: bytes) -> Duck:
+        return cls(json.loads(data))
+
+
+def test_a_model_is_told_by_its_methods(topic) -> None:
+    (found,) = round_trip(topic, Duck, Duck("quack"))
+    assert (type(found), found.data) == (Duck, "quack")
+    with topic.producer(serializer=Duck) as producer, pytest.raises(TypeError, match="takes Duck"):
+        producer.send("quack")
+
+
+def test_pydantic_models(topic) -> None:
+    pydantic = pytest.importorskip("pydantic", minversion="2")
+
+    class Payment(pydantic.BaseModel):
+        number: int
+        amount: decimal.Decimal
+        at: dt.datetime
+
+    class Refund(Payment):
+        why: str = ""
+
+    payment = Payment(number=1, amount="1.10", at=dt.datetime(2026, 1, 2, tzinfo=dt.UTC))
+    refund = Refund(**payment.model_dump(), why="broken")
+    assert round_trip(topic, Payment, payment, payment) == [payment, payment]
+    with topic.producer(serializer=serde.model(Payment)) as producer:
+        producer.send(refund)  # one of a subclass is one of the class
+        with pytest.raises(TypeError, match="value takes Payment, not dict"):
+            producer.send({"number": 1})
+    with topic.producer() as producer:
+        producer.send(b'{"number":"one"}')
+    reader = topic.reader(-2, deserializer=Payment)
+    assert next(reader).value == payment
+    with pytest.raises(xl.DeserializationError, match="ValidationError: 3 validation errors"):
+        _ = next(reader).value
+
+
+def test_a_message_of_a_pydantic_model_can_be_pickled(topic) -> None:
+    pydantic = pytest.importorskip("pydantic", minversion="2")
+    model = pydantic.create_model("Model", number=(int, ...), __module__=__name__)
+    globals()["Model"] = model
+    try:
+        with topic.producer(serializer=model) as producer:
+            producer.send(model(number=5))
+        message = next(topic.reader(deserializer=model))
+        assert pickle.loads(pickle.dumps(message)).value == model(number=5)
+    finally:
+        del globals()["Model"]

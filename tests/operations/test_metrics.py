@@ -1,0 +1,176 @@
+"""Metrics for Prometheus, the dashboard and the alert rules that use them, and the commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from prometheus_client import CollectorRegistry
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+import exclusivelog as xl
+from exclusivelog.metrics import HISTOGRAM, OF_LEDGER, Collector, names, render
+from testing.operations import PAGE, ROOT
+
+pytestmark = pytest.mark.once
+
+PAGES = ROOT / "docs" / "operations"
+PARTS = {
+    f"exclusivelog_{name}{part}"
+    for name, kind, *_ in OF_LEDGER
+    if kind == HISTOGRAM
+    for part in ("_bucket", "_sum", "_count")
+}
+NAME = re.compile(r"\bexclusivelog_[a-z_]+")
+
+
+def command(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "exclusivelog.cli", *arguments], capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def samples(text: str) -> dict[str, float]:
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_text_is_openmetrics_with_the_figures(engine: xl.Engine, topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x"] * 7)
+    topic.reader(group="billing").commit()
+    engine.ledger.checkpoint()
+    families = {f.name: f for f in text_string_to_metric_families(render(engine))}
+    found = samples(render(engine))
+    assert found["exclusivelog_up"] == 1
+    assert found["exclusivelog_appended_messages_total"] == 7
+    assert found["exclusivelog_topic_messages"] == 7
+    lag = families["exclusivelog_group_lag_messages"].samples[0]
+    assert lag.labels == {"ledger": engine.path, "group": "billing", "topic": "orders"}
+    assert lag.value == 7
+
+
+def test_every_name_is_exported_and_no_other(engine: xl.Engine, topic: xl.Topic) -> None:
+    topic.reader(group="billing").commit()
+    exported = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in Collector(engine).collect()
+        if family.samples
+    }
+    assert exported == set(names())
+
+
+def test_a_histogram_is_cumulative(engine: xl.Engine, topic: xl.Topic) -> None:
+    with topic.producer() as producer:
+        producer.send(b"x")
+    for family in Collector(engine).collect():
+        if family.type == "histogram":
+            buckets = [s for s in family.samples if s.name.endswith("_bucket")]
+            values = [sample.value for sample in buckets]
+            assert values == sorted(values)
+            assert buckets[-1].labels["le"] == "+Inf"
+            [count] = [s.value for s in family.samples if s.name.endswith("_count")]
+            assert values[-1] == count
+
+
+def test_a_registry_takes_it_and_a_closed_engine_is_down(path: str) -> None:
+    registry = CollectorRegistry()
+    engine = xl.open(path)
+    registry.register(Collector(engine))
+    assert registry.get_sample_value("exclusivelog_up", {"ledger": path}) == 1
+    engine.close()
+    assert registry.get_sample_value("exclusivelog_up", {"ledger": path}) == 0
+    assert registry.get_sample_value("exclusivelog_topics", {"ledger": path}) is None
+
+
+def test_topics_can_be_left_out(engine: xl.Engine, topic: xl.Topic) -> None:
+    assert "exclusivelog_topic_messages{" in render(engine)
+    assert "exclusivelog_topic" not in render(engine, topics=False).replace("_topics", "")
+
+
+def test_without_the_library_the_error_says_what_to_install(
+    engine: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    for call in (Collector, render):
+        with pytest.raises(xl.MissingLibraryError, match=r"exclusivelog\[metrics\]"):
+            call(engine)
+
+
+# ---- dashboard, alerts, page -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "dashboard.json"])
+def test_only_names_that_are_exported_are_used(file: str) -> None:
+    used = set(NAME.findall((PAGES / file).read_text()))
+    assert len(used) > 8
+    assert used - {*names(), *PARTS} == set()
+
+
+def test_the_dashboard_shows_every_metric_of_the_ledger_once_at_least() -> None:
+    text = (PAGES / "dashboard.json").read_text()
+    left_out = {"readers", "max_readers", "tables_map_bytes", "transactions", "pending_bytes"}
+    missing = [
+        name for name, *_ in OF_LEDGER if f"exclusivelog_{name}" not in text
+        and name not in left_out
+    ]  # fmt: skip
+    assert missing == []
+    panels = json.loads(text)["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels) > 10
+    assert all(panel["targets"] for panel in panels)
+
+
+def test_the_alert_rules_are_what_prometheus_takes() -> None:
+    [group] = yaml.safe_load((PAGES / "alerts.yml").read_text())["groups"]
+    for rule in group["rules"]:
+        assert {"alert", "expr", "for", "labels", "annotations"} == set(rule)
+        assert f"`{rule['alert']}`" in PAGE.read_text()
+
+
+def test_the_page_lists_every_metric_and_no_other() -> None:
+    listed = re.findall(r"^\| `(exclusivelog_[a-z_]+)`", PAGE.read_text(), re.MULTILINE)
+    assert sorted(listed) == sorted(names())
+
+
+# ---- the commands ------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_metrics(path: str) -> None:
+    with xl.open(path) as engine:
+        with engine.topic("orders").producer() as producer:
+            producer.send(b"x")
+        found = samples(command("metrics", path))
+        assert found["exclusivelog_appended_messages_total"] == 1
+        assert "exclusivelog_topic_messages" in found
+        assert "exclusivelog_topic_messages" not in samples(command("metrics", path, "--no-topics"))
+
+
+def test_the_command_shows_the_figures(path: str) -> None:
+    with xl.open(path) as engine:
+        topic = engine.topic("orders")
+        with topic.producer() as producer:
+            for _ in range(3):
+                producer.send(b"x")
+        topic.reader(group="billing").commit()
+        shown = json.loads(command("stats", path, "--json"))
+        assert (shown["appended_messages"], shown["topics"]) == (3, 1)
+        assert shown["groups"][0]["lag"] == 3
+        assert shown["append_seconds"]["count"] == sum(
+            count for _, count in shown["append_seconds"]["buckets"]
+        )
+        text = command("stats", path)
+        assert "appended messages\t3" in text
+        assert "billing on orders: 3" in text
+        shown = json.loads(command("stats", path, "orders", "--json"))
+        assert (shown["messages"], shown["waiters"], shown["compression"]) == (3, 0, None)
+        assert "messages\t3" in command("stats", path, "orders")
