@@ -211,6 +211,44 @@ def test_progress_tells_the_lag(topic: xl.Topic, namespace: Namespace) -> None:
         )  # fmt: skip
 
 
+def test_progress_before_and_after_the_target_is_read(
+    topic: xl.Topic, namespace: Namespace
+) -> None:
+    with topic.producer() as producer:
+        producer.send_many([b"x"] * 1000)
+        copy(topic.engine, namespace)
+        seen = set()
+        with mirror(topic.engine, namespace) as running:
+            running.start(follow=True)
+            while (0, True) not in seen:
+                (one,) = running.progress()
+                assert (one.lag, one.copied) == (0 if one.begun else 1000, 0)
+                seen.add((one.lag, one.begun))
+                assert not running.wait(0)
+            producer.send(b"y")
+            until(lambda: [(p.lag, p.copied) for p in running.progress()] == [(0, 1)])
+
+
+def test_progress_of_a_topic_that_is_trimmed_or_deleted(
+    engine: xl.Engine, namespace: Namespace
+) -> None:
+    topic = engine.topic("orders")
+    with topic.producer() as producer:
+        producer.send_many([b"x"] * 10)
+        with mirror(engine, namespace, "orders") as running:
+            running.start(follow=True)
+            until(lambda: [one.position for one in running.progress()] == [10])
+            topic.trim(before=10)  # all that there is, and the target has it
+            producer.send(b"y")
+            until(lambda: [(one.position, one.lag) for one in running.progress()] == [(11, 0)])
+            producer.close()
+            engine.delete_topic("orders")
+            with pytest.raises(xl.TopicNotFoundError):
+                within(lambda: running.wait(60))
+            (one,) = running.progress()
+            assert (one.position, one.end, one.lag) == (11, 11, 0)
+
+
 def test_the_source_may_be_open_read_only(path: str, topic: xl.Topic, namespace: Namespace) -> None:
     with topic.producer() as producer:
         producer.send(b"a")
@@ -720,6 +758,29 @@ def test_a_topic_that_cannot_go_on_does_not_hold_others_up(
         assert {one.topic: one.position for one in running.progress()} == {
             "bad": 0, "good": 20_000, "idle": 1,
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["ConnectError", "Timeout"])
+def test_a_look_at_the_target_waits_for_a_broker_that_was_there(
+    topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    access = pulsar.Access.parse(namespace.url, admin=namespace.admin)
+    with pulsar.Cluster(access) as cluster:
+        cluster.writer("orders").close()
+        client, failures = cluster.client, iter(range(3))
+        partitions = client.get_topic_partitions
+
+        def away(full: str) -> Any:
+            if next(failures, None) is None:
+                return partitions(full)
+            import pulsar as library
+
+            raise getattr(library, kind)("away")
+
+        monkeypatch.setattr(client, "get_topic_partitions", away)
+        with within(lambda: cluster.reader("orders")) as reader:
+            assert reader.next() is None
+        assert next(failures, None) is None
 
 
 def test_a_follower_that_cannot_begin_a_new_topic_ends(

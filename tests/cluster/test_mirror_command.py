@@ -37,12 +37,16 @@ def environment() -> dict[str, str]:
 def test_there_and_back(topic: xl.Topic, namespace: Namespace, tmp_path: Path) -> None:
     topic.producer().send_many([b"x"] * 1234)
     path, to = topic.engine.path, ["--to", namespace.url, "--admin", namespace.admin]
+    done = run(path, *to, "--verify")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "is mirrored there" in done.stderr
+    assert namespace.call("GET", f"persistent/{namespace.path}") == []
     done = run(path, *to)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "orders: 1,234 mirrored, 0 behind"
     done = run(path, *to, "--json")
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "topic": "orders", "position": 1234, "end": 1234, "copied": 0, "lag": 0,
+        "topic": "orders", "position": 1234, "end": 1234, "copied": 0, "begun": True, "lag": 0,
     }  # fmt: skip
     done = run(path, "orders", *to, "--verify")
     assert done.stdout == "orders: 1,234 compared, no difference; 0 behind\n"
@@ -78,7 +82,14 @@ def test_a_follower_is_ended_in_good_order(
 def test_errors_are_one_line(topic: xl.Topic, namespace: Namespace, tmp_path: Path) -> None:
     topic.producer().send(b"x")
     path, admin = topic.engine.path, ["--admin", namespace.admin]
+    (tmp_path / "random").write_bytes(b"\xff\xfe")
+    to = [path, "--to", namespace.url, *admin]
     for arguments, said in (
+        ([*to, "--token-file", tmp_path / "nothing"], "nothing'"),
+        ([*to, "--token-file", tmp_path], f"directory: '{tmp_path}'"),
+        ([*to, "--token-file", tmp_path / "random"], "random' is no token"),
+        ([*to, "--tls-trust-certs", tmp_path / "nothing"], "nothing'"),
+        ([*to, "--tls-trust-certs", tmp_path / "random"], "random' has no certificates"),
         ([path, "--to", "pulsar://127.0.0.1:1/a/b"], "cannot be reached"),
         ([path, "nothing", "--to", namespace.url, *admin], "nothing"),
         ([path, "--to", "http://x/a/b"], "is no URL of a Pulsar namespace"),
