@@ -209,7 +209,7 @@ MUTANTS = (
     Mutant("an append wakes no reader", "_native/shared.pxi",
            "        xl_wake(word, INT_MAX)\n", "        pass\n",
            ("tests/ownership/test_following.py", "tests/log/test_readers.py")),
-    Mutant("a reader ends before the known end", "cursor.py",
+    Mutant("a reader ends before the known end", "local/log/cursor.py",
            "if found or (found is not None and self.position >= self._known_end):",
            "if found is not None:", ("tests/log/test_readers.py",)),
     # ---- what is durable

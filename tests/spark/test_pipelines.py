@@ -19,6 +19,7 @@ from rich.console import Console
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.audit import judging, leaders
 from exclusivelog.audit.judging import Summary, judge
 from exclusivelog.audit.leaders import Story, Tenure, Told
 from exclusivelog.audit.page import page
@@ -30,8 +31,6 @@ from exclusivelog.spark import (
     archive,
     audit,
     compact,
-    judging,
-    leaders,
     plan,
     replay,
     report,
