@@ -21,7 +21,7 @@ from exclusivelog.cluster.memory import Chances, UnreliableLog
 from exclusivelog.cluster.place import MemoryPlace, _Link
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, forked, until, values, within
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from exclusivelog import once
 from exclusivelog.backend import CAPABILITIES
 from exclusivelog.cluster.refused import REASONS
 
-pytestmark = pytest.mark.rule("J3")
+pytestmark = [pytest.mark.rule("J3"), pytest.mark.once]
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
 
 

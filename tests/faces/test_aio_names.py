@@ -11,6 +11,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 
+pytestmark = pytest.mark.once
+
 # Values and errors are the same objects in both; of these, each module has its own.
 OWN = {
     "Claim", "Engine", "GroupReader", "MapWatch", "Producer", "Reader", "Receipt", "Role",
