@@ -18,6 +18,7 @@ def test_a_name_that_is_no_capability_is_refused_with_those_that_are(engine: xl.
         engine.supports("magic")
 
 
+@pytest.mark.once
 def test_a_backend_that_is_not_there_is_named() -> None:
     with pytest.raises(xl.UnsupportedError, match="no engine opens kafka://"):
         xl.open("kafka://user:secret@host/topic")
