@@ -7,18 +7,21 @@ an error, 2 for wrong arguments.
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 PROGRAM = "exclusivelog"
 EXTRA = ("click", "rich")
+COMMANDS = ("commands", "removing", "exporting", "auditing", "top", "completion")
 
 
 def main() -> None:
     """The entry point."""
     try:
-        from exclusivelog.cli import auditing, completion, exporting, removing, top  # noqa: F401
-        from exclusivelog.cli.commands import program
+        from exclusivelog.cli.program import program
 
+        for module in COMMANDS:  # each adds its commands
+            importlib.import_module(f"exclusivelog.cli.{module}")
         program(prog_name=PROGRAM)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:

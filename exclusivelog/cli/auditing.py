@@ -6,20 +6,11 @@ import json
 
 import click
 
-from exclusivelog.cli.commands import (
-    PATH,
-    _Argument,
-    _leave,
-    _look,
-    _object,
-    _table,
-    as_json,
-    ledger_path,
-    program,
-)  # fmt: skip
+from exclusivelog.cli.output import fields_of, print_table
+from exclusivelog.cli.program import PATH, Argument, as_json, leave, ledger_path, look, program
 
 maybe_topics = click.argument(
-    "topics", cls=_Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
+    "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
 )
 
 
@@ -35,28 +26,28 @@ def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
     """
     from exclusivelog.audit import audit
 
-    with _look(path) as engine:
+    with look(path) as engine:
         verdicts = audit(engine, topics or None)
     if as_json:
         for verdict in verdicts:
-            print(json.dumps(_object(verdict)))
+            print(json.dumps(fields_of(verdict)))
     else:
-        _table(
+        print_table(
             ("topic", "holds", "claim", "facts"),
             ((v.topic, "yes" if v.holds else "NO", v.claim, v.facts) for v in verdicts),
         )
     if not all(verdict.holds for verdict in verdicts):
-        _leave(1)
+        leave(1)
 
 
 @program.command()
 @ledger_path
-@click.argument("page", cls=_Argument, metavar="PAGE", type=PATH, help="The HTML file to write.")
+@click.argument("page", cls=Argument, metavar="PAGE", type=PATH, help="The HTML file to write.")
 @maybe_topics
 def report(path: str, page: str, topics: tuple[str, ...]) -> None:
     """Write an HTML page: who led when, what each take-over cost, and where the load went."""
     from exclusivelog.audit import report
 
-    with _look(path) as engine:
+    with look(path) as engine:
         told = report(engine, page, topics or None)
     print(f"{page}: {len(told.stories)} topics, {len(told.silences)} take-overs")

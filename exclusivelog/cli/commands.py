@@ -1,23 +1,42 @@
-"""The commands: each imports what it needs, and nothing else."""
+"""Most of the commands: each imports what it needs, and nothing else."""
 
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 import exclusivelog as xl
-from exclusivelog.version import __version__
+from exclusivelog.cli.output import (
+    decoded,
+    fields_of,
+    holder_of,
+    message_facts,
+    pairs_of,
+    print_table,
+    printable,
+    time_of,
+)
+from exclusivelog.cli.program import (
+    ENGINE_NAME,
+    PATH,
+    Argument,
+    as_json,
+    leave,
+    ledger_path,
+    look,
+    maybe_group,
+    maybe_topic,
+    program,
+    start_of,
+    topic_name,
+)
 
-INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell tells SIGINT and SIGPIPE
-ENGINE_NAME = "cli"
 READ_BYTES = 1 << 16
 # The names of xl.AccessMode and the defaults of the demo: a help text imports neither.
 MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
@@ -34,108 +53,7 @@ SIZES = (
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
 
-class _Command(click.Command):
-    def get_short_help_str(self, limit: int = 0) -> str:
-        """The summary in the list of commands, which is never cut."""
-        return super().get_short_help_str(1000)
-
-
-class _Commands(click.Group):
-    """The commands in their order, with one clear line for an error."""
-
-    command_class = _Command
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of this file, not of the alphabet."""
-        return list(self.commands)
-
-    def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Read the first arguments; prints the help text, and the version."""
-        with _ended_as_a_shell_tells():
-            return super().make_context(*args, **extra)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command."""
-        with _ended_as_a_shell_tells():
-            return super().invoke(ctx)
-
-
-class _Argument(click.Argument):
-    """With a help text, which click itself has from 8.5 on."""
-
-    def __init__(self, names: Sequence[str], help: str, **rest: Any) -> None:
-        super().__init__(names, **rest)
-        self.help = help
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """The line of the help text."""
-        return self.metavar or "", self.help or ""
-
-
-@contextlib.contextmanager
-def _ended_as_a_shell_tells() -> Iterator[None]:
-    try:
-        yield
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        _leave(INTERRUPTED)
-    except BrokenPipeError:
-        _leave(PIPE_CLOSED)
-    except (click.ClickException, click.exceptions.Exit):
-        raise  # here, as the name of the library's error would import the core
-    except (xl.ExclusiveLogError, ValueError, OSError) as error:
-        print(f"exclusivelog: {error}", file=sys.stderr)
-        _leave(1)
-
-
-def _leave(status: int) -> NoReturn:
-    # What is still in stdout's buffer cannot be written if its reader is gone; the
-    # interpreter would say so at its end.
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    raise SystemExit(status)
-
-
-@click.group(
-    cls=_Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100,
-                      "show_default": True},
-)  # fmt: skip
-@click.version_option(
-    __version__, message="%(prog)s %(version)s", help="Show the version, and exit."
-)
-@click.pass_context
-def program(context: click.Context) -> None:
-    """Inspect and maintain an append-only log with one fenced writer (a ledger)."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
-        context.exit(2)
-
-
-# Any path is taken here, also one that is no directory: the ledger says what is wrong with it.
-PATH = click.Path(readable=False)
-ledger_path = click.argument(
-    "path", cls=_Argument, metavar="PATH", type=PATH, help="The directory of the log."
-)
-topic_name = click.argument("topic", cls=_Argument, metavar="TOPIC", help="The topic's name.")
-maybe_topic = click.argument(
-    "topic", cls=_Argument, metavar="[TOPIC]", required=False, help="Only this topic."
-)
-maybe_group = click.argument(
-    "group", cls=_Argument, metavar="[GROUP]", required=False, help="Only this group."
-)
-as_json = click.option(
-    "--json", "as_json", is_flag=True, help="Print all fields, one JSON object per line."
-)
-
-
 # ---- reading -----------------------------------------------------------------------------
-
-
-def _look(path: str) -> xl.Engine:
-    return xl.open(path, ENGINE_NAME, readonly=True)
 
 
 @program.command()
@@ -146,18 +64,20 @@ def topics(path: str, as_json: bool) -> None:
 
     The kind is what the topic holds: messages, map, state, or events.
     """
-    with _look(path) as engine:
+    with look(path) as engine:
         found = (engine.topic(name) for name in engine.topics())
         if as_json:
             for topic in found:
                 print(json.dumps(_topic_object(topic)))
             return
-        _table(("topic", "messages", "epoch", "owner", "waiters", "kind"), map(_topic_row, found))
+        print_table(
+            ("topic", "messages", "epoch", "owner", "waiters", "kind"), map(_topic_row, found)
+        )
 
 
 def _topic_row(topic: xl.Topic) -> Sequence[object]:
     messages = topic.next_offset - topic.first_offset
-    return topic.name, messages, topic.epoch, _who_holds(topic), len(topic.waiters), topic.kind
+    return topic.name, messages, topic.epoch, holder_of(topic), len(topic.waiters), topic.kind
 
 
 def _topic_object(topic: xl.Topic) -> dict[str, object]:
@@ -165,22 +85,9 @@ def _topic_object(topic: xl.Topic) -> dict[str, object]:
     return {
         "topic": topic.name, "kind": topic.kind, "serializers": topic.serializers,
         "messages": end - first, "first_offset": first, "next_offset": end, "epoch": topic.epoch,
-        "holders": [_object(holder) for holder in topic.holders],
-        "waiters": [_object(waiter) for waiter in topic.waiters],
+        "holders": [fields_of(holder) for holder in topic.holders],
+        "waiters": [fields_of(waiter) for waiter in topic.waiters],
     }  # fmt: skip
-
-
-def _object(info: Any) -> dict[str, Any]:
-    from dataclasses import asdict  # an engine has imported it; the help need not
-
-    return asdict(info)
-
-
-def _who_holds(topic: xl.Topic) -> str:
-    holders = topic.holders
-    if holders and holders[0].access_mode is xl.AccessMode.SHARED:
-        return f"{len(holders)} shared"
-    return f"{holders[0].producer_name} (pid {holders[0].pid})" if holders else "-"
 
 
 @program.command()
@@ -189,7 +96,7 @@ def _who_holds(topic: xl.Topic) -> str:
 @as_json
 def info(path: str, topic: str | None, as_json: bool) -> None:
     """Show a ledger's statistics and open engines, or the details of one topic."""
-    with _look(path) as engine:
+    with look(path) as engine:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
             return
@@ -197,16 +104,16 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
         facts = {"path": engine.path, "format": engine.ledger.format}
         facts |= {name: stats[name] for name in SIZES}
         if as_json:
-            print(json.dumps({**facts, "engines": [_object(e) for e in engine.engines()]}))
+            print(json.dumps({**facts, "engines": [fields_of(e) for e in engine.engines()]}))
             return
         facts["oldest_reader"] = _reader_facts(facts["oldest_reader"])
-        _table(("", ""), ((name.replace("_", " "), fact) for name, fact in facts.items()),
+        print_table(("", ""), ((name.replace("_", " "), fact) for name, fact in facts.items()),
                header=False)  # fmt: skip
         print()
-        _table(
+        print_table(
             ("engine", "id", "pid", "heartbeat", "properties"),
             (
-                (e.name, e.id, e.pid, f"{e.heartbeat_age:.1f} s ago", _pairs(e.properties))
+                (e.name, e.id, e.pid, f"{e.heartbeat_age:.1f} s ago", pairs_of(e.properties))
                 for e in engine.engines()
             ),
         )
@@ -222,13 +129,13 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
     It counts since the first of the engines opened the ledger that have it open now. With a topic,
     show how much it has, its reader groups, and how its messages are stored.
     """
-    with _look(path) as engine:
+    with look(path) as engine:
         found: Any = engine.stats() if topic is None else engine.topic(topic, False).stats()
     if as_json:
         print(json.dumps(_jsonable(found)))
         return
     rows = [(name.replace("_", " "), _figure(name, value)) for name, value in _fields(found)]
-    _table(("", ""), rows, header=False)
+    print_table(("", ""), rows, header=False)
 
 
 def _fields(found: Any) -> Iterator[tuple[str, Any]]:
@@ -288,13 +195,13 @@ def metrics(path: str, no_topics: bool) -> None:
     """Print a ledger's metrics as OpenMetrics text, for Prometheus; needs the extra [metrics]."""
     from exclusivelog.metrics import render
 
-    with _look(path) as engine:
+    with look(path) as engine:
         sys.stdout.write(render(engine, topics=not no_topics))
 
 
 def _show_topic(topic: xl.Topic, as_json: bool) -> None:
     if not as_json:
-        _table(("", ""), _topic_facts(topic), header=False)
+        print_table(("", ""), _topic_facts(topic), header=False)
         return
     last = _last_message(topic)
     print(json.dumps({
@@ -326,8 +233,8 @@ def _topic_facts(topic: xl.Topic) -> Iterator[Sequence[object]]:
     yield "next offset", end
     last = _last_message(topic)
     if last is not None:
-        yield "last message", f"{_time(last.publish_time)} by {last.producer_name}"
-    yield "owner", _who_holds(topic)
+        yield "last message", f"{time_of(last.publish_time)} by {last.producer_name}"
+    yield "owner", holder_of(topic)
     yield "waiters", len(topic.waiters)
     if said := _announcement(topic):
         yield "announced", said
@@ -338,7 +245,7 @@ def _announcement(topic: xl.Topic) -> str:
     if said is None:
         return ""
     return (
-        f"{_printable(_pairs(said.info))}; {_time(said.time)} by {said.producer_name} of "
+        f"{printable(pairs_of(said.info))}; {time_of(said.time)} by {said.producer_name} of "
         f"{said.engine_name} (pid {said.pid}, epoch {said.epoch})"
     )
 
@@ -350,7 +257,7 @@ def _announcement(topic: xl.Topic) -> str:
 @as_json
 def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
     """Show each topic's owner, its hand-over if one is under way, and its queue in order."""
-    with _look(path) as engine:
+    with look(path) as engine:
         if history:
             _show_events(engine.history(topic), as_json)
             return
@@ -360,7 +267,7 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
                 for facts in _owner_facts(engine.topic(name)):
                     print(json.dumps(facts))
             return
-        _table(
+        print_table(
             ("topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid",
              "since"),
             (row for name in names for row in _owner_rows(engine.topic(name))),
@@ -381,11 +288,11 @@ def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
         for event in events:
             print(event.dumps().decode())
         return
-    _table(
+    print_table(
         ("time", "topic", "epoch", "what", "reason", "from", "to", "priority"),
         (
             (
-                _time(event.time), event.topic, event.epoch, event.kind, event.reason,
+                time_of(event.time), event.topic, event.epoch, event.kind, event.reason,
                 _party(event.source), _party(event.target), event.priority,
             )
             for event in events
@@ -401,7 +308,7 @@ def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
 @as_json
 def claims(path: str, group: str | None, history: bool, as_json: bool) -> None:
     """Show each claimed resource and its holder, including the readers of reader groups."""
-    with _look(path) as engine:
+    with look(path) as engine:
         if history:
             records = (_claim_event(event) for event in engine.history(group=group)
                        if event.group is not None)  # fmt: skip
@@ -430,12 +337,12 @@ def _claim_event(event: xl.Event) -> dict[str, Any]:
 
 @program.command()
 @ledger_path
-@click.argument("role", cls=_Argument, metavar="[ROLE]", required=False, help="Only this role.")
+@click.argument("role", cls=Argument, metavar="[ROLE]", required=False, help="Only this role.")
 @click.option("--history", is_flag=True, help="Show every change of holder so far instead.")
 @as_json
 def roles(path: str, role: str | None, history: bool, as_json: bool) -> None:
     """Show each role: what it binds, its holder, and its number of waiters."""
-    with _look(path) as engine:
+    with look(path) as engine:
         found = [info for info in engine.roles() if role in (None, info.name)]
         if history:
             for info in found:
@@ -462,7 +369,7 @@ def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
 @as_json
 def groups(path: str, group: str | None, as_json: bool) -> None:
     """Show each reader group: its position in each topic, its lag, and its reader."""
-    with _look(path) as engine:
+    with look(path) as engine:
         found = [info for info in engine.groups() if group in (None, info.group)]
         _list(GROUPS, (_group_row(info) for info in found), as_json)
 
@@ -485,7 +392,7 @@ def _list(names: Sequence[str], records: Iterable[Mapping[str, Any]], as_json: b
             print(json.dumps(record))
         return
     headings = [name.replace("_", " ") for name in names]
-    _table(headings, ([_cell(name, record[name]) for name in names] for record in records))
+    print_table(headings, ([_cell(name, record[name]) for name in names] for record in records))
 
 
 def _cell(name: str, value: Any) -> str:
@@ -497,7 +404,7 @@ def _cell(name: str, value: Any) -> str:
         return "; ".join(f"{key}: {', '.join(names)}" for key, names in value.items()) or "-"
     if isinstance(value, list):
         return ", ".join(value) or "-"
-    return _time(value) if name in ("time", "since") else str(value)
+    return time_of(value) if name in ("time", "since") else str(value)
 
 
 def _party(party: Mapping[str, Any] | None) -> str:
@@ -512,17 +419,17 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
         shared = h.access_mode is xl.AccessMode.SHARED
         yield (
             topic.name, "holds", h.producer_name, h.access_mode, h.priority,
-            "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, _time(h.since),
+            "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, time_of(h.since),
         )  # fmt: skip
     for t in topic.transfers:
         yield (
             topic.name, t.state, t.producer or (t.source.producer_name if t.source else "-"),
-            "-", "-", "-", t.target.name, t.target.id, t.target.pid, f"until {_time(t.until)}",
+            "-", "-", "-", t.target.name, t.target.id, t.target.pid, f"until {time_of(t.until)}",
         )  # fmt: skip
     for w in topic.waiters:
         yield (
             topic.name, "waits", w.producer_name, xl.AccessMode.WAIT_FOR_EXCLUSIVE, w.priority,
-            "-", w.engine_name, w.engine_id, w.pid, _time(w.since),
+            "-", w.engine_name, w.engine_id, w.pid, time_of(w.since),
         )  # fmt: skip
 
 
@@ -559,7 +466,7 @@ def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
 @program.command()
 @ledger_path
 @click.argument(
-    "topics", cls=_Argument, metavar="TOPIC...", nargs=-1, required=True,
+    "topics", cls=Argument, metavar="TOPIC...", nargs=-1, required=True,
     help="Topics, or one prefix of topic names.",
 )  # fmt: skip
 @click.option("--to", metavar="ENGINE", required=True, help="Its id or its name.")
@@ -582,7 +489,7 @@ def unload(
             topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
             groups=group, producer=producer,
         )  # fmt: skip
-    _table(
+    print_table(
         ("topic", "state", "epoch", "from", "to", ""),
         (
             (
@@ -594,7 +501,7 @@ def unload(
         ),
     )  # fmt: skip
     if not all(move.ok for move in moves):
-        _leave(1)
+        leave(1)
 
 
 def _engine_id(engine: xl.Engine, name: str) -> str:
@@ -608,7 +515,7 @@ def _engine_id(engine: xl.Engine, name: str) -> str:
 @ledger_path
 def verify(path: str) -> None:
     """Read the whole ledger and check it. The exit status is 1 if there is damage."""
-    with _look(path) as engine:
+    with look(path) as engine:
         report = engine.verify()
     for problem in report.problems:
         print(problem)
@@ -618,7 +525,7 @@ def verify(path: str) -> None:
         f"{found}"
     )
     if not report.ok:
-        _leave(1)
+        leave(1)
 
 
 # ---- tail --------------------------------------------------------------------------------
@@ -645,7 +552,7 @@ def tail(
     A line has offset, epoch, time, producer, key, value and properties, separated by tabs.
     """
     show = _as_json if as_json else _as_text
-    with _look(path) as engine:
+    with look(path) as engine:
         with engine.topic(topic).reader() as reader:
             left = _move(reader, engine.topic(topic), count, start)
             while left is None or left > 0:
@@ -670,54 +577,24 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
         first = topic.next_offset - (10 if count is None else count)
         reader.seek(max(topic.first_offset, first))
         return None
-    reader.seek(_start(start, "--from"))
+    reader.seek(start_of(start, "--from"))
     return count
-
-
-def _start(text: str, option: str) -> Any:
-    """What `seek` takes: "earliest", "latest", an offset, or a time."""
-    if text in ("earliest", "latest"):
-        return text
-    if text.isdecimal():
-        return int(text)
-    try:
-        return datetime.fromisoformat(text).astimezone()  # without a zone: this machine's
-    except ValueError:
-        raise click.BadParameter(
-            f"{option} {text}: it takes earliest, latest, an offset, or a time such as "
-            "2026-01-31T12:00 or 2026-01-31T12:00Z"
-        ) from None
 
 
 def _as_text(message: xl.Message) -> str:
     parts: list[str] = [
-        str(message.offset), str(message.epoch), _time(message.publish_time),
-        _printable(message.producer_name),
-        "-" if message.key is None else _printable(_text(message.key)),
-        "(none)" if message.value is None else _printable(_text(message.value)),
+        str(message.offset), str(message.epoch), time_of(message.publish_time),
+        printable(message.producer_name),
+        "-" if message.key is None else printable(decoded(message.key)),
+        "(none)" if message.value is None else printable(decoded(message.value)),
     ]  # fmt: skip
     if message.properties:
-        parts.append(_printable(_pairs(message.properties)))
+        parts.append(printable(pairs_of(message.properties)))
     return "\t".join(parts)
 
 
 def _as_json(message: xl.Message) -> str:
-    return json.dumps(_message_facts(message))
-
-
-def _message_facts(message: xl.Message) -> dict[str, object]:
-    facts: dict[str, object] = {
-        "offset": message.offset, "epoch": message.epoch, "publish_time": message.publish_time,
-        "event_time": message.event_time, "producer": message.producer_name,
-        "sequence_id": message.sequence_id, "properties": message.properties,
-    }  # fmt: skip
-    data: bytes | None
-    for name, data in (("key", message.key), ("value", message.value)):
-        try:
-            facts[name] = None if data is None else data.decode()
-        except UnicodeDecodeError:
-            facts[f"{name}_base64"] = base64.b64encode(data or b"").decode()
-    return facts
+    return json.dumps(message_facts(message))
 
 
 # ---- send, backup, demo ------------------------------------------------------------------
@@ -727,7 +604,7 @@ def _message_facts(message: xl.Message) -> dict[str, object]:
 @ledger_path
 @topic_name
 @click.argument(
-    "values", cls=_Argument, metavar="[VALUE]...", nargs=-1,
+    "values", cls=Argument, metavar="[VALUE]...", nargs=-1,
     help="Messages. Default: the lines of stdin.",
 )  # fmt: skip
 @click.option("--key", "-k", help="A key for every message.")
@@ -786,9 +663,9 @@ def _of_json(line: bytes) -> dict[str, Any]:
             elif name in found:
                 sent[name] = None if found[name] is None else found[name].encode()
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"--json: {_text(line[:80])!r} is no message: {error}") from None
+        raise ValueError(f"--json: {decoded(line[:80])!r} is no message: {error}") from None
     if "value" not in sent:
-        raise ValueError(f"--json: {_text(line[:80])!r} has neither value nor value_base64")
+        raise ValueError(f"--json: {decoded(line[:80])!r} has neither value nor value_base64")
     return sent
 
 
@@ -835,7 +712,7 @@ def trim(path: str, topic: str, before: str | None, max_bytes: int | None) -> No
     """Remove a topic's old messages for good."""
     if before is None and max_bytes is None:
         raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
-    end = None if before is None else _start(before, "--before")
+    end = None if before is None else start_of(before, "--before")
     with xl.open(path, ENGINE_NAME, create=False) as engine:
         first = engine.topic(topic, create=False).trim(end, max_bytes)
     print(f"{topic} begins at offset {first}")
@@ -845,14 +722,14 @@ def trim(path: str, topic: str, before: str | None, max_bytes: int | None) -> No
 @ledger_path
 @topic_name
 @click.argument(
-    "method", cls=_Argument, metavar="[METHOD]", required=False,
+    "method", cls=Argument, metavar="[METHOD]", required=False,
     type=click.Choice(("lz4", "zstd", "none")), help="lz4, zstd or none; without it, show it.",
 )  # fmt: skip
 @as_json
 def compression(path: str, topic: str, method: str | None, as_json: bool) -> None:
     """Show how a topic is compressed, and what that saves; or set it for new messages."""
     if method is None:
-        with _look(path) as engine:
+        with look(path) as engine:
             _show_compression(engine.topic(topic, create=False).stats(), as_json)
         return
     with xl.open(path, ENGINE_NAME, create=False) as engine:
@@ -870,13 +747,13 @@ def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
         return
     rows = [(name.replace("_", " "), fact or "none") for name, fact in facts.items()]
     rows += [(f"stored as {name}", f"{size} bytes") for name, size in stats.methods.items()]
-    _table(("", ""), rows, header=False)
+    print_table(("", ""), rows, header=False)
 
 
 @program.command()
 @ledger_path
 @click.argument(
-    "to", cls=_Argument, metavar="TO", type=PATH,
+    "to", cls=Argument, metavar="TO", type=PATH,
     help="A new or empty directory, or one with an unfinished backup.",
 )  # fmt: skip
 def backup(path: str, to: str) -> None:
@@ -884,7 +761,7 @@ def backup(path: str, to: str) -> None:
 
     Every command refuses an interrupted backup. Run the backup again with the same arguments.
     """
-    with _look(path) as engine:
+    with look(path) as engine:
         engine.backup(to)
     print(f"{path} is copied to {to}")
 
@@ -960,7 +837,7 @@ def demo(
     except job.DemoError as error:
         raise ValueError(str(error)) from error
     if not held:
-        _leave(1)
+        leave(1)
 
 
 # ---- mirror ------------------------------------------------------------------------------
@@ -969,7 +846,7 @@ def demo(
 @program.command()
 @ledger_path
 @click.argument(
-    "topics", cls=_Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
+    "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
 )  # fmt: skip
 @click.option(
     "--to", metavar="URL",
@@ -1028,7 +905,7 @@ def mirror(
         raise click.UsageError("give either --to URL or --from URL")
     from exclusivelog.cluster import Mirror
 
-    with _look(path) as engine:
+    with look(path) as engine:
         with Mirror(
             engine, to, topics or None, plain=plain, trimmed=trimmed,
             check_policies=not unchecked_policies, **access,
@@ -1061,57 +938,10 @@ def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:
         if now != before or ended:  # nothing new is nothing to say
             for one in now:
                 if as_json:
-                    print(json.dumps({**_object(one), "lag": one.lag}))
+                    print(json.dumps({**fields_of(one), "lag": one.lag}))
                 elif one.begun:
                     print(f"{one.topic}: {one.position:,} mirrored, {one.lag:,} behind")
             sys.stdout.flush()
         if ended:
             return
         before = now
-
-
-# ---- output ------------------------------------------------------------------------------
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True) -> None:
-    cells = [[_printable(str(cell)) for cell in row] for row in rows]
-    if not (sys.stdout.isatty() and _draw(names, cells, header)):
-        for line in [names, *cells] if header else cells:
-            print("\t".join(line))
-
-
-def _draw(names: Sequence[str], cells: Iterable[Sequence[str]], header: bool) -> bool:
-    """Draw a table; False where rich is not installed."""
-    try:  # here: its import takes as long as all the rest
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
-        return False
-    table = Table(*names, box=box.SIMPLE_HEAD, show_header=header)
-    for line in cells:
-        table.add_row(*(Text(cell) for cell in line))
-    # A terminal that is too narrow breaks the lines; rich would cut the cells.
-    needed = Console(width=1000).measure(table).maximum
-    Console(width=max(needed, Console().width)).print(table)
-    return True
-
-
-def _text(data: bytes) -> str:
-    return data.decode(errors="backslashreplace")
-
-
-def _printable(text: str) -> str:
-    """Control characters escaped: a message must not move the cursor, or end its line."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-def _pairs(properties: Mapping[str, str]) -> str:
-    return " ".join(f"{name}={value}" for name, value in properties.items())
-
-
-def _time(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"

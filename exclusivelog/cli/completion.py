@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from exclusivelog.cli.commands import _Argument, program
+from exclusivelog.cli.program import Argument, program
 
 SHELLS = ("bash", "zsh", "fish")
 
 
 @program.command()
 @click.argument(
-    "shell", cls=_Argument, metavar="bash|zsh|fish", type=click.Choice(SHELLS),
+    "shell", cls=Argument, metavar="bash|zsh|fish", type=click.Choice(SHELLS),
     help="The shell that reads it.",
 )  # fmt: skip
 def completion(shell: str) -> None:

@@ -13,16 +13,16 @@ from typing import IO, Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.commands import (
+from exclusivelog.cli.output import message_facts
+from exclusivelog.cli.program import (
     PATH,
-    _Argument,
-    _look,
-    _message_facts,
-    _start,
+    Argument,
     ledger_path,
+    look,
     program,
+    start_of,
     topic_name,
-)  # fmt: skip
+)
 
 FORMATS = ("jsonl", "csv", "parquet")
 COLUMNS = (
@@ -37,7 +37,7 @@ ARROW_BYTES = 8 << 20
 @ledger_path
 @topic_name
 @click.argument(
-    "file", cls=_Argument, metavar="[FILE]", required=False, type=PATH,
+    "file", cls=Argument, metavar="[FILE]", required=False, type=PATH,
     help="Where to write. Default: stdout.",
 )  # fmt: skip
 @click.option(
@@ -63,11 +63,11 @@ def export(
     kind = kind or _kind(file)
     if kind == "parquet" and file is None:
         raise click.UsageError("Parquet cannot be written to stdout; give FILE")
-    with _look(path) as engine:
+    with look(path) as engine:
         here = engine.topic(topic, create=False)
         stop = here.next_offset if end is None else _offset(here, end)
         with here.reader() as reader, _written(file, force) as out:
-            reader.seek(_start(start, "--from"))
+            reader.seek(start_of(start, "--from"))
             wanted = Wanted(reader, stop, None if key is None else os.fsencode(key))
             WRITERS[kind](wanted, out)
     if file is not None:
@@ -81,7 +81,7 @@ def _kind(file: str | None) -> str:
 
 def _offset(topic: xl.Topic, end: str) -> int:
     with topic.reader() as reader:
-        reader.seek(_start(end, "--to"))
+        reader.seek(start_of(end, "--to"))
         return min(reader.position, topic.next_offset)
 
 
@@ -93,9 +93,9 @@ def _written(file: str | None, force: bool) -> Iterator[IO[bytes]]:
         return
     if os.path.exists(file) and not force:
         raise FileExistsError(f"{file} exists; give --force to replace it")
-    part = f"{file}.part"
+    part = f"{file}.{os.urandom(4).hex()}.part"  # its own, beside another export to FILE
     try:
-        with open(part, "wb") as out:
+        with open(part, "xb") as out:
             yield out
             out.flush()
             os.fsync(out.fileno())
@@ -147,7 +147,7 @@ class Wanted:
 
 def _write_jsonl(wanted: Wanted, out: IO[bytes]) -> None:
     for message in wanted.messages():
-        out.write(json.dumps(_message_facts(message)).encode() + b"\n")
+        out.write(json.dumps(message_facts(message)).encode() + b"\n")
 
 
 def _write_csv(wanted: Wanted, out: IO[bytes]) -> None:
@@ -157,7 +157,7 @@ def _write_csv(wanted: Wanted, out: IO[bytes]) -> None:
     rows = csv.DictWriter(text, COLUMNS, restval="")
     rows.writeheader()
     for message in wanted.messages():
-        facts = _message_facts(message)
+        facts = message_facts(message)
         rows.writerow({**facts, "properties": json.dumps(facts["properties"])})
     text.detach()
 

@@ -8,7 +8,7 @@ import sys
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.commands import ENGINE_NAME, ledger_path, program, topic_name
+from exclusivelog.cli.program import ENGINE_NAME, ledger_path, program, topic_name
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

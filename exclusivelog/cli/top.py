@@ -14,13 +14,8 @@ from typing import Any, NamedTuple
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.commands import (
-    _look,
-    _table,
-    _who_holds,
-    ledger_path,
-    program,
-)  # fmt: skip
+from exclusivelog.cli.output import holder_of, print_table
+from exclusivelog.cli.program import ledger_path, look, program
 
 SORTS = ("rate", "topic", "messages", "waiters", "lag")
 COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
@@ -46,7 +41,7 @@ def top(path: str, interval: float, looks: int | None, sort: str, pattern: str) 
     On a terminal it fills the screen. Anywhere else it prints tables, one after the other, and ends
     after two looks if -n does not say otherwise.
     """
-    with _look(path) as engine:
+    with look(path) as engine:
         watch, view = Watch(engine), View(sort, pattern)
         if sys.stdout.isatty() and sys.stdin.isatty():
             _full_screen(path, watch, view, interval, looks)
@@ -105,7 +100,7 @@ class Watch:
                 rate = grown / max(now - self._at, 1e-9)
                 lines.append(
                     Line(
-                        name, rate, end - topic.first_offset, topic.epoch, _who_holds(topic),
+                        name, rate, end - topic.first_offset, topic.epoch, holder_of(topic),
                         len(topic.waiters), lag.get(name),
                     )
                 )  # fmt: skip
@@ -176,8 +171,8 @@ def _engine_cells(engine: xl.EngineInfo) -> tuple[str, ...]:
 
 
 def _print(look: Look, view: View) -> None:
-    _table(COLUMNS, map(_cells, view.lines(look)))
-    _table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, look.engines))
+    print_table(COLUMNS, map(_cells, view.lines(look)))
+    print_table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, look.engines))
     for event in look.events:
         print(event)
     sys.stdout.flush()

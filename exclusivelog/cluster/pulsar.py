@@ -403,7 +403,7 @@ class Cluster(Closing):
         return full
 
     def _enter(self, client: Any, full: str) -> None:
-        """Let the client's thread, which will call back, do that for the first time."""
+        """Have the client's thread call Python once, before anything is sent; `native` says why."""
         if not self._entered:
             self._entered = True
             enter(lambda told: client._client.get_topic_partitions_async(full, told))

@@ -15,7 +15,7 @@ import pytest
 
 import exclusivelog as xl
 from testing.processes import PATIENCE
-from tests.faces.test_cli import lines, refusal, run
+from tests.faces.test_cli import PROGRAM, lines, refusal, run
 
 pytestmark = pytest.mark.once
 
@@ -92,6 +92,21 @@ def test_a_part_of_a_topic_is_exported(path, tmp_path, kind) -> None:
     assert refusal("export", path, "orders", str(file)).endswith("give --force to replace it")
     part = ("--from", middle.isoformat(), "--force")
     assert lines("export", path, "orders", str(file), *part) == [[f"{file}: 100 messages"]]
+
+
+def test_two_exports_to_one_file_leave_a_whole_one(path, tmp_path) -> None:
+    file = tmp_path / "orders.jsonl"
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send_many([b"%060d" % i for i in range(50_000)])
+    command = [*PROGRAM, "export", path, "orders", str(file), "--force"]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    assert [(p.communicate(timeout=PATIENCE)[1], p.returncode) for p in both] == [(b"", 0)] * 2
+    written = [json.loads(line)["offset"] for line in file.read_text().splitlines()]
+    assert written == list(range(50_000))
+    assert sorted(tmp_path.iterdir()) == [Path(path), file]
 
 
 def test_an_export_that_fails_leaves_no_file(orders, tmp_path) -> None:

@@ -1,0 +1,148 @@
+"""The command itself: its group, the arguments that commands share, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import click
+
+import exclusivelog as xl
+from exclusivelog.version import __version__
+
+INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell tells SIGINT and SIGPIPE
+
+
+ENGINE_NAME = "cli"
+
+
+class _Command(click.Command):
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The summary in the list of commands, which is never cut."""
+        return super().get_short_help_str(1000)
+
+
+class _Commands(click.Group):
+    """The commands in their order, with one clear line for an error."""
+
+    command_class = _Command
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of this file, not of the alphabet."""
+        return list(self.commands)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the first arguments; prints the help text, and the version."""
+        with _ended_as_a_shell_tells():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command."""
+        with _ended_as_a_shell_tells():
+            return super().invoke(ctx)
+
+
+class Argument(click.Argument):
+    """With a help text, which click itself has from 8.5 on."""
+
+    def __init__(self, names: Sequence[str], help: str, **rest: Any) -> None:
+        super().__init__(names, **rest)
+        self.help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The line of the help text."""
+        return self.metavar or "", self.help or ""
+
+
+@contextlib.contextmanager
+def _ended_as_a_shell_tells() -> Iterator[None]:
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        leave(INTERRUPTED)
+    except BrokenPipeError:
+        leave(PIPE_CLOSED)
+    except (click.ClickException, click.exceptions.Exit):
+        raise  # here, as the name of the library's error would import the core
+    except (xl.ExclusiveLogError, ValueError, OSError) as error:
+        print(f"exclusivelog: {error}", file=sys.stderr)
+        leave(1)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process with this exit status."""
+    # What is still in stdout's buffer cannot be written if its reader is gone; the
+    # interpreter would say so at its end.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    raise SystemExit(status)
+
+
+@click.group(
+    cls=_Commands, invoke_without_command=True, subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100,
+                      "show_default": True},
+)  # fmt: skip
+@click.version_option(
+    __version__, message="%(prog)s %(version)s", help="Show the version, and exit."
+)
+@click.pass_context
+def program(context: click.Context) -> None:
+    """Inspect and maintain an append-only log with one fenced writer (a ledger)."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help(), err=True)
+        context.exit(2)
+
+
+# Any path is taken here, also one that is no directory: the ledger says what is wrong with it.
+PATH = click.Path(readable=False)
+
+
+ledger_path = click.argument(
+    "path", cls=Argument, metavar="PATH", type=PATH, help="The directory of the log."
+)
+
+
+topic_name = click.argument("topic", cls=Argument, metavar="TOPIC", help="The topic's name.")
+
+
+maybe_topic = click.argument(
+    "topic", cls=Argument, metavar="[TOPIC]", required=False, help="Only this topic."
+)
+
+
+maybe_group = click.argument(
+    "group", cls=Argument, metavar="[GROUP]", required=False, help="Only this group."
+)
+
+
+as_json = click.option(
+    "--json", "as_json", is_flag=True, help="Print all fields, one JSON object per line."
+)
+
+
+def look(path: str) -> xl.Engine:
+    """Open a ledger, to read it."""
+    return xl.open(path, ENGINE_NAME, readonly=True)
+
+
+def start_of(text: str, option: str) -> Any:
+    """What `seek` takes: "earliest", "latest", an offset, or a time."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isdecimal():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text).astimezone()  # without a zone: this machine's
+    except ValueError:
+        raise click.BadParameter(
+            f"{option} {text}: it takes earliest, latest, an offset, or a time such as "
+            "2026-01-31T12:00 or 2026-01-31T12:00Z"
+        ) from None
