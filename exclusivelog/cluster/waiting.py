@@ -91,11 +91,22 @@ def decode(data: bytes) -> Wait | Leave | None:
     body = data[HEADER.size :]
     if version != VERSION or crc32c(body) != wanted:
         return None
-    kind, *fields = msgpack.unpackb(body)
+    try:
+        return _record(msgpack.unpackb(body))
+    except (TypeError, ValueError, msgpack.UnpackException):  # whole, and of another program
+        return None
+
+
+def _record(row: list[Any]) -> Wait | Leave:
+    kind, *fields = row
     if kind == "l":
-        return Leave(tuple(fields[0]))
+        (numbers,) = fields
+        return Leave(tuple(map(int, numbers)))
     number, engine, name, pid, producer, priority, since, properties = fields
-    return Wait(number, engine, name, pid, producer, priority, since, properties or {})
+    return Wait(
+        int(number), str(engine), str(name), int(pid), str(producer), int(priority), int(since),
+        dict(properties or {}),
+    )  # fmt: skip
 
 
 class Waiters:

@@ -11,10 +11,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import msgpack
 import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
+from exclusivelog._core import crc32c
 from exclusivelog.cluster import waiting
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode
 from exclusivelog.cluster.memory import Chances, UnreliableLog
@@ -400,3 +402,27 @@ def test_the_asynchronous_names_work_on_it(path: str) -> None:
             return [first, offsets, epoch, found, value]
 
     assert asyncio.run(run()) == [0, [1, 2, 3], 2, [b"a", b"b", b"b", b"b"], 1]
+
+
+def test_a_whole_record_of_another_program_is_no_waiter() -> None:
+    def framed(row: object) -> bytes:
+        body: bytes = msgpack.packb(row)
+        return waiting.HEADER.pack(waiting.MAGIC, waiting.VERSION, crc32c(body)) + body
+
+    whole = ["w", 1, "e", "n", 2, "p", 3, 4, None]
+    assert isinstance(waiting.decode(framed(whole)), waiting.Wait)
+    wrong: list[object] = [
+        None,
+        7,
+        [],
+        ["l"],
+        ["l", 5],
+        ["l", ["x"]],
+        ["w"],
+        {},
+        "w",
+        ["w", *"abcdefgh"],
+    ]
+    wrong += [whole[:n] for n in range(len(whole))]
+    assert [waiting.decode(framed(row)) for row in wrong] == [None] * len(wrong)
+    assert waiting.decode(framed(whole)[:-1]) is None

@@ -138,6 +138,18 @@ def test_an_audit_without_spark_judges_each_claim(orders) -> None:
     assert "no topic 'other'" in refusal("audit", orders, "other")
 
 
+def test_an_audit_that_finds_something_says_so_by_its_status(orders) -> None:
+    # The grant of the epoch is missing: the history goes, the messages stay.
+    with xl.open(orders) as engine, engine.topic("orders").producer("exclusive") as producer:
+        producer.send(b"x")
+    with xl.open(orders) as engine:
+        engine.topic("__events__", create=False).trim(1 << 62)
+    done = run("audit", orders)
+    assert done.returncode == 1
+    rows = [line.split("\t") for line in done.stdout.decode().splitlines()]
+    assert [row[2] for row in rows if row[1] == "NO"] == ["every epoch is granted once"]
+
+
 def test_audit_and_report_need_no_spark(orders, tmp_path) -> None:
     page = tmp_path / "page.html"
     with xl.open(orders) as engine, engine.topic("orders").producer("exclusive", name="leader"):

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import exclusivelog as xl
 from exclusivelog import _core
+from exclusivelog.audit import audit as judge_here
 from exclusivelog.audit import judging, leaders
 from exclusivelog.audit.judging import Summary, judge
 from exclusivelog.audit.leaders import Story, Tenure, Told
@@ -396,6 +397,8 @@ def test_a_sound_log_passes(spark, path) -> None:
     history(path)
     verdicts = audit.run(spark, path)
     assert [v for v in verdicts if not v.holds] == []
+    with xl.open(path, readonly=True) as engine:
+        assert judge_here(engine) == verdicts  # without Spark
     facts = {(v.topic, v.claim): v.facts for v in verdicts}
     assert facts["orders", "offsets are dense"] == "3,001 messages from 0 to 3000"
     assert facts["orders", "epochs never interleave"] == "4 epochs"
