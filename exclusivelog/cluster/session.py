@@ -262,11 +262,17 @@ class ClusterSession:
         return self._lost is None and not self._is_closed
 
     def status(self) -> State:
-        """What has become of it, as far as the log was read; changes nothing."""
+        """What has become of it, as the log says; changes nothing."""
         self._host.check_alone()
         if self.closed:
             return "closed"
-        return "fenced" if self._lost or self.owning.writer.status == "fenced" else "open"
+        if not self._is_fenced:  # as far as the log was read
+            self.owning.topic.catch_up()
+        return "fenced" if self._is_fenced else "open"
+
+    @property
+    def _is_fenced(self) -> bool:
+        return self._lost is not None or self.owning.writer.status == "fenced"
 
     def verify(self) -> None:
         """ProducerFencedError unless it may append still, as the log says."""

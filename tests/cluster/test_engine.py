@@ -8,6 +8,7 @@ import datetime as dt
 import random
 import secrets
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -426,3 +427,22 @@ def test_a_whole_record_of_another_program_is_no_waiter() -> None:
     wrong += [whole[:n] for n in range(len(whole))]
     assert [waiting.decode(framed(row)) for row in wrong] == [None] * len(wrong)
     assert waiting.decode(framed(whole)[:-1]) is None
+
+
+@pytest.mark.rule("C6")
+def test_c6_the_state_is_that_of_the_log_and_not_of_what_was_read_of_it(
+    engine: xl.Engine, topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = topic.producer("exclusive")
+    reader = engine.backend.followed(topic.id)._reader  # type: ignore[attr-defined]
+    receive = reader.receive
+
+    def late(seconds: float) -> Any:
+        found = receive(seconds)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(reader, "receive", late)
+    producer.send(b"x")  # the thread that follows the log is in `late` from now on
+    with other.topic("orders").producer("exclusive_with_fencing"):
+        assert producer.state == "fenced"
