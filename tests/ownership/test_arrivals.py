@@ -116,6 +116,37 @@ def test_e3_a_request_at_the_destination_waits_for_the_release(
     Chronicle(engine).read() if mode == EXCLUSIVE else None
 
 
+def test_e3_the_earlier_request_is_granted_whenever_the_release_comes(
+    engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The source releases the topic while the destination looks after its requests."""
+    source = quick("source", keepalive=None)
+    source.call(open_producer, EXCLUSIVE)
+    freeze(source)
+    moving = begin(engine.unload, "orders", engine.id, PATIENCE)
+    until(lambda: rows(engine)["transfers"])
+    first, second = topic.producer_async(EXCLUSIVE), topic.producer_async(EXCLUSIVE)
+    sessions = engine.backend.sessions
+    still_coming, looks = sessions.still_coming, []
+
+    def released_behind_the_first_look(number: int, to: str) -> Any:
+        found = still_coming(number, to)
+        if found is not None and not looks:
+            looks.append(found)
+            thaw(source)
+            until(lambda: still_coming(number, to) is None)
+        return found
+
+    monkeypatch.setattr(sessions, "still_coming", released_behind_the_first_look)
+    engine.backend.worker.wake()
+    assert moving.result(PATIENCE)[0].ok
+    with first.result(PATIENCE):
+        with pytest.raises(xl.ProducerFencedError):
+            second.result(PATIENCE)
+    assert looks
+
+
 def test_e4_a_late_coordinator_sees_that_shared_producers_have_the_topic(
     engine: xl.Engine, topic: xl.Topic, quick: Callable[..., Quick],
     monkeypatch: pytest.MonkeyPatch,

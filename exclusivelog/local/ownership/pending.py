@@ -568,11 +568,17 @@ class Pending:
             with self.lock:
                 if self._arrivals.take(arrival):
                     self._refuse(arrival, arrival.timed_out())
-        engine = self._engine()
-        for arrival in self._arrivals.all():
-            coming = engine.sessions.still_coming(arrival.topic, engine.id)
-            if coming is not None:
-                arrival.until = coming.until
+        engine, waiting = self._engine(), self._arrivals.all()
+        # One look for all requests of a topic: if it is released meanwhile, a later one must not
+        # be granted before an earlier one.
+        coming = {
+            topic: engine.sessions.still_coming(topic, engine.id)
+            for topic in {arrival.topic for arrival in waiting}
+        }
+        for arrival in waiting:
+            transfer = coming[arrival.topic]
+            if transfer is not None:
+                arrival.until = transfer.until
             else:
                 self._request_again(arrival)
         self._deliveries.deliver()
