@@ -255,10 +255,9 @@ class Steps:
             yield "the deadline passes", state._replace(move=move._replace(late=True))
 
     def release(self, state: State, producer: int, client: Client) -> Iterator[tuple[str, State]]:
-        """Its engine has been asked to release it, for this move or an earlier one."""
-        if client.id != state.owner or (
-            state.move is None and self.world.moves == state.moves
-        ):  # it was never asked
+        """Its engine has been asked to release it, for this move or an earlier one; it may have
+        lost it since."""
+        if state.move is None and self.world.moves == state.moves:  # it was never asked
             return
         released, following = self.transactions.release(state, client.id)
         if released:

@@ -166,6 +166,7 @@ MOVING_WORLDS = {
     "a move, a death and a hang": World((0, 1), opens=2, deaths=1, stops=1, moves=1),
     "two moves, and a death": World((0, 1), opens=2, deaths=1, moves=2),
     "a move between two that share an engine and one": World((0, 0, 1), opens=2, deaths=1, moves=1),
+    "a move among three engines, and a hang": World((0, 1, 2), opens=2, stops=1, moves=1),
     "a topic that settles": World((0, 1, 2), opens=3, settles=True),
     "a topic that settles, and a hang": World((0, 1), opens=2, stops=1, settles=True),
     "a topic that settles, a move and a death": World(
@@ -194,4 +195,5 @@ SMALL_MOVING_WORLDS = (
     World((0, 1), opens=2, deaths=1, moves=1),
     World((0, 1), opens=2, moves=2),
     World((0, 1), opens=2, moves=1, settles=True),
+    World((0, 1, 2), opens=2, stops=1, moves=1),
 )

@@ -336,6 +336,9 @@ class Transfers:
         tables.transfers.drop(row.id)
         if is_role(row.name):
             self.roles.cancelled(tables, row, transfer, reason)
+        # Whoever finds out that it has ended may ask for another role: who waits for this topic, or
+        # for a role that has it, is next all the same.
+        self.roles.postpones(tables, row)
         tables.ring.add(transfer.slot)  # requests that wait for it there are decided as usual
         record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
 

@@ -221,7 +221,12 @@ class HandOver:
         holder = tables.sessions.holder(topic, session_id)
         transfer = self._transfers.current(tables, row)
         if transfer is None or holder is None or transfer.session != session_id:
-            return None if holder is None else self._release_seat(tables, row, holder)
+            if holder is not None:
+                return self._release_seat(tables, row, holder)
+            # It was evicted while it drained. The hand-over may have ended here: who waits is next.
+            self._succession.promote(tables, row)
+            tables.topics.put(row)
+            return None
         self._succession.drop_holder(tables, row, holder, "release", "hand-over", transfer)
         self._succession.assign(tables, row, transfer, holder)
         self._succession.promote(tables, row)
