@@ -19,6 +19,8 @@ from exclusivelog import aio
 from testing import rules
 from testing.processes import Worker, workers
 
+pytest_plugins = ["pytester", "exclusivelog.testing"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     durability = config.getoption("--durability")
