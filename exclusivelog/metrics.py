@@ -23,6 +23,8 @@ COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 OF_LEDGER = (
     ("topics", GAUGE, "topics", "Topics."),
     ("engines", GAUGE, "engines", "Engines that have the ledger open."),
+    ("unresponsive_engines", GAUGE, "unresponsive",
+     "Engines that have been silent for longer than their keepalive."),
     ("waiters", GAUGE, "waiters", "Producers that wait in the queues of all topics."),
     ("appended_messages", COUNTER, "appended_messages", "Messages that were appended."),
     ("appended_bytes", COUNTER, "appended_bytes", "Bytes that were appended, with headers."),
@@ -44,6 +46,8 @@ OF_LEDGER = (
     ("tables_map_bytes", GAUGE, "map_size", "Bytes that the tables can grow to."),
     ("large_bytes", GAUGE, "large_bytes", "Bytes of large entries beside the tables."),
     ("disk_bytes", GAUGE, "disk_bytes", "Bytes of all files, as allocated."),
+    ("disk_free_bytes", GAUGE, "disk_free_bytes", "Bytes that can still be written to the disk."),
+    ("disk_low", GAUGE, "disk_low", "1 if the disk is nearly full, else 0."),
     ("transactions", COUNTER, "transactions", "Transactions of the tables."),
     ("readers", GAUGE, "readers", "Places for read transactions in use."),
     ("max_readers", GAUGE, "max_readers", "Places for read transactions."),
@@ -118,7 +122,7 @@ class Collector:
             return
         yield self._family(UP, ("ledger",), [((path,), 1)])
         for metric in OF_LEDGER:
-            yield self._family(metric, ("ledger",), [((path,), stats[metric[2]])])
+            yield self._family(metric, ("ledger",), [((path,), _number(stats[metric[2]]))])
         yield self._family(BEHIND, ("ledger",), [((path,), _behind(stats))])
         yield self._family(LAG, ("ledger", "group", "topic"), [
             ((path, info.group, info.topic), info.lag)
@@ -181,6 +185,10 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
         seen += count
         found.append(("+Inf" if bound == float("inf") else repr(bound), seen))
     return found
+
+
+def _number(figure: Any) -> Any:
+    return len(figure) if isinstance(figure, tuple) else figure
 
 
 def _behind(stats: EngineStats) -> int:

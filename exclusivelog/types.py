@@ -284,6 +284,8 @@ class EngineStats:
     bytes, times in seconds.
 
     - `topics`, `engines`, `waiters`: topics, open engines, and producers that wait in queues.
+    - `unresponsive`: engines whose processes exist, but have been silent for longer than their
+      `keepalive`. They are not among the open ones.
     - `groups`: each reader group on each topic, with its lag in messages.
     - `appended_messages`, `appended_bytes`: into the journal and the tables; bytes with headers.
     - `flushed_messages`: how many messages each flush of the journal made durable.
@@ -299,7 +301,8 @@ class EngineStats:
       to move, and how much all of them moved.
     - `journal_bytes`, `journal_capacity`: what waits for a checkpoint, and the most that can.
     - `used_bytes`, `map_size`: of the tables. `large_bytes`: of the large entries beside them.
-      `disk_bytes`: of all files, as allocated.
+      `disk_bytes`: of all files, as allocated. `disk_free_bytes`: what this user can still write
+      there; `disk_low`: that is so little that the library warns.
     - `transactions`: of the tables, since the ledger was made. `readers`, `max_readers`: places
       for read transactions.
     - `oldest_reader`: None, or the process that keeps the tables from reusing space: {"pid": ...,
@@ -311,6 +314,7 @@ class EngineStats:
 
     topics: int = 0
     engines: int = 0
+    unresponsive: tuple[EngineInfo, ...] = ()
     waiters: int = 0
     groups: tuple[GroupInfo, ...] = ()
     appended_messages: int = 0
@@ -329,6 +333,8 @@ class EngineStats:
     map_size: int = 0
     large_bytes: int = 0
     disk_bytes: int = 0
+    disk_free_bytes: int = 0
+    disk_low: bool = False
     transactions: int = 0
     readers: int = 0
     max_readers: int = 0

@@ -2,7 +2,7 @@
 
 Needs the extra `[cli]`. Commands that only read open the ledger with `readonly=True`. Tables are
 drawn on a terminal, and are tab-separated lines anywhere else. Exit status: 0 for success, 1 for
-an error, 2 for wrong arguments.
+an error, 2 for wrong arguments; `check --strict` has 3, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 
 PROGRAM = "exclusivelog"
 EXTRA = ("click", "rich")
-COMMANDS = ("commands", "removing", "exporting", "auditing", "top", "completion")
+COMMANDS = ("commands", "removing", "exporting", "auditing", "checking", "top", "completion")
 
 
 def main() -> None:

@@ -171,6 +171,8 @@ def _figure(name: str, value: Any) -> str:
     if name == "groups":
         lags = (f"{each.group} on {each.topic}: {_cell('lag', each.lag)}" for each in value)
         return ", ".join(lags) or "-"
+    if name == "unresponsive":
+        return ", ".join(f"{each.name} (pid {each.pid})" for each in value) or "-"
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {held}" for key, held in value.items()) or "-"
     return _cell(name, value)

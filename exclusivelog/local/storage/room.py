@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import time
+from dataclasses import dataclass
 
 import lmdb
 
@@ -21,6 +22,15 @@ LOW_SHARE, LOW_BYTES, LEAST_BYTES = 0.02, 1 << 30, 64 << 20
 SLOW_FLUSH_SECONDS = 1.0
 MAP_SHARE = 0.8  # of map_size
 GROWN_FROM = 256 << 20  # bytes: tables smaller than that may double unnoticed
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What this user can still write there, and the disk's size, in bytes; `low`: nearly full."""
+
+    free: int
+    size: int
+    low: bool
 
 
 class Room:
@@ -56,18 +66,22 @@ class Room:
         if ns >= SLOW_FLUSH_SECONDS * 1e9:
             logs.say(log, logs.SLOW_FLUSH, ledger=self._path, seconds=ns / 1e9)
 
+    def disk(self) -> Disk:
+        """How much of the disk is left. Raises OSError."""
+        facts = os.statvfs(self._directory.by_descriptor)
+        free, size = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+        return Disk(free, size, free < max(min(LOW_SHARE * size, LOW_BYTES), LEAST_BYTES))
+
     def _check_disk(self) -> None:
         try:
-            facts = os.statvfs(self._directory.by_descriptor)
+            disk = self.disk()
         except OSError:  # privileges were dropped; whoever needs the disk says why
             return
-        free, size = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
-        low = free < max(min(LOW_SHARE * size, LOW_BYTES), LEAST_BYTES)
-        if low != self._disk_low:
-            self._disk_low = low
-            percent = 100 * free / size if size else 0.0
-            line = logs.DISK_LOW if low else logs.DISK_ENOUGH
-            logs.say(log, line, ledger=self._path, free=free, percent=percent)
+        if disk.low != self._disk_low:
+            self._disk_low = disk.low
+            percent = 100 * disk.free / disk.size if disk.size else 0.0
+            line = logs.DISK_LOW if disk.low else logs.DISK_ENOUGH
+            logs.say(log, line, ledger=self._path, free=disk.free, percent=percent)
 
     def _check_map(self, env: lmdb.Environment) -> None:
         info = env.info()

@@ -1,0 +1,83 @@
+"""`check`: is a log healthy? For probes, cron and people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+import exclusivelog as xl
+from exclusivelog.cli.output import fields_of, print_table
+from exclusivelog.cli.program import as_json, leave, ledger_path, look, program
+
+BLOCKED, ATTENTION = 1, 3  # exit statuses; 2 says that the arguments are wrong
+MAP_SHARE, JOURNAL_SHARE, MOST_BEHIND = 0.8, 0.75, 100  # as in docs/operations/alerts.yml
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something to look at. `blocks`: nobody can write, or read, because of it."""
+
+    check: str
+    blocks: bool
+    text: str
+
+
+def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Finding]:
+    """What these figures say. `inside`: the engine that is in the critical section."""
+    for engine in stats.unresponsive:
+        who = f"engine {engine.name!r} (id {engine.id}, pid {engine.pid})"
+        silent = f"{who} has been silent for {engine.heartbeat_age:.1f} s"
+        if inside is not None and inside.id == engine.id:
+            yield Finding(
+                "writers", True, f"{silent}, and holds the writer lock: resume or end its process"
+            )
+        else:
+            yield Finding("engines", False, f"{silent}: resume or end its process")
+    if stats.disk_low:
+        free = f"{stats.disk_free_bytes:,} bytes are free"
+        yield Finding("disk", False, f"the disk is nearly full, {free}: make room, or trim topics")
+    if stats.used_bytes > MAP_SHARE * stats.map_size:
+        used = f"the tables use {stats.used_bytes:,} of map_size={stats.map_size:,} bytes"
+        yield Finding("tables", False, f"{used}: open the log with a larger one, or trim topics")
+    if stats.journal_bytes > JOURNAL_SHARE * stats.journal_capacity:
+        full = f"{stats.journal_bytes:,} of {stats.journal_capacity:,} bytes of the journal wait"
+        yield Finding("journal", False, f"{full} for a checkpoint: is the disk too slow, or full?")
+    oldest = stats.oldest_reader
+    if oldest is not None and oldest["transactions_behind"] > MOST_BEHIND:
+        text = f"a read in process {oldest['pid']} keeps the tables from reusing space: end it"
+        yield Finding("readers", False, text)
+
+
+def _look_at(path: str) -> list[Finding]:
+    try:
+        with look(path) as engine:
+            return list(findings(engine.stats(), engine.inside()))
+    except xl.ExclusiveLogError as error:
+        return [Finding("open", True, str(error))]
+
+
+@program.command()
+@ledger_path
+@click.option("--strict", is_flag=True, help="What needs attention fails, too: exit status 3.")
+@as_json
+def check(path: str, strict: bool, as_json: bool) -> None:
+    """Is the log healthy? Changes nothing, and takes no lock: made for probes.
+
+    The exit status is 0 if it can be read and written, 1 if not; with --strict, 3 if something
+    needs attention: an engine that does not respond, a disk, map or journal that is nearly full, a
+    read that lasts. It reads no messages: `verify` does.
+    """
+    found = _look_at(path)
+    if as_json:
+        print(json.dumps({"healthy": not found, "findings": list(map(fields_of, found))}))
+    elif found:
+        rows = ((f.check, "blocked" if f.blocks else "attention", f.text) for f in found)
+        print_table(("check", "state", "what it is"), rows)
+    else:
+        print(f"{path} is healthy")
+    if any(finding.blocks for finding in found):
+        leave(BLOCKED)
+    leave(ATTENTION if found and strict else 0)

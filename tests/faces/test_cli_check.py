@@ -1,0 +1,116 @@
+"""`exclusivelog check`: what it finds, and the exit statuses that probes go by."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog.cli.checking import findings
+from testing.processes import EXCLUSIVE, State, Worker, open_producer, until
+from tests.faces.test_cli import run
+
+pytestmark = pytest.mark.once
+KEEPALIVE = 0.5
+SOUND = xl.EngineStats(used_bytes=1, map_size=1000, journal_bytes=0, journal_capacity=1000)
+
+
+def stop_inside(state: State) -> None:
+    """Be stopped while all other writers wait for this one."""
+    with state.engine.ledger.write_exclusive():
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def checked(path: str, *options: str) -> tuple[int, list[tuple[str, bool]]]:
+    """(exit status, what was found) of a check."""
+    done = run("check", path, "--json", *options)
+    assert done.stderr == b""
+    answer = json.loads(done.stdout)
+    assert answer["healthy"] == (not answer["findings"])
+    return done.returncode, [(each["check"], each["blocks"]) for each in answer["findings"]]
+
+
+def files(path: str) -> dict[str, tuple[int, int]]:
+    """Each file's size and time of its last change."""
+    found = ((file, file.stat()) for file in sorted(Path(path).iterdir()))
+    return {file.name: (facts.st_size, facts.st_mtime_ns) for file, facts in found}
+
+
+def test_a_log_that_nothing_is_wrong_with(path: str) -> None:
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send(b"a")
+        assert checked(path, "--strict") == (0, [])
+        assert run("check", path).stdout.decode() == f"{path} is healthy\n"
+    before = files(path)
+    assert checked(path) == (0, [])
+    assert {name: size for name, (size, _) in files(path).items()} == {
+        name: size for name, (size, _) in before.items()
+    }
+    assert files(path)["journal"] == before["journal"]
+
+
+def test_what_is_no_log_cannot_be_used_and_is_not_made(tmp_path: Path) -> None:
+    missing, text = tmp_path / "missing", tmp_path / "text"
+    text.mkdir()
+    (text / "data.mdb").write_bytes(b"no tables" * 1000)
+    assert checked(str(missing)) == (1, [("open", True)])
+    assert checked(str(text)) == (1, [("open", True)])
+    assert not missing.exists()
+    done = run("check", str(missing))
+    assert (done.returncode, b"open\tblocked\t" in done.stdout) == (1, True)
+
+
+def test_an_engine_that_does_not_respond_needs_attention(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    stopped = worker(name="w", keepalive=KEEPALIVE)
+    stopped.call(open_producer, EXCLUSIVE)
+    stopped.signal(signal.SIGSTOP)
+    stopped.await_stop()
+    until(lambda: checked(path)[1])
+    assert checked(path) == (0, [("engines", False)])
+    assert checked(path, "--strict") == (3, [("engines", False)])
+    told = run("check", path).stdout.decode()
+    assert f"engine 'w' (id {stopped.id}, pid {stopped.pid}) has been silent for" in told
+    stopped.signal(signal.SIGCONT)
+    until(lambda: checked(path) == (0, []))
+
+
+def test_an_engine_that_is_stopped_with_the_writer_lock_blocks_all(
+    path: str, worker: Callable[..., Worker]
+) -> None:
+    stopped = worker(name="w", keepalive=KEEPALIVE)
+    stopped.start(stop_inside)
+    stopped.await_stop()
+    until(lambda: checked(path) == (1, [("writers", True)]))
+    stopped.signal(signal.SIGCONT)
+    stopped.answer()
+    until(lambda: checked(path) == (0, []))
+
+
+@pytest.mark.parametrize(
+    ("stats", "check"),
+    [
+        (replace(SOUND, disk_low=True, disk_free_bytes=5), "disk"),
+        (replace(SOUND, used_bytes=801), "tables"),
+        (replace(SOUND, journal_bytes=751), "journal"),
+        (replace(SOUND, oldest_reader={"pid": 7, "transactions_behind": 101}), "readers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_runs_short_needs_attention(stats: xl.EngineStats, check: str) -> None:
+    assert [(each.check, each.blocks) for each in findings(stats, None)] == [(check, False)]
+    assert list(findings(SOUND, None)) == []
+
+
+def test_the_figures_say_how_full_the_disk_is(engine: xl.Engine) -> None:
+    stats, disk = engine.stats(), os.statvfs(engine.path)
+    assert abs(stats.disk_free_bytes - disk.f_bavail * disk.f_frsize) < disk.f_frsize << 18
+    assert stats.disk_free_bytes > 0
+    assert stats.unresponsive == ()
