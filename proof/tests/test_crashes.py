@@ -50,7 +50,7 @@ from testing.strace import traced
 def test_g3_dying_at_a_system_call(tmp_path, request, durability, beside) -> None:
     """The victim makes the ledger, appends one message, batches of several entries and large
     ones, makes checkpoints, fences its own producer, and closes; death strikes in all of it."""
-    most = -1 if request.config.getoption("--every-crash") else 100
+    most = -1 if request.config.getoption("--every-crash") else 40
     swept = sweep(tmp_path, durability, beside, most)
     print(f"\n{swept.tried} points of {swept.points}, {swept.died} deaths")
     assert swept.broken == []

@@ -478,7 +478,7 @@ def test_h4_a_backup_interrupted_at_any_line_is_complete_or_refused(
     lines, _ = run_interrupted(source, tmp_path / "whole", -1)
     assert lines > 100
     every = range(1, lines + 1)
-    sample = most(request, 80)
+    sample = most(request, 40)
     strikes, opened = every if sample < 0 else random.sample(every, sample), 0
     for strike in strikes:
         target = tmp_path / f"copy-{strike}"
