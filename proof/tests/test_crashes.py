@@ -44,6 +44,7 @@ from testing.strace import traced
 # ---- H1, G3: death at a system call ------------------------------------------------------
 
 
+@pytest.mark.once
 @needs_strace
 @pytest.mark.parametrize("durability", ["power", "process"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
@@ -274,6 +275,7 @@ def sizes(request: pytest.FixtureRequest) -> tuple[int, int]:
     return (2, 60) if request.config.getoption("--every-crash") else (2, 6)
 
 
+@pytest.mark.once
 @needs_strace
 @pytest.mark.timeout(1800)  # with --every-crash
 def test_h1_power_cuts_around_every_flush(tmp_path, request) -> None:
@@ -290,6 +292,7 @@ def test_h1_power_cuts_around_every_flush(tmp_path, request) -> None:
     assert verdicts.judged > 100
 
 
+@pytest.mark.once
 @needs_strace
 @pytest.mark.timeout(1800)  # with --every-crash
 def test_h1_power_cuts_while_the_next_boot_recovers(tmp_path, request) -> None:

@@ -471,6 +471,7 @@ def run_interrupted(source: xl.Engine, target: Path, strike: int) -> tuple[int, 
     return lines, False
 
 
+@pytest.mark.once
 def test_h4_a_backup_interrupted_at_any_line_is_complete_or_refused(
     source, tmp_path, request
 ) -> None:

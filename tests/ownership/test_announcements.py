@@ -22,6 +22,8 @@ from exclusivelog.local.records import pack_session, unpack_session
 from exclusivelog.messages import MOST_ANNOUNCED_BYTES
 from testing.processes import PATIENCE, State, Worker, hang, until
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 SHARED, EXCLUSIVE = "shared", "exclusive"
 WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
 HERE, THERE = {"address": "tcp://here:1"}, {"address": "tcp://there:2"}

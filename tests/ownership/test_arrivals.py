@@ -56,6 +56,8 @@ from testing.processes import (
     until,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 FENCED = xl.ProducerFencedError
 
 

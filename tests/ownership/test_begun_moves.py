@@ -50,6 +50,8 @@ from testing.processes import (
     until,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 
 def begin_unload(state: State, to: str, timeout: float = 20.0) -> list[tuple[str, str]]:
     """Begin the move, and keep its future; how it stands."""

@@ -9,6 +9,8 @@ import exclusivelog as xl
 from exclusivelog.local.ownership import notifications
 from exclusivelog.local.ownership.notifications import Releases
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 NAMES = [f"t{i:03}" for i in range(250)]
 
 

@@ -28,6 +28,8 @@ from testing.processes import (
     values,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 FENCED = xl.ReaderFencedError
 NAMES = ("a", "b", "c")
 

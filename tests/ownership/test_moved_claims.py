@@ -50,6 +50,8 @@ from testing.processes import (
     within,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 FENCED, LOST = xl.ReaderFencedError, xl.OwnershipLostError
 GROUP = "billing"
 

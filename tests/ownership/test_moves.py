@@ -55,6 +55,8 @@ from testing.processes import (
     within,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 FENCED, MOVED = xl.ProducerFencedError, xl.ProducerMovedError
 
 

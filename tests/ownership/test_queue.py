@@ -38,6 +38,8 @@ from testing.processes import (
 )
 from tests.conformance.test_waiting import FENCED, HIGHEST, LOWEST, names, queue, write_and_leave
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 # ---- D1: the order -----------------------------------------------------------------------
 
 

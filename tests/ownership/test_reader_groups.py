@@ -36,6 +36,8 @@ from testing.processes import (
     until,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 EXCLUSIVE = "exclusive"
 FENCED = xl.ReaderFencedError
 

@@ -83,6 +83,8 @@ from tests.ownership.roles import (
     wander,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 FENCED = xl.ProducerFencedError
 REFUSALS = (FENCED, xl.ProducerBusyError, xl.OwnershipError, xl.ReaderFencedError)
 

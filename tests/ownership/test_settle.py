@@ -39,6 +39,8 @@ from testing.processes import (
     within,
 )
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 SHARED, EXCLUSIVE = "shared", "exclusive"
 WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
 

@@ -20,6 +20,8 @@ from exclusivelog.local.storage.environment import Reading, parse_readers
 from testing.children import child, line, tell
 from testing.processes import stop_outside, until
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 READS = """
     import sys
     import exclusivelog as xl

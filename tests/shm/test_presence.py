@@ -35,6 +35,8 @@ from testing.children import ROOT, child, command, finish, line, tell
 from testing.journals import no_checkpoints
 from testing.processes import PATIENCE, open_producer, send, until, values
 
+pytestmark = pytest.mark.once  # durability changes appends, not who may append
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount")
 
 

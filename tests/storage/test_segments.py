@@ -560,6 +560,7 @@ DIES = """
 SWEPT = ("pwrite64", "pwritev", "fsync", "fdatasync", "mkdirat", "unlinkat", "ftruncate")
 
 
+@pytest.mark.once
 @needs_strace
 def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, request) -> None:
     """Large batches, a deletion that removes a segment, and large batches again; death strikes
