@@ -2,21 +2,25 @@
 # make bench  the comparison with the peers    make lint   style and types only
 # make proof [SIZE=small|medium|full] [PARTS="torture fuzz ..."] [SLICES=m-n]
 #             the promises as figures
+# make wheels [PYTHONS="python3.12 ..."]
+#             a wheel for each Python of this machine, tried out in an environment of its own
 # Each creates the environment that it needs, in .venv, from pyproject.toml alone.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+DEMO_READY := $(VENV)/ready-for-demo
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
 # Spark draws the demo's report, where there is a Java to run it.
+comma := ,
 JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
 
-.PHONY: demo test lint bench torture proof clean
+.PHONY: demo test lint bench torture proof wheels clean
 .DELETE_ON_ERROR:
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/exclusivelog demo $(shell $(JAVA) && echo --report demo-report.html)
 
 # Tests start Python hundreds of times, and each of pytest's workers rewrites each test module: keep
@@ -51,13 +55,26 @@ proof: $(READY)
 torture: $(READY)
 	$(BIN)/python -m pytest -q proof/tests/test_torture.py --torture-seconds=$(or $(SECONDS),300)
 
-$(READY): $(SOURCES)
+# An environment, with what the rule named in front needs.
+define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "exclusivelog needs Python 3.11 or newer; name one: make PYTHON=python3.12 ..." >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { \
 	    echo "no virtual environment could be made; on Debian: apt-get install python3-venv" >&2; exit 1; }
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[$(1)]'
 	@touch $@
+endef
+
+$(READY): $(SOURCES)
+	$(call INSTALL,dev)
+	@touch $(DEMO_READY)
+
+# The demo needs no tools: where everything is installed, it finds that.
+$(DEMO_READY): $(SOURCES)
+	$(call INSTALL,$(shell $(JAVA) && echo cli$(comma)spark || echo cli))
+
+wheels: $(READY)
+	$(BIN)/python tools/wheels.py $(PYTHONS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info exclusivelog/*.so exclusivelog/_core.c

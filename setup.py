@@ -5,10 +5,31 @@ the names of all functions, and how frames are unwound. They take six times the 
 """
 
 import os
+import shlex
+import shutil
+import sys
+import sysconfig
 from glob import glob
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+COMPILING = {"bdist_wheel", "build", "build_ext", "editable_wheel"}
+
+if sysconfig.get_config_var("Py_GIL_DISABLED"):
+    sys.exit(
+        "exclusivelog does not support free-threaded Python: its compiled core relies on the GIL. "
+        "Use the default build of Python 3.11 to 3.14"
+    )
+if sys.platform != "linux":
+    sys.exit("exclusivelog runs on Linux alone: it needs robust futexes (see README.md)")
+if COMPILING & set(sys.argv):
+    compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
+    if shutil.which(compiler) is None:
+        sys.exit(
+            f"exclusivelog is compiled from source here, and there is no C compiler {compiler!r}. "
+            "On Debian and Ubuntu: apt-get install gcc"
+        )
 
 DEBUG = os.environ.get("EXCLUSIVELOG_DEBUG", "") not in ("", "0")
 # Python's own flags ask for -g: the last one counts.

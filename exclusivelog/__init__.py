@@ -12,7 +12,16 @@ with xl.open("data/log") as engine:
 ```
 """
 
+import os
+from importlib.machinery import EXTENSION_SUFFIXES
+
 from exclusivelog.version import __version__
+
+if not {"_core" + suffix for suffix in EXTENSION_SUFFIXES} & {*os.listdir(__path__[0])}:
+    raise ImportError(
+        f"exclusivelog is not built for this Python in {__path__[0]}. In a clone, run "
+        "`pip install -e .` first; to use the installed library, start Python in another directory"
+    )
 
 TYPE_CHECKING = False  # as typing's; its import would take longer than all of this file
 

@@ -152,7 +152,8 @@ def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
     assert {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops} == {
         "exclusivelog", "exclusivelog.dist-info", "pyspark_exclusivelog.py",
     }  # fmt: skip
-    strange = [name for name in inside if name.endswith((".c", ".pyc")) or "test" in name]
+    sources = (".c", ".pyc", ".pxi", ".pyx", ".h")
+    strange = [name for name in inside if name.endswith(sources) or "test" in name]
     assert strange == ["exclusivelog/testing.py"]
 
 

@@ -1,0 +1,76 @@
+"""What someone is told who has no compiler, no built extension, or another Python."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.once
+
+
+def run(*command: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program that knows of no other copy of the library."""
+    program = [sys.executable, "-I", "-S", *map(str, command)]
+    return subprocess.run(
+        program, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def setup(*command: str, beforehand: str = "") -> subprocess.CompletedProcess[str]:
+    """Run setup.py with a compiler that does not exist, in an interpreter that was changed."""
+    paths = [path for path in sys.path if "site-packages" in path]
+    source = (
+        f"import sys, sysconfig, runpy; sys.path += {paths}; {beforehand}\n"
+        f"sys.argv = ['setup.py', *{list(command)}]; runpy.run_path('setup.py')"
+    )
+    return run("-c", source, cwd=ROOT, CC="/nowhere/cc")
+
+
+def test_without_a_compiler_one_sentence_says_so() -> None:
+    done = setup("build_ext")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no C compiler '/nowhere/cc'. On Debian and Ubuntu: apt-get" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("beforehand", "told"),
+    [
+        ("sysconfig.get_config_vars()['Py_GIL_DISABLED'] = 1", "free-threaded Python"),
+        ("import setuptools; sysconfig.get_config_vars(); sys.platform = 'darwin'", "Linux alone"),
+    ],
+    ids=["free-threaded", "macOS"],
+)
+def test_where_it_cannot_run_it_is_not_built(beforehand: str, told: str) -> None:
+    done = setup("--name", beforehand=beforehand)
+    assert (done.returncode, told in done.stderr) == (1, True), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import exclusivelog as xl; xl.open",
+        "from exclusivelog import aio",
+        "import exclusivelog.producer",
+        "from exclusivelog._core import Message",
+    ],
+)
+def test_in_a_clone_that_was_not_built_an_import_says_what_to_do(
+    tmp_path: Path, source: str
+) -> None:
+    shutil.copytree(
+        ROOT / "exclusivelog", tmp_path / "exclusivelog",
+        ignore=shutil.ignore_patterns("*.so", "__pycache__", "_native"),
+    )  # fmt: skip
+    paths = [str(tmp_path), *(path for path in sys.path if "site-packages" in path)]
+    done = run("-c", f"import sys; sys.path[:0] = {paths}\n{source}", cwd=tmp_path)
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: exclusivelog is not built for this Python in {tmp_path}")
+    assert "pip install -e ." in last
