@@ -188,6 +188,9 @@ def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
 
 
 def _number(figure: Any) -> Any:
+    """As Prometheus has it: NaN for what is not known."""
+    if figure is None:
+        return float("nan")
     return len(figure) if isinstance(figure, tuple) else figure
 
 

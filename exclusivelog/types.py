@@ -302,7 +302,7 @@ class EngineStats:
     - `journal_bytes`, `journal_capacity`: what waits for a checkpoint, and the most that can.
     - `used_bytes`, `map_size`: of the tables. `large_bytes`: of the large entries beside them.
       `disk_bytes`: of all files, as allocated. `disk_free_bytes`: what this user can still write
-      there; `disk_low`: that is so little that the library warns.
+      there, None if it cannot be asked; `disk_low`: that is so little that the library warns.
     - `transactions`: of the tables, since the ledger was made. `readers`, `max_readers`: places
       for read transactions.
     - `oldest_reader`: None, or the process that keeps the tables from reusing space: {"pid": ...,
@@ -333,7 +333,7 @@ class EngineStats:
     map_size: int = 0
     large_bytes: int = 0
     disk_bytes: int = 0
-    disk_free_bytes: int = 0
+    disk_free_bytes: int | None = None
     disk_low: bool = False
     transactions: int = 0
     readers: int = 0

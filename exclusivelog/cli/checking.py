@@ -13,6 +13,7 @@ from exclusivelog.cli.output import fields_of, print_table
 from exclusivelog.cli.program import as_json, leave, ledger_path, look, program
 
 BLOCKED, ATTENTION = 1, 3  # exit statuses; 2 says that the arguments are wrong
+FULL_BYTES = 1 << 20
 MAP_SHARE, JOURNAL_SHARE, MOST_BEHIND = 0.8, 0.75, 100  # as in docs/operations/alerts.yml
 
 
@@ -36,15 +37,16 @@ def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Fi
             )
         else:
             yield Finding("engines", False, f"{silent}: resume or end its process")
-    if stats.disk_low:
-        free = f"{stats.disk_free_bytes:,} bytes are free"
-        yield Finding("disk", False, f"the disk is nearly full, {free}: make room, or trim topics")
+    if stats.disk_low and stats.disk_free_bytes is not None:
+        full = stats.disk_free_bytes < FULL_BYTES
+        how = f"{'' if full else 'nearly '}full, {stats.disk_free_bytes:,} bytes are free"
+        yield Finding("disk", full, f"the disk is {how}: make room, or trim topics")
     if stats.used_bytes > MAP_SHARE * stats.map_size:
         used = f"the tables use {stats.used_bytes:,} of map_size={stats.map_size:,} bytes"
         yield Finding("tables", False, f"{used}: open the log with a larger one, or trim topics")
     if stats.journal_bytes > JOURNAL_SHARE * stats.journal_capacity:
-        full = f"{stats.journal_bytes:,} of {stats.journal_capacity:,} bytes of the journal wait"
-        yield Finding("journal", False, f"{full} for a checkpoint: is the disk too slow, or full?")
+        wait = f"{stats.journal_bytes:,} of {stats.journal_capacity:,} bytes of the journal wait"
+        yield Finding("journal", False, f"{wait} for a checkpoint: is the disk too slow, or full?")
     oldest = stats.oldest_reader
     if oldest is not None and oldest["transactions_behind"] > MOST_BEHIND:
         text = f"a read in process {oldest['pid']} keeps the tables from reusing space: end it"
@@ -66,9 +68,9 @@ def _look_at(path: str) -> list[Finding]:
 def check(path: str, strict: bool, as_json: bool) -> None:
     """Is the log healthy? Changes nothing, and takes no lock: made for probes.
 
-    The exit status is 0 if it can be read and written, 1 if not; with --strict, 3 if something
-    needs attention: an engine that does not respond, a disk, map or journal that is nearly full, a
-    read that lasts. It reads no messages: `verify` does.
+    The exit status is 1 if it cannot be opened, the disk is full, or a stopped process holds the
+    writer lock; with --strict, 3 if something needs attention: an engine that does not respond, a
+    disk, map or journal that is nearly full, a read that lasts. `verify` reads the messages, too.
     """
     found = _look_at(path)
     if as_json:

@@ -133,13 +133,13 @@ class LocalCatalog:
         rows, damaged = topic_rows(self._ledger)
         appenders = [each.sending.appender for each in self._engine.registry.sessions()]
         sizes: dict[str, Any] = self._ledger.stats()
-        engines, disk = self.engines(), self._ledger.room.disk()
-        living = {engine.id for engine in engines}
-        silent = [e for e in self._ledger.lockfile.slots.present() if e.id not in living]
+        disk = self._ledger.room.disk()
         return EngineStats(
             **sizes, **counted(self._ledger), topics=len(rows) + damaged,
-            waiters=sum(row.waiting for row in rows), engines=len(engines),
-            unresponsive=tuple(silent), disk_free_bytes=disk.free, disk_low=disk.low,
+            waiters=sum(row.waiting for row in rows), engines=len(self.engines()),
+            unresponsive=tuple(self._ledger.lockfile.slots.unresponsive()),
+            disk_free_bytes=None if disk is None else disk.free,
+            disk_low=disk is not None and disk.low,
             groups=tuple(self.groups()),
             oldest_reader=self._ledger.oldest_reader(), disk_bytes=self._ledger.disk_bytes(),
             pending_messages=sum(each.pending_messages for each in appenders),

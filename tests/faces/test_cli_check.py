@@ -95,17 +95,18 @@ def test_an_engine_that_is_stopped_with_the_writer_lock_blocks_all(
 
 
 @pytest.mark.parametrize(
-    ("stats", "check"),
+    ("stats", "check", "blocks"),
     [
-        (replace(SOUND, disk_low=True, disk_free_bytes=5), "disk"),
-        (replace(SOUND, used_bytes=801), "tables"),
-        (replace(SOUND, journal_bytes=751), "journal"),
-        (replace(SOUND, oldest_reader={"pid": 7, "transactions_behind": 101}), "readers"),
+        (replace(SOUND, disk_low=True, disk_free_bytes=2 << 20), "disk", False),
+        (replace(SOUND, disk_low=True, disk_free_bytes=4096), "disk", True),
+        (replace(SOUND, used_bytes=801), "tables", False),
+        (replace(SOUND, journal_bytes=751), "journal", False),
+        (replace(SOUND, oldest_reader={"pid": 7, "transactions_behind": 101}), "readers", False),
     ],
-    ids=lambda value: value if isinstance(value, str) else "",
+    ids=["nearly full disk", "full disk", "tables", "journal", "reader"],
 )
-def test_what_runs_short_needs_attention(stats: xl.EngineStats, check: str) -> None:
-    assert [(each.check, each.blocks) for each in findings(stats, None)] == [(check, False)]
+def test_what_runs_short_is_told(stats: xl.EngineStats, check: str, blocks: bool) -> None:
+    assert [(each.check, each.blocks) for each in findings(stats, None)] == [(check, blocks)]
     assert list(findings(SOUND, None)) == []
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import configparser
 import logging
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,8 +84,9 @@ def test_units_are_what_systemd_reads() -> None:
 
 def test_containers_share_what_they_must() -> None:
     compose, pod = map(yaml.safe_load, blocks("yaml"))
-    first, second = compose["services"]["first"], compose["services"]["second"]
-    assert (second["pid"], first["volumes"]) == ("service:first", second["volumes"])
+    owner, first, second = (compose["services"][name] for name in ("pids", "first", "second"))
+    assert (first["pid"], first["volumes"]) == (second["pid"], second["volumes"])
+    assert (first["pid"], "volumes" in owner) == ("service:pids", False)
     template = pod["spec"]["template"]["spec"]
     assert template["shareProcessNamespace"] is True
     assert {each["volumeMounts"][0]["name"] for each in template["containers"]} == {"log"}
@@ -103,8 +106,9 @@ def test_the_backup_script_backs_up(path: str, tmp_path: Path) -> None:
     [script] = blocks("sh")
     script = script.replace("/var/lib/orders/log", path).replace("/backup", str(tmp_path / "b"))
     (tmp_path / "b" / "orders").mkdir(parents=True)
+    environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for _ in range(2):  # the second week's replaces the first one's
-        subprocess.run(["sh"], input=script, text=True, check=True, timeout=60)
+        subprocess.run(["sh"], input=script, text=True, check=True, timeout=60, env=environment)
     [backup] = (tmp_path / "b" / "orders").iterdir()
     with xl.open(backup, readonly=True) as engine:
         assert [message.value for message in engine.topic("orders").reader()] == [b"a"]

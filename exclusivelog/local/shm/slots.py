@@ -200,6 +200,15 @@ class Slots:
             if self.exists(index, engine)
         ]
 
+    def unresponsive(self) -> list[EngineInfo]:
+        """The engines whose processes live, and which have been silent for too long."""
+        found = [
+            (index, self._info(index, engine))
+            for index, engine in self._taken()
+            if not self.alive(index, engine)
+        ]
+        return [info for index, info in found if self.exists(index, info.id)]
+
     def find(self, engine: str) -> tuple[int, EngineInfo] | None:
         """(slot, facts) of an engine that lives."""
         for index, other in self._taken():

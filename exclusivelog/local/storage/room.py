@@ -66,18 +66,19 @@ class Room:
         if ns >= SLOW_FLUSH_SECONDS * 1e9:
             logs.say(log, logs.SLOW_FLUSH, ledger=self._path, seconds=ns / 1e9)
 
-    def disk(self) -> Disk:
-        """How much of the disk is left. Raises OSError."""
-        facts = os.statvfs(self._directory.by_descriptor)
+    def disk(self) -> Disk | None:
+        """How much of the disk is left; None if it cannot be asked, because privileges were dropped
+        (whoever needs the disk says why)."""
+        try:
+            facts = os.statvfs(self._directory.by_descriptor)
+        except OSError:
+            return None
         free, size = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
         return Disk(free, size, free < max(min(LOW_SHARE * size, LOW_BYTES), LEAST_BYTES))
 
     def _check_disk(self) -> None:
-        try:
-            disk = self.disk()
-        except OSError:  # privileges were dropped; whoever needs the disk says why
-            return
-        if disk.low != self._disk_low:
+        disk = self.disk()
+        if disk is not None and disk.low != self._disk_low:
             self._disk_low = disk.low
             percent = 100 * disk.free / disk.size if disk.size else 0.0
             line = logs.DISK_LOW if disk.low else logs.DISK_ENOUGH
