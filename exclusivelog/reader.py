@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.backend import Closing, CursorStore, GroupCursor, Place
+from exclusivelog.backend import Closing, Cursor, CursorStore, GroupCursor, Place
 from exclusivelog.errors import (
     DeserializationError,
     EngineClosedError,
@@ -242,31 +242,14 @@ class Reader(Closing):
         import_pyarrow()  # before anything is taken
         max_bytes = min(max_bytes, MAX_ARROW_BYTES)
         with self._returned():
-            parts = self._take_entries(max_bytes)
+            parts = _take_entries(self.cursor, max_bytes)
             return record_batch(parts, chosen) if parts else None
-
-    def _take_entries(self, max_bytes: int) -> list[tuple[_core.Entry, int]]:
-        parts: list[tuple[_core.Entry, int]] = []
-        size = 0
-        while size < max_bytes:
-            room = max_bytes - size if parts else sys.maxsize
-            try:
-                part = self.cursor.take_entry(room)
-            except ExclusiveLogError:
-                if not parts:
-                    raise
-                break  # what was taken must not be lost; the next call meets it again
-            if part is None:
-                break
-            parts.append(part)
-            size += part[0].nbytes
-        return parts
 
     def __iter__(self) -> Iterator[_core.Message]:
         """The messages up to the end as it is now."""
         self.cursor.check()
         messages = self.cursor.scan(self.cursor.end())
-        return messages if self.membership is None else self._checked(messages)
+        return messages if self.membership is None else _checked(self.cursor, messages)
 
     def __next__(self) -> _core.Message:
         """The next message; StopIteration if there is none now."""
@@ -275,11 +258,6 @@ class Reader(Closing):
         if message is None:
             raise StopIteration
         return message
-
-    def _checked(self, found: Iterator[T]) -> Iterator[T]:
-        for one in found:
-            self.cursor.check()  # it may have been read ahead
-            yield one
 
     def values(self, *, follow: bool = False, timeout: float | None = None) -> Iterator[Any]:
         """The values alone: the fastest way to read them one by one, without a copy of anything
@@ -319,7 +297,7 @@ class Reader(Closing):
     def _values(self) -> Iterator[Any]:
         self.cursor.check()
         values = self.cursor.values(self.cursor.end())
-        return values if self.membership is None else self._checked(values)
+        return values if self.membership is None else _checked(self.cursor, values)
 
     def _follow_values(self, timeout: float | None) -> Iterator[Any]:
         while True:
@@ -409,6 +387,30 @@ class Reader(Closing):
 
     def __repr__(self) -> str:
         return f"<Reader of topic {self.topic!r} at offset {self.position}>"
+
+
+def _take_entries(cursor: Cursor, max_bytes: int) -> list[tuple[_core.Entry, int]]:
+    parts: list[tuple[_core.Entry, int]] = []
+    size = 0
+    while size < max_bytes:
+        room = max_bytes - size if parts else sys.maxsize
+        try:
+            part = cursor.take_entry(room)
+        except ExclusiveLogError:
+            if not parts:
+                raise
+            break  # what was taken must not be lost; the next call meets it again
+        if part is None:
+            break
+        parts.append(part)
+        size += part[0].nbytes
+    return parts
+
+
+def _checked(cursor: Cursor, found: Iterator[T]) -> Iterator[T]:
+    for one in found:
+        cursor.check()  # it may have been read ahead
+        yield one
 
 
 class GroupReader(Closing):

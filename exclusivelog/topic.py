@@ -312,45 +312,8 @@ producer; it is held by producer 'leader' ...
         self, access_mode: AccessMode | str, **options: Unpack[ProducerOptions]
     ) -> tuple[ProducerFuture, ProducerRequest]:
         sending = sending_options(options)
-        request = self._request(access_mode, options, sending.on_wanted is not None)
+        request = _request_for(self, access_mode, options, sending.on_wanted is not None)
         return ProducerFuture(self._engine, self.id, self.name, sending), request
-
-    def _request(
-        self, access_mode: AccessMode | str, options: ProducerOptions, notify: bool
-    ) -> ProducerRequest:
-        mode = AccessMode.parse(access_mode)
-        if is_internal(self.name):
-            raise ValueError(f"topic {self.name!r} is internal to the library; it can only be read")
-        name, epoch = options.get("name"), options.get("topic_epoch")
-        if name is not None:
-            check_name(name, "name")
-        priority, timeout = options.get("priority", 0), options.get("timeout")
-        settle = options.get("settle", 0.0)
-        check_queue_options(priority, timeout, settle)
-        if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
-            raise ValueError(f"topic_epoch={epoch!r}: it takes an epoch, or None")
-        properties = options.get("properties") or {}
-        encode_properties(properties)
-        announce = options.get("announce")
-        if announce is not None and mode is AccessMode.SHARED:
-            raise ValueError("announce: a shared producer cannot announce; use another access_mode")
-        return ProducerRequest(
-            self.id, mode.value, name, priority, epoch, timeout, int(settle * 1e9),
-            dict(properties), None if announce is None else check_info(announce, "announce"),
-            notify, self._claim_id(options.get("claim")),
-        )  # fmt: skip
-
-    def _claim_id(self, claim: Claim | None) -> int:
-        """The id of the claim that a producer is to be bound to; 0 for none."""
-        if claim is None:
-            return 0
-        if not isinstance(claim, Claim):
-            raise TypeError(
-                f"claim={claim!r}: it takes a claim of engine.own, the claim of a role, or None"
-            )
-        if claim.engine.backend is not self._engine:
-            raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
-        return claim.id
 
     # ---- keep ----------------------------------------------------------------------------
 
@@ -572,9 +535,8 @@ def open_many(
         return []
     given = cast(ProducerOptions, options)
     sending = sending_options(given)
-    request = Topic(engine, 0, chosen[0])._request(
-        access_mode, given, sending.on_wanted is not None
-    )
+    first = Topic(engine, 0, chosen[0])
+    request = _request_for(first, access_mode, given, sending.on_wanted is not None)
     sessions = engine.backend.open_producers(chosen, request, sending)
     return [
         Producer(engine.backend, name, session, sending)
@@ -593,3 +555,43 @@ def _distinct(names: Iterable[str]) -> list[str]:
         twice = next(name for name in chosen if chosen.count(name) > 1)
         raise ValueError(f"names: topic {twice!r} is named more than once")
     return chosen
+
+
+def _request_for(
+    topic: Topic, access_mode: AccessMode | str, options: ProducerOptions, notify: bool
+) -> ProducerRequest:
+    """The request, once all of its options are checked."""
+    mode = AccessMode.parse(access_mode)
+    if is_internal(topic.name):
+        raise ValueError(f"topic {topic.name!r} is internal to the library; it can only be read")
+    name, epoch = options.get("name"), options.get("topic_epoch")
+    if name is not None:
+        check_name(name, "name")
+    priority, timeout = options.get("priority", 0), options.get("timeout")
+    settle = options.get("settle", 0.0)
+    check_queue_options(priority, timeout, settle)
+    if epoch is not None and (not isinstance(epoch, int) or epoch < 0):
+        raise ValueError(f"topic_epoch={epoch!r}: it takes an epoch, or None")
+    properties = options.get("properties") or {}
+    encode_properties(properties)
+    announce = options.get("announce")
+    if announce is not None and mode is AccessMode.SHARED:
+        raise ValueError("announce: a shared producer cannot announce; use another access_mode")
+    return ProducerRequest(
+        topic.id, mode.value, name, priority, epoch, timeout, int(settle * 1e9),
+        dict(properties), None if announce is None else check_info(announce, "announce"),
+        notify, _claim_id(topic, options.get("claim")),
+    )  # fmt: skip
+
+
+def _claim_id(topic: Topic, claim: Claim | None) -> int:
+    """The id of the claim that a producer is to be bound to; 0 for none."""
+    if claim is None:
+        return 0
+    if not isinstance(claim, Claim):
+        raise TypeError(
+            f"claim={claim!r}: it takes a claim of engine.own, the claim of a role, or None"
+        )
+    if claim.engine.backend is not topic.engine.backend:
+        raise ValueError(f"claim={claim!r}: it takes a claim of the engine of the topic")
+    return claim.id

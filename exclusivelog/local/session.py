@@ -286,7 +286,7 @@ class LocalSession:
         with self._lock:
             if self.over:
                 return
-            self._tell_where(error)
+            _tell_where(error, self.session, self.engine)
             # The same error in every call, whichever thread notices it first (rule B4).
             self._lost = error = self.sending.appender.close_with(error)
             self.pauses.stop()
@@ -300,15 +300,6 @@ class LocalSession:
             engine_id=session.engine, topic=self.topic, epoch=session.epoch,
             producer=session.name, reason=str(error),
         )  # fmt: skip
-
-    def _tell_where(self, error: ExclusiveLogError) -> None:
-        """Say it if this process took the topic from itself: by a second producer, for example."""
-        holder = error.holder
-        if type(error) is not ProducerFencedError or holder is None:
-            return
-        is_next = holder.epoch == self.session.epoch + 1  # else another one may have been between
-        if is_next and self.engine.engine_here(holder.engine_id) is not None:
-            error.args = (f"{error}. It was fenced by this process, engine {holder.engine_name!r}",)
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more. What is queued is still committed."""
@@ -709,3 +700,13 @@ class Attempt(Generic[Who]):
             first, ends[session] = ends[session], ends[session] + self._counts[producer]
             offsets[producer] = range(first, ends[session])
         return offsets
+
+
+def _tell_where(error: ExclusiveLogError, session: Session, engine: Host) -> None:
+    """Say it if this process took the topic from itself: by a second producer, for example."""
+    holder = error.holder
+    if type(error) is not ProducerFencedError or holder is None:
+        return
+    is_next = holder.epoch == session.epoch + 1  # else another one may have been between
+    if is_next and engine.engine_here(holder.engine_id) is not None:
+        error.args = (f"{error}. It was fenced by this process, engine {holder.engine_name!r}",)
