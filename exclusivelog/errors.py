@@ -20,8 +20,8 @@ ExclusiveLogError
 ├── UnsupportedError             this kind of engine cannot do that (also a NotImplementedError)
 ├── ClusterError                 a cluster cannot be used as it is: unreachable, refused, full
 │   └── MirrorMismatchError      source and target of a mirror disagree: .topic, .offset
-└── LedgerError                  the files themselves
-    ├── MissingLibraryError      a library that a compressed topic needs (also an ImportError)
+└── LedgerError                  the files themselves (also an OSError)
+    ├── MissingLibraryError      a library that a compressed topic needs
     ├── LedgerCorruptedError     a checksum does not hold: .topic, .offsets
     ├── LedgerFullError          the disk, the map or the quota is full
     ├── LedgerVersionError       another format or version, or no ledger at all
@@ -43,6 +43,7 @@ True
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
 from exclusivelog._core import use_errors
@@ -260,8 +261,22 @@ class EngineClosedError(ExclusiveLogError):
     """The engine is closed, or was inherited through fork() (rule C5). Open a new one."""
 
 
-class LedgerError(ExclusiveLogError):
-    """Something is wrong with the ledger's files (rule H2)."""
+class LedgerError(ExclusiveLogError, OSError):
+    """Something is wrong with the ledger's files (rule H2).
+
+    It is an OSError, too. `errno` is the system's code, such as `errno.ENOSPC`, where a call of
+    the system failed, and None elsewhere; the message names the file.
+
+    >>> import errno
+    >>> isinstance(LedgerFullError("full"), OSError), LedgerFullError("full").errno == errno.ENOSPC
+    (True, True)
+    """
+
+    usual_errno: int | None = None
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.errno = self.usual_errno
 
 
 class LedgerCorruptedError(LedgerError):
@@ -283,6 +298,7 @@ class LedgerFullError(LedgerError):
     """Disk, quota or map is full. Nothing was written; works again when there is room."""
 
     retriable = True
+    usual_errno = errno.ENOSPC
 
 
 class LedgerVersionError(LedgerError):
@@ -293,13 +309,10 @@ class LedgerVersionError(LedgerError):
     (see `upgrade`)."""
 
 
-class MissingLibraryError(LedgerError, ImportError):
+class MissingLibraryError(LedgerError):
     """A topic is compressed, and the library that this takes cannot be imported.
 
     The message names the topic, and the extra that installs the library. Nothing was changed."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
 
 
 def called_reentrantly(what: str) -> LedgerError:
@@ -317,6 +330,7 @@ class LedgerIOError(LedgerError):
     """
 
     maybe_written = True
+    usual_errno = errno.EIO
 
 
 use_errors(closed=EngineClosedError, timeout=WaitTimeoutError, undeserialised=undeserialised)

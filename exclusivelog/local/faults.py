@@ -28,6 +28,7 @@ OPEN_AGAIN = "close the engine and open it again"
 # Not of a file: a signal handler, or other code that Python ran meanwhile, has raised it.
 FOREIGN = (
     TimeoutError, ConnectionError, ChildProcessError, ProcessLookupError, InterruptedError,
+    LedgerError,  # it is translated
 )  # fmt: skip
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
@@ -64,7 +65,9 @@ def translation(
     if isinstance(error, lmdb.Error):
         return _translate(path, error, getattr(error, "code", 0), readonly, way_out)
     if isinstance(error, OSError) and error.errno and not isinstance(error, FOREIGN):
-        return _translate(path, error, error.errno, readonly, way_out)
+        translated = _translate(path, error, error.errno, readonly, way_out)
+        translated.errno = error.errno
+        return translated
     return None
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+import exclusivelog as xl
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 NOT_OURS = shutil.ignore_patterns(
@@ -356,3 +358,19 @@ def test_the_core_is_stripped_unless_a_debug_build_is_asked_for() -> None:
         sections = Path(_core.__file__).read_bytes()
         assert b".debug_info" not in sections
         assert b".symtab" not in sections
+
+
+def test_errors_are_also_those_of_python_that_the_interface_names() -> None:
+    also = {
+        "UnsupportedError": NotImplementedError, "DeserializationError": ValueError,
+        "WaitTimeoutError": TimeoutError, "InvalidEpochError": ValueError,
+        "ProducerMovedError": xl.ProducerFencedError,
+    }  # fmt: skip
+    for name in xl.__all__:
+        found = getattr(xl, name)
+        if not isinstance(found, type) or not issubclass(found, Exception):
+            continue
+        assert issubclass(found, xl.ExclusiveLogError), name
+        assert issubclass(found, also.get(name, Exception)), name
+        ledgers = issubclass(found, xl.LedgerError)
+        assert issubclass(found, OSError) == (ledgers or name == "WaitTimeoutError"), name

@@ -841,7 +841,7 @@ SET_WITHOUT = """
         topic = engine.topic("orders")
         try:
             topic.compression("zstd")
-        except ImportError as error:
+        except xl.MissingLibraryError as error:
             print(error)
         print(topic.stats().compression)
         topic.compression("lz4")

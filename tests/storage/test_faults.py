@@ -147,6 +147,7 @@ def fill(producer: xl.Producer, size: int = 20_000) -> tuple[int, xl.ExclusiveLo
 
 def check_full(error: xl.ExclusiveLogError) -> None:
     assert type(error) is xl.LedgerFullError
+    assert error.errno == errno.ENOSPC
     assert error.retriable
     assert not error.maybe_written
 
@@ -736,7 +737,9 @@ def test_h2_every_error_of_the_system_has_an_answer() -> None:
         with pytest.raises(xl.LedgerError) as caught, faults.translated("/some/path"):
             raise OSError(code, os.strerror(code))
         assert type(caught.value) is expected
+        assert (isinstance(caught.value, OSError), caught.value.errno) == (True, code)
         assert "/some/path" in str(caught.value)
+        assert faults.translation("/another", caught.value) is None
         assert isinstance(caught.value.__cause__, OSError)
 
 

@@ -86,7 +86,7 @@ class Target:
         try:
             if kind is not None and not self._complete and self._lock.in_place:
                 # The error that ended the backup matters more than one of its cleaning up.
-                with contextlib.suppress(OSError, LedgerError):
+                with contextlib.suppress(OSError):
                     self.clear()
         finally:
             self._lock.close()
@@ -352,6 +352,8 @@ def explained(ledger: str, path: str) -> Iterator[None]:
     """Say what to do where the target is full, or a file of either side may not be used."""
     try:
         yield
+    except LedgerError:
+        raise  # it says what to do
     except (OSError, lmdb.Error) as error:
         code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
         if code in NO_ROOM:
