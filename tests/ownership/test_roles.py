@@ -25,6 +25,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog._core import strings
+from exclusivelog.local.shm.slots import Slots
 from exclusivelog.local.storage import ledger
 from exclusivelog.messages import Columns
 from exclusivelog.once import Run, append_once
@@ -1408,6 +1409,54 @@ def test_d4_a_claim_that_takes_a_role_apart_frees_the_rest_for_who_waits(path: s
         assert one.holder is not None
         assert (both.state, claim.is_valid) == ("fenced", True)
         assert waiting.result(PATIENCE).generations == {"s": {"y": 2}}
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, engine: xl.Engine, *answers: bool) -> None:
+    """What this thread is told when it asks whether that engine lives; the last one from then on.
+    Between two questions of one transaction a stopped process may come to count as unresponsive,
+    or go on."""
+    left, thread, alive = list(answers), threading.get_ident(), Slots.alive
+
+    def asked(self: Slots, slot: int, other: str) -> bool:
+        if other != engine.id or threading.get_ident() != thread:
+            return alive(self, slot, other)
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    monkeypatch.setattr(Slots, "alive", asked)
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["the role", "the role and the queue"])
+def test_d4_a_producer_that_hangs_amid_a_selection_leaves_no_role_waiting(
+    path: str, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """It is in the role's way as long as it lives, and is passed over when it does not."""
+    with crowd(path, 3) as (a, b, c):
+        holder = a.topic("invoices").producer(EXCLUSIVE)
+        plain = b.topic("invoices").producer_async(WAIT)
+        waiting = c.role_async(ROLE, topics=["invoices"])
+        answer(monkeypatch, b, *[True] * times, False)
+        holder.close()
+        monkeypatch.undo()
+        assert waiting.result(PATIENCE).state == "open"
+        with pytest.raises(FENCED):
+            plain.result(PATIENCE)
+
+
+@pytest.mark.parametrize("answers", [[False, True], [True, False, True]], ids=["seat", "part"])
+def test_d4_one_that_goes_on_amid_a_selection_is_granted_no_part_of_a_role(
+    path: str, monkeypatch: pytest.MonkeyPatch, answers: list[bool]
+) -> None:
+    """The other part is held: neither the role can be granted nor the part that is free."""
+    with crowd(path, 3) as (a, b, c):
+        other = b.topic("invoices").producer(EXCLUSIVE)
+        holder = a.topic("payments").producer(EXCLUSIVE)
+        waiting = c.role_async(ROLE, topics=TOPICS)
+        answer(monkeypatch, c, *answers)
+        holder.close()
+        monkeypatch.undo()
+        assert (check_whole(a), a.topic("payments").holders, other.state) == (None, [], "open")
+        with pytest.raises(FENCED):
+            waiting.result(PATIENCE)
 
 
 def test_d4_roles_with_parts_in_common_are_held_whole_and_never_left_idle(

@@ -463,11 +463,8 @@ class RoleGrants:
             tables.topics.put(row)
 
     def _grantable(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
-        """Of the queue of a role's own topic: the dead, and those that can have all of it now."""
-        for key, data, seat in _queue(tables, row):
-            if not self._sessions.alive(seat):
-                yield key, data
-                continue
+        """Of the queue of a role's own topic: those that can have all of it now."""
+        for key, data, seat in self._living_in_queue(tables, row):
             role = role_rows.find(tables, seat.bound_to)
             found = (
                 self._obstacles.find(tables, role, seat, _place(seat)) if role is not None else None
@@ -489,11 +486,23 @@ class RoleGrants:
         """Of a bound topic's queue: all but the parts of roles, which are granted with their
         seats. Where the topic is reserved, they may be told when to retry."""
         transfer = tables.transfers.get(row.id)
-        for key, data, waiter in _queue(tables, row):
+        for key, data, waiter in self._living_in_queue(tables, row):
             part = role_rows.role_of_session(tables, waiter) is not None
             elsewhere = transfer is not None and transfer.target != waiter.engine
-            if not part or elsewhere or not self._sessions.alive(waiter):
+            if not part or elsewhere:
                 yield key, data
+
+    def _living_in_queue(
+        self, tables: Tables, row: _core.TopicRow
+    ) -> Iterator[tuple[bytes, bytes, Session]]:
+        """The dead leave the queue here: one that resumes its heartbeats before the selection asks
+        again must not be selected without what its role needs."""
+        for key, data, waiter in list(_queue(tables, row)):
+            if self._sessions.alive(waiter):
+                yield key, data, waiter
+            else:
+                self._sessions.remove_dead(tables, row, waiter)
+                tables.to_promote.add(row.id)  # a role may have waited for it, living just now
 
 
 def _queue(tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes, Session]]:

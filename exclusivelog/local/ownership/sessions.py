@@ -316,6 +316,8 @@ class Succession:
             row.later = row.due = 0
         elif promotion.later is not None:
             self._retry_at(tables, row, promotion.later, promotion.due)
+        if promotion.winner is None and promotion.dead:
+            self.roles.postpones(tables, row)  # a role may have waited for one that lived just now
 
     def promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
         """Promote on all of these topics. `due`: because it is time to retry."""
