@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.place import Place
-from exclusivelog.cluster.refused import refusal
+from exclusivelog.cluster.refused import refuses
+from exclusivelog.cluster.topics import Topics
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
     Announcement,
-    ClaimInfo,
     EngineInfo,
-    GroupInfo,
     OwnerInfo,
-    Report,
-    RoleInfo,
     TransferInfo,
     WaiterInfo,
 )
@@ -46,8 +43,9 @@ class Host(Protocol):
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""
 
-    def number_of(self, topic: str) -> int:
-        """The id of a topic within the engine."""
+    @property
+    def topics(self) -> Topics:
+        """Those that the engine knows."""
 
     def followed(self, topic: int) -> TopicLog:
         """The topic's log."""
@@ -68,7 +66,7 @@ class ClusterCatalog:
             if create:
                 raise ValueError(f"topic={name!r} is internal to the library")
             raise TopicNotFoundError(f"{self._engine.place.url} has no topic {name!r}")
-        number = self._engine.number_of(name)
+        number = self._engine.topics.number_of(name)
         if not there:
             self._engine.followed(number)  # which makes it
         return number, name
@@ -78,21 +76,10 @@ class ClusterCatalog:
         self._engine.check_open()
         return [name for name in self._engine.place.topics() if not is_internal(name)]
 
-    def delete(self, name: str, own: bool = False) -> None:
-        """It cannot be done."""
-        raise refusal("deletion")
-
-    def claims(self, group: str | None) -> list[ClaimInfo]:
-        """There are none."""
-        raise refusal("claims")
-
-    def groups(self) -> list[GroupInfo]:
-        """There are none."""
-        raise refusal("reader_groups")
-
-    def roles(self) -> list[RoleInfo]:
-        """There are none."""
-        raise refusal("roles")
+    delete = refuses("deletion")
+    claims = refuses("claims")
+    groups = refuses("reader_groups")
+    roles = refuses("roles")
 
     def engines(self) -> list[EngineInfo]:
         """The engines that live."""
@@ -102,17 +89,9 @@ class ClusterCatalog:
         """There is no critical section."""
         return None
 
-    def stats(self) -> NoReturn:
-        """They cannot be told."""
-        raise refusal("statistics")
-
-    def topic_stats(self) -> NoReturn:
-        """They cannot be told."""
-        raise refusal("statistics")
-
-    def verify(self) -> Report:
-        """It cannot be done."""
-        raise refusal("verify")
+    stats = refuses("statistics")
+    topic_stats = refuses("statistics")
+    verify = refuses("verify")
 
 
 class ClusterTopic:
@@ -191,26 +170,9 @@ class ClusterTopic:
         """No owner can announce anything."""
         return None
 
-    def compact(self) -> NoReturn:
-        """It cannot be done."""
-        raise refusal("compaction")
-
-    def trim(self, before: int, before_ms: int | None, max_bytes: int | None) -> NoReturn:
-        """It cannot be done."""
-        raise refusal("retention")
-
-    def retain(self, max_age: float | None, max_bytes: int | None) -> NoReturn:
-        """It cannot be done."""
-        raise refusal("retention")
-
-    def compress(self, setting: str | None) -> NoReturn:
-        """It cannot be done."""
-        raise refusal("compression")
-
-    def stats(self, storage: bool) -> NoReturn:
-        """They cannot be told."""
-        raise refusal("statistics")
-
-    def terminate(self) -> NoReturn:
-        """It cannot be done."""
-        raise refusal("termination")
+    compact = refuses("compaction")
+    trim = refuses("retention")
+    retain = refuses("retention")
+    compress = refuses("compression")
+    stats = refuses("statistics")
+    terminate = refuses("termination")

@@ -20,9 +20,10 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.backend import Place
-from exclusivelog.cluster.following import ANSWER_SECONDS, TopicLog
+from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Content, Frame
 from exclusivelog.cluster.log import Reader
+from exclusivelog.cluster.owning import ANSWER_SECONDS
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,

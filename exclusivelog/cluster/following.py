@@ -1,10 +1,7 @@
 """One topic's log, as one engine follows it: a thread that reads it, and the sessions that write.
 
 `TopicLog` folds each record once, and passes it to the writers of this engine's sessions
-(`exclusivelog.cluster.log.Writer`), to those who wait (`waiting`) and to what readers need
-(`recent`). `Owning` is one session's way to the log: its producers fill an appender, the engine's
-commit thread hands what is there to the writer, and the thread that follows settles the receipts
-once it has read the messages back as counting (rule J2).
+(`owning`), to those who wait (`queueing`) and to what readers need (`recent`).
 
 Nothing depends on the answers to an append. What has not been read back is appended again
 (`RESEND_SECONDS`); the rule counts it once.
@@ -15,19 +12,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
-
-import msgpack
 
 from exclusivelog import _core, threads
 from exclusivelog.cluster.frames import Frame, Grant, Holder
-from exclusivelog.cluster.log import Reader, Ticket, Writer
+from exclusivelog.cluster.log import Reader, Writer
 from exclusivelog.cluster.ordered import Answer, OrderedLog
+from exclusivelog.cluster.owning import ANSWER_SECONDS, LIVING, Owning
+from exclusivelog.cluster.queueing import Queue
 from exclusivelog.cluster.recent import Recent
 from exclusivelog.cluster.rule import Judged, Verdict
-from exclusivelog.cluster.waiting import Leave, Wait, Waiters, decode, encode
+from exclusivelog.cluster.waiting import Leave, Wait, Waiters, decode
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -35,20 +31,11 @@ from exclusivelog.errors import (
     ProducerFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.messages import Encoded
 from exclusivelog.waits import in_slices
 
-__all__ = ["ANSWER_SECONDS", "Lost", "Owning", "TopicLog", "now_ms"]
+__all__ = ["TopicLog", "fenced_error"]
 
 RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
-ANSWER_SECONDS = 60.0  # for a log to show what was appended to it
-LIVING = ("asking", "cancelled", "owner", "closing")  # of a writer's `status`
-UNDER_WAY = 4  # batches of one session; what comes meanwhile becomes one more
-
-
-def now_ms() -> int:
-    """Ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Host(Protocol):
@@ -56,7 +43,10 @@ class Host(Protocol):
 
     id: str
     path: str
-    commit_queue: _core.CommitQueue
+
+    @property
+    def commit_queue(self) -> _core.CommitQueue:
+        """Of its commit thread."""
 
     def check_alone(self) -> None:
         """EngineClosedError in a forked child."""
@@ -71,174 +61,48 @@ class Host(Protocol):
         """Is this a waiter of this engine?"""
 
 
-class Lost(Protocol):
-    """A session, which is told what becomes of it."""
-
-    def lose(self, error: ExclusiveLogError) -> None:
-        """The topic is lost for good."""
-
-    def tell_wanted(self) -> None:
-        """Another producer waits for the topic."""
+# ---- appending ---------------------------------------------------------------------------
 
 
-# ---- one session's way to the log --------------------------------------------------------
+class Appending:
+    """Hands records to the log, and knows when to append again what was not read back."""
 
+    def __init__(self, log: OrderedLog) -> None:
+        self._log = log
+        self.due = float("inf")  # by the monotonic clock
 
-class Owning:
-    """One session's writer, and what its producers have sent. Made by `TopicLog.ask`."""
-
-    def __init__(self, topic: TopicLog, writer: Writer) -> None:
-        self.writer = writer
-        self.topic = topic
-        self.appender: _core.Appender | None = None  # once its session is opened
-        self._session: Callable[[], Lost | None] = _no_session
-        self._batches: dict[Ticket, _core.Batch] = {}  # those under way
-        self._taken: set[int] = set()  # their ids
-        self._done: list[Ticket] = []
-        self._numbers: dict[Ticket, int] = {}  # those of `append` under way
-        self._number = self._counted = 0  # the last one given, the last one with an outcome
-        self._failed: tuple[int, ExclusiveLogError] | None = None  # the first one that failed
-        self._lost = False
-
-    def connect(self, appender: _core.Appender, session: Lost) -> None:
-        """Send what this appender is given, and tell this session of its loss."""
-        self.appender, self._session = appender, weakref.ref(session)
-
-    # ---- sending -------------------------------------------------------------------------
-
-    def pump(self, patient: bool = True) -> None:
-        """Hand on what waits. In the engine's commit thread. `patient`: unless enough is under way
-        already; then the rest follows as one batch."""
-        with self.topic.changed:
-            appender = self.appender
-            if appender is None or (patient and len(self._batches) >= UNDER_WAY):
-                return
-            for batch in appender.take():
-                if id(batch) not in self._taken:
-                    self._send(appender, batch)
-
-    def _send(self, appender: _core.Appender, batch: _core.Batch) -> None:
+    def append(self, data: bytes) -> None:
+        """Append a record, once at least or not at all; the log tells which."""
+        self.due = min(self.due, time.monotonic() + RESEND_SECONDS)
         try:
-            ticket = self.writer.send(_encoded(batch), now_ms(), self._note)
-        except ExclusiveLogError as error:
-            _fail(appender, [], error)
-        else:
-            self._batches[ticket] = batch
-            self._taken.add(id(batch))
+            self._log.append(data, self._answered)
+        except Exception as error:  # whether it is in the log is known when it is read back
+            self._answered(Answer(None, error=error))
 
-    def append(self, messages: Sequence[Encoded]) -> tuple[int, int] | None:
-        """Hand messages on now, past the appender: the offset that they will have, if they will be
-        in the log, and a number for `await_counting`. None if others wait before them."""
-        with self.topic.changed:
-            self.topic.check()
-            appender = self.appender
-            if appender is None or appender.pending_messages:
-                return None
-            if appender.error is not None:
-                raise appender.error
-            expected = self.writer.next_offset
-            ticket = self.writer.send(messages, now_ms(), self._note)
-            appender.advance(self.writer.last_sequence)
-            self._number += 1
-            self._numbers[ticket] = self._number
-            return expected, self._number
+    def _answered(self, answer: Answer) -> None:
+        """An append that is not known to be stored is tried again soon."""
+        if not answer.stored:
+            self.hurry()
 
-    def await_counting(self, number: int) -> None:
-        """Wait until these messages count; raises what they failed with."""
-        self.topic.await_change(lambda: self._counted >= number, None, "")
-        if self._failed is not None and number >= self._failed[0]:
-            raise self._failed[1]
+    def hurry(self) -> None:
+        """Something was lost: append again soon."""
+        self.due = min(self.due, time.monotonic() + RESEND_SECONDS / 10)
 
-    def _note(self, ticket: Ticket) -> None:
-        self._done.append(ticket)
-        number = self._numbers.pop(ticket, None)
-        if number is not None:  # in order; after one that has failed, all do
-            self._counted = number
-            if ticket.error is not None and self._failed is None:
-                self._failed = number, ticket.error
+    def progress(self, unsettled: bool) -> None:
+        """A record counts; is there more to be read back?"""
+        self.due = time.monotonic() + RESEND_SECONDS if unsettled else float("inf")
 
-    # ---- outcomes ------------------------------------------------------------------------
+    def is_due(self) -> bool:
+        """Is it time to append again? Then it is not until the next append."""
+        due = time.monotonic() >= self.due
+        if due:
+            self.due = float("inf")
+        return due
 
     @property
-    def has_news(self) -> bool:
-        """Is there anything to tell the producers?"""
-        return bool(self._done) or (self.writer.status == "fenced" and not self._lost)
-
-    def tell(self) -> None:
-        """Settle the receipts. In the thread that follows the log, without its lock."""
-        with self.topic.changed:
-            done, self._done = self._done, []
-            ended = [(self._batches.pop(ticket, None), ticket) for ticket in done]
-            self._taken -= {id(batch) for batch, _ in ended}
-            fenced = self.writer.status == "fenced" and not self._lost
-            self._lost = self._lost or fenced
-            error = self.writer.error if fenced else None
-        appender = self.appender
-        if appender is not None:
-            self._settle(appender, ended, error)
-        session = self._session()
-        if error is not None and session is not None:
-            session.lose(error)
-
-    def _settle(
-        self, appender: _core.Appender, ended: Iterable[tuple[_core.Batch | None, Ticket]],
-        error: ExclusiveLogError | None,
-    ) -> None:  # fmt: skip
-        placed: list[tuple[_core.Batch, int]] = []
-        for batch, ticket in ended:
-            error = error or ticket.error
-            if batch is not None and ticket.error is None:
-                placed.append((batch, ticket.offset or 0))
-        if error is not None:
-            _fail(appender, placed, error)
-        elif placed:
-            appender.settle(placed)
-        self.topic.host.commit_queue.put(appender, 0.0)  # it calls back, and takes what waits
-
-    def tell_wanted(self) -> None:
-        """Another producer waits for the topic."""
-        session = self._session()
-        if session is not None and self.writer.status == "owner":
-            session.tell_wanted()
-
-    # ---- the end -------------------------------------------------------------------------
-
-    def release(self, timeout: float) -> None:
-        """Give the topic back, behind what was handed on, and wait for that."""
-        with self.topic.changed:
-            self.writer.release()
-        self.topic.await_change(
-            lambda: self.writer.status in ("closed", "fenced"), timeout,
-            "the release of the topic was not read back",
-        )  # fmt: skip
-
-
-def _fail(
-    appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError
-) -> None:
-    """Fail all that this appender has, but what is in the log, and take no more. If it was closed
-    before, later calls are told so; what it had accepted is told what it failed with."""
-    appender.close_with(error)
-    appender.settle(placed, error)
-
-
-def _no_session() -> None:
-    """Stands for a reference to a session, where there is none."""
-
-
-def _encoded(batch: _core.Batch) -> list[Encoded]:
-    """The messages of a batch."""
-    found: list[Encoded] = []
-    for _, data in batch.stamp(0, 0, 0, 0, 0):
-        entry = _core.Entry(data)
-        for index in range(entry.count):
-            message = entry.message(index)
-            properties = message.properties
-            packed = msgpack.packb(properties) if properties else None
-            found.append(
-                (message.raw_value, message.key, packed, message.event_time, message.sequence_id)
-            )
-    return found
+    def seconds(self) -> float:
+        """Until then, at most `RESEND_SECONDS`."""
+        return max(0.0, min(RESEND_SECONDS, self.due - time.monotonic()))
 
 
 # ---- one topic ---------------------------------------------------------------------------
@@ -255,12 +119,11 @@ class TopicLog:
         self.changed = threading.Condition()
         self.words = _core.SharedWords(bytearray(8))  # the word at 0 changes with every frame
         self.recent = Recent()
-        self.waiters = Waiters()
+        self._appending = Appending(log)
+        self.queue = Queue(host, self._appending.append)
         self._reader = Reader(log)
         self.state = self._reader.state
         self._owning: list[Owning] = []
-        self._waits: dict[int, bytes] = {}  # records that were not read back yet
-        self._due = float("inf")  # when to append again, by the monotonic clock
         self._closed = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(
@@ -309,7 +172,12 @@ class TopicLog:
     def is_wanted(self, name: str) -> bool:
         """Does another producer wait for the topic?"""
         with self.changed:
-            return any(each.producer_name != name for each in self.waiters.in_order())
+            return self.queue.is_wanted(name)
+
+    @property
+    def waiters(self) -> Waiters:
+        """Who waits, as far as the log was read."""
+        return self.queue.waiters
 
     @property
     def tenure(self) -> tuple[int, bool]:
@@ -344,7 +212,7 @@ class TopicLog:
             self.check()
             if self.tenure != seen:
                 return None
-            writer = Writer(self.state, self._append, holder)
+            writer = Writer(self.state, self._appending.append, holder)
             owning = Owning(self, writer)
             writer.ask(topic_epoch)
             self._owning.append(owning)
@@ -369,58 +237,29 @@ class TopicLog:
         """Let this producer wait for the topic; returns once the log shows it."""
         with self.changed:
             self.check()
-            self._waits[wait.number] = encode(wait)
-            self._append(self._waits[wait.number])
+            self.queue.join(wait)
         self.await_change(
-            lambda: wait.number not in self._waits, ANSWER_SECONDS,
+            lambda: self.queue.has_joined(wait.number), ANSWER_SECONDS,
             "the record of a waiting producer was not read back",
         )  # fmt: skip
 
     def leave_queue(self, number: int) -> None:
         """This producer waits no more."""
         with self.changed:
-            self._waits.pop(number, None)
             if not self._ended:
-                self._append(encode(Leave((number,))))
+                self.queue.leave(number)
 
-    # ---- appending -----------------------------------------------------------------------
-
-    def _append(self, data: bytes) -> None:
-        self._due = min(self._due, time.monotonic() + RESEND_SECONDS)
-        try:
-            self.log.append(data, self._answered)
-        except Exception as error:  # whether it is in the log is known when it is read back
-            self._answered(Answer(None, error=error))
-
-    def _answered(self, answer: Answer) -> None:
-        """An append that is not known to be stored is tried again soon."""
-        if not answer.stored:
-            self._due = min(self._due, time.monotonic() + RESEND_SECONDS / 10)
+    # ---- appending again -----------------------------------------------------------------
 
     def _try_again(self) -> None:
-        self._due = float("inf")
         for owning in self._owning:
             if owning.writer.unsettled:
                 owning.writer.resend()
-        for data in list(self._waits.values()):
-            self._append(data)
-        if gone := self._gone():
-            self._append(encode(Leave(gone)))
+        self.queue.append_again()
 
     @property
     def _unsettled(self) -> bool:
-        if self._waits or self._gone():
-            return True
-        return any(each.writer.unsettled for each in self._owning)
-
-    def _gone(self) -> tuple[int, ...]:
-        """The waiters of this engine that do not wait any more, though the log says so: their
-        records came late, or that of their leaving is not there yet."""
-        return tuple(
-            each.number
-            for each in self.waiters
-            if each.engine_id == self.host.id and not self.host.waits_here(each.number)
-        )
+        return self.queue.unsettled or any(each.writer.unsettled for each in self._owning)
 
     # ---- the thread ----------------------------------------------------------------------
 
@@ -437,13 +276,12 @@ class TopicLog:
             self._end(None)
 
     def _step(self) -> None:
-        left = max(0.0, min(RESEND_SECONDS, self._due - time.monotonic()))
-        record = self._reader.receive(left)
+        record = self._reader.receive(self._appending.seconds)
         look = False
         with self.changed:
             if record is not None:
                 look = self._take(self._reader.fold(record), record.data)
-            if time.monotonic() >= self._due:
+            if self._appending.is_due():
                 self._try_again()
             news = [owning for owning in self._owning if owning.has_news]
         for owning in news:
@@ -463,12 +301,12 @@ class TopicLog:
         elif judged.counts:
             look = self._take_counting(judged)
         elif judged.verdict is Verdict.AHEAD and self._unsettled:  # the frame before it was lost
-            self._due = min(self._due, time.monotonic() + RESEND_SECONDS / 10)
+            self._appending.hurry()
         self.changed.notify_all()
         return look
 
     def _take_counting(self, judged: Judged) -> bool:
-        self._due = time.monotonic() + RESEND_SECONDS if self._unsettled else float("inf")
+        self._appending.progress(self._unsettled)
         parsed = judged.parsed
         if isinstance(parsed, Frame):
             self.wake()
@@ -479,14 +317,13 @@ class TopicLog:
         return True
 
     def _take_wait(self, record: Wait | Leave | None) -> bool:
-        self.waiters.take(record)
+        if record is None:
+            return False
+        self.queue.take(record)
         if isinstance(record, Wait):
-            self._waits.pop(record.number, None)
-            if gone := self._gone():
-                self._append(encode(Leave(gone)))
             for owning in self._owning:
                 owning.tell_wanted()
-        return record is not None
+        return True
 
     def _forget_ended(self) -> None:
         with self.changed:

@@ -6,11 +6,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from exclusivelog.errors import UnsupportedError
 
-__all__ = ["REASONS", "Refusing", "refusal"]
+__all__ = ["REASONS", "Refusing", "refusal", "refuses"]
 
 # What is refused -> why, and what to use instead.
 REASONS = {
@@ -43,6 +44,15 @@ def refusal(what: str) -> UnsupportedError:
     return UnsupportedError(f"{what}: {REASONS[what]}")
 
 
+def refuses(what: str) -> Callable[..., NoReturn]:
+    """A method that raises this error."""
+
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise refusal(what)
+
+    return refuse
+
+
 class Refusing:
     """Stands for a part of an engine that a cluster does not have: every call of it raises.
 
@@ -59,7 +69,4 @@ topic, and own that
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._refuse
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
-        raise refusal(self._what)
+        return refuses(self._what)

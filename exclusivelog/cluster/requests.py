@@ -22,8 +22,9 @@ from typing import Any, Protocol
 
 from exclusivelog import logs
 from exclusivelog.backend import ProducerRequest
-from exclusivelog.cluster.following import ANSWER_SECONDS, Owning, TopicLog, fenced_error, now_ms
+from exclusivelog.cluster.following import TopicLog, fenced_error
 from exclusivelog.cluster.frames import Grant, Holder
+from exclusivelog.cluster.owning import ANSWER_SECONDS, Owning, now_ms
 from exclusivelog.cluster.session import Registration
 from exclusivelog.cluster.waiting import Wait
 from exclusivelog.errors import (
@@ -61,6 +62,10 @@ class Host(Protocol):
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run application code in a thread of its own."""
 
+
+class Granted(Protocol):
+    """The sessions of the engine."""
+
     def keep(self, number: int, owning: Owning) -> None:
         """This session was granted; `open_session` takes it."""
 
@@ -91,8 +96,8 @@ class Asking:
 class Requests:
     """One engine's requests that wait, and the attempts of all."""
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, host: Host, granted: Granted) -> None:
+        self._host, self._granted = host, granted
         self._waiting: dict[int, Asking] = {}
         self._names: dict[tuple[int, str], Asking] = {}  # of requests that have no outcome
         self._lock = threading.Lock()
@@ -296,12 +301,12 @@ class Requests:
             writer.session, asking.topic.id, asking.name, request.mode, request.priority,
             writer.epoch, request.properties, request.notify_on_contention,
         )  # fmt: skip
-        self._host.keep(session.id, owning)
+        self._granted.keep(session.id, owning)
         try:
             future.session = session
             future.granted = future.make(session, writer.last_sequence)
         except BaseException:
-            self._host.drop(session.id)
+            self._granted.drop(session.id)
             raise
         self._end(asking, granted=True)
         self._settle(future, lambda: give_granted(future))

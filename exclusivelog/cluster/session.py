@@ -18,10 +18,10 @@ from exclusivelog.backend import (
     State,
     without_outcome,
 )
-from exclusivelog.cluster.following import ANSWER_SECONDS, Owning
 from exclusivelog.cluster.frames import MAX_MESSAGES
 from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
-from exclusivelog.cluster.refused import refusal
+from exclusivelog.cluster.owning import ANSWER_SECONDS, Owning
+from exclusivelog.cluster.refused import refuses
 from exclusivelog.errors import (
     DuplicateSequenceError,
     EngineClosedError,
@@ -55,24 +55,15 @@ class Registration:
     exclusive: bool = True
 
 
-class Host(Protocol):
-    """The engine of a session."""
-
-    id: str
-    name: str
-    path: str
-    closed: bool
-    forked: bool
-    commit_queue: _core.CommitQueue
-
-    def check_open(self) -> None:
-        """EngineClosedError unless the engine can be used here."""
-
-    def check_alone(self) -> None:
-        """EngineClosedError in a forked child."""
+class Committing(Protocol):
+    """Hands messages to the writers."""
 
     def commit(self, owning: Owning) -> None:
         """Have what waits there handed on soon."""
+
+
+class Registering(Protocol):
+    """The sessions of an engine."""
 
     def finalizer(self, owning: Owning) -> _core.Finalizer:
         """What has the session released once its producers are dropped."""
@@ -82,6 +73,34 @@ class Host(Protocol):
 
     def unregister(self, session: ClusterSession) -> None:
         """It is closed."""
+
+
+class Host(Protocol):
+    """The engine of a session."""
+
+    id: str
+    name: str
+    path: str
+    closed: bool
+    forked: bool
+
+    @property
+    def commit_queue(self) -> _core.CommitQueue:
+        """Of the commit thread."""
+
+    @property
+    def committer(self) -> Committing:
+        """Hands messages to the writers."""
+
+    @property
+    def registry(self) -> Registering:
+        """The engine's sessions."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_alone(self) -> None:
+        """EngineClosedError in a forked child."""
 
 
 # ---- sending -----------------------------------------------------------------------------
@@ -115,7 +134,7 @@ class ClusterSending:
         if self.appender.holds(self._options.max_pending_bytes):
             receipt = self.appender.newest()
             if receipt is not None:
-                self._host.commit(self._owning)
+                self._host.committer.commit(self._owning)
                 receipt.exception(ANSWER_SECONDS)
 
     def _queue(self, message: Encoded, later: bool) -> _core.Receipt:
@@ -127,7 +146,7 @@ class ClusterSending:
         return receipt
 
     def _outcome(self, receipt: _core.Receipt, timeout: float | None) -> int:
-        self._host.commit(self._owning)
+        self._host.committer.commit(self._owning)
         try:
             receipt.exception(timeout)
         except WaitTimeoutError:
@@ -187,12 +206,10 @@ class ClusterSending:
         """Wait for the outcome of what was accepted so far; whatever it is."""
         waiting = self.appender.newest()
         if waiting is not None:
-            self._host.commit(self._owning)
+            self._host.committer.commit(self._owning)
             waiting.exception(ANSWER_SECONDS)
 
-    def private_appender(self) -> _core.Appender:
-        """There are no transactions."""
-        raise refusal("transactions")
+    private_appender = refuses("transactions")
 
 
 def _check_fits(count: int, size: int) -> None:
@@ -232,7 +249,7 @@ class ClusterSession:
         self._is_closed = False
         self._lock = _core.Lock()
         self._listeners: References = ()
-        self._finalizer = self._host.finalizer(owning)
+        self._finalizer = self._host.registry.finalizer(owning)
         appender = _core.Appender(
             session.name.encode(), last_sequence, min(options.max_batch_messages, MOST_MESSAGES),
             min(options.max_batch_bytes, MOST_BYTES), session, self._host.commit_queue,
@@ -240,7 +257,7 @@ class ClusterSession:
         )  # fmt: skip
         self.sending = ClusterSending(self._host, owning, appender, options)
         owning.connect(appender, self)
-        self._host.register(self)
+        self._host.registry.register(self)
         if owning.writer.status == "fenced" and owning.writer.error is not None:
             self.lose(owning.writer.error)  # it may have been told before it was connected
 
@@ -334,16 +351,11 @@ class ClusterSession:
         """There is no session to follow."""
         return True
 
-    def pause_for_transaction(self) -> bool:
-        """There are no transactions."""
-        raise refusal("transactions")
-
     def resume(self) -> None:
         """It is never paused."""
 
-    def has_announced(self, info: dict[str, str]) -> None:
-        """There are no announcements."""
-        raise refusal("announcements")
+    pause_for_transaction = refuses("transactions")
+    has_announced = refuses("announcements")
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -369,7 +381,7 @@ class ClusterSession:
             self.sending.appender.close_with(self._closed_error())  # what is queued is still sent
         if self._lost is not None or self._host.closed:
             self._finalizer.let_go()
-            self._host.unregister(self)
+            self._host.registry.unregister(self)
             return None
         try:
             failure = self._drain()
@@ -379,14 +391,14 @@ class ClusterSession:
             self._finalizer.pull()  # a closed producer must not stay an owner
             raise
         finally:
-            self._host.unregister(self)
+            self._host.registry.unregister(self)
         return failure
 
     def _drain(self) -> ExclusiveLogError | None:
         waiting = self.sending.appender.newest()
         if waiting is None:
             return None
-        self._host.commit(self.owning)
+        self._host.committer.commit(self.owning)
         error = waiting.exception(ANSWER_SECONDS)
         return None if isinstance(error, ProducerFencedError) else error
 

@@ -1,0 +1,68 @@
+"""The logs of topics that one engine follows."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+from exclusivelog.cluster.following import Host as FollowingHost
+from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.place import Place
+
+__all__ = ["Topics"]
+
+
+class Host(FollowingHost, Protocol):
+    """The engine."""
+
+    @property
+    def place(self) -> Place:
+        """Where the topics are."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+
+class Topics:
+    """Numbers topics, and follows those that are used."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._followed: dict[int, TopicLog] = {}
+
+    def number_of(self, name: str) -> int:
+        """The id of a topic, for as long as the engine is open."""
+        with self._lock:
+            return self._numbers.setdefault(name, len(self._numbers) + 1)
+
+    def named(self, name: str) -> TopicLog:
+        """The log of the topic of that name, followed from now on."""
+        return self.followed(self.number_of(name))
+
+    def followed(self, number: int) -> TopicLog:
+        """The topic's log, followed from now on."""
+        found = self._followed.get(number)
+        if found is not None:
+            return found
+        with self._lock:
+            self._host.check_open()
+            found = self._followed.get(number)
+            if found is None:
+                name = next(name for name, each in self._numbers.items() if each == number)
+                log = self._host.place.open(name)
+                found = self._followed[number] = TopicLog(self._host, name, number, log)
+            return found
+
+    def close(self) -> None:
+        """End all."""
+        with self._lock:
+            followed = list(self._followed.values())
+        for each in followed:
+            each.close()
+
+    def forget(self) -> None:
+        """In a forked child: all of them are the parent's."""
+        for each in list(self._followed.values()):
+            each.forget()

@@ -1,0 +1,168 @@
+"""The two threads of an engine that has producers.
+
+`exclusivelog-commit` hands messages to the writers and calls back; `exclusivelog-worker` gives
+waiters their turn and releases what was dropped. They begin with the first producer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from exclusivelog import _core, logs, threads
+from exclusivelog.cluster.owning import Owning
+from exclusivelog.cluster.registry import CLOSE_SECONDS, Registry, drain
+from exclusivelog.errors import EngineClosedError, ExclusiveLogError
+
+__all__ = ["BELL", "Committer", "Worker"]
+
+log = logging.getLogger(__name__)
+
+IDLE_SECONDS = 60.0  # the worker is woken for whatever there is to do
+JOIN_SECONDS = 60.0
+BELL = 0
+
+
+class Running:
+    """A thread that takes one step after the other until one returns False."""
+
+    def __init__(self, path: str, engine: str, name: str) -> None:
+        self._path, self._engine, self._name = path, engine, name
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self, step: Callable[[], bool]) -> None:
+        """Begin, unless it has begun."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = self._run(step)
+
+    def _run(self, step: Callable[[], bool]) -> threading.Thread:
+        path, engine, name = self._path, self._engine, self._name
+
+        def failed(error: BaseException) -> None:
+            logs.say(
+                log, logs.THREAD_FAILED, error=error, ledger=path, engine=engine, thread_of=name,
+                reason=repr(error),
+            )  # fmt: skip
+
+        thread = threading.Thread(
+            target=_core.keep_running, args=(step, failed), name=name, daemon=True
+        )
+        return threads.start(path, thread)
+
+    @property
+    def is_here(self) -> bool:
+        """Is this that thread?"""
+        return threading.current_thread() is self._thread
+
+    def join(self) -> None:
+        """Wait for its end."""
+        if self._thread is not None and not self.is_here:
+            self._thread.join(JOIN_SECONDS)
+
+
+class Committer:
+    """Hands what producers have queued to the writers."""
+
+    def __init__(self, path: str, engine: str, registry: Registry) -> None:
+        self.queue = _core.CommitQueue()
+        self._registry = registry
+        self._running = Running(path, engine, "exclusivelog-commit")
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        self._running.start(self._step)
+
+    def commit(self, owning: Owning) -> None:
+        """Have what waits there handed on soon."""
+        appender = owning.appender
+        if appender is None:
+            return
+        if self._running.is_here:
+            owning.pump(patient=False)  # a callback waits for it
+        else:
+            self.queue.put(appender, 0.0)
+
+    def _step(self) -> bool:
+        if not self.queue.sleep():
+            return False
+        with self.queue as waiting:
+            for appender in waiting:
+                owning = self._registry.owning(appender.session.id)
+                if owning is not None:
+                    owning.pump()
+                else:
+                    appender.take()
+                    appender.settle([], EngineClosedError("its producer is closed"), True)
+        _core.run_callbacks()
+        return True
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.queue.stop()
+        self._running.join()
+        _core.run_callbacks()
+
+
+class Looking(Protocol):
+    """The requests that wait."""
+
+    @property
+    def seconds(self) -> float | None:
+        """How long until somebody has to look again; None: nobody waits."""
+
+    def look(self) -> None:
+        """Give those their turn whose turn it is."""
+
+
+class Worker:
+    """Gives waiters their turn, and releases the sessions that were dropped."""
+
+    def __init__(
+        self, path: str, engine: str, words: _core.SharedWords, registry: Registry,
+        committer: Committer, pending: Looking,
+    ) -> None:  # fmt: skip
+        self._words, self._registry, self._committer = words, registry, committer
+        self._pending = pending
+        self._stopped = False
+        self._running = Running(path, engine, "exclusivelog-worker")
+
+    def start(self) -> None:
+        """Begin, unless it has begun."""
+        self._running.start(self._step)
+
+    def wake(self) -> None:
+        """Have it look around."""
+        self._words.add(BELL, 1)
+        self._words.wake(BELL)
+
+    def _step(self) -> bool:
+        seen = self._words.load(BELL)
+        if self._stopped:
+            return False
+        for owning in self._registry.dropped():
+            self._release(owning)
+        self._pending.look()
+        left = self._pending.seconds
+        self._words.wait(BELL, seen, int((IDLE_SECONDS if left is None else left) * 1e9))
+        return True
+
+    def _release(self, owning: Owning) -> None:
+        """Its producers are gone: send what they have left, and give the topic back."""
+        drain(owning, self._committer.commit, CLOSE_SECONDS)
+        with contextlib.suppress(ExclusiveLogError):
+            owning.release(CLOSE_SECONDS)
+        self._registry.forget(owning)
+
+    def stop(self) -> None:
+        """Have it end."""
+        self._stopped = True
+        self.wake()
+
+    def join(self) -> None:
+        """Wait for its end."""
+        self._running.join()
