@@ -4,6 +4,7 @@
 #             the promises as figures
 # make wheels [PYTHONS="python3.12 ..."]
 #             a wheel for each Python of this machine, tried out in an environment of its own
+# make docs   the documentation as a site, in build/site; warnings and broken links are errors
 # Each creates the environment that it needs, in .venv, from pyproject.toml alone.
 
 PYTHON ?= python3
@@ -11,13 +12,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 DEMO_READY := $(VENV)/ready-for-demo
+DOCS_READY := $(VENV)/ready-for-docs
 SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.pxd exclusivelog/_native/*)
 
 # Spark draws the demo's report, where there is a Java to run it.
 comma := ,
 JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
 
-.PHONY: demo test lint bench torture proof wheels clean
+.PHONY: demo test lint docs bench torture proof wheels clean
 .DELETE_ON_ERROR:
 
 demo: $(DEMO_READY)
@@ -30,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Four at a time, also on two cores: most tests wait, for a deadline or a flush.
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 
-test: lint
+test: lint docs
 	$(PYTEST) -m "not broker" --durations=10
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
 	$(PYTEST) -m broker -n 2 tests/cluster
@@ -44,6 +46,11 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest --mypy-config-file pyproject.toml \
 	    --ignore-disjoint-bases exclusivelog._core
+
+docs: $(DOCS_READY)
+	@rm -rf build/site
+	$(BIN)/sphinx-build -q -W --keep-going -j auto -c docs -d build/doctrees . build/site
+	@echo open build/site/index.html
 
 bench: $(READY)
 	$(BIN)/python -m bench.compare
@@ -67,11 +74,14 @@ endef
 
 $(READY): $(SOURCES)
 	$(call INSTALL,dev)
-	@touch $(DEMO_READY)
+	@touch $(DEMO_READY) $(DOCS_READY)
 
-# The demo needs no tools: where everything is installed, it finds that.
+# The demo and the site need few tools: where everything is installed, they find that.
 $(DEMO_READY): $(SOURCES)
 	$(call INSTALL,$(shell $(JAVA) && echo cli$(comma)spark || echo cli))
+
+$(DOCS_READY): $(SOURCES)
+	$(call INSTALL,docs)
 
 wheels: $(READY)
 	$(BIN)/python tools/wheels.py $(PYTHONS)

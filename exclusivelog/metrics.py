@@ -16,6 +16,8 @@ from exclusivelog.types import EngineStats, Histogram
 if TYPE_CHECKING:
     from exclusivelog.engine import Engine
 
+__all__ = ["Collector", "names", "render"]
+
 PREFIX = "exclusivelog_"
 COUNTER, GAUGE, HISTOGRAM = "counter", "gauge", "histogram"
 

@@ -32,6 +32,8 @@ import pytest
 
 import exclusivelog as xl
 
+__all__ = ["Process", "Start", "fence", "ledger", "second_process", "wait_until"]
+
 PATIENCE = 30.0  # seconds that calls here wait at most, unless they are told otherwise
 STOP_SECONDS = 10.0  # a thread in the middle of a flush stops behind it
 POLL_SECONDS = 0.005

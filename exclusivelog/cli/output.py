@@ -64,9 +64,10 @@ def _draw(names: Sequence[str], cells: Iterable[Sequence[str]], header: bool) ->
     table = Table(*names, box=box.SIMPLE_HEAD, show_header=header)
     for line in cells:
         table.add_row(*(Text(cell) for cell in line))
-    # A terminal that is too narrow breaks the lines; rich would cut the cells.
-    needed = Console(width=1000).measure(table).maximum
-    Console(width=max(needed, Console().width)).print(table)
+    # A terminal that is too narrow breaks the lines; rich would cut the cells. Without a height, it
+    # takes 80 columns where TERM is dumb.
+    needed = Console(width=1000, height=25).measure(table).maximum
+    Console(width=max(needed, Console().width), height=25).print(table)
     return True
 
 

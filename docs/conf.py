@@ -1,0 +1,160 @@
+"""How Sphinx makes the site of the documentation: `make docs`.
+
+The source directory is the project's root, so that pages link README.md, CONTRIBUTING.md and the
+examples by the same relative paths as on any web view of the repository.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import exclusivelog.cli.program  # noqa: E402
+from exclusivelog import aio  # noqa: E402
+from exclusivelog.version import __version__  # noqa: E402
+
+project, author, copyright = "exclusivelog", "the exclusivelog developers", "the developers"
+version = release = __version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_click"]
+root_doc = "docs/index"
+include_patterns = ["docs/**.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/*.md",
+                    "tests/storage/ledgers/README.md"]  # fmt: skip
+exclude_patterns = [".venv", "build", "dist", "exclusivelog", "proof", "bench"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+# A page may skip a size of heading; annotations name classes that both interfaces have.
+suppress_warnings = ["myst.header", "ref.python"]
+
+default_role = "py:obj"  # `name` in a docstring: a link if there is such a name, else code
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_mock_imports = ["pyspark"]
+python_use_unqualified_type_names = True
+
+html_theme = "furo"
+html_title = f"exclusivelog {version}"
+html_extra_path = ["site"]
+html_show_copyright = False
+pygments_style, pygments_dark_style = "default", "monokai"
+
+for _module in exclusivelog.cli.COMMANDS:  # each adds its commands
+    importlib.import_module(f"exclusivelog.cli.{_module}")
+
+ANCHOR = re.compile(r'<a id="([^"]+)">')
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def as_restructured(_app: Any, _what: str, _name: str, _object: Any, _options: Any,
+                    lines: list[str]) -> None:  # fmt: skip
+    """Docstrings are Markdown: turn fenced blocks into directives."""
+
+    def block(found: re.Match[str]) -> str:
+        margin, language, body = found.groups()
+        code = "".join(f"   {line}\n" for line in body.splitlines())
+        return f"\n{margin}.. code-block:: {language or 'text'}\n\n{code}\n"
+
+    lines[:] = FENCE.sub(block, "\n".join(lines)).split("\n")
+
+
+def know_anchors(app: Any, docname: str, source: list[str]) -> None:
+    """Let links lead to `<a id="b3"></a>`, which MyST takes for plain HTML."""
+    found = app.env.metadata[docname]["html_anchors"] = ANCHOR.findall(source[0])
+    here = f"]({Path(app.env.doc2path(docname)).name}#"
+    for name in found:
+        source[0] = source[0].replace(f"](#{name})", f"{here}{name})")
+
+
+def add_anchors(app: Any, _env: Any) -> None:
+    """Enter them beside the headings that MyST has found."""
+    for metadata in app.env.metadata.values():
+        slugs = metadata.setdefault("myst_slugs", {})
+        for name in metadata.get("html_anchors", ()):
+            slugs.setdefault(name, (0, name, name.upper()))
+
+
+def skip_internals(_app: Any, _what: str, _name: str, found: Any, skip: bool,
+                   _options: Any) -> bool | None:  # fmt: skip
+    """Leave out what the library's modules use of one another's objects: aio has none of it."""
+    owner, _, name = getattr(found, "__qualname__", "").rpartition(".")
+    if isinstance(found, property):
+        owner, _, name = found.fget.__qualname__.rpartition(".")
+    public = getattr(exclusivelog, owner, None) if owner in exclusivelog.__all__ else None
+    awaitable = getattr(aio, owner, public)
+    if public is not None and awaitable is not public and not hasattr(awaitable, name):
+        return True
+    return skip or None
+
+
+class _Page(HTMLParser):
+    """The ids and the links of a page."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids.update(filter(None, (found.get("id"), found.get("name"))))
+        link = found.get("href") if tag == "a" else found.get("src")
+        if link:
+            self.links.append(link)
+
+
+def broken_links(site: Path) -> list[str]:
+    """Every link of the finished site that leads to no file or no anchor of it."""
+    pages = {file.resolve(): _Page(file) for file in sorted(site.rglob("*.html"))}
+    broken = []
+    for file, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            anchors = pages[target].ids if target in pages else set()
+            if not target.is_file() or (
+                parts.fragment
+                and target.suffix == ".html"
+                and unquote(parts.fragment) not in anchors
+            ):
+                broken.append(f"{file.relative_to(site)}: {link} leads nowhere")
+    return broken
+
+
+def undocumented(app: Any) -> list[str]:
+    """Public names that no page of the reference has."""
+    there = set(app.env.get_domain("py").objects)
+    return [
+        f"docs/reference/ has no {module}.{name}"
+        for module in ("exclusivelog", "exclusivelog.metrics", "exclusivelog.testing",
+                       "exclusivelog.cluster", "exclusivelog.spark")
+        for name in importlib.import_module(module).__all__
+        if f"{module}.{name}" not in there and name not in ("__version__", "serde")
+    ]  # fmt: skip
+
+
+def check_links(app: Any, error: Exception | None) -> None:
+    """Fail the build for a broken link, and for a public name that is not documented."""
+    if error is not None or app.builder.format != "html":
+        return
+    if wrong := broken_links(Path(app.outdir).resolve()) + undocumented(app):
+        raise SystemExit("\n".join(wrong))
+
+
+def setup(app: Any) -> None:
+    """Called by Sphinx."""
+    app.connect("autodoc-skip-member", skip_internals)
+    app.connect("autodoc-process-docstring", as_restructured)
+    app.connect("source-read", know_anchors)
+    app.connect("env-updated", add_anchors)
+    app.connect("build-finished", check_links)

@@ -1,0 +1,130 @@
+"""The documentation: what its pages show is what happens, its pictures are drawn by the program
+beside them, and its reference has every public name. `make docs` builds it and checks its links."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from testing.pages import Reader, blocks, reader_of
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+# Pages whose Python and console blocks are run here.
+RUN = [
+    "docs/asyncio.md", "docs/howto/configuration.md", "docs/howto/drain.md",
+    "docs/howto/exactly-once.md", "docs/howto/state-machine.md", "docs/tutorial.md",
+]  # fmt: skip
+
+# Where what the others show is run.
+ELSEWHERE = {
+    "CONTRIBUTING.md": "commands of this repository",
+    "README.md": "doctest, from pyproject.toml; its commands are those of this repository",
+    "docs/cluster.md": "needs a Pulsar broker: tests/cluster/",
+    "docs/deployment.md": "needs servers: tests/operations/test_pages.py",
+    "docs/guide.md": "doctest, from pyproject.toml; commands that exist: below",
+    "docs/howto/upgrade.md": "tests/storage/test_formats.py",
+    "docs/operations.md": "tests/operations/, tests/faces/test_cli_check.py",
+    "docs/runbook.md": "commands that exist: tests/operations/test_pages.py",
+    "docs/spark.md": "needs Java: tests/spark/",
+    "docs/testing.md": "tests/faces/test_testing.py",
+    "examples/README.md": "tests/faces/test_examples.py, test_state_examples.py",
+}
+
+
+def pages() -> dict[str, Path]:
+    found = [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), ROOT / "examples" / "README.md"]
+    return {str(page.relative_to(ROOT)): page for page in sorted(found)}
+
+
+@pytest.mark.parametrize("name", RUN)
+def test_what_a_page_shows_is_what_happens(name: str, tmp_path: Path) -> None:
+    with reader_of(ROOT / name, tmp_path) as reader:
+        assert reader.read() > 0
+
+
+def test_every_page_with_code_is_run_somewhere() -> None:
+    shown = {
+        name
+        for name, page in pages().items()
+        if any(block.language in ("python", "console") for block in blocks(page.read_text()))
+    }
+    assert shown == {*RUN, *ELSEWHERE}
+
+
+@pytest.mark.parametrize(
+    ("page", "wrong"),
+    [
+        (
+            "```python\nprint(1)\n```\n\n<!-- prints -->\n```text\n2\n```\n",
+            "the page says\n2\n\nbut it is\n1",
+        ),
+        ("```python\n>>> 1 + 1\n3\n```\n", "Expected:"),
+        ("```python\n# a.py\nprint(1)\n```\n```console\n$ python a.py\n2\n```\n", "but it is\n1"),
+        ("```console\n$ exclusivelog topics nowhere\n```\n", "does not exist"),
+        ("```console\n$ pip install x\n```\n", "does not run this"),
+    ],
+)
+def test_what_a_page_shows_wrongly_is_told(
+    page: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match=re.escape(wrong)):
+        Reader(page).read()
+
+
+def test_what_is_not_run_must_compile(tmp_path: Path) -> None:
+    with pytest.raises(SyntaxError):
+        Reader("<!-- not run: no broker -->\n```python\nx = (\n```\n").read()
+
+
+def test_the_guide_names_commands_that_exist() -> None:
+    from exclusivelog import cli
+    from exclusivelog.cli.program import program
+
+    for module in cli.COMMANDS:
+        importlib.import_module(f"exclusivelog.cli.{module}")
+    texts = "".join(pages()[name].read_text() for name in ("docs/guide.md", "docs/operations.md"))
+    named = set(re.findall(r"^\$ (?:.*\| )?exclusivelog ([a-z]+)", texts, re.MULTILINE))
+    assert len(named) >= 20
+    assert named <= set(program.commands)
+
+
+def test_pictures_are_what_their_program_draws() -> None:
+    pictures = runpy.run_path(str(DOCS / "pictures" / "draw.py"))["PICTURES"]
+    drawn = {f"{name}.svg": draw().svg() for name, draw in pictures.items()}
+    there = {file.name: file.read_text() for file in (DOCS / "pictures").glob("*.svg")}
+    assert there == drawn, "run: python docs/pictures/draw.py"
+
+
+# ---- the reference -----------------------------------------------------------------------
+
+MODULES = [
+    "exclusivelog", "exclusivelog.aio", "exclusivelog.cluster", "exclusivelog.metrics",
+    "exclusivelog.spark", "exclusivelog.testing",
+]  # fmt: skip
+
+
+def documented() -> set[str]:
+    """The names that the pages of the reference let Sphinx describe."""
+    text = "".join(page.read_text() for page in (DOCS / "reference").glob("*.md"))
+    return set(re.findall(r"^\.\. auto(?:class|function|exception|module):: (\S+)", text, re.M))
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_reference_has_every_public_name(module: str) -> None:
+    """What is the same object in exclusivelog.aio has its place under exclusivelog."""
+    import exclusivelog
+
+    there = importlib.import_module(module)
+    names = set(there.__all__) - {"__version__"}
+    if module == "exclusivelog.aio":
+        names = {n for n in names if getattr(there, n) is not getattr(exclusivelog, n)}
+    assert {f"{module}.{name}" for name in names} <= documented()
