@@ -21,7 +21,7 @@ import msgpack
 from exclusivelog import _core
 from exclusivelog.backend import Place
 from exclusivelog.cluster.following import TopicLog
-from exclusivelog.cluster.frames import Content, Frame
+from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.owning import ANSWER_SECONDS
 from exclusivelog.errors import (
@@ -58,6 +58,10 @@ class Host(Protocol):
 
 def entries_of(frame: Frame, topic: int, loads: _core.Deserializer | None) -> Iterator[_core.Entry]:
     """The messages of a frame that counts, as entries."""
+    if isinstance(frame, Packed):
+        for data in frame.entries:
+            yield _core.Entry(data, loads)
+        return
     offset = frame.first
     for run in _runs(frame.contents):
         yield _entry(run, topic, offset, frame, loads)
@@ -102,6 +106,8 @@ def offset_at_time(topic: TopicLog, time_ms: int) -> int:
     back = _Back(topic, mark.begin())
     try:
         while (frame := back.next(end)) is not None:
+            if frame.published < time_ms:
+                continue
             for index, content in enumerate(frame.contents):
                 if content.publish_time >= time_ms:
                     return frame.first + index
@@ -269,7 +275,7 @@ class ClusterCursor(_core.Cursor):
         while size < READ_BYTES and (frame := self._back.next(end)) is not None:
             if frame.end > self.position:
                 found.append(frame)
-                size += sum(len(each.value or b"") for each in frame.contents)
+                size += frame.size
         if found:
             self._back_at = found[-1].end
         return found

@@ -8,6 +8,7 @@
 
 frame    ["f", epoch, session, first offset, gap, source, producers, sequence ids, publish times,
           values, keys, event times, properties]
+packed   ["e", epoch, session, first offset, entries]
 grant    ["g", epoch, first offset, session, continues, engine id, engine name, pid, producer name,
           access mode, priority, since, properties]
 release  ["r", epoch, session, reason]
@@ -17,6 +18,10 @@ The columns of a frame have one element for each message, or are shorter: `produ
 all messages have the same name, `sequence ids` is the first one if they count up by 1, `publish
 times` is one int if all are the same, and `keys`, `event times` and `properties` are nil if no
 message has one. Times are ms since 1970.
+
+A packed frame is what engines write: its entries are those of a ledger (docs/format.md), not
+compressed, with topic 0, epoch, session and dense offsets. They are encoded, checked and read by
+compiled code.
 
 Every reader must decide alike which records count. So `decode` has three outcomes:
 
@@ -44,13 +49,13 @@ from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
-from exclusivelog._core import crc32c
+from exclusivelog._core import Entry, crc32c
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, UnsupportedError
 from exclusivelog.types import AccessMode, OwnerInfo
 
 __all__ = [
-    "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Parsed", "Release",
-    "decode", "encode", "split",
+    "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Packed", "Parsed",
+    "Release", "decode", "encode", "split",
 ]  # fmt: skip
 
 # Pulsar takes 5 MiB with its own headers and properties; this leaves them 240 kB.
@@ -132,6 +137,102 @@ class Frame:
         """The offset after its last message."""
         return self.first + len(self.contents)
 
+    def sequences(self) -> dict[str, int]:
+        """The highest sequence id of each producer name."""
+        found: dict[str, int] = {}
+        for content in self.contents:
+            name, sequence = content.producer_name, content.sequence_id
+            if sequence > found.get(name, -1):
+                found[name] = sequence
+        return found
+
+    @property
+    def published(self) -> int:
+        """The highest publish time."""
+        return max(content.publish_time for content in self.contents)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its values and keys, or a little more."""
+        return sum(len(each.value or b"") + len(each.key or b"") for each in self.contents)
+
+
+class Packed(Frame):
+    """A frame whose messages are entries of a ledger; `contents` decodes them when it is asked."""
+
+    __slots__ = ("_entries", "_opened")
+    _entries: tuple[bytes, ...]
+    _opened: tuple[Entry, ...]
+
+    def __init__(self, epoch: int, session: int, first: int, entries: Sequence[bytes]) -> None:
+        for name, value in (
+            ("epoch", epoch), ("session", session), ("first", first), ("gap", 0), ("source", None),
+            ("_entries", tuple(entries)), ("_opened", tuple(map(Entry, entries))),
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)
+
+    def __eq__(self, other: object) -> bool:
+        mine = (self.epoch, self.session, self.first, self._entries)
+        return isinstance(other, Packed) and mine == (
+            other.epoch, other.session, other.first, other._entries,
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash((self.epoch, self.session, self.first))
+
+    def __repr__(self) -> str:
+        return f"Packed({self.epoch}, {self.session}, {self.first}, {len(self._entries)} entries)"
+
+    @property
+    def entries(self) -> tuple[bytes, ...]:
+        """Its entries, as they are stored."""
+        return self._entries
+
+    @property
+    def contents(self) -> tuple[Content, ...]:  # type: ignore[override]
+        """Its messages."""
+        return tuple([
+            Content.of(entry.message(index))
+            for entry in self._opened
+            for index in range(entry.count)
+        ])  # fmt: skip
+
+    @property
+    def end(self) -> int:
+        """The offset after its last message."""
+        return self._opened[-1].end
+
+    def sequences(self) -> dict[str, int]:
+        """The highest sequence id of each producer name."""
+        found: dict[str, int] = {}
+        for entry in self._opened:  # the sequence ids of an entry rise
+            name, sequence = entry.producer_name, entry.message(entry.count - 1).sequence_id
+            found[name] = max(sequence, found.get(name, -1))
+        return found
+
+    @property
+    def published(self) -> int:
+        """The highest publish time."""
+        return max(entry.last_publish_time for entry in self._opened)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its entries."""
+        return sum(map(len, self._entries))
+
+    def check(self) -> None:
+        """Raise ValueError unless all entries are whole, and stand where the frame says."""
+        expected = self.first
+        for entry in self._opened:
+            entry.check()
+            place = (entry.topic, entry.base_offset, entry.epoch, entry.session)
+            dense = entry.end == entry.base_offset + entry.count
+            if place != (0, expected, self.epoch, self.session) or not dense or entry.compression:
+                raise ValueError(f"the entry at offset {expected} is not of this frame")
+            if not entry.count or not isinstance(entry.producer_name, str):
+                raise ValueError(f"the entry at offset {expected} has no message")
+            expected = entry.end
+
 
 @dataclass(frozen=True, slots=True)
 class Holder:
@@ -200,6 +301,8 @@ def _pack(record: Parsed) -> bytes:
 
 
 def _row(record: Parsed) -> list[Any]:
+    if isinstance(record, Packed):
+        return ["e", record.epoch, record.session, record.first, record.entries]
     if isinstance(record, Frame):
         row = _frame_row(record)
     elif isinstance(record, Grant):
@@ -255,7 +358,7 @@ def split(frame: Frame, most: int = MAX_BYTES) -> Iterator[tuple[Frame, bytes]]:
 
     Raises `UnsupportedError` for a message that alone has more."""
     data = None
-    if len(frame.contents) <= MAX_MESSAGES and _least_bytes(frame) <= most:
+    if len(frame.contents) <= MAX_MESSAGES and frame.size <= most:
         data = _pack(frame)
     if data is not None and len(data) <= most:
         yield frame, data
@@ -267,10 +370,6 @@ def split(frame: Frame, most: int = MAX_BYTES) -> Iterator[tuple[Frame, bytes]]:
     else:
         for part in _halves(frame):
             yield from split(part, most)
-
-
-def _least_bytes(frame: Frame) -> int:
-    return sum(len(each.value or b"") + len(each.key or b"") for each in frame.contents)
 
 
 def _halves(frame: Frame) -> tuple[Frame, Frame]:
@@ -364,6 +463,20 @@ def _parse_frame(row: list[Any]) -> Frame:
     )  # fmt: skip
 
 
+def _parse_packed(row: list[Any]) -> Frame:
+    _, epoch, session, first, entries = row
+    if type(entries) is not list or {*map(type, entries)} != {bytes}:
+        raise _InvalidError("a packed frame has entries of bytes")
+    frame = Packed(
+        _check_int("epoch", epoch, 1, U63), _check_int("session", session, 1, U64),
+        _check_int("first", first, 0, U63 - MAX_MESSAGES), entries,
+    )  # fmt: skip
+    frame.check()
+    if frame.end - first > MAX_MESSAGES:
+        raise _InvalidError(f"a frame has 1 to {MAX_MESSAGES} messages")
+    return frame
+
+
 def _parse_grant(row: list[Any]) -> Grant:
     _, epoch, first, session, continues, engine, engine_name, pid, name, mode, *rest = row
     priority, since, properties = rest
@@ -393,7 +506,8 @@ def _parse_release(row: list[Any]) -> Release:
 
 
 PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
-    "f": (_parse_frame, 13), "g": (_parse_grant, 13), "r": (_parse_release, 4),
+    "f": (_parse_frame, 13), "e": (_parse_packed, 5), "g": (_parse_grant, 13),
+    "r": (_parse_release, 4),
 }  # fmt: skip
 EXCLUSIVE_MODES = [str(mode) for mode in AccessMode if mode is not AccessMode.SHARED]
 

@@ -38,7 +38,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgpack
 
@@ -49,6 +49,7 @@ from exclusivelog.cluster.frames import (
     Frame,
     Grant,
     Holder,
+    Packed,
     Release,
     encode,
 )
@@ -144,12 +145,25 @@ class Ticket:
     `offset` is the first message's once the send is acknowledged. A ticket that is `done` has been
     acknowledged if `error` is None."""
 
-    __slots__ = ("contents", "done", "error", "offset", "on_done", "weight")
+    __slots__ = (
+        "batch",
+        "contents",
+        "count",
+        "done",
+        "error",
+        "offset",
+        "on_done",
+        "time",
+        "weight",
+    )
 
     def __init__(
-        self, contents: Sequence[Content], weight: int, on_done: Callable[[Ticket], None] | None
-    ) -> None:
+        self, contents: Sequence[Content], weight: int, on_done: Callable[[Ticket], None] | None,
+        batch: Batch | None = None, time: int = 0,
+    ) -> None:  # fmt: skip
         self.contents = tuple(contents)
+        self.batch, self.time = batch, time  # instead of `contents`, and its publish time
+        self.count = len(self.contents) if batch is None else batch.count
         self.weight = weight
         self.on_done = on_done
         self.offset: int | None = None
@@ -161,6 +175,22 @@ class Ticket:
         self.offset, self.error, self.done = offset, error, True
         if self.on_done is not None:
             self.on_done(self)
+
+
+class Batch(Protocol):
+    """Encoded messages of one producer: `_core.Batch`."""
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def base_sequence(self) -> int: ...
+    @property
+    def last_sequence(self) -> int: ...
+    def stamp(
+        self, topic: int, base_offset: int, epoch: int, session: int, publish_time: int
+    ) -> Iterator[tuple[int, bytes]]: ...
 
 
 class Sent(NamedTuple):
@@ -215,7 +245,7 @@ class Writer:
     @property
     def next_offset(self) -> int:
         """The offset that the next message sent will have, if it will be in the log."""
-        return self._first + sum(len(ticket.contents) for ticket in self._unsent)
+        return self._first + sum(ticket.count for ticket in self._unsent)
 
     # ---- asking --------------------------------------------------------------------------
 
@@ -279,14 +309,30 @@ class Writer:
         `status` if this is not the owner."""
         self._check_owner()
         weight = sum(map(_weigh, batch))
-        if not batch:
+        self._check_fits(len(batch), weight)
+        return self._queue(Ticket(self._stamp(batch, now), weight, on_done))
+
+    def send_packed(
+        self, batch: Batch, now: int, on_done: Callable[[Ticket], None] | None = None
+    ) -> Ticket:
+        """The same for messages that are encoded already, and have sequence ids."""
+        self._check_owner()
+        weight = batch.nbytes + batch.count * MESSAGE_OVERHEAD
+        self._check_fits(batch.count, weight)
+        self._check_sequence(batch.base_sequence)
+        self._published, self._sequence = max(now, self._published), batch.last_sequence
+        return self._queue(Ticket((), weight, on_done, batch, self._published))
+
+    def _check_fits(self, count: int, weight: int) -> None:
+        if not count:
             raise ValueError("batch is empty; a send has at least one message")
-        if weight > MOST_MESSAGE_BYTES or len(batch) > MAX_MESSAGES:
+        if weight > MOST_MESSAGE_BYTES or count > MAX_MESSAGES:
             raise UnsupportedError(
-                f"{len(batch)} messages of {weight} bytes do not fit into one record of the "
+                f"{count} messages of {weight} bytes do not fit into one record of the "
                 f"cluster ({MOST_MESSAGE_BYTES} bytes, {MAX_MESSAGES} messages); send fewer at once"
             )
-        ticket = Ticket(self._stamp(batch, now), weight, on_done)
+
+    def _queue(self, ticket: Ticket) -> Ticket:
         self._unsent.append(ticket)
         self.pump()
         return ticket
@@ -304,12 +350,8 @@ class Writer:
         published, sequence = max(now, self._published), self._sequence
         contents = []
         for value, key, packed, event_time, wanted in batch:
-            if wanted is not None and wanted <= sequence:
-                raise DuplicateSequenceError(
-                    f"sequence_id={wanted} is not above the last one of "
-                    f"{self._holder.producer_name!r}, {sequence}",
-                    sequence_id=wanted, last_sequence_id=sequence,
-                )  # fmt: skip
+            if wanted is not None:
+                self._check_sequence(wanted, sequence)
             sequence = sequence + 1 if wanted is None else wanted
             properties = {} if packed is None else msgpack.unpackb(packed)
             contents.append(
@@ -318,6 +360,15 @@ class Writer:
             )  # fmt: skip
         self._published, self._sequence = published, sequence
         return contents
+
+    def _check_sequence(self, wanted: int, last: int | None = None) -> None:
+        last = self._sequence if last is None else last
+        if wanted <= last:
+            raise DuplicateSequenceError(
+                f"sequence_id={wanted} is not above the last one of "
+                f"{self._holder.producer_name!r}, {last}",
+                sequence_id=wanted, last_sequence_id=last,
+            )  # fmt: skip
 
     def pump(self) -> None:
         """Append what waits, as long as the window has room; the release, once all is settled."""
@@ -329,22 +380,34 @@ class Writer:
     def _take(self) -> tuple[Ticket, ...]:
         """The tickets of the next frame."""
         taken = [self._unsent.popleft()]
-        weight, count = taken[0].weight, len(taken[0].contents)
-        while self._unsent:
+        weight, count, packed = taken[0].weight, taken[0].count, taken[0].batch is not None
+        while self._unsent and packed == (self._unsent[0].batch is not None):
             weight += self._unsent[0].weight
-            count += len(self._unsent[0].contents)
+            count += self._unsent[0].count
             if weight > MOST_MESSAGE_BYTES or count > MAX_MESSAGES:
                 break
             taken.append(self._unsent.popleft())
         return tuple(taken)
 
     def _send_frame(self, tickets: tuple[Ticket, ...]) -> None:
-        contents = tuple([content for ticket in tickets for content in ticket.contents])
-        frame = Frame(self.epoch, self.session, self._first, contents)
+        frame = self._frame(tickets)
         sent = Sent(frame.first, frame.end, encode(frame), tickets)
         self._first = frame.end
         self._sent.append(sent)
         self._append(sent.data)
+
+    def _frame(self, tickets: tuple[Ticket, ...]) -> Frame:
+        if tickets[0].batch is None:
+            contents = tuple([content for ticket in tickets for content in ticket.contents])
+            return Frame(self.epoch, self.session, self._first, contents)
+        entries: list[bytes] = []
+        first = self._first
+        for ticket in tickets:
+            assert ticket.batch is not None
+            stamped = ticket.batch.stamp(0, first, self.epoch, self.session, ticket.time)
+            entries += [data for _, data in stamped]
+            first += ticket.count
+        return Packed(self.epoch, self.session, self._first, entries)
 
     @property
     def unsettled(self) -> bool:
@@ -404,7 +467,7 @@ class Writer:
             offset = self._sent[0].first
             for ticket in self._sent.popleft().tickets:
                 ticket.settle(offset)
-                offset += len(ticket.contents)
+                offset += ticket.count
 
     def _fence(self, grant: Grant | None) -> None:
         """Another owner's grant counts, or this session was released by another process. What was

@@ -13,8 +13,6 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-import msgpack
-
 from exclusivelog import _core
 from exclusivelog.cluster.log import Ticket, Writer
 from exclusivelog.errors import ExclusiveLogError
@@ -109,7 +107,7 @@ class Owning:
 
     def _send(self, appender: _core.Appender, batch: _core.Batch) -> None:
         try:
-            ticket = self.writer.send(_encoded(batch), now_ms(), self._note)
+            ticket = self.writer.send_packed(batch, now_ms(), self._note)
         except ExclusiveLogError as error:
             _fail(appender, [], error)
         else:
@@ -214,18 +212,3 @@ def _fail(
 
 def _no_session() -> None:
     """Stands for a reference to a session, where there is none."""
-
-
-def _encoded(batch: _core.Batch) -> list[Encoded]:
-    """The messages of a batch."""
-    found: list[Encoded] = []
-    for _, data in batch.stamp(0, 0, 0, 0, 0):
-        entry = _core.Entry(data)
-        for index in range(entry.count):
-            message = entry.message(index)
-            properties = message.properties
-            packed = msgpack.packb(properties) if properties else None
-            found.append(
-                (message.raw_value, message.key, packed, message.event_time, message.sequence_id)
-            )
-    return found

@@ -130,12 +130,10 @@ class State:
         self.next = frame.end
         if frame.source is not None:
             self.epoch, self.source = frame.epoch, frame.source
-        for content in frame.contents:
-            name, sequence = content.producer_name, content.sequence_id
+        for name, sequence in frame.sequences().items():
             if sequence > self.sequences.get(name, -1):
                 self.sequences[name] = sequence
-            if content.publish_time > self.published:
-                self.published = content.publish_time
+        self.published = max(self.published, frame.published)
 
     # ---- keeping -------------------------------------------------------------------------
 

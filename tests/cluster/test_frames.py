@@ -22,6 +22,7 @@ from exclusivelog.cluster.frames import (
     Frame,
     Grant,
     Holder,
+    Packed,
     Parsed,
     Release,
     decode,
@@ -66,7 +67,26 @@ grants = st.builds(
     holder=holders, continues=u64,
 )  # fmt: skip
 releases = st.builds(Release, st.integers(1, 2**63 - 1), st.integers(1, 2**64 - 1), text)
-records = frames | copies | grants | releases
+
+
+def make_packed(epoch: int, session: int, first: int, messages: list[Content]) -> Packed:
+    """A frame as the compiled writer makes it; sequence ids rise."""
+    appender = _core.Appender(messages[0].producer_name.encode(), -1, 3, 1 << 20)
+    for n, each in enumerate(messages):
+        tags = msgpack.packb(each.properties) if each.properties else None
+        appender.add(each.value, each.key, tags, each.event_time, 2 * n)
+    entries, offset = [], first
+    for batch in appender.take():
+        entries += [data for _, data in batch.stamp(0, offset, epoch, session, 7)]
+        offset += batch.count
+    return Packed(epoch, session, first, entries)
+
+
+packed_frames = st.builds(
+    make_packed, st.integers(1, 2**63 - 1), st.integers(1, 2**64 - 1), st.integers(0, 2**60),
+    st.lists(contents, min_size=1, max_size=8),
+)  # fmt: skip
+records = frames | copies | grants | releases | packed_frames
 
 SMALL = Frame(3, 4, 5, (Content(b"value", b"key", {"a": "b"}, 6, 7, "p", 8),))
 
@@ -96,6 +116,17 @@ def row_of(record: Parsed) -> list[Any]:
 
 
 # ---- there and back ----------------------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(contents, min_size=1, max_size=8))
+def test_a_packed_frame_has_what_its_writer_was_given(messages: list[Content]) -> None:
+    frame = decode(encode(make_packed(3, 4, 5, messages)))
+    assert isinstance(frame, Packed)
+    assert [each[:4] for each in frame.contents] == [each[:4] for each in messages]
+    assert [each.sequence_id for each in frame.contents] == [2 * n for n in range(len(messages))]
+    assert (frame.end, frame.published) == (5 + len(messages), 7)
+    assert frame.sequences() == {messages[0].producer_name: 2 * len(messages) - 2}
 
 
 @settings(max_examples=400, deadline=None)
@@ -183,7 +214,7 @@ def test_hand_made_bytes_never_crash_a_reader(body: bytes) -> None:
 
 values = st.recursive(
     st.none() | st.booleans() | i64 | u64 | st.floats() | text | st.binary(max_size=4)
-    | st.sampled_from(["f", "g", "r", "exclusive", "shared"]),
+    | st.sampled_from(["f", "g", "r", "e", "exclusive", "shared"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=2),
     max_leaves=4,
 )  # fmt: skip
@@ -199,6 +230,24 @@ def test_hand_made_fields_are_refused_or_mean_what_they_say(
     made = packed(row)
     again = decoded(made)
     assert again is None or encode(again) == made
+
+
+SOUND = make_packed(3, 4, 5, [SMALL.contents[0]] * 5)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        SOUND.entries[:0], SOUND.entries[1:], SOUND.entries[::-1], SOUND.entries * 2,
+        make_packed(2, 4, 5, [SMALL.contents[0]]).entries,
+        make_packed(3, 5, 5, [SMALL.contents[0]]).entries,
+        [SOUND.entries[0][:-1]], [b""], ["text"], None,
+    ],
+)  # fmt: skip
+def test_entries_that_are_not_of_their_frame_are_an_error(entries: Any) -> None:
+    assert decode(packed(["e", 3, 4, 5, list(SOUND.entries)])) == SOUND
+    with pytest.raises(LedgerCorruptedError, match="in the ordered log is invalid"):
+        decode(packed(["e", 3, 4, 5, entries and list(entries)]))
 
 
 FRAME, GRANT = row_of(SMALL), row_of(Grant(1, 0, 1, Holder("e", "n", 1, "p", AccessMode.EXCLUSIVE)))
