@@ -4,7 +4,7 @@
 (`owning`), to those who wait (`queueing`) and to what readers need (`recent`).
 
 Nothing depends on the answers to an append. What has not been read back is appended again
-(`RESEND_SECONDS`); the rule counts it once.
+(`appending`); the rule counts it once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from exclusivelog import _core, threads
+from exclusivelog.cluster.appending import Appending
 from exclusivelog.cluster.frames import Frame, Grant, Holder
 from exclusivelog.cluster.log import Reader, Writer
-from exclusivelog.cluster.ordered import Answer, OrderedLog
+from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.owning import ANSWER_SECONDS, LIVING, Owning
 from exclusivelog.cluster.queueing import Queue
 from exclusivelog.cluster.recent import Recent
@@ -34,8 +35,6 @@ from exclusivelog.errors import (
 from exclusivelog.waits import in_slices
 
 __all__ = ["TopicLog", "fenced_error"]
-
-RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
 
 
 class Host(Protocol):
@@ -61,50 +60,6 @@ class Host(Protocol):
         """Is this a waiter of this engine?"""
 
 
-# ---- appending ---------------------------------------------------------------------------
-
-
-class Appending:
-    """Hands records to the log, and knows when to append again what was not read back."""
-
-    def __init__(self, log: OrderedLog) -> None:
-        self._log = log
-        self.due = float("inf")  # by the monotonic clock
-
-    def append(self, data: bytes) -> None:
-        """Append a record, once at least or not at all; the log tells which."""
-        self.due = min(self.due, time.monotonic() + RESEND_SECONDS)
-        try:
-            self._log.append(data, self._answered)
-        except Exception as error:  # whether it is in the log is known when it is read back
-            self._answered(Answer(None, error=error))
-
-    def _answered(self, answer: Answer) -> None:
-        """An append that is not known to be stored is tried again soon."""
-        if not answer.stored:
-            self.hurry()
-
-    def hurry(self) -> None:
-        """Something was lost: append again soon."""
-        self.due = min(self.due, time.monotonic() + RESEND_SECONDS / 10)
-
-    def progress(self, unsettled: bool) -> None:
-        """A record counts; is there more to be read back?"""
-        self.due = time.monotonic() + RESEND_SECONDS if unsettled else float("inf")
-
-    def is_due(self) -> bool:
-        """Is it time to append again? Then it is not until the next append."""
-        due = time.monotonic() >= self.due
-        if due:
-            self.due = float("inf")
-        return due
-
-    @property
-    def seconds(self) -> float:
-        """Until then, at most `RESEND_SECONDS`."""
-        return max(0.0, min(RESEND_SECONDS, self.due - time.monotonic()))
-
-
 # ---- one topic ---------------------------------------------------------------------------
 
 
@@ -119,7 +74,7 @@ class TopicLog:
         self.changed = threading.Condition()
         self.words = _core.SharedWords(bytearray(8))  # the word at 0 changes with every frame
         self.recent = Recent()
-        self._appending = Appending(log)
+        self._appending = Appending(log, self._stored)
         self.queue = Queue(host, self._appending.append)
         self._reader = Reader(log)
         self.state = self._reader.state
@@ -264,23 +219,40 @@ class TopicLog:
     # ---- the thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
+        while not self._closed:
+            self._guard(self._step)
+        if self._error is None:
+            self._end(None)
+
+    def _guard(self, step: Callable[[], None]) -> None:
+        """Take a step, unless this has ended; what it raises ends it."""
         try:
-            while not self._closed:
-                self._step()
+            if not self._closed:
+                step()
         except ExclusiveLogError as error:
             self._end(None if self._closed else error)
         except BaseException as error:
             self._end(LedgerIOError(f"topic {self.name!r} cannot be followed any more: {error!r}"))
             raise
-        else:
-            self._end(None)
 
     def _step(self) -> None:
-        record = self._reader.receive(self._appending.seconds)
+        self._advance(self._reader.receive(self._appending.seconds))
+
+    def _stored(self, position: Position, data: bytes) -> None:
+        """The log has stored a record of this process there. In a thread of the log."""
+        with self.changed:
+            self._appending.answers.add(position, data)
+        with contextlib.suppress(Exception):  # the thread is not ours, and this has ended
+            self._guard(lambda: self._advance(None))
+
+    def _advance(self, record: Record | None) -> None:
+        """Take the next record, and those of this process that were answered behind it."""
         look = False
         with self.changed:
-            if record is not None:
-                look = self._take(self._reader.fold(record), record.data)
+            answers, state = self._appending.answers, self.state
+            while record is not None or (record := answers.next(state.position)) is not None:
+                look = self._take(self._reader.fold(record), record.data) or look
+                record = None
             if self._appending.is_due():
                 self._try_again()
             news = [owning for owning in self._owning if owning.has_news]

@@ -189,7 +189,7 @@ class Packed(Frame):
         return self._entries
 
     @property
-    def contents(self) -> tuple[Content, ...]:  # type: ignore[override]
+    def contents(self) -> tuple[Content, ...]:
         """Its messages."""
         return tuple([
             Content.of(entry.message(index))

@@ -80,6 +80,10 @@ class MemoryLog:
             self._check_open()
             return _position(self._trimmed + 1) if self._records else None
 
+    def follows(self, position: Position, last: Position) -> bool:
+        """Is `position` that of the record directly behind the one at `last`?"""
+        return int.from_bytes(position, "big") == int.from_bytes(last, "big") + 1
+
     def trim(self, count: int) -> None:
         """Remove the first records, as retention does."""
         with self._changed:
@@ -228,6 +232,10 @@ class UnreliableLog:
     def first(self) -> Position | None:
         """The position of the first record."""
         return self._log.first()
+
+    def follows(self, position: Position, last: Position) -> bool:
+        """Is `position` that of the record directly behind the one at `last`?"""
+        return self._log.follows(position, last)
 
     def close(self) -> None:
         """Disconnect. What is under way may still come."""

@@ -1,4 +1,5 @@
-"""What the cluster engine needs of a place that keeps a totally ordered log: five calls.
+"""What the cluster engine needs of a place that keeps a totally ordered log: five calls, and the
+order of positions.
 
 An ordered log is a sequence of records that only grows, in one order that all readers see: a topic
 of Apache Pulsar, a partition of Kafka, or a list in memory (`exclusivelog.cluster.memory`). Nothing
@@ -98,6 +99,10 @@ class OrderedLog(Protocol):
 
     def first(self) -> Position | None:
         """The position of the first record that is still kept; None for an empty log."""
+        ...
+
+    def follows(self, position: Position, last: Position) -> bool:
+        """Is `position` that of the record directly behind the one at `last`? False if unsure."""
         ...
 
     def close(self) -> None:

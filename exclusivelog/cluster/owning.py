@@ -87,6 +87,7 @@ class Owning:
         self._number = self._counted = 0  # the last one given, the last one with an outcome
         self._failed: tuple[int, ExclusiveLogError] | None = None  # the first one that failed
         self._lost = False
+        self._telling = threading.Lock()
 
     def connect(self, appender: _core.Appender, session: Lost) -> None:
         """Send what this appender is given, and tell this session of its loss."""
@@ -153,7 +154,11 @@ class Owning:
         return bool(self._done) or (self.writer.status == "fenced" and not self._lost)
 
     def tell(self) -> None:
-        """Settle the receipts. In the thread that follows the log, without its lock."""
+        """Settle the receipts, in order. In a thread that has read on, without the topic's lock."""
+        with self._telling:
+            self._tell()
+
+    def _tell(self) -> None:
         with self.topic.changed:
             done, self._done = self._done, []
             ended = [(self._batches.pop(ticket, None), ticket) for ticket in done]

@@ -106,6 +106,10 @@ class _Link:
         self._check()
         return self._log.first()
 
+    def follows(self, position: Position, last: Position) -> bool:
+        """Is `position` that of the record directly behind the one at `last`?"""
+        return self._log.follows(position, last)
+
     def close(self) -> None:
         """Disconnect."""
         self._closed = True

@@ -139,6 +139,14 @@ class PulsarLog(Closing):
 
         return self._look(_pulsar.MessageId.earliest)
 
+    def follows(self, position: Position, last: Position) -> bool:
+        """Is `position` that of the record directly behind the one at `last`? Pulsar numbers the
+        entries of a ledger without gaps; only those of other programs have batches."""
+        (ledger, entry, index), (last_ledger, last_entry, last_index) = map(
+            _unpack, (position, last)
+        )
+        return index == last_index == -1 and (ledger, entry) == (last_ledger, last_entry + 1)
+
     def _look(self, start: Any) -> Position | None:
         """The position of the message there."""
         deadline = time.monotonic() + self._timeout

@@ -1,0 +1,103 @@
+"""Appends, until they are read back; and what a log answers to them.
+
+A tail may get a record long after it was stored: a broker of Pulsar looks for new entries every
+10 ms. An answer tells the position of the record at once. If the log says that this position
+directly follows the last one that was read, the record is the next one for every reader, and need
+not be waited for. If not, another record is between them, or may be: then the tail brings both.
+
+>>> answers = Answers(lambda position, last: position[0] == last[0] + 1)
+>>> answers.add(Position(bytes([3])), b"three")
+>>> answers.next(Position(bytes([1]))) is None
+True
+>>> answers.add(Position(bytes([2])), b"two")
+>>> answers.next(Position(bytes([1]))).data, answers.next(Position(bytes([2]))).data
+(b'two', b'three')
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+from collections.abc import Callable
+
+from exclusivelog.cluster.ordered import Answer, OrderedLog, Position, Record
+
+__all__ = ["Answers", "Appending"]
+
+RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
+
+
+class Answers:
+    """Records of this process whose positions were answered and not read yet. For one thread at a
+    time.
+
+    `follows(position, last)`: is there certainly nothing between these?"""
+
+    def __init__(self, follows: Callable[[Position, Position], bool]) -> None:
+        self._follows = follows
+        self._records: list[Record] = []  # a heap
+
+    def add(self, position: Position, data: bytes) -> None:
+        """The log has stored this record there."""
+        heapq.heappush(self._records, Record(position, data))
+
+    def next(self, last: Position | None) -> Record | None:
+        """The record behind `last`, if it is one of these; drops those that were read."""
+        if last is None:
+            return None
+        while self._records and self._records[0].position <= last:
+            heapq.heappop(self._records)
+        if self._records and self._follows(self._records[0].position, last):
+            return heapq.heappop(self._records)
+        return None
+
+
+class Appending:
+    """Hands records to the log, and knows when to append again what was not read back.
+
+    `stored(position, data)` is called in a thread of the log: it has stored this record there."""
+
+    def __init__(self, log: OrderedLog, stored: Callable[[Position, bytes], None]) -> None:
+        self.answers = Answers(log.follows)
+        self._log, self._stored = log, stored
+        self._calling = 0  # the thread that calls `log.append`
+        self.due = float("inf")  # by the monotonic clock
+
+    def append(self, data: bytes) -> None:
+        """Append a record, once at least or not at all; the log tells which."""
+        self.due = min(self.due, time.monotonic() + RESEND_SECONDS)
+        self._calling = threading.get_ident()
+        try:
+            self._log.append(data, lambda answer: self._answered(data, answer))
+        except Exception as error:  # whether it is in the log is known when it is read back
+            self._answered(data, Answer(None, error=error))
+        finally:
+            self._calling = 0
+
+    def _answered(self, data: bytes, answer: Answer) -> None:
+        """An append that is not known to be stored is tried again soon."""
+        if not answer.stored:
+            self.hurry()
+        elif answer.position is not None and self._calling != threading.get_ident():
+            self._stored(answer.position, data)  # an answer within the call leaves it to the tail
+
+    def hurry(self) -> None:
+        """Something was lost: append again soon."""
+        self.due = min(self.due, time.monotonic() + RESEND_SECONDS / 10)
+
+    def progress(self, unsettled: bool) -> None:
+        """A record counts; is there more to be read back?"""
+        self.due = time.monotonic() + RESEND_SECONDS if unsettled else float("inf")
+
+    def is_due(self) -> bool:
+        """Is it time to append again? Then it is not until the next append."""
+        due = time.monotonic() >= self.due
+        if due:
+            self.due = float("inf")
+        return due
+
+    @property
+    def seconds(self) -> float:
+        """Until then, at most `RESEND_SECONDS`."""
+        return max(0.0, min(RESEND_SECONDS, self.due - time.monotonic()))
