@@ -20,7 +20,8 @@ from exclusivelog import aio
 from exclusivelog._core import crc32c
 from exclusivelog.cluster import waiting
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode
-from exclusivelog.cluster.memory import Chances, UnreliableLog
+from exclusivelog.cluster.memory import Chances, MemoryLog, UnreliableLog
+from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
 from exclusivelog.cluster.place import MemoryPlace, _Link
 from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, forked, until, values, within
 
@@ -48,6 +49,50 @@ def records(path: str, topic: str = "orders") -> list[object]:
         if parsed is not None:
             found.append(parsed)
     return found
+
+
+class Late(_Link):
+    """Answers in a thread of its own, as clusters do; its tails show the first record alone."""
+
+    def append(self, data: bytes, answered: Answered = ignore) -> None:
+        answers: list[Answer] = []
+        super().append(data, answers.append)
+        threading.Thread(target=lambda: [answered(answer) for answer in answers]).start()
+
+    def tail(self, after: Position | None = None) -> Tail:
+        return LateTail(super().tail(after))
+
+
+class LateTail:
+    def __init__(self, tail: Tail) -> None:
+        self._tail, self._found = tail, False
+
+    def next(self, timeout: float | None = None) -> Record | None:
+        if self._found:
+            time.sleep(0.01)
+            return None
+        record = self._tail.next(timeout)
+        self._found = record is not None
+        return record
+
+    def close(self) -> None:
+        self._tail.close()
+
+
+@pytest.mark.rule("J2")
+def test_j2_an_answer_behind_all_that_was_read_is_the_next_record(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = MemoryLog()
+    monkeypatch.setattr(MemoryPlace, "open", lambda self, name: Late(log))
+    with xl.open(path) as engine, engine.topic("orders").producer(EXCLUSIVE) as producer:
+        offsets = [producer.send(b"%d" % n, timeout=PATIENCE) for n in range(9)]
+        assert offsets == list(range(9))
+        log.append(b"another program's")
+        with pytest.raises(xl.WaitTimeoutError):  # something is in between, unread
+            producer.send(b"9", timeout=0.1)
+        monkeypatch.setattr(LateTail, "next", lambda self, timeout=None: self._tail.next(timeout))
+        producer.flush(PATIENCE)
 
 
 @pytest.mark.rule("J2")
@@ -146,7 +191,7 @@ def test_d4_a_late_record_of_a_waiter_that_has_left_holds_nobody_up(
     path: str, topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine lives, and answers that it waits no more, again if that answer was lost."""
-    monkeypatch.setattr("exclusivelog.cluster.following.RESEND_SECONDS", 0.05)
+    monkeypatch.setattr("exclusivelog.cluster.appending.RESEND_SECONDS", 0.05)
     append, lost = _Link.append, []
 
     def lose_the_first_leave(link: _Link, data: bytes, *answered: Any) -> None:
@@ -241,7 +286,7 @@ def test_b9_each_send_has_one_outcome_whatever_the_log_does(
         return UnreliableLog(open_link(place, topic), BAD, random.Random(dice.random()))
 
     monkeypatch.setattr(MemoryPlace, "open", open_badly)
-    monkeypatch.setattr("exclusivelog.cluster.following.RESEND_SECONDS", 0.03)
+    monkeypatch.setattr("exclusivelog.cluster.appending.RESEND_SECONDS", 0.03)
     outcomes: list[tuple[bytes, xl.Receipt]] = []
     with xl.open(path, name="one") as one, xl.open(path, name="two") as two:
         topics = [engine.topic("orders") for engine in (one, two)]
