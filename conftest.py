@@ -91,7 +91,12 @@ def rules_behind(item: pytest.Item) -> set[str]:
 
 
 # By the beginnings of their paths: what is made for the first of them serves all.
-TOGETHER = ("tests/cluster/test_mirror_broker", "tests/faces/test_package", "tests/spark/")
+TOGETHER = (
+    "tests/cluster/test_mirror_broker",
+    "proof/tests/test_cluster_torture",
+    "tests/faces/test_package",
+    "tests/spark/",
+)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -17,6 +17,7 @@ from exclusivelog.local.ownership import admission
 from proof import (
     cluster_model,
     cluster_rules,
+    cluster_torture,
     cluster_world,
     compactions,
     environments,
@@ -583,6 +584,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "cluster-model": walk_cluster_model,
     "stateful": compare_with_a_list,
     "torture": torture_figure,
+    "cluster-torture": cluster_torture.torture_figure,
     "histories": histories,
     "state": share_state,
     "compaction": compact_and_kill,

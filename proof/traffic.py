@@ -63,6 +63,10 @@ class Notes:
         """Something that must not be, and that no call tells."""
         self._write(trouble=what)
 
+    def error(self, error: Exception) -> None:
+        """A call has raised what it may raise: the cluster was away, say."""
+        self._write(error=f"{type(error).__name__}: {error}")
+
 
 @dataclass
 class Record:
@@ -71,6 +75,7 @@ class Record:
     calls: dict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
     reads: dict[str, list[Read]] = field(default_factory=lambda: defaultdict(list))
     trouble: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # that calls may raise
 
     def count(self, outcome: str, stale: bool | None = None) -> int:
         """Messages of calls with this outcome."""
@@ -103,8 +108,9 @@ def _calls(path: Path, record: Record) -> Iterator[tuple[Call, str]]:
         facts = json.loads(line)
         if "call" in facts:
             values = tuple(value.encode() for value in facts["values"])
+            sender = facts.get("sender", path.stem)
             call = Call(
-                path.stem, values, facts["begun"], facts["exclusive"], facts.get("stale", False)
+                sender, values, facts["begun"], facts["exclusive"], facts.get("stale", False)
             )
             calls[facts["call"]] = call, facts["topic"]
         elif "end" in facts:
@@ -120,6 +126,8 @@ def _calls(path: Path, record: Record) -> Iterator[tuple[Call, str]]:
             record.reads[facts["read"]].append(
                 Read(path.stem, facts["begun"], facts["ended"], facts["start"], values)
             )
+        elif "error" in facts:
+            record.errors.append(facts["error"])
         else:
             record.trouble.append(facts["trouble"])
     yield from calls.values()

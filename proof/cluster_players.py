@@ -1,0 +1,216 @@
+"""What processes do on a cluster engine, and what they note down of it.
+
+`play` is one process on the topics, `play_map` one on a shared map. Both are those of the torture
+on one machine, but for what a cluster adds: the connection to the broker is disturbed, so a call
+may end with an error that leaves its outcome unknown. Then the process goes on under another name,
+because such a send may enter the log later than its next one.
+
+Stale appends go past the library: frames under the epoch of a session that was fenced are appended
+to the Pulsar topic directly. The rule must not count them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import exclusivelog as xl
+from exclusivelog.cluster.frames import Content, Frame, encode
+from exclusivelog.cluster.ordered import Answer, OrderedLog
+from proof import players, traffic
+from proof.linearizability import UNKNOWN, Call
+from proof.players import frozen, made
+from proof.traffic import PATIENCE, TIMEOUTS, TOPICS, Notes
+
+MODES = ("exclusive", "wait_for_exclusive", "exclusive_with_fencing")
+STORED = "stored"  # a sabotage: acknowledged when the broker has stored it, whatever the rule says
+AGAIN_SECONDS = 0.3  # after an error, before the engine is opened again
+FOR_EVER = 1 << 62
+
+# What a call may raise while the broker is away.
+AWAY = (xl.ClusterError, xl.LedgerIOError, xl.WaitTimeoutError, xl.EngineClosedError)
+REFUSED = (xl.ProducerBusyError, xl.ProducerFencedError)
+
+
+# ---- on the topics -----------------------------------------------------------------------
+
+
+@dataclass
+class Player(traffic.Player):
+    """One process on the topics."""
+
+    raw: dict[str, OrderedLog] = field(default_factory=dict)
+    unknown: int = 0  # sends
+
+    def turn(self) -> None:
+        """Open a producer, use it, and leave it, one way or another."""
+        topic = self.engine.topic(self.rng.choice(TOPICS))
+        self.look(topic)
+        try:
+            producer = topic.producer(
+                self.rng.choice(MODES), priority=self.rng.randrange(5),
+                timeout=self.rng.choice(TIMEOUTS),
+            )  # fmt: skip
+        except (*REFUSED, xl.WaitTimeoutError):
+            return
+        for _ in range(self.rng.randrange(1, 30)):
+            if not self.send(topic, producer, True):
+                self.haunt(topic, producer, True)
+                break
+        if self.rng.random() < 0.8:
+            producer.close()  # else it is abandoned, and must not stay an owner
+
+    def send(
+        self, topic: xl.Topic, producer: xl.Producer, exclusive: bool, stale: bool = False
+    ) -> bool:
+        """Send one message or a batch; was it accepted?"""
+        values = self.values(topic.name, self.rng.choice([1, 1, 1, traffic.MOST_AT_ONCE]))
+        number = self._begin(topic, values, stale)
+        try:
+            if self.sabotage == STORED and not stale:
+                offset = self._ignoring_the_rule(topic, producer, values)
+            elif len(values) == 1:
+                offset = producer.send(values[0])
+            else:
+                offset = producer.send_many(values).start
+        except xl.ExclusiveLogError as error:
+            self._refused(number, error)
+            if isinstance(error, (xl.ProducerFencedError, xl.EngineClosedError)):
+                return False
+            raise
+        self.notes.end(number, offset=offset, epoch=producer.topic_epoch)
+        return True
+
+    def _begin(self, topic: xl.Topic, values: list[bytes], stale: bool) -> int:
+        sender = f"{os.getpid()}-{self.unknown}"
+        return self.notes.begin(topic.name, values, exclusive=True, stale=stale, sender=sender)
+
+    def _refused(self, number: int, error: xl.ExclusiveLogError) -> None:
+        if error.maybe_written:
+            self.unknown += 1
+            self.notes.error(error)
+        else:
+            self.notes.end(number, refused=True)
+
+    def haunt(self, topic: xl.Topic, producer: xl.Producer, exclusive: bool) -> None:
+        """It was fenced: its producer refuses what it tries from now on, and frames of its session
+        that get into the Pulsar topic do not count, wherever they say that they stand."""
+        self.send(topic, producer, exclusive, stale=True)
+        log, end = self._raw(topic), topic.next_offset
+        for ahead in (0, 1):
+            values = self.values(topic.name, 1)
+            self.notes.end(self._begin(topic, values, stale=True), refused=True)  # or it is a fault
+            log.append(encode(_frame(producer, end + ahead, values)))
+
+    def _raw(self, topic: xl.Topic) -> OrderedLog:
+        if topic.name not in self.raw:
+            place: Any = self.engine.backend
+            self.raw[topic.name] = place.place.open(topic.name)
+        return self.raw[topic.name]
+
+    def _ignoring_the_rule(
+        self, topic: xl.Topic, producer: xl.Producer, values: list[bytes]
+    ) -> int:
+        """The control: the broker has stored it, so it is taken to be in the log."""
+        first, stored, log = topic.next_offset, Future[bool](), self._raw(topic)
+
+        def answered(answer: Answer) -> None:
+            if not stored.done():
+                stored.set_result(bool(answer.stored))
+
+        log.append(encode(_frame(producer, first, values)), answered)
+        if not stored.result(PATIENCE):
+            raise xl.LedgerIOError("the broker has not stored it")
+        return first
+
+    def close(self) -> None:
+        """Close the connections of the stale appends."""
+        for log in self.raw.values():
+            log.close()
+
+
+def _frame(producer: xl.Producer, first: int, values: list[bytes]) -> Frame:
+    session, now = producer.session, time.time_ns() // 1_000_000
+    contents = tuple(
+        Content(value, None, {}, None, now, session.name, 10**6 + number)
+        for number, value in enumerate(values)
+    )
+    return Frame(session.epoch, session.id, first, contents)
+
+
+def play(url: str, admin: str, notes: str, seed: int, sabotage: str = "") -> None:
+    """Be one process until it is killed or no process is left to do so."""
+    rng, noted, counted = random.Random(seed), Notes(notes), 0
+    parent = os.getppid()
+    while os.getppid() == parent:
+        try:
+            with xl.open(url, f"w{seed}", admin=admin) as engine:
+                player = Player(engine, noted, rng, sabotage, counted)
+                try:
+                    while os.getppid() == parent:
+                        player.turn()
+                finally:
+                    counted = player.count
+                    player.close()
+        except AWAY as error:
+            noted.error(error)
+            time.sleep(AGAIN_SECONDS)
+
+
+# ---- on the map --------------------------------------------------------------------------
+
+
+class MapPlayer(players.Player):
+    """One process on the map: calls whose outcome is unknown are noted as such."""
+
+    def play(self, over: str) -> None:
+        """Call the map until there is a file of that name."""
+        parent = os.getppid()
+        while not os.path.exists(over) and os.getppid() == parent:
+            self.call(*self.choose())
+            time.sleep(self._dice.random() * 0.02)
+
+
+def play_map(url: str, admin: str, notes: str, number: int, over: str) -> None:
+    """Be one process on the map until there is a file of that name."""
+    parent, ids = os.getppid(), number
+    while not os.path.exists(over) and os.getppid() == parent:
+        shared: xl.SharedMap[str, Any]
+        try:
+            with (
+                xl.open(url, f"m{number}", admin=admin) as engine,
+                xl.SharedMap(engine.topic("map")) as shared,
+            ):
+                MapPlayer(shared, notes, ids, "one key").play(over)
+        except AWAY as error:
+            ids += 1000  # no two values are alike
+            with Path(notes).open("a") as file:
+                file.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+            time.sleep(AGAIN_SECONDS)
+
+
+def map_calls(path: Path, number: int) -> Iterator[Call]:
+    """The calls of one process on the map. One that did not return may happen at any later time:
+    its record may still be on its way to the broker when its process is dead."""
+    begun: dict[str, Any] | None = None
+    for text in path.read_text().splitlines(keepends=True):
+        facts = json.loads(text) if text.endswith("\n") else {}
+        if begun is not None and "end" in facts:
+            yield made(number, begun, frozen(facts["result"]), facts["end"])
+            begun = None
+        elif begun is not None and ("begin" in facts or "error" in facts):
+            yield made(number, begun, UNKNOWN, FOR_EVER)
+            begun = None
+        elif "failed" in facts:
+            begun = None
+        if "begin" in facts:
+            begun = facts
+    if begun is not None:
+        yield made(number, begun, UNKNOWN, FOR_EVER)

@@ -1,0 +1,53 @@
+"""Rules J1 and J2 under fire: a sample of `make proof PARTS=cluster-torture`.
+
+Processes send to two topics and a shared map of a cluster engine. They are killed and stopped, and
+their connections to the broker are cut, ended in one direction and slowed down. In the end the
+judges of the torture on one machine read the topics, the map, and what each process noted. The same
+with a writer that takes for acknowledged what the broker has stored must turn them red.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from proof.cluster_players import STORED
+from proof.cluster_torture import CONTROL_FAULTS, FAULTS, broker_behind, torture
+from testing.broker import Broker, missing
+from testing.judges import about
+from testing.proxy import Proxy
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+
+SAMPLE = 15  # faults
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[tuple[Broker, Proxy]]:
+    if reason := missing():
+        pytest.skip(reason)
+    with broker_behind() as found:
+        yield found
+
+
+@pytest.mark.rule("J1", "J2", "B1", "B3", "B8", "B9", "B10", "C2", "G2", "G3", "G5", "I2")
+def test_nothing_acknowledged_is_lost_and_nothing_stale_counts(
+    tmp_path: Path, place: tuple[Broker, Proxy]
+) -> None:
+    without_broker = {name: weight for name, weight in FAULTS.items() if name != "broker"}
+    seed = random.randrange(1 << 30)
+    found = torture(tmp_path, *place, SAMPLE, seed, weights=without_broker)
+    print(f"\nseed {seed}: {found.counts} {found.notes}")
+    assert found.broken == []
+    assert found.counts["acknowledged"] > 10
+    assert found.counts["map_calls"] > 10
+
+
+def test_a_writer_that_ignores_the_rule_turns_the_judge_red(
+    tmp_path: Path, place: tuple[Broker, Proxy]
+) -> None:
+    found = torture(tmp_path, *place, 6, 1, STORED, CONTROL_FAULTS)
+    assert about(found.broken, "H1", "B9")
