@@ -29,7 +29,7 @@ from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.native import Native, stay
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
-from exclusivelog.cluster.pulsar import Access, Cluster, meaning_of
+from exclusivelog.cluster.pulsar import FENCED, Access, Cluster, meaning_of
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
@@ -44,6 +44,7 @@ PLACE = struct.Struct(">QQI")  # ledger, entry, index in the batch + 1 (0: no ba
 PENDING_APPENDS = 256  # that the client keeps without an answer; a writer has 64 frames under way
 AHEAD_RECORDS = 64  # that a tail's client fetches before they are asked for
 CLOSE_SECONDS = 2.0  # for the broker to answer, before the connection is cut off
+BUSY_SECONDS = 0.05  # before a producer that another one keeps out is opened again
 WAKE_SECONDS = 1.0  # after so long, a tail that waits looks whether it was closed
 # After so long without a message, a reader is asked whether there is one; if so, and it does not
 # come, it is opened again. A topic that is deleted meanwhile never sends it.
@@ -242,13 +243,19 @@ class _Sender:
         self._producer: Native | None = self._open(self._options, "cannot be written to")
 
     def _open(self, options: Any, what: str) -> Native:
-        try:
-            # The raw one: the client's own API knows no `create_producer_async`.
-            producer = self._client.use()._client.create_producer(self._address, options)
-        except Exception as error:
-            self._client.use()
-            self._cluster.failed(f"{self._address} {what}", error)
-        return Native(producer, repr(self._cluster))
+        deadline = time.monotonic() + self._timeout
+        while True:
+            try:
+                # The raw one: the client's own API knows no `create_producer_async`.
+                producer = self._client.use()._client.create_producer(self._address, options)
+            except Exception as error:
+                self._client.use()
+                # Another log keeps all others out for a moment (`alone`).
+                if type(error).__name__ not in FENCED or time.monotonic() > deadline:
+                    self._cluster.failed(f"{self._address} {what}", error)
+                time.sleep(BUSY_SECONDS)
+            else:
+                return Native(producer, repr(self._cluster))
 
     def send(self, data: bytes, answered: Answered) -> None:
         """Send one message; `answered` is called on a thread of the client, or at once."""

@@ -392,6 +392,23 @@ def test_another_program_that_takes_the_topic_for_itself(
     assert found.skipped >= 1
 
 
+def test_a_log_that_is_opened_while_another_one_keeps_it_alone_waits(
+    namespace: Namespace, log: PulsarLog
+) -> None:
+    opened = threading.Event()
+
+    def open_it() -> None:
+        with open_log(namespace) as second:
+            assert append(second, b"second").stored
+            opened.set()
+
+    thread = threading.Thread(target=open_it, daemon=True)
+    with log.alone():
+        thread.start()
+        assert not opened.wait(0.5)
+    assert opened.wait(PATIENCE)
+
+
 def test_closing_amid_sends_ends_at_once(namespace: Namespace) -> None:
     for _ in range(5):
         log = open_log(namespace)
