@@ -7,6 +7,15 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
+from bench.concurrent_appends import (
+    HEAD_START_SECONDS,
+    PATIENCE,
+    Append,
+    count_in_worker,
+    keep_lmdb,
+    keep_send,
+    soon,
+)
 from bench.measure import (
     POWER,
     PROCESS,
@@ -21,15 +30,6 @@ from bench.measure import (
     in_thread,
     latencies,
     take_turns,
-)
-from bench.together import (
-    HEAD_START_SECONDS,
-    PATIENCE,
-    Append,
-    count_in_worker,
-    keep_lmdb,
-    keep_send,
-    soon,
 )
 from testing.processes import State, Worker, workers
 

@@ -8,10 +8,7 @@ from contextlib import closing
 from functools import partial
 
 from bench.append import messages
-from bench.measure import POWER, Arm, Figure, Series, Settings, Stores, Target, take_turns
-from bench.native import build
-from bench.peers import Lmdb, RawFile
-from bench.together import (
+from bench.concurrent_appends import (
     PATIENCE,
     Append,
     count_calls,
@@ -22,6 +19,9 @@ from bench.together import (
     sum_of_processes,
     sum_of_threads,
 )
+from bench.measure import POWER, Arm, Figure, Series, Settings, Stores, Target, take_turns
+from bench.native import build
+from bench.peers import Lmdb, RawFile
 from testing.processes import Worker, workers
 
 THREADS, PROCESSES = 8, 4

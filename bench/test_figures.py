@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from bench import handover, plots, report, sparks, start, state, waiters, zombies
+from bench import handover, plots, report, spark, start, state, waiters, zombies
 from bench.conftest import RESULTS
 from bench.measure import Figure, Row, Settings, prepare_directory
-from bench.zombies import Reign, Told, judge, value
+from bench.zombies import Tenure, Told, judge, value
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_p23(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 # ---- the judge of P17, and its controls --------------------------------------------------
 
-REIGNS = [Reign(0, [Told(0, 0, 2)]), Reign(1, [Told(2, 0, 1), Told(3, 2, 1)])]
+REIGNS = [Tenure(0, [Told(0, 0, 2)]), Tenure(1, [Told(2, 0, 1), Told(3, 2, 1)])]
 SOUND = [(0, 1, value(0, 0)), (1, 1, value(0, 1)), (2, 2, value(1, 0)), (3, 2, value(1, 2))]
 
 
@@ -101,23 +101,23 @@ def test_controls_turn_the_judge_red(
 
 
 def test_one_offset_that_two_owners_were_told_of() -> None:
-    assert judge(SOUND, [*REIGNS, Reign(2, [Told(3, 0, 1)])]).lost == 1
+    assert judge(SOUND, [*REIGNS, Tenure(2, [Told(3, 0, 1)])]).lost == 1
 
 
 def test_an_append_after_the_end_counts_as_accepted() -> None:
     def refused() -> int:
         raise xl.ProducerFencedError("too late")
 
-    reign = Reign(0)
-    reign.attempt(lambda: 0, 0)
-    reign.attempt(refused, 1)
-    reign.attempt(lambda: 1, 2)
-    assert (reign.told, reign.tries, reign.returned) == ([Told(0, 0, 1), Told(1, 2, 1)], 2, 1)
+    tenure = Tenure(0)
+    tenure.attempt(lambda: 0, 0)
+    tenure.attempt(refused, 1)
+    tenure.attempt(lambda: 1, 2)
+    assert (tenure.told, tenure.tries, tenure.returned) == ([Told(0, 0, 1), Told(1, 2, 1)], 2, 1)
 
 
 def test_p16(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in {"COUNT": 20_000, "CHUNK": 10_000, "WRITTEN": 5_000, "BATCHES": 2}.items():
-        monkeypatch.setattr(sparks, name, number)
-    figure = sparks.p16(settings)
+        monkeypatch.setattr(spark, name, number)
+    figure = spark.p16(settings)
     counts(figure, tmp_path)
     assert len(figure.rows) == 7

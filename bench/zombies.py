@@ -39,7 +39,7 @@ FENCING, EVICTION = "by fencing", "after its keepalive"
 MODES = {FENCING: "exclusive_with_fencing", EVICTION: "wait_for_exclusive"}
 KEEPALIVE = 0.5
 LONGEST_REIGNS = {"power": 0.02, "process": 0.003}  # seconds until it is stopped
-LOOK_SECONDS, MOST_SECONDS = 0.1, 2.0  # for a take-over, which takes milliseconds
+POLL_SECONDS, MOST_SECONDS = 0.1, 2.0  # for a take-over, which takes milliseconds
 PATIENCE = 60.0
 NONE = Target(least=0, most=0)
 
@@ -125,7 +125,7 @@ class Told(NamedTuple):
 
 
 @dataclass
-class Reign:
+class Tenure:
     """What one owner tells. Its messages are numbered."""
 
     owner: int
@@ -141,7 +141,7 @@ class Reign:
         return [value(self.owner, number) for number in range(first, self.sent)]
 
     def attempt(self, send: Callable[[], int], number: int, count: int = 1) -> None:
-        """Send these messages. From the first refusal on the reign is over, and every attempt
+        """Send these messages. From the first refusal on the tenure is over, and every attempt
         one too many."""
         try:
             offset = send()
@@ -166,20 +166,20 @@ def value(owner: int, number: int) -> bytes:
     return owner.to_bytes(8, "big") + number.to_bytes(8, "big")
 
 
-def promises(reigns: Iterable[Reign]) -> Iterator[tuple[int, bytes]]:
+def promises(tenures: Iterable[Tenure]) -> Iterator[tuple[int, bytes]]:
     """(offset, value) of all that was acknowledged, in the order of the offsets."""
-    for told, owner in sorted((told, reign.owner) for reign in reigns for told in reign.told):
+    for told, owner in sorted((told, tenure.owner) for tenure in tenures for told in tenure.told):
         for i in range(told.messages):
             yield told.offset + i, value(owner, told.number + i)
 
 
-def judge(log: Iterable[tuple[int, int, bytes]], reigns: Sequence[Reign]) -> Tally:
+def judge(log: Iterable[tuple[int, int, bytes]], tenures: Sequence[Tenure]) -> Tally:
     """Compare (offset, epoch, value) of all messages with what the owners were told."""
     tally = Tally(
-        tries=sum(reign.tries for reign in reigns), returned=sum(r.returned for r in reigns),
-        acknowledged=sum(told.messages for reign in reigns for told in reign.told),
+        tries=sum(tenure.tries for tenure in tenures), returned=sum(r.returned for r in tenures),
+        acknowledged=sum(told.messages for tenure in tenures for told in tenure.told),
     )  # fmt: skip
-    kept, newest, promised = 0, 0, promises(reigns)
+    kept, newest, promised = 0, 0, promises(tenures)
     promise = next(promised, None)
     for offset, epoch, found in log:
         tally.messages += 1
@@ -212,9 +212,9 @@ def play(
         for player in players:
             player.call(prepare, checked)
         game = Game(engine, players, LONGEST_REIGNS[durability])
-        reigns = game.play(rounds)
+        tenures = game.play(rounds)
     log = ((m.offset, m.epoch, m.value) for m in engine.topic("throne").reader())
-    game.tally.add(judge(log, reigns))
+    game.tally.add(judge(log, tenures))
     problems = engine.verify().problems
     if checked and problems:
         raise RuntimeError(f"the log is not sound: {problems[0]}")
@@ -231,15 +231,15 @@ class Game:
     tally: Tally = field(default_factory=Tally)
     seconds: dict[str, list[float]] = field(default_factory=lambda: {FENCING: [], EVICTION: []})
 
-    def play(self, rounds: int) -> list[Reign]:
+    def play(self, rounds: int) -> list[Tenure]:
         first = self.players[0]
         first.call(take, "exclusive", 0)
-        first.start(reign, random.choice(TRAFFIC))
-        reigns = [self._round(number) for number in range(1, rounds + 1)]
+        first.start(tenure, random.choice(TRAFFIC))
+        tenures = [self._round(number) for number in range(1, rounds + 1)]
         with self.engine.topic("throne").producer(MODES[FENCING]):
-            return [*reigns, self.players[0].answer(PATIENCE)]
+            return [*tenures, self.players[0].answer(PATIENCE)]
 
-    def _round(self, number: int) -> Reign:
+    def _round(self, number: int) -> Tenure:
         owner, rival = self.players
         how = FENCING if number % EVICTION_EVERY else EVICTION
         self._stop(owner)
@@ -249,11 +249,11 @@ class Game:
         taken: int = rival.answer(PATIENCE)
         if not waited:
             self.seconds[how].append((taken - begun) * NS)
-        rival.start(reign, random.choice(TRAFFIC))
+        rival.start(tenure, random.choice(TRAFFIC))
         owner.signal(signal.SIGCONT)
         self.tally.rounds += 1
         self.players = [rival, owner]
-        over: Reign = owner.answer(PATIENCE)
+        over: Tenure = owner.answer(PATIENCE)
         return over
 
     def _stop(self, owner: Worker) -> None:
@@ -265,7 +265,7 @@ class Game:
     def _wait_for(self, rival: Worker, owner: Worker, how: str) -> bool:
         """Wait until the rival has the topic. Did the owner have to be continued for that?"""
         deadline, waited = time.monotonic() + MOST_SECONDS, False
-        while not rival.answered(LOOK_SECONDS):
+        while not rival.answered(POLL_SECONDS):
             inside = self.engine.inside()
             if inside is not None and inside.pid == owner.pid:
                 self.tally.inside += 1
@@ -295,7 +295,7 @@ def prepare(state: State, checked: bool) -> None:
 def take(state: State, mode: str, number: int) -> int:
     """Become the owner with this number; when its first message was durable."""
     state.producer = connect(state, state.topic.producer(mode, timeout=PATIENCE / 2))
-    state.kept["reign"] = mine = Reign(number)
+    state.kept["tenure"] = mine = Tenure(number)
     one_by_one(state.producer, mine)
     return now()
 
@@ -313,9 +313,9 @@ def connect(state: State, producer: Producer) -> Producer:
     return producer
 
 
-def reign(state: State, send: Callable[[Producer, Reign], None]) -> Reign:
+def tenure(state: State, send: Callable[[Producer, Tenure], None]) -> Tenure:
     """Send until somebody has taken the topic away, and go on trying then."""
-    mine: Reign = state.kept.pop("reign")
+    mine: Tenure = state.kept.pop("tenure")
     assert state.producer is not None
     while not mine.ended:
         send(state.producer, mine)
@@ -328,7 +328,7 @@ def reign(state: State, send: Callable[[Producer, Reign], None]) -> Reign:
     return mine
 
 
-def try_as_a_stranger(state: State, former: Producer, mine: Reign) -> None:
+def try_as_a_stranger(state: State, former: Producer, mine: Tenure) -> None:
     """Send by a handle on the former owner's session that has never heard of its end."""
     number = mine.sent
     engine, name, options = state.engine, state.topic.name, Options()
@@ -338,19 +338,19 @@ def try_as_a_stranger(state: State, former: Producer, mine: Reign) -> None:
     handle.close()
 
 
-def one_by_one(producer: Producer, mine: Reign) -> None:
+def one_by_one(producer: Producer, mine: Tenure) -> None:
     number = mine.sent
     [message] = mine.values(1)
     mine.attempt(lambda: producer.send(message), number)
 
 
-def all_or_none(producer: Producer, mine: Reign) -> None:
+def all_or_none(producer: Producer, mine: Tenure) -> None:
     number = mine.sent
     messages = mine.values(AT_ONCE)
     mine.attempt(lambda: producer.send_many(messages).start, number, AT_ONCE)
 
 
-def pipelined(producer: Producer, mine: Reign) -> None:
+def pipelined(producer: Producer, mine: Tenure) -> None:
     first = mine.sent
     outcomes = [hand_in(producer, message) for message in mine.values(AT_ONCE)]
     for number, outcome in enumerate(outcomes, first):

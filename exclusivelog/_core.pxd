@@ -74,11 +74,11 @@ cdef class Entry:
     cdef readonly str damage                # what is wrong with the chunk that was damaged last
     cdef int _find_blocks(self) except -1
     cdef int _open_compressed(self) except -1
-    cdef bint _decompress_asked(self) except -1
+    cdef bint _decompress_requested(self) except -1
     cdef bint _decompress(self, size_t number) except -1
     cdef bint _are_sound(self, uint32_t start, uint32_t stop, bint out_of_order) except -1
     cdef bint _is_section_sound(self, const void* section) except -1
-    cdef bint look(self, uint32_t index, uint32_t ahead) except -1
+    cdef bint verify(self, uint32_t index, uint32_t ahead) except -1
     cdef bint _is_whole(self) noexcept
     cdef uint32_t _ahead(self) noexcept
 

@@ -426,7 +426,7 @@ class Backend(Protocol):
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child."""
 
     def check_free(self) -> None:
@@ -693,7 +693,7 @@ class RoleStore(Protocol):
     def own_topic(self, name: str) -> tuple[int, str]:
         """(id, name) of the topic that stands for the role of that name."""
 
-    def rivals(self, definition: RoleDefinition) -> set[int]:
+    def conflicting_roles(self, definition: RoleDefinition) -> set[int]:
         """The own topics of the roles that have what this request wants to claim."""
 
     def find(self, seat: Any) -> RoleParts:
@@ -869,7 +869,7 @@ class MoveHost(Protocol):
 
     path: str
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child."""
 
     def check_free(self) -> None:

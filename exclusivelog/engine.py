@@ -12,7 +12,7 @@ from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.events import EVENTS, Event, select
 from exclusivelog.producer import Producer
 from exclusivelog.reader import GroupReader, Start
-from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, ask, role_topic
+from exclusivelog.roles import ClaimsOfGroups, Groups, Role, RoleFuture, request_role, role_topic
 from exclusivelog.roles import OnLost as OnRoleLost
 from exclusivelog.topic import ManyOptions, Topic, open_many
 from exclusivelog.transaction import Claim, OnLost, Transaction, own
@@ -300,7 +300,7 @@ class Engine(Closing):
         >>> standby.result(timeout=10).epoch
         2
         """
-        return ask(
+        return request_role(
             self, name, topics, groups, claims, access_mode, priority, timeout, settle, on_lost,
         )  # fmt: skip
 

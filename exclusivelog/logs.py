@@ -45,14 +45,14 @@ def _line(event: str, level: int, text: str) -> Line:
     return line
 
 
-class _Saying(threading.local):
+class _Logging(threading.local):
     now = False
 
 
-_saying = _Saying()
+_logging = _Logging()
 
 
-def say(
+def emit(
     log: logging.Logger, line: Line, *, error: BaseException | None = None, **fields: object
 ) -> None:
     """Log a line. What a handler raises, or a closed stderr, does no harm to the caller.
@@ -60,15 +60,15 @@ def say(
     - `error`: logged with its traceback.
     - `fields`: the attributes of the record.
     """
-    if not log.isEnabledFor(line.level) or _saying.now:  # a handler that uses the library itself
+    if not log.isEnabledFor(line.level) or _logging.now:  # a handler that uses the library itself
         return
     facts = {**dict.fromkeys(COMMON), "pid": os.getpid(), **fields, "event": line.event}
-    _saying.now = True
+    _logging.now = True
     try:
         with contextlib.suppress(Exception):
             log.log(line.level, line.text, facts, exc_info=error, extra=facts, stacklevel=2)
     finally:
-        _saying.now = False
+        _logging.now = False
 
 
 def some(names: list[str]) -> str:

@@ -182,7 +182,7 @@ class Fields:
         if not isinstance(value, self._cls):
             raise TypeError(f"value takes {self._cls.__name__}, not {type(value).__name__}")
         return {
-            name: self._tell(name, codec.dump, getattr(value, name))
+            name: self._with_field(name, codec.dump, getattr(value, name))
             for name, codec in self.codecs.items()
         }
 
@@ -192,7 +192,7 @@ class Fields:
             raise TypeError(f"{self._cls.__name__} takes an object, not {data!r}")
         return self._cls(
             **{
-                name: self._tell(name, codec.load, data[name])
+                name: self._with_field(name, codec.load, data[name])
                 for name, codec in self.codecs.items()
                 if name in data
             }
@@ -202,7 +202,7 @@ class Fields:
         """The dataclass of JSON in bytes."""
         return self.load(json.loads(data))
 
-    def _tell(self, name: str, convert: Callable[[Any], Any], value: Any) -> Any:
+    def _with_field(self, name: str, convert: Callable[[Any], Any], value: Any) -> Any:
         try:
             return convert(value)
         except (TypeError, ValueError) as error:

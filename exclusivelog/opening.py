@@ -38,7 +38,7 @@ from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE as DEFAULT_MAP_SI
 from exclusivelog.local.storage.ledger import DEFAULT_MAX_READERS as DEFAULT_MAX_READERS
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.opening import Options
-from exclusivelog.local.versions import FORMAT, told_users
+from exclusivelog.local.versions import FORMAT, describe_users
 from exclusivelog.messages import Item, encode_properties
 from exclusivelog.topic import Topic
 from exclusivelog.waits import check_seconds
@@ -142,7 +142,7 @@ def open(
     except BaseException:
         ledger.close()
         raise
-    logs.say(
+    logs.emit(
         log, logs.OPENED, ledger=ledger.path, engine=backend.name, engine_id=backend.id,
         durability=durability, keepalive=keepalive, readonly=readonly,
         seconds=time.monotonic() - began,
@@ -273,7 +273,7 @@ def upgrade(
         raise LedgerVersionError(f"{place} is open in this process; close its engines first")
     with contextlib.closing(Directory(place)) as directory, translated(place), _alone(directory):
         check_header(directory)
-        check_format(directory, readonly=True, beside_others=False)
+        check_format(directory, readonly=True, has_writers=False)
         target = _target(place, backup, before)
         copy_at_rest(directory, target)
         problems = _check_backup(place, target, despite_damage)
@@ -326,8 +326,8 @@ def _alone(directory: Directory) -> Iterator[None]:
         while not _take_all(directory, fds):
             if time.monotonic() > end:
                 raise LedgerVersionError(
-                    f"{directory.path} is in use by {told_users(directory)}. No engine may have "
-                    "it open during an upgrade: close these processes first"
+                    f"{directory.path} is in use by {describe_users(directory)}. No engine may "
+                    "have it open during an upgrade: close these processes first"
                 )
             time.sleep(0.01)
         yield

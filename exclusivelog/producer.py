@@ -192,9 +192,9 @@ class Producer(Sender, Closing):
             self._lost = error
             self._refuse(error)
         if self._options.on_fenced is not None and isinstance(error, ProducerFencedError):
-            self._engine.call_soon(self._tell_fenced)
+            self._engine.call_soon(self._notify_fenced)
 
-    def _tell_fenced(self) -> None:
+    def _notify_fenced(self) -> None:
         if self._options.on_fenced is not None and isinstance(self._lost, ProducerFencedError):
             self._options.on_fenced(self, self._lost)
 
@@ -279,7 +279,7 @@ class Producer(Sender, Closing):
         if lost is None and not self._closed and self._moved is None:
             session.engine.check_open()
             return
-        session.engine.check_alone()
+        session.engine.check_not_forked()
         if lost is not None:
             raise lost
         if self._closed:

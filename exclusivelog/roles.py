@@ -382,9 +382,9 @@ class RoleFuture(GrantFuture[Role]):
         """What a timeout says."""
         return f"role {self.name!r} was not granted within its timeout"
 
-    def in_the_way(self) -> Set[int]:
+    def blocking(self) -> Set[int]:
         """The topics whose holders keep it waiting, and the roles that have its claims."""
-        return self.topics | self._engine.role_store.rivals(self.definition)
+        return self.topics | self._engine.role_store.conflicting_roles(self.definition)
 
     def make(self, session: Any, last_sequence: int) -> Role:
         """The role."""
@@ -410,7 +410,7 @@ class RoleFuture(GrantFuture[Role]):
 # ---- the call ----------------------------------------------------------------------------
 
 
-def ask(
+def request_role(
     engine: Opened, name: str, topics: Iterable[str], groups: Groups,
     claims: ClaimsOfGroups, access_mode: AccessMode | str, priority: int,
     timeout: float | None, settle: float, on_lost: OnLost | None,

@@ -269,7 +269,7 @@ class Topic:
         exclusivelog.errors.ProducerFencedError: topic 'orders' is not free for an exclusive \
 producer; it is held by producer 'leader' ...
         """
-        future, request = self._ask(
+        future, request = self._request(
             access_mode, name=name, priority=priority, topic_epoch=topic_epoch, timeout=timeout,
             settle=settle, properties=properties, announce=announce, linger=linger,
             max_batch_messages=max_batch_messages, max_batch_bytes=max_batch_bytes,
@@ -304,11 +304,11 @@ producer; it is held by producer 'leader' ...
         """
         for name in options.keys() - ProducerOptions.__annotations__.keys():
             raise TypeError(f"producer_async takes no option {name!r} (rule A4)")
-        future, request = self._ask(access_mode, **options)
+        future, request = self._request(access_mode, **options)
         self._engine.open_producer(future, request)
         return future
 
-    def _ask(
+    def _request(
         self, access_mode: AccessMode | str, **options: Unpack[ProducerOptions]
     ) -> tuple[ProducerFuture, ProducerRequest]:
         sending = sending_options(options)

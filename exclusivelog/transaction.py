@@ -398,7 +398,7 @@ class Transaction:
         )
         try:
             threads.start(self._engine.path, thread)
-            in_slices(functools.partial(settled, done), None, self._engine.check_alone)
+            in_slices(functools.partial(settled, done), None, self._engine.check_not_forked)
             done.result(0)
         finally:
             done.cancel()  # where an interrupt came before it had begun

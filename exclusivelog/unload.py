@@ -60,7 +60,7 @@ class UnloadFuture(Future[list[Move]]):
         """Cancel the moves of topics that are not released yet; their owners keep them (rule E4).
         Topics that the destination has stay there. False if all moves had ended."""
         if not self.done():
-            self._engine.check_alone()  # a child must not stop what its parent does
+            self._engine.check_not_forked()  # a child must not stop what its parent does
             self._engine.check_free()
             self._unloading.stop()
             self._await(CANCELLED_WITHIN)
@@ -78,5 +78,5 @@ class UnloadFuture(Future[list[Move]]):
 
     def _await(self, timeout: float | None) -> None:
         if not self.done():
-            self._engine.check_alone()  # the thread that would settle it is the parent's
-            in_slices(functools.partial(settled, self), timeout, self._engine.check_alone)
+            self._engine.check_not_forked()  # the thread that would settle it is the parent's
+            in_slices(functools.partial(settled, self), timeout, self._engine.check_not_forked)

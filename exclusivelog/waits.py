@@ -103,7 +103,7 @@ class Host(Protocol):
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child."""
 
 
@@ -123,7 +123,7 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
         """The ids of the topics that it waits for."""
         return frozenset((self.topic_id,))
 
-    def in_the_way(self) -> Set[int]:
+    def blocking(self) -> Set[int]:
         """The topics that have to become free for it."""
         return self.topics
 
@@ -174,8 +174,8 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
 
     def _await(self, timeout: float | None) -> None:
         if not self.done():
-            self._engine.check_alone()  # the thread that would settle it is the parent's
-            in_slices(functools.partial(settled, self), timeout, self._engine.check_alone)
+            self._engine.check_not_forked()  # the thread that would settle it is the parent's
+            in_slices(functools.partial(settled, self), timeout, self._engine.check_not_forked)
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
         """Call `function(future)` once it is settled, in a thread of its own."""

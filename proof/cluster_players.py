@@ -24,9 +24,9 @@ from typing import Any
 import exclusivelog as xl
 from exclusivelog.cluster.frames import Content, Frame, encode
 from exclusivelog.cluster.ordered import Answer, OrderedLog
-from proof import players, traffic
+from proof import map_clients, traffic
 from proof.linearizability import UNKNOWN, Call
-from proof.players import frozen, made
+from proof.map_clients import frozen, made
 from proof.traffic import PATIENCE, TIMEOUTS, TOPICS, Notes
 
 MODES = ("exclusive", "wait_for_exclusive", "exclusive_with_fencing")
@@ -167,7 +167,7 @@ def play(url: str, admin: str, notes: str, seed: int, sabotage: str = "") -> Non
 # ---- on the map --------------------------------------------------------------------------
 
 
-class MapPlayer(players.Player):
+class MapPlayer(map_clients.Player):
     """One process on the map: calls whose outcome is unknown are noted as such."""
 
     def play(self, over: str) -> None:

@@ -22,9 +22,9 @@ from typing import Any
 
 import exclusivelog as xl
 from proof.cluster_players import STORED, map_calls
+from proof.fork_server import Forked, fork_server
 from proof.linearizability import Call, check_per_key
-from proof.nursery import Born, nursery
-from proof.players import KEYS, frozen
+from proof.map_clients import KEYS, frozen
 from proof.report import Figure
 from proof.sizes import Size
 from proof.traffic import PATIENCE, TOPICS, Record, read_notes
@@ -71,11 +71,11 @@ class Storm:
     proxy: Proxy
     namespace: Namespace
     dice: random.Random
-    on_topic: Callable[..., Born]
-    on_map: Callable[..., Born]
+    on_topic: Callable[..., Forked]
+    on_map: Callable[..., Forked]
     sabotage: str = ""
-    topics: list[Born] = field(default_factory=list)
-    maps: list[Born] = field(default_factory=list)
+    topics: list[Forked] = field(default_factory=list)
+    maps: list[Forked] = field(default_factory=list)
     started: int = 0
     done: Counter[str] = field(default_factory=Counter)
     away_until: float = 0.0  # the broker was killed, and may not be back
@@ -107,7 +107,7 @@ class Storm:
 
     # ---- the faults ----------------------------------------------------------------------
 
-    def _crew(self) -> list[Born]:
+    def _crew(self) -> list[Forked]:
         return self.dice.choice((self.topics, self.topics, self.maps)) or self.topics
 
     def _kill(self) -> bool:
@@ -216,8 +216,8 @@ def torture(
     """Let processes do what they like, do so many things to them, and judge what is left."""
     figure, namespace = Figure("cluster torture"), Namespace.make(broker.url, broker.admin)
     with (
-        nursery("proof.cluster_players:play") as on_topic,
-        nursery("proof.cluster_players:play_map") as on_map,
+        fork_server("proof.cluster_players:play") as on_topic,
+        fork_server("proof.cluster_players:play_map") as on_map,
     ):
         storm = Storm(
             where, broker, proxy, namespace, random.Random(seed), on_topic, on_map, sabotage

@@ -22,8 +22,8 @@ from typing import Any
 
 import exclusivelog as xl
 from exclusivelog.local.maintenance import retention
-from proof.beside import spread
-from proof.sprints import born, killed, wait_for
+from proof.jobs import spread
+from proof.random_kills import forked, killed, wait_for
 from testing.children import PATIENCE
 from testing.compactions import Sent, compacted, kept, read, state_of
 from testing.victims import die_at_commit, garbage
@@ -278,7 +278,7 @@ def _named(broken: list[str]) -> Iterator[None]:
 @contextlib.contextmanager
 def watcher(path: Path, where: Path, began: Path, seed: int) -> Iterator[None]:
     """Somebody who watches while the block runs, and has made the first view before."""
-    pid = born(lambda: watch(path, where, began, seed))
+    pid = forked(lambda: watch(path, where, began, seed))
     try:
         wait_for(lambda: where.exists() and where.stat().st_size > 0)
         yield
@@ -291,7 +291,7 @@ def write_to_death(
 ) -> None:
     """Let one write, until it kills itself at a commit or is killed."""
     seed = dice.randrange(1 << 30)
-    pid = born(lambda: write(path, notes, began, seed, sabotage))
+    pid = forked(lambda: write(path, notes, began, seed, sabotage))
     enough = dice.randrange(1, MOST_NOTED)
 
     def is_over() -> bool:

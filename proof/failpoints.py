@@ -3,7 +3,7 @@
 A place is a function, by its name; `armed` puts an action before or behind one of its calls, for as
 long as a block runs. The library knows nothing of it, and so it costs nothing where it is off: no
 hook is looked at anywhere. What has no name in Python, the inside of the compiled append, strace
-reaches at each of its system calls (`proof.deaths`), and a SIGKILL at random in between.
+reaches at each of its system calls (`proof.syscall_crashes`), and a SIGKILL at random in between.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from proof import chores
-from proof.beside import spread
-from proof.deaths import EARLY
+from proof import ledger_operations
+from proof.jobs import spread
+from proof.syscall_crashes import EARLY
 from proof.work import Durability, act, judge
 from testing.children import die_with_parent
 from testing.journals import small_journal
@@ -55,7 +55,7 @@ PLACES = {
     "look an owner up": "local.log.entries:look_up",
     "append to the tables": "local.log.entries:append_to_tables",
 }
-# Those that the fixed work does not come to: before it, `proof.chores` is done.
+# Those that the fixed work does not come to: before it, `proof.ledger_operations` is done.
 CHORES = {
     "append a queue": "local.log.entries:append_together",
     "tell a winner": "local.ownership.notifications:Notifications._granted",
@@ -181,7 +181,7 @@ def _work(path: Path, death: Death, acknowledge: Callable[[], object]) -> None:
             if death.sabotage == EARLY:
                 acknowledge()
             if death.place in CHORES:
-                chores.do(path, engine)
+                ledger_operations.do(path, engine)
             act(engine, "t", acknowledge)
 
 
@@ -200,7 +200,7 @@ def judge_all(path: Path, death: Death, count: int) -> list[str]:
     broken = judge(path, death.durability, {"t": count})
     if death.place in CHORES and not broken:
         try:
-            broken += chores.judge(path)
+            broken += ledger_operations.judge(path)
         except xl.ExclusiveLogError as error:
             broken.append(f"H1: {type(error).__name__}: {error}")
     return broken

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proof.nursery import Born, nursery
+from proof.fork_server import Forked, fork_server
 from proof.traffic import KEEPALIVE
 
 PROCESSES = 4
@@ -24,9 +24,9 @@ class Crew:
     path: Path  # of the notes
     ledger: Path
     rng: random.Random
-    born: Callable[..., Born]
+    fork: Callable[..., Forked]
     sabotage: str = ""
-    living: list[Born] = field(default_factory=list)
+    living: list[Forked] = field(default_factory=list)
     started: int = 0
     kills: int = 0
     stops: int = 0
@@ -35,7 +35,7 @@ class Crew:
         self.started += 1
         notes = self.path / f"notes-{self.started}.jsonl"
         stderr, seed = self.path / f"stderr-{self.started}.txt", self.rng.randrange(1 << 30)
-        self.living.append(self.born(stderr, str(self.ledger), str(notes), seed, self.sabotage))
+        self.living.append(self.fork(stderr, str(self.ledger), str(notes), seed, self.sabotage))
 
     def torment(self) -> None:
         """Do something cruel to one of them."""
@@ -69,13 +69,13 @@ class Crew:
 
 
 @contextmanager
-def players(
+def crew_of(
     path: Path, ledger: Path, rng: random.Random, sabotage: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Crew]:  # fmt: skip
     """Nobody yet; all that are started end with the block."""
-    with nursery("proof.traffic:play", environment) as born:
-        made = Crew(path, ledger, rng, born, sabotage)
+    with fork_server("proof.traffic:play", environment) as fork:
+        made = Crew(path, ledger, rng, fork, sabotage)
         try:
             yield made
         finally:
@@ -85,7 +85,7 @@ def players(
 @contextmanager
 def crew(path: Path, seed: int, sabotage: str = "") -> Iterator[Crew]:
     """So many processes on the ledger `path`/log, each with its notes beside it."""
-    with players(path, path / "log", random.Random(seed), sabotage) as made:
+    with crew_of(path, path / "log", random.Random(seed), sabotage) as made:
         for _ in range(PROCESSES):
             made.start()
         yield made

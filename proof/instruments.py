@@ -26,24 +26,24 @@ from proof import (
     maps,
     model,
     mutants,
+    random_kills,
     shutdowns,
-    sprints,
     stateful,
     suites,
     world,
 )
-from proof.deaths import EARLY, sweep
+from proof.bit_flips import flip_beside
 from proof.environments import running
 from proof.environments.actors import FORGETS, SAYS_YES
-from proof.environments.scenes import FAULT
+from proof.environments.cases import FAULT
 from proof.faults import crew
-from proof.flips import flip_beside
-from proof.players import WRITERS
+from proof.map_clients import WRITERS
 from proof.power import Verdicts, judge_all, record, stored_cuts
 from proof.power_cuts import Disk, cuts
 from proof.report import Figure
 from proof.rules import CONTROLS, MOVING_CONTROLS, Rules
 from proof.sizes import Size
+from proof.syscall_crashes import EARLY, sweep
 from proof.traffic import TOPICS, UNCHECKED, Record, judge_ledger, read_notes
 from proof.work import TOPICS as WORKED_ON
 from testing import rules
@@ -327,14 +327,14 @@ def die_at_failpoints(size: Size, where: Path) -> Figure:
     return figure
 
 
-# ---- sprints -----------------------------------------------------------------------------
+# ---- random kills ------------------------------------------------------------------------
 
 
 def kill_at_full_speed(size: Size, where: Path) -> Figure:
     """Death between any two instructions of a sender; the control counts an append as made before
     it makes it."""
-    figure, seed = Figure("sprints"), random.randrange(1 << 30)
-    for found in sprints.kill_beside(where / "sound", size.sprints, seed):
+    figure, seed = Figure("random kills"), random.randrange(1 << 30)
+    for found in random_kills.kill_beside(where / "sound", size.random_kills, seed):
         figure.count(
             kills=found.kills, operations=found.operations, acknowledged=found.acknowledged,
             lost=about(found.broken, "H1"), slow=found.slow,
@@ -344,7 +344,7 @@ def kill_at_full_speed(size: Size, where: Path) -> Figure:
     if figure.broken:
         figure.notes.append(f"seed {seed}")
     if size.controlled:
-        [control] = sprints.kill_beside(where / "control", 12, seed, EARLY)
+        [control] = random_kills.kill_beside(where / "control", 12, seed, EARLY)
         figure.controls["an append that is counted before it is made"] = bool(
             about(control.broken, "H1")
         )
@@ -590,7 +590,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "compaction": compact_and_kill,
     "failpoints": die_at_failpoints,
     "kill-sweep": kill_sweep,
-    "sprints": kill_at_full_speed,
+    "random-kills": kill_at_full_speed,
     "crash-states": crash_states,
     "power-cuts": power_cuts,
     "faults": suite(

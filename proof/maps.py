@@ -21,7 +21,7 @@ from typing import Any
 
 import exclusivelog as xl
 from proof.linearizability import Call, Failure, WholeMap, check, check_per_key
-from proof.players import KEYS, NURSERY, crew, frozen
+from proof.map_clients import FORK_SERVER, KEYS, crew, frozen
 from testing.children import PATIENCE, child, line, tell
 from testing.states import everything, open_counts
 
@@ -123,18 +123,18 @@ def torn(path: Path, writer: str, rounds: int) -> Iterator[bool]:
     acknowledged.write_bytes(b"%20d" % 0)
     with (
         xl.open(path / "log") as engine,
-        child(NURSERY, path / "log", acknowledged, writer) as nursery,
+        child(FORK_SERVER, path / "log", acknowledged, writer) as server,
     ):
         for _ in range(rounds):
             last = int(acknowledged.read_bytes())
-            tell(nursery)
-            pid = int(line(nursery))
+            tell(server)
+            pid = int(line(server))
             deadline = time.monotonic() + PATIENCE
             while int(acknowledged.read_bytes()) < last + 2 and time.monotonic() < deadline:
                 time.sleep(0.001)
             time.sleep(dice.uniform(0, 0.01))
             os.kill(pid, signal.SIGKILL)
-            assert line(nursery) == "dead"
+            assert line(server) == "dead"
             found, last = turns(engine, writer), int(acknowledged.read_bytes())
             assert found <= {last, last + 1}, f"{last} was acknowledged, {found} are there"
             # Who died before it could say so has written one more.

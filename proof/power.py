@@ -26,7 +26,7 @@ from exclusivelog import _core
 from exclusivelog.local.shm import lockfile
 from exclusivelog.local.storage import journal, ledger
 from exclusivelog.local.storage.opening import OpenFiles
-from proof.beside import todo_safely
+from proof.jobs import todo_safely
 from proof.power_cuts import CALLS, SECTOR, Cut, Disk, File, Image, cut_here, materialised
 from proof.work import CHECKPOINTS, act, judge
 from testing.children import PATIENCE, ROOT, child, command, die_with_parent, line, tell

@@ -23,8 +23,8 @@ from pathlib import Path
 from subprocess import Popen
 
 from exclusivelog.local.shm.lockfile import BOOT
-from proof.beside import SERVES
-from proof.faults import Crew, players
+from proof.faults import Crew, crew_of
+from proof.jobs import SERVES
 from proof.traffic import TOPICS, judge_ledger, read_notes
 from testing.children import child, line, tell
 from testing.judges import ACKNOWLEDGED
@@ -132,7 +132,7 @@ def _one_ledger(
         file.truncate(MEGABYTES[kind] << 20)
     do(f"mkfs.{kind}", "-q", str(image))
     with (
-        players(place, place / "disk" / "log", dice, environment=environment) as crew,
+        crew_of(place, place / "disk" / "log", dice, environment=environment) as crew,
         child(SERVES, "proof.shutdowns:judge_notes") as judge,
     ):
         for _ in range(cuts):

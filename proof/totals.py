@@ -2,7 +2,7 @@
 
 >>> card = Card.here()
 >>> card.add(Figure("torture", {"kills": 4000, "operations": 9}))
->>> card.add(Figure("sprints", {"kills": 6000}))
+>>> card.add(Figure("random kills", {"kills": 6000}))
 >>> kills, *_ = totals(card)
 >>> kills.name, kills.reached, kills.verdict
 ('kills', 10000, 'reached')
@@ -18,10 +18,10 @@ from proof.report import Card, Figure
 
 # Where each total comes from: (instrument, count).
 KILLS = (
-    ("sprints", "kills"), ("torture", "kills"), ("kill sweep", "deaths"), ("failpoints", "deaths"),
-    ("state", "kills"), ("compaction", "kills"),
+    ("random kills", "kills"), ("torture", "kills"), ("kill sweep", "deaths"),
+    ("failpoints", "deaths"), ("state", "kills"), ("compaction", "kills"),
 )  # fmt: skip
-OPERATIONS = ("sprints", "torture", "histories", "power cuts", "state", "compaction")
+OPERATIONS = ("random kills", "torture", "histories", "power cuts", "state", "compaction")
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ cdef void _catch_up(Journal journal) noexcept nogil:
     cdef Found found
     cdef Tail* tail
     journal.seen = stop
-    if _outran(journal, position):
+    if _may_be_overwritten(journal, position):
         journal.tails_generation += 1
         return
     while _next(&journal.ring, position, journal.generation, stop, &found):
@@ -80,7 +80,7 @@ cdef bint _may_learn(Journal journal, uint64_t at, uint64_t generation,
     journal?"""
     _begin_generation(journal)
     return (journal.generation == generation and journal.shared.version == version
-            and not journal.shared.unsettled and not _outran(journal, at))
+            and not journal.shared.unsettled and not _may_be_overwritten(journal, at))
 
 
 cdef bint _learn(Journal journal, const Tail* fresh, Py_ssize_t n, uint64_t at) noexcept nogil:
@@ -273,7 +273,7 @@ cdef int _place_and_leave(Journal journal, Placing* p) noexcept nogil:
     return outcome
 
 
-cdef bint _outran(Journal journal, uint64_t position) noexcept nogil:
+cdef bint _may_be_overwritten(Journal journal, uint64_t position) noexcept nogil:
     """May the frames from this position on be overwritten? Room before `applied` may be
     written to at any moment, by an append of at most half the file."""
     cdef uint64_t capacity = journal.ring.capacity
@@ -306,7 +306,7 @@ cdef int _append(Journal journal, Placing* p) except -1:
                         outcome = _place_and_leave(journal, p)
                 if failed != ETIMEDOUT:
                     break
-                journal._look_around(xj_appending(journal.shared))
+                journal._check_wait(xj_appending(journal.shared))
     finally:
         journal.busy -= 1
     if failed == EDEADLK:
@@ -315,5 +315,5 @@ cdef int _append(Journal journal, Placing* p) except -1:
         p.error = failed
         return BROKEN
     if outcome == PLACED and (p.wanted or journal.idle):
-        journal._ask_for_a_checkpoint()
+        journal._request_checkpoint()
     return outcome

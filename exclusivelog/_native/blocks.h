@@ -15,7 +15,7 @@
 #define XB_UNSEEN 0
 #define XB_SOUND 1
 #define XB_DAMAGED 2
-#define XB_ASKED 3                      /* as unseen; the disk was asked for it, or the chunk is needed */
+#define XB_REQUESTED 3                      /* as unseen; the disk was asked for it, or the chunk is needed */
 #define XB_PIECE ((size_t)8192)         /* two pages */
 #define XB_CRC (XE_FOOTER - 4)          /* where in the footer the checksum stands */
 
@@ -80,14 +80,14 @@ static inline int xb_sum_holds(const xe_laid *laid, const xb_section *in, size_t
 }
 
 /* Are the chunks of a compressed entry decompressed that hold these bytes of the section? Those that
-   are not are XB_ASKED from then on, unless they are damaged: the caller decompresses them, and asks
+   are not are XB_REQUESTED from then on, unless they are damaged: the caller decompresses them, and asks
    again. */
 static inline int xb_are_decompressed(const xe_laid *laid, uint8_t *seen, const xb_section *in,
                                       size_t from, size_t size) {
     const size_t start = (size_t)(in->start - laid->start) + from;
     int all = 1;
     for (size_t number = start / laid->chunk; number <= (start + size - 1) / laid->chunk; number++) {
-        if (seen[number] == XB_UNSEEN) seen[number] = XB_ASKED;
+        if (seen[number] == XB_UNSEEN) seen[number] = XB_REQUESTED;
         all &= seen[number] == XB_SOUND;
     }
     return all;
@@ -101,7 +101,7 @@ static inline int xb_are_sound(const xe_laid *laid, uint8_t *seen, const xb_sect
     const size_t last = (from + size - 1) / in->block;
     for (size_t number = from / in->block; number <= last; number++) {
         uint8_t *known = seen + in->first + number;
-        if (*known == XB_UNSEEN || *known == XB_ASKED)
+        if (*known == XB_UNSEEN || *known == XB_REQUESTED)
             *known = xb_sum_holds(laid, in, number, number < last) ? XB_SOUND : XB_DAMAGED;
         if (*known != XB_SOUND) return 0;
     }
@@ -109,14 +109,14 @@ static inline int xb_are_sound(const xe_laid *laid, uint8_t *seen, const xb_sect
 }
 
 /* Ask the disk for the blocks with these bytes of the section, unless they are known. */
-static inline void xb_ask(uint8_t *seen, const xb_section *in, size_t from, size_t size) {
+static inline void xb_prefetch(uint8_t *seen, const xb_section *in, size_t from, size_t size) {
     if (size == 0) return;
     for (size_t number = from / in->block; number <= (from + size - 1) / in->block; number++) {
         uint8_t *known = seen + in->first + number;
         const size_t at = number * in->block;
         if (*known != XB_UNSEEN) continue;
-        *known = XB_ASKED;
-        xl_ask(in->start + at, in->size - at < in->block ? in->size - at : in->block);
+        *known = XB_REQUESTED;
+        xl_prefetch(in->start + at, in->size - at < in->block ? in->size - at : in->block);
     }
 }
 
@@ -155,7 +155,7 @@ static inline xe_sizes xb_sizes(const xe_laid *laid) {
     in.size = xe_padded(XE_##kind(n, sizes.bytes));
 
 #define XB_CHECK(from, size)                                      \
-    if (out_of_order) xb_ask(seen, &in, (from), (size));          \
+    if (out_of_order) xb_prefetch(seen, &in, (from), (size));          \
     if (!xb_are_sound(laid, seen, &in, (from), (size))) return 0;
 
 #define XB_BITS(section, bytes) XB_CHECK(i / 8, (j + 7) / 8 - i / 8)
@@ -185,20 +185,20 @@ static inline int xb_messages_are_sound(const xe_laid *laid, uint8_t *seen, size
     return 1;
 }
 
-#define XB_ASK_BITS xb_ask(seen, &in, i / 8, 1);
-#define XB_ASK_OFFSETS xb_ask(seen, &in, 4 * i, 8);
-#define XB_ASK_EIGHTS xb_ask(seen, &in, 8 * i, 8);
-#define XB_ASK_FOURS xb_ask(seen, &in, 4 * i, 4);
-#define XB_ASK_GROWING xb_ask(seen, &in, 4 * i, 4);
+#define XB_PREFETCH_BITS xb_prefetch(seen, &in, i / 8, 1);
+#define XB_PREFETCH_OFFSETS xb_prefetch(seen, &in, 4 * i, 8);
+#define XB_PREFETCH_EIGHTS xb_prefetch(seen, &in, 8 * i, 8);
+#define XB_PREFETCH_FOURS xb_prefetch(seen, &in, 4 * i, 4);
+#define XB_PREFETCH_GROWING xb_prefetch(seen, &in, 4 * i, 4);
 /* Where it would be if all were equally long. */
-#define XB_ASK_BYTES if (in.size) xb_ask(seen, &in, (size_t)((double)(in.size - 8) / n * i), 1);
+#define XB_PREFETCH_BYTES if (in.size) xb_prefetch(seen, &in, (size_t)((double)(in.size - 8) / n * i), 1);
 
 /* Ask the disk for the blocks of message i at once, before any of them is waited for. */
-static inline void xb_ask_for(const xe_laid *laid, uint8_t *seen, size_t i) {
+static inline void xb_prefetch_message(const xe_laid *laid, uint8_t *seen, size_t i) {
 #define XB_VERIFY(section, type, flag, kind, bytes) \
     if (XE_IS_THERE(flag)) {                        \
         XB_ENTER(section, kind, bytes)              \
-        XB_ASK_##kind                               \
+        XB_PREFETCH_##kind                               \
     }
     XB_EACH(XB_VERIFY)
 #undef XB_VERIFY
@@ -214,7 +214,7 @@ static inline void xb_ask_for(const xe_laid *laid, uint8_t *seen, size_t i) {
 /* Ask the disk for the blocks of message i of n in an entry of `size` bytes whose summary is not known
    yet, should it have the sections of another one, and as long ones: what it says of itself then
    comes with them, instead of before them. */
-static inline void xb_ask_like(const xe_laid *other, const char *start, size_t size, size_t i,
+static inline void xb_prefetch_like(const xe_laid *other, const char *start, size_t size, size_t i,
                                size_t n) {
     const uint16_t flags = other->flags;
     const double times = (double)n / other->count;
@@ -235,7 +235,7 @@ static inline void xb_ask_like(const xe_laid *other, const char *start, size_t s
         const size_t at = XB_LIKE_##kind / XE_BLOCK_##kind * XE_BLOCK_##kind;             \
         const size_t left = in.size > at ? in.size - at : 0;                              \
         if (left && (size_t)(in.start - start) + in.size <= size)                         \
-            xl_ask(in.start + at, left < XE_BLOCK_##kind ? left : XE_BLOCK_##kind);       \
+            xl_prefetch(in.start + at, left < XE_BLOCK_##kind ? left : XE_BLOCK_##kind);       \
     }
     XE_SECTIONS(XB_GUESS)
 #undef XB_GUESS

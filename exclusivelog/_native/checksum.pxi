@@ -14,7 +14,7 @@ cdef extern from "_native/crc32c.h":
 
 cdef extern from "_native/prefetch.h":
     void xl_fetch(const char*, size_t) noexcept nogil
-    void xl_ask(const char*, size_t) noexcept nogil
+    void xl_prefetch(const char*, size_t) noexcept nogil
 
 cdef enum:
     PIECE = 8192                # two pages

@@ -44,7 +44,7 @@ cdef class CommitQueue:
         if self.sleepers:
             xl_wake(&self.changes, INT_MAX)
 
-    def look(self):
+    def pending(self):
         """All appenders that wait, or have something without an outcome; they stay here."""
         return self.taken + self.waiting
 

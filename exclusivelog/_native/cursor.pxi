@@ -1,29 +1,29 @@
 # Reading message by message, over entries that a subclass reads from the log.
 
 cdef inline Message _take_from(Cursor cursor, Entry entry):
-    """The message of the entry at the position, which moves on. None where `_look` says so."""
+    """The message of the entry at the position, which moves on. None where `_verify_message` says so."""
     cdef uint32_t index
     if entry.laid.gaps == NULL:
         index = <uint32_t>(cursor.position - entry.laid.base_offset)
         if index >= entry.sound_to or index < entry.sound_from:
-            if not _look(cursor, entry, index):
+            if not _verify_message(cursor, entry, index):
                 return None
         cursor.position += 1
         return _message(entry, index)
     index = _index_of(entry, cursor.position)
     if index >= entry.sound_to or index < entry.sound_from:
-        if not _look(cursor, entry, index):
+        if not _verify_message(cursor, entry, index):
             return None
     cursor.position = _offset_at(entry, index) + 1
     return _message(entry, index)
 
 
-cdef bint _look(Cursor cursor, Entry entry, uint32_t index) except -1:
+cdef bint _verify_message(Cursor cursor, Entry entry, uint32_t index) except -1:
     """Verify the message, or raise. Where messages are read in order, those behind it as well.
     False if the cursor is elsewhere now: while a block is decompressed, a signal handler may use it."""
     cdef uint32_t ahead = entry._ahead() if index == entry.sound_to else 1
     cdef uint64_t position = cursor.position
-    cdef bint sound = entry.look(index, ahead)
+    cdef bint sound = entry.verify(index, ahead)
     if cursor.entry is not entry or cursor.position != position:
         return False
     if not sound:

@@ -24,7 +24,7 @@ cdef class Entry:
         cdef int damage
         self.mapped = not PyBytes_CheckExact(data)
         if self.mapped and size >= MAPPED_END:
-            xl_ask(start + size - MAPPED_END, MAPPED_END)
+            xl_prefetch(start + size - MAPPED_END, MAPPED_END)
         damage = _read_footer(start, size, &self.laid)
         if damage != WHOLE:
             raise ValueError(_DAMAGE[damage])
@@ -75,14 +75,14 @@ cdef class Entry:
         xe_pass_decompressed(laid, PyBytes_AS_STRING(self.data))
         return WHOLE
 
-    cdef bint _decompress_asked(self) except -1:
+    cdef bint _decompress_requested(self) except -1:
         """Decompress the chunks that were asked for. False if there were none: then what they were
         asked for is damaged. A damaged one may have been asked for by another thread, or by a call
         that was interrupted, and matter to neither."""
         cdef bint some = False
         cdef size_t number
         for number in range(self.laid.blocks):
-            if self.seen[number] == XB_ASKED:
+            if self.seen[number] == XB_REQUESTED:
                 self._decompress(number)
                 some = True
         return some
@@ -94,7 +94,7 @@ cdef class Entry:
         cdef char* to = PyBytes_AS_STRING(self.data) + number * self.laid.chunk
         cdef object made
         if self.mapped:
-            xl_ask(chunk, place.size)
+            xl_prefetch(chunk, place.size)
         if _crc(chunk, place.size) != place.sum:
             return _damaged_chunk(self, number, _UNSOUND)
         if place.size == place.decompressed:
@@ -117,17 +117,17 @@ cdef class Entry:
         if self.laid.chunk == 0:
             return xb_messages_are_sound(&self.laid, self.seen, start, stop, out_of_order)
         while not xb_messages_are_sound(&self.laid, self.seen, start, stop, False):
-            if not self._decompress_asked():
+            if not self._decompress_requested():
                 return False
         return True
 
     cdef bint _is_section_sound(self, const void* section) except -1:
         while not xb_section_is_sound(&self.laid, self.seen, section):
-            if self.laid.chunk == 0 or not self._decompress_asked():
+            if self.laid.chunk == 0 or not self._decompress_requested():
                 return False
         return True
 
-    cdef bint look(self, uint32_t index, uint32_t ahead) except -1:
+    cdef bint verify(self, uint32_t index, uint32_t ahead) except -1:
         """Is the message at `index` sound? Looks at those behind it, too, up to `ahead` in all; what
         was found sound is remembered."""
         cdef uint32_t stop = index + min(max(ahead, 1), self.laid.count - index)
@@ -136,7 +136,7 @@ cdef class Entry:
         if self.sound_from <= stop < self.sound_to and index < self.sound_from:
             stop = self.sound_from
         if self.mapped and ahead <= 1 and self.laid.chunk == 0:
-            xb_ask_for(&self.laid, self.seen, index)
+            xb_prefetch_message(&self.laid, self.seen, index)
         if not self._are_sound(index, stop, self.mapped and ahead <= 1):
             stop = index + 1
             if not self._are_sound(index, stop, False):
@@ -171,13 +171,13 @@ cdef class Entry:
         first run of them, index behind the last one). Both are `count` if there is none."""
         cdef uint32_t start = index
         cdef uint32_t stop
-        while start < self.laid.count and self.look(start, max(64, self._ahead())):
+        while start < self.laid.count and self.verify(start, max(64, self._ahead())):
             start = max(start + 1, self.sound_to)
         stop = start
-        while stop < self.laid.count and not self.look(stop, 1):
+        while stop < self.laid.count and not self.verify(stop, 1):
             stop += 1
         if start == index:  # the run may have begun before
-            while start > 0 and start < self.laid.count and not self.look(start - 1, 1):
+            while start > 0 and start < self.laid.count and not self.verify(start - 1, 1):
                 start -= 1
         return start, stop
 
@@ -272,7 +272,7 @@ cdef class Entry:
         """The message at `index` within the entry."""
         if index >= self.laid.count:
             raise IndexError(f"the entry has {self.laid.count} messages, none at {index}")
-        if not self.look(index, 1):
+        if not self.verify(index, 1):
             raise ValueError(_UNSOUND)
         return _message(self, index)
 
@@ -341,14 +341,14 @@ cdef bint _damaged_chunk(Entry entry, size_t number, str why) except -1:
     return False
 
 
-def ask_like(Entry other not None, data not None, uint64_t index, uint64_t count):
+def prefetch_like(Entry other not None, data not None, uint64_t index, uint64_t count):
     """Let the disk begin with what reading a message needs: that at `index` of the `count` of an
     entry in a mapped file, which may have the sections that `other` has."""
     cdef Py_buffer view
     if other.seen == NULL or other.laid.chunk or count >= UINT32_MAX or index >= count:
         return
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    xb_ask_like(&other.laid, <const char*>view.buf, view.len, index, count)
+    xb_prefetch_like(&other.laid, <const char*>view.buf, view.len, index, count)
     PyBuffer_Release(&view)
 
 

@@ -43,8 +43,8 @@ static inline int xg_replace(uintptr_t page) {
 
 /* Can a store at this address succeed? The kernel adds 0 to the word there. */
 static inline int xg_can_store(uintptr_t at) {
-    static uint32_t nobody_waits_here;
-    return syscall(SYS_futex, &nobody_waits_here, FUTEX_WAKE_OP_PRIVATE, 0, NULL, (uint32_t *)at,
+    static uint32_t unused;
+    return syscall(SYS_futex, &unused, FUTEX_WAKE_OP_PRIVATE, 0, NULL, (uint32_t *)at,
                    FUTEX_OP(FUTEX_OP_ADD, 0, FUTEX_OP_CMP_LT, 0)) >= 0;
 }
 

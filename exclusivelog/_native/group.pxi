@@ -131,12 +131,12 @@ cdef class Group:
                 with nogil:
                     failed = self.place_runs(True)
                 if failed == ETIMEDOUT:
-                    self.journal._look_around(xj_appending(self.journal.shared))
+                    self.journal._check_wait(xj_appending(self.journal.shared))
         finally:
             self.journal.busy -= 1
             self.note_placed()
         if self.wanted or (self.end and self.journal.idle):
-            self.journal._ask_for_a_checkpoint()
+            self.journal._request_checkpoint()
 
     cdef make_run(self):
         self.run.room = max(_frame_bytes(self.largest), LARGEST_RUN)

@@ -185,7 +185,7 @@ cdef class Journal:
     def leave(self, uint32_t error):
         """Append and acknowledge nothing more here; other processes go on (rule C7)."""
         xl_store(&self.gone, error)
-        self._tell_flushed()
+        self._notify_flushed()
 
     def known_end(self, uint64_t position, uint64_t generation):
         """How far the frames from `position` on were flushed for certain, by what is left of
@@ -207,7 +207,7 @@ cdef class Journal:
     def fail(self, uint32_t error):
         """Stop every process that uses this journal."""
         xl_swap(&self.shared.failed, 0, error)
-        self._tell_flushed()
+        self._notify_flushed()
 
     @property
     def version(self):
@@ -259,7 +259,7 @@ cdef class Journal:
         xl_store(&self.shared.failed, 0)
         xl_store(&self.shared.unsettled, 0)
         xl_store(&self.shared.ready, 1)
-        self._tell_flushed()
+        self._notify_flushed()
 
     def unrecorded_generation(self, uint64_t generation, uint64_t position):
         """The generation of what will be appended, where the tables have another one and the first
@@ -277,7 +277,7 @@ cdef class Journal:
             with nogil:
                 failed = xj_lock(self.shared)
             if failed == ETIMEDOUT:
-                self._look_around(xj_appending(self.shared))
+                self._check_wait(xj_appending(self.shared))
         if failed:
             raise OSError(failed, _os.strerror(failed))
 
@@ -306,7 +306,7 @@ cdef class Journal:
             with nogil:
                 failed = xj_take_writer_lock(self.shared, True)
             if failed == ETIMEDOUT:
-                self._look_around(xj_writing(self.shared))
+                self._check_wait(xj_writing(self.shared))
         if failed:
             raise OSError(failed, _os.strerror(failed))
 
@@ -322,7 +322,7 @@ cdef class Journal:
             return 0, 0
         return xj_appending(self.shared), xj_writing(self.shared)
 
-    cdef _look_around(self, uint32_t thread):
+    cdef _check_wait(self, uint32_t thread):
         """Called after each half second of a wait for this thread."""
         cdef int before = _generation
         PyErr_CheckSignals()
@@ -340,9 +340,9 @@ cdef class Journal:
         xj_raise(&self.shared.synced, position)
         if ownership:
             xl_store64(&self.shared.version, self.shared.version + 1)
-        self._tell_flushed()
+        self._notify_flushed()
 
-    cdef _tell_flushed(self):
+    cdef _notify_flushed(self):
         xl_add(&self.shared.flushes, 1)
         if xl_load(&self.shared.sleepers):
             xl_wake(&self.shared.flushes, INT_MAX)
@@ -433,15 +433,15 @@ cdef class Journal:
 
     # ---- checkpoints ---------------------------------------------------------------------
 
-    cdef void _ask_for_a_checkpoint(self) noexcept:
+    cdef void _request_checkpoint(self) noexcept:
         self.idle = False
         xl_add(&self.due, 1)
         if self.watchers:
             xl_wake(&self.due, INT_MAX)
 
-    def ask(self):
+    def request_checkpoint(self):
         """End a wait in `await_due`."""
-        self._ask_for_a_checkpoint()
+        self._request_checkpoint()
 
     def expect(self):
         """What `await_due` takes. The next append of this process ends a wait for ever, even if
@@ -504,7 +504,7 @@ cdef class Journal:
     cdef _check_not_overwritten(self, uint64_t position, uint64_t generation):
         if not self._believed():
             return
-        if xl_load64(&self.shared.generation) != generation or _outran(self, position):
+        if xl_load64(&self.shared.generation) != generation or _may_be_overwritten(self, position):
             raise JournalOverwritten("the journal was overwritten while it was read")
 
     def end_of(self, uint64_t topic, uint64_t start, uint64_t stop, uint64_t generation):

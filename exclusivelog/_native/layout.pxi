@@ -81,7 +81,7 @@ cdef extern from "_native/sections.h":
 cdef extern from "_native/blocks.h":
     uint8_t XB_SOUND
     uint8_t XB_DAMAGED
-    uint8_t XB_ASKED
+    uint8_t XB_REQUESTED
     size_t xb_seal(char*, size_t, uint16_t, size_t, const Sizes*,
                    const Space*) noexcept nogil
     bint xb_tail_is_sound(const Laid*) noexcept nogil
@@ -89,8 +89,8 @@ cdef extern from "_native/blocks.h":
     bint xb_section_is_sound(const Laid*, uint8_t*, const void*) noexcept nogil
     bint xb_grow(const uint32_t*, size_t, size_t, size_t, uint32_t) noexcept nogil
     bint xb_messages_are_sound(const Laid*, uint8_t*, size_t, size_t, bint) noexcept nogil
-    void xb_ask_like(const Laid*, const char*, size_t, size_t, size_t) noexcept nogil
-    void xb_ask_for(const Laid*, uint8_t*, size_t) noexcept nogil
+    void xb_prefetch_like(const Laid*, const char*, size_t, size_t, size_t) noexcept nogil
+    void xb_prefetch_message(const Laid*, uint8_t*, size_t) noexcept nogil
 
 cdef uint32_t MAGIC = 0x00454C58            # b"XLE", and the version
 cdef uint32_t VERSION = <uint32_t>1 << 24

@@ -225,7 +225,7 @@ def keep(Entry entry not None, list indices not None, uint64_t topic):
         for i in range(n):
             if not 0 <= <int64_t>indices[i] < entry.laid.count:
                 raise IndexError(f"the entry has {entry.laid.count} messages, none at {indices[i]}")
-            if not entry.look(indices[i], 1):
+            if not entry.verify(indices[i], 1):
                 raise ValueError(_UNSOUND)
             _single_out(entry, indices[i], topic, &singles[i], &parts[i])
             _add_up(parts, i, &sums)

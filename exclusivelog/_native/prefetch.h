@@ -15,7 +15,7 @@ static inline void xl_fetch(const char *from, size_t size) {
 
 /* Into memory, from the disk: these bytes alone, where a page fault would read what is around them,
    too, which is megabytes on some machines. Does not wait. */
-static inline void xl_ask(const char *from, size_t size) {
+static inline void xl_prefetch(const char *from, size_t size) {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     const uintptr_t start = (uintptr_t)from & ~(page - 1);
     (void)madvise((void *)start, (uintptr_t)from + size - start, MADV_WILLNEED);

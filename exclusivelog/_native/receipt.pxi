@@ -11,7 +11,7 @@ _os.register_at_fork(after_in_child=_forget_callbacks)
 # After a commit or a round of a background thread that failed; and how often a task's event
 # loop is told again.
 cdef int64_t RETRY_NS = 250_000_000
-cdef int TELLING_TRIES = 240
+cdef int NOTIFY_TRIES = 240
 
 cdef Batch _due_first = None    # batches whose callbacks are to be called
 cdef Batch _due_last = None
@@ -129,7 +129,7 @@ cdef class Receipt:
                 future.set_exception(error)
 
         def tell(receipt):
-            for _ in range(TELLING_TRIES):
+            for _ in range(NOTIFY_TRIES):
                 try:
                     loop.call_soon_threadsafe(settle)
                 except MemoryError:  # for a moment: a task that is never told waits for ever

@@ -272,15 +272,15 @@ cdef class Finalizer:
     cdef object item
     cdef object left_behind
     cdef SharedWords words
-    cdef Py_ssize_t bell
+    cdef Py_ssize_t counter
     cdef int generation
 
     def __cinit__(self, object item, object left_behind not None, SharedWords words not None,
-                  Py_ssize_t bell):
+                  Py_ssize_t counter):
         self.item = item
         self.left_behind = left_behind
         self.words = words
-        self.bell = bell
+        self.counter = counter
         self.generation = _generation
 
     def __dealloc__(self):
@@ -292,8 +292,8 @@ cdef class Finalizer:
         item, self.item = self.item, None
         if item is not None and self.generation == _generation:
             self.left_behind.append(item)
-            xl_add(self.words.word(self.bell), 1)
-            xl_wake(self.words.word(self.bell), INT_MAX)
+            xl_add(self.words.word(self.counter), 1)
+            xl_wake(self.words.word(self.counter), INT_MAX)
 
     def let_go(self):
         """Leave nothing behind."""

@@ -16,7 +16,7 @@ cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t beh
 
 
 cdef inline object _take_value(Cursor cursor, Entry entry, bint* taken):
-    """The value of the message at the position, which moves behind it. Not `taken` where `_look` says
+    """The value of the message at the position, which moves behind it. Not `taken` where `_verify_message` says
     so."""
     cdef uint32_t index
     cdef uint64_t behind
@@ -28,7 +28,7 @@ cdef inline object _take_value(Cursor cursor, Entry entry, bint* taken):
         index = _index_of(entry, cursor.position)
         behind = _offset_at(entry, index) + 1
     if index >= entry.sound_to or index < entry.sound_from:
-        taken[0] = _look(cursor, entry, index)
+        taken[0] = _verify_message(cursor, entry, index)
         if not taken[0]:
             return None
     value = _raw_value(entry, index)

@@ -64,7 +64,7 @@ class Traffic:
     def __init__(self) -> None:
         self.leaving: list[_Call] = []
         self._arrived: deque[_Call] = deque()
-        self._told = False
+        self._notified = False
         self._made = 0
 
     @classmethod
@@ -106,13 +106,13 @@ class Traffic:
     def arrive(self, call: _Call) -> None:
         """Deliver the call's outcome. From any thread."""
         self._arrived.append(call)
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             with contextlib.suppress(RuntimeError):  # its loop has ended
                 call.waiter.get_loop().call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._told = False  # first: what comes later wakes the loop again
+        self._notified = False  # first: what comes later wakes the loop again
         while self._arrived:
             call = self._arrived.popleft()
             future, waiter = call.future, call.waiter

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from exclusivelog.messages import import_pyarrow
 
 if TYPE_CHECKING:
-    from exclusivelog.audit.leaders import Record, Told, Verdict
+    from exclusivelog.audit.leaders import LeaderReport, Record, Verdict
     from exclusivelog.engine import Engine
 
 __all__ = ["audit", "report", "write_page"]
@@ -50,7 +50,7 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
     return verdicts(names, found, events, owned(engine, names))
 
 
-def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) -> Told:
+def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) -> LeaderReport:
     """Write the page about some topics (None: all) to the file `to`. It loads nothing from
     elsewhere.
 
@@ -70,10 +70,10 @@ def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) 
 def write_page(
     engine: Engine, to: str | Path, names: Sequence[str],
     read: Callable[[Mapping[str, int]], Iterable[Record]],
-) -> Told:  # fmt: skip
+) -> LeaderReport:  # fmt: skip
     """Write the page about topics whose runs `read` gives: {topic: length of its buckets in ms}."""
     from exclusivelog.audit.judging import owned, verdicts
-    from exclusivelog.audit.leaders import Told, bucket_of, story_of
+    from exclusivelog.audit.leaders import LeaderReport, bucket_of, story_of
     from exclusivelog.audit.page import page
 
     buckets = {name: bucket_of(_span(engine, name)) for name in names}
@@ -83,7 +83,7 @@ def write_page(
     stories.sort(key=lambda story: -story.messages)
     judged = verdicts(names, found, events, owned(engine, names))
     silences = [t.silence for s in stories for t in s.take_overs if t.silence is not None]
-    told = Told(engine.path, stories, judged, silences)
+    told = LeaderReport(engine.path, stories, judged, silences)
     Path(to).write_text(page(told), encoding="utf-8")
     return told
 

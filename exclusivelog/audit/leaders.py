@@ -127,7 +127,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Told:
+class LeaderReport:
     """What the report found. `silences` are in ms, of all take-overs of all topics."""
 
     path: str

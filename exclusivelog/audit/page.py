@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from exclusivelog.audit.leaders import MOST_TOPICS, Story, TakeOver, Tenure, Told, median
+from exclusivelog.audit.leaders import MOST_TOPICS, LeaderReport, Story, TakeOver, Tenure, median
 from exclusivelog.version import __version__
 
 # ---- the page --------------------------------------------------------------------------
@@ -24,7 +24,7 @@ SHOWN = 12  # rows of a table before the rest is folded
 # ---- the page ----------------------------------------------------------------------------
 
 
-def page(told: Told) -> str:
+def page(told: LeaderReport) -> str:
     """The whole page."""
     shown = told.stories[:MOST_TOPICS]
     rest = told.stories[MOST_TOPICS:]
@@ -41,7 +41,7 @@ def page(told: Told) -> str:
     )
 
 
-def _head(told: Told) -> str:
+def _head(told: LeaderReport) -> str:
     spans = [story.span for story in told.stories if story.messages or story.tenures]
     when = ""
     if spans:
@@ -162,7 +162,7 @@ def _others(stories: Sequence[Story]) -> str:
     )
 
 
-def _audit(told: Told) -> str:
+def _audit(told: LeaderReport) -> str:
     rows = "".join(
         f'<tr><td class="{"good" if v.holds else "bad"}">{"ok" if v.holds else "FAILED"}</td>'
         f"<td>{escape(v.topic)}</td><td>{escape(v.claim)}</td><td>{escape(v.facts)}</td></tr>"

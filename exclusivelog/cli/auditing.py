@@ -7,7 +7,15 @@ import json
 import click
 
 from exclusivelog.cli.output import fields_of, print_table
-from exclusivelog.cli.program import PATH, Argument, as_json, leave, ledger_path, look, program
+from exclusivelog.cli.program import (
+    PATH,
+    Argument,
+    as_json,
+    leave,
+    ledger_path,
+    open_to_read,
+    program,
+)
 
 maybe_topics = click.argument(
     "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
@@ -26,7 +34,7 @@ def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
     """
     from exclusivelog.audit import audit
 
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         verdicts = audit(engine, topics or None)
     if as_json:
         for verdict in verdicts:
@@ -48,6 +56,6 @@ def report(path: str, page: str, topics: tuple[str, ...]) -> None:
     """Write an HTML page: who led when, what each take-over cost, and where the load went."""
     from exclusivelog.audit import report
 
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         told = report(engine, page, topics or None)
     print(f"{page}: {len(told.stories)} topics, {len(told.silences)} take-overs")

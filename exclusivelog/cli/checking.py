@@ -10,7 +10,7 @@ import click
 
 import exclusivelog as xl
 from exclusivelog.cli.output import fields_of, print_table
-from exclusivelog.cli.program import as_json, leave, ledger_path, look, program
+from exclusivelog.cli.program import as_json, leave, ledger_path, open_to_read, program
 
 BLOCKED, ATTENTION = 1, 3  # exit statuses; 2 says that the arguments are wrong
 FULL_BYTES = 1 << 20
@@ -53,9 +53,9 @@ def findings(stats: xl.EngineStats, inside: xl.EngineInfo | None) -> Iterator[Fi
         yield Finding("readers", False, text)
 
 
-def _look_at(path: str) -> list[Finding]:
+def _examine(path: str) -> list[Finding]:
     try:
-        with look(path) as engine:
+        with open_to_read(path) as engine:
             return list(findings(engine.stats(), engine.inside()))
     except xl.ExclusiveLogError as error:
         return [Finding("open", True, str(error))]
@@ -72,7 +72,7 @@ def check(path: str, strict: bool, as_json: bool) -> None:
     writer lock; with --strict, 3 if something needs attention: an engine that does not respond, a
     disk, map or journal that is nearly full, a read that lasts. `verify` reads the messages, too.
     """
-    found = _look_at(path)
+    found = _examine(path)
     if as_json:
         print(json.dumps({"healthy": not found, "findings": list(map(fields_of, found))}))
     elif found:

@@ -29,9 +29,9 @@ from exclusivelog.cli.program import (
     as_json,
     leave,
     ledger_path,
-    look,
     maybe_group,
     maybe_topic,
+    open_to_read,
     program,
     start_of,
     topic_name,
@@ -64,7 +64,7 @@ def topics(path: str, as_json: bool) -> None:
 
     The kind is what the topic holds: messages, map, state, or events.
     """
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         found = (engine.topic(name) for name in engine.topics())
         if as_json:
             for topic in found:
@@ -96,7 +96,7 @@ def _topic_object(topic: xl.Topic) -> dict[str, object]:
 @as_json
 def info(path: str, topic: str | None, as_json: bool) -> None:
     """Show a ledger's statistics and open engines, or the details of one topic."""
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
             return
@@ -129,7 +129,7 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
     It counts since the first of the engines opened the ledger that have it open now. With a topic,
     show how much it has, its reader groups, and how its messages are stored.
     """
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         found: Any = engine.stats() if topic is None else engine.topic(topic, False).stats()
     if as_json:
         print(json.dumps(_jsonable(found)))
@@ -197,7 +197,7 @@ def metrics(path: str, no_topics: bool) -> None:
     """Print a ledger's metrics as OpenMetrics text, for Prometheus; needs the extra [metrics]."""
     from exclusivelog.metrics import render
 
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         sys.stdout.write(render(engine, topics=not no_topics))
 
 
@@ -259,7 +259,7 @@ def _announcement(topic: xl.Topic) -> str:
 @as_json
 def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
     """Show each topic's owner, its hand-over if one is under way, and its queue in order."""
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         if history:
             _show_events(engine.history(topic), as_json)
             return
@@ -310,7 +310,7 @@ def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
 @as_json
 def claims(path: str, group: str | None, history: bool, as_json: bool) -> None:
     """Show each claimed resource and its holder, including the readers of reader groups."""
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         if history:
             records = (_claim_event(event) for event in engine.history(group=group)
                        if event.group is not None)  # fmt: skip
@@ -344,7 +344,7 @@ def _claim_event(event: xl.Event) -> dict[str, Any]:
 @as_json
 def roles(path: str, role: str | None, history: bool, as_json: bool) -> None:
     """Show each role: what it binds, its holder, and its number of waiters."""
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         found = [info for info in engine.roles() if role in (None, info.name)]
         if history:
             for info in found:
@@ -371,7 +371,7 @@ def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
 @as_json
 def groups(path: str, group: str | None, as_json: bool) -> None:
     """Show each reader group: its position in each topic, its lag, and its reader."""
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         found = [info for info in engine.groups() if group in (None, info.group)]
         _list(GROUPS, (_group_row(info) for info in found), as_json)
 
@@ -517,7 +517,7 @@ def _engine_id(engine: xl.Engine, name: str) -> str:
 @ledger_path
 def verify(path: str) -> None:
     """Read the whole ledger and check it. The exit status is 1 if there is damage."""
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         report = engine.verify()
     for problem in report.problems:
         print(problem)
@@ -554,7 +554,7 @@ def tail(
     A line has offset, epoch, time, producer, key, value and properties, separated by tabs.
     """
     show = _as_json if as_json else _as_text
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         with engine.topic(topic).reader() as reader:
             left = _move(reader, engine.topic(topic), count, start)
             while left is None or left > 0:
@@ -731,7 +731,7 @@ def trim(path: str, topic: str, before: str | None, max_bytes: int | None) -> No
 def compression(path: str, topic: str, method: str | None, as_json: bool) -> None:
     """Show how a topic is compressed, and what that saves; or set it for new messages."""
     if method is None:
-        with look(path) as engine:
+        with open_to_read(path) as engine:
             _show_compression(engine.topic(topic, create=False).stats(), as_json)
         return
     with xl.open(path, ENGINE_NAME, create=False) as engine:
@@ -763,7 +763,7 @@ def backup(path: str, to: str) -> None:
 
     Every command refuses an interrupted backup. Run the backup again with the same arguments.
     """
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         engine.backup(to)
     print(f"{path} is copied to {to}")
 
@@ -901,13 +901,13 @@ def mirror(
     if to is None:
         if origin is None or follow or plain or verify:
             raise click.UsageError("give --to URL, or --from URL and no option of --to")
-        _bring_back(path, topics, origin, access)
+        _restore_from(path, topics, origin, access)
         return
     if origin is not None:
         raise click.UsageError("give either --to URL or --from URL")
     from exclusivelog.cluster import Mirror
 
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         with Mirror(
             engine, to, topics or None, plain=plain, trimmed=trimmed,
             check_policies=not unchecked_policies, **access,
@@ -921,7 +921,7 @@ def mirror(
                 _run_mirror(copy, follow, as_json)
 
 
-def _bring_back(path: str, topics: Sequence[str], origin: str, access: Mapping[str, Any]) -> None:
+def _restore_from(path: str, topics: Sequence[str], origin: str, access: Mapping[str, Any]) -> None:
     from exclusivelog.restoring import restore
 
     for name, count in restore(path, origin, topics or None, **access).items():

@@ -53,7 +53,7 @@ DEFAULT_KILLS, DEFAULT_RATE = 20, 2000.0
 
 BURST = 64  # events in flight at most: so many are in doubt when their sender is killed
 STANDBY_SECONDS = 0.1  # how often one that waits reads what has come
-LOOK_SECONDS = 0.004
+POLL_SECONDS = 0.004
 LONGEST_REST_SECONDS = 0.3  # between a death and the next start
 STALLED_SECONDS = 60.0
 PATIENCE_SECONDS = 86_400.0  # a worker's; its parent ends it long before
@@ -285,7 +285,7 @@ Report = tuple[Child, dict[str, Any]]
 
 
 @dataclass
-class Reign:
+class Tenure:
     """One leader's time, as it was observed."""
 
     epoch: int
@@ -305,10 +305,10 @@ class Reign:
 class Screen(Protocol):
     """What the run tells while it goes on."""
 
-    def leads(self, reign: Reign) -> None:
+    def leads(self, tenure: Tenure) -> None:
         """Somebody took over."""
 
-    def killed(self, reign: Reign, kills: int, wanted: int) -> None:
+    def killed(self, tenure: Tenure, kills: int, wanted: int) -> None:
         """The leader was killed, the `kills`th of so many."""
 
     def progress(self, done: int) -> None:
@@ -324,7 +324,7 @@ class Run:
     ) -> None:  # fmt: skip
         self.path = path
         self.events = events
-        self.reigns: list[Reign] = []
+        self.tenures: list[Tenure] = []
         self.kills = 0
         self.wanted = kills
         self._screen = screen
@@ -344,7 +344,7 @@ class Run:
             try:
                 while not self._finished:
                     self._start_missing()
-                    self._take_reports(LOOK_SECONDS)
+                    self._take_reports(POLL_SECONDS)
                     self._follow(topic.next_offset)
                     self._kill_at(points, topic)
                 self._dismiss()
@@ -382,24 +382,24 @@ class Run:
                 child, facts = self._reports.get_nowait()
 
     def _take(self, child: Child, what: str, epoch: int = 0, count: int = 0, at: int = 0) -> None:
-        reign = self._reign_of(child)
+        tenure = self._tenure_of(child)
         if what == "leads":
-            reign = Reign(epoch, child.name, child.pid, PRIORITIES[child.name], count)
-            self.reigns.append(reign)
-            self._screen.leads(reign)
-        elif what == "first" and reign is not None:
-            reign.first_append = at
-        elif what == "fenced" and reign is not None:
-            reign.end = "fenced"
-        elif what == "finished" and reign is not None:
-            if reign.killed is None:
-                reign.end = "finished"
+            tenure = Tenure(epoch, child.name, child.pid, PRIORITIES[child.name], count)
+            self.tenures.append(tenure)
+            self._screen.leads(tenure)
+        elif what == "first" and tenure is not None:
+            tenure.first_append = at
+        elif what == "fenced" and tenure is not None:
+            tenure.end = "fenced"
+        elif what == "finished" and tenure is not None:
+            if tenure.killed is None:
+                tenure.end = "finished"
                 self._finished = True
         elif what == "gone" and self._children.get(child.name) is child:
             raise DemoError(f"worker {child.name} ended by itself:\n" + "\n".join(child.noise))
 
-    def _reign_of(self, child: Child) -> Reign | None:
-        return next((r for r in reversed(self.reigns) if r.pid == child.pid), None)
+    def _tenure_of(self, child: Child) -> Tenure | None:
+        return next((r for r in reversed(self.tenures) if r.pid == child.pid), None)
 
     # ---- kill ----------------------------------------------------------------------------
 
@@ -407,12 +407,12 @@ class Run:
         """Kill the leader if the next of the chosen points has passed, and another one waits."""
         if not points or self._done < points[0]:
             return
-        leader = next((r for r in reversed(self.reigns) if r.end == "leads"), None)
+        leader = next((r for r in reversed(self.tenures) if r.end == "leads"), None)
         waiters = topic.waiters
         if leader is None or not waiters:
             return
         del points[0]
-        time.sleep(self._random.uniform(0, LOOK_SECONDS))  # any moment, not only ours
+        time.sleep(self._random.uniform(0, POLL_SECONDS))  # any moment, not only ours
         leader.best_waiter = waiters[0].priority
         child = self._children[leader.name]
         leader.killed = child.kill()
@@ -426,16 +426,16 @@ class Run:
 
     def _dismiss(self) -> None:
         # The leader last: it keeps the topic, so that no other process is promoted in vain.
-        leader = self.reigns[-1].name
+        leader = self.tenures[-1].name
         for name in sorted(self._children, key=lambda name: name == leader):
             self._children[name].end()
         self._children.clear()
 
 
-def takeovers(reigns: Sequence[Reign]) -> dict[int, float]:
+def takeovers(tenures: Sequence[Tenure]) -> dict[int, float]:
     """Epoch -> ms from the SIGKILL of the predecessor to the first durable append."""
     found = {}
-    for before, after in itertools.pairwise(reigns):
+    for before, after in itertools.pairwise(tenures):
         if before.killed is not None and after.first_append is not None:
             found[after.epoch] = (after.first_append - before.killed) / 1e6
     return found
@@ -454,13 +454,13 @@ class Finding:
 
 
 def judge(
-    messages: Sequence[xl.Message], history: History, report: xl.Report, reigns: Sequence[Reign]
+    messages: Sequence[xl.Message], history: History, report: xl.Report, tenures: Sequence[Tenure]
 ) -> list[Finding]:
     """Every claim, judged from the log alone (and the order of the leaders as observed)."""
     return [
         _judge_events(messages, history.events),
         _judge_epochs(messages),
-        _judge_order(reigns),
+        _judge_order(tenures),
         Finding("the ledger is sound", report.ok, "; ".join(report.problems)
                 or f"{report.entries:,} entries, every checksum holds"),
         _judge_lines(messages, history.truth),
@@ -498,10 +498,10 @@ def _judge_epochs(messages: Sequence[xl.Message]) -> Finding:
     return Finding(claim, True, f"{len(producers)} epochs")
 
 
-def _judge_order(reigns: Sequence[Reign]) -> Finding:
+def _judge_order(tenures: Sequence[Tenure]) -> Finding:
     claim = "the best waiter is next, each time"
     count = 0
-    for before, after in itertools.pairwise(reigns):
+    for before, after in itertools.pairwise(tenures):
         if after.epoch <= before.epoch:
             return Finding(claim, False, f"epoch {after.epoch} came after epoch {before.epoch}")
         if before.best_waiter is not None:
@@ -538,17 +538,18 @@ class Plain:
     def __init__(self, console: Console) -> None:
         self._console = console
 
-    def leads(self, reign: Reign) -> None:
+    def leads(self, tenure: Tenure) -> None:
         """One line."""
         self._console.print(
-            f"epoch {reign.epoch}: {reign.name} (pid {reign.pid}, priority {reign.priority}) "
-            f"goes on from event {reign.begins_at:,}", highlight=False, soft_wrap=True,
+            f"epoch {tenure.epoch}: {tenure.name} (pid {tenure.pid}, priority {tenure.priority}) "
+            f"goes on from event {tenure.begins_at:,}", highlight=False, soft_wrap=True,
         )  # fmt: skip
 
-    def killed(self, reign: Reign, kills: int, wanted: int) -> None:
+    def killed(self, tenure: Tenure, kills: int, wanted: int) -> None:
         """One line."""
         self._console.print(
-            f"epoch {reign.epoch}: {reign.name} (pid {reign.pid}) is killed, {kills} of {wanted}",
+            f"epoch {tenure.epoch}: {tenure.name} (pid {tenure.pid}) is killed, {kills} of "
+            f"{wanted}",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 
@@ -568,14 +569,14 @@ class Live:
         )  # fmt: skip
         self._task = self.bar.add_task("starting", total=total, kills=f"0 of {wanted} kills")
 
-    def leads(self, reign: Reign) -> None:
+    def leads(self, tenure: Tenure) -> None:
         """The new leader beside the bar."""
-        text = f"epoch {reign.epoch:3}  [bold green]{reign.name:5}[/] leads (pid {reign.pid})"
+        text = f"epoch {tenure.epoch:3}  [bold green]{tenure.name:5}[/] leads (pid {tenure.pid})"
         self.bar.update(self._task, description=text)
 
-    def killed(self, reign: Reign, kills: int, wanted: int) -> None:
+    def killed(self, tenure: Tenure, kills: int, wanted: int) -> None:
         """Nobody leads, for a moment."""
-        text = f"epoch {reign.epoch:3}  [bold red]{reign.name:5}[/] killed (pid {reign.pid})"
+        text = f"epoch {tenure.epoch:3}  [bold red]{tenure.name:5}[/] killed (pid {tenure.pid})"
         self.bar.update(self._task, description=text, kills=f"{kills} of {wanted} kills")
 
     def progress(self, done: int) -> None:
@@ -593,23 +594,25 @@ def _screen(console: Console, total: int, wanted: int) -> Iterator[Screen]:
         yield Plain(console)
 
 
-def show_reigns(console: Console, reigns: Sequence[Reign], messages: Sequence[xl.Message]) -> None:
+def show_tenures(
+    console: Console, tenures: Sequence[Tenure], messages: Sequence[xl.Message]
+) -> None:
     """The table of leaders."""
     from rich import box
     from rich.table import Table
 
-    counts, ms = Counter(message.epoch for message in messages), takeovers(reigns)
+    counts, ms = Counter(message.epoch for message in messages), takeovers(tenures)
     table = Table("epoch", "leader", "pid", "priority", "messages", "end", "take-over ms",
                   box=box.SIMPLE_HEAD if console.is_terminal else box.ASCII2)  # fmt: skip
     for column in (0, 2, 3, 4, 6):
         table.columns[column].justify = "right"
-    earlier = sum(counts.values()) - sum(counts[reign.epoch] for reign in reigns)
+    earlier = sum(counts.values()) - sum(counts[tenure.epoch] for tenure in tenures)
     if earlier:
         table.add_row("", "before", "", "", f"{earlier:,}", "", "")
-    for reign in reigns:
-        taken = f"{ms[reign.epoch]:.1f}" if reign.epoch in ms else "-"
-        table.add_row(str(reign.epoch), reign.name, str(reign.pid), str(reign.priority),
-                      f"{counts[reign.epoch]:,}", reign.end, taken)  # fmt: skip
+    for tenure in tenures:
+        taken = f"{ms[tenure.epoch]:.1f}" if tenure.epoch in ms else "-"
+        table.add_row(str(tenure.epoch), tenure.name, str(tenure.pid), str(tenure.priority),
+                      f"{counts[tenure.epoch]:,}", tenure.end, taken)  # fmt: skip
     console.print(table)
 
 
@@ -683,10 +686,10 @@ def _judge_and_show(
 ) -> bool:
     with xl.open(path, "demo", readonly=True) as engine:
         messages = list(engine.topic(TOPIC, create=False).reader())
-        findings = judge(messages, history, engine.verify(), run.reigns)
-    show_reigns(console, run.reigns, messages)
+        findings = judge(messages, history, engine.verify(), run.tenures)
+    show_tenures(console, run.tenures, messages)
     facts = f"{seconds:.1f} s, {run.kills} of {run.wanted} kills"
-    if ms := sorted(takeovers(run.reigns).values()):
+    if ms := sorted(takeovers(run.tenures).values()):
         facts += (
             "; take-over, from SIGKILL to the successor's first durable append: "
             f"median {statistics.median(ms):.1f} ms, worst {ms[-1]:.1f} ms"

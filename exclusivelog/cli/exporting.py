@@ -18,7 +18,7 @@ from exclusivelog.cli.program import (
     PATH,
     Argument,
     ledger_path,
-    look,
+    open_to_read,
     program,
     start_of,
     topic_name,
@@ -63,7 +63,7 @@ def export(
     kind = kind or _kind(file)
     if kind == "parquet" and file is None:
         raise click.UsageError("Parquet cannot be written to stdout; give FILE")
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         here = engine.topic(topic, create=False)
         stop = here.next_offset if end is None else _offset(here, end)
         with here.reader() as reader, _written(file, force) as out:

@@ -37,12 +37,12 @@ class _Commands(click.Group):
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         """Read the first arguments; prints the help text, and the version."""
-        with _ended_as_a_shell_tells():
+        with _exit_status_of_a_shell():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
-        with _ended_as_a_shell_tells():
+        with _exit_status_of_a_shell():
             return super().invoke(ctx)
 
 
@@ -59,7 +59,7 @@ class Argument(click.Argument):
 
 
 @contextlib.contextmanager
-def _ended_as_a_shell_tells() -> Iterator[None]:
+def _exit_status_of_a_shell() -> Iterator[None]:
     try:
         yield
         sys.stdout.flush()
@@ -128,7 +128,7 @@ as_json = click.option(
 )
 
 
-def look(path: str) -> xl.Engine:
+def open_to_read(path: str) -> xl.Engine:
     """Open a ledger, to read it."""
     return xl.open(path, ENGINE_NAME, readonly=True)
 

@@ -15,7 +15,7 @@ import click
 
 import exclusivelog as xl
 from exclusivelog.cli.output import holder_of, print_table
-from exclusivelog.cli.program import ledger_path, look, program
+from exclusivelog.cli.program import ledger_path, open_to_read, program
 
 SORTS = ("rate", "topic", "messages", "waiters", "lag")
 COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
@@ -27,37 +27,37 @@ HELP = "s sort   / filter   j k select   u unload   q quit"
 @ledger_path
 @click.option(
     "--interval", metavar="SECONDS", type=click.FloatRange(min=0.1), default=1.0,
-    help="Between two looks.",
+    help="Between two samples.",
 )  # fmt: skip
 @click.option(
-    "-n", "looks", metavar="N", type=click.IntRange(min=1), help="End after so many looks."
+    "-n", "samples", metavar="N", type=click.IntRange(min=1), help="End after so many samples."
 )
 @click.option("--sort", type=click.Choice(SORTS), default="rate", help="What comes first.")
 @click.option("--filter", "pattern", metavar="TEXT", default="", help="Only topics with this text.")
-def top(path: str, interval: float, looks: int | None, sort: str, pattern: str) -> None:
+def top(path: str, interval: float, samples: int | None, sort: str, pattern: str) -> None:
     """Show what happens, live: the topics with their rates, owners and lag, the engines, and
     hand-overs as they happen.
 
     On a terminal it fills the screen. Anywhere else it prints tables, one after the other, and ends
-    after two looks if -n does not say otherwise.
+    after two samples if -n does not say otherwise.
     """
-    with look(path) as engine:
+    with open_to_read(path) as engine:
         watch, view = Watch(engine), View(sort, pattern)
         if sys.stdout.isatty() and sys.stdin.isatty():
-            _full_screen(path, watch, view, interval, looks)
+            _full_screen(path, watch, view, interval, samples)
             return
-        for number in range(looks or 2):
+        for number in range(samples or 2):
             if number:
                 time.sleep(interval)
                 print()
-            _print(watch.look(), view)
+            _print(watch.sample(), view)
 
 
 # ---- what is seen ------------------------------------------------------------------------
 
 
 class Line(NamedTuple):
-    """A topic at one moment. `rate`: messages per second since the look before; `lag`: of the
+    """A topic at one moment. `rate`: messages per second since the sample before; `lag`: of the
     reader group that is farthest behind, None without a group."""
 
     topic: str
@@ -69,7 +69,7 @@ class Line(NamedTuple):
     lag: int | None
 
 
-class Look(NamedTuple):
+class Sample(NamedTuple):
     """A ledger at one moment."""
 
     lines: list[Line]
@@ -87,8 +87,8 @@ class Watch:
         self._history: xl.Reader | None = None
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
 
-    def look(self) -> Look:
-        """The ledger now, and what has happened since the look before."""
+    def sample(self) -> Sample:
+        """The ledger now, and what has happened since the sample before."""
         now = time.monotonic()
         lag = self._lags()
         ends, lines = {}, []
@@ -106,7 +106,7 @@ class Watch:
                 )  # fmt: skip
         self._ends, self._at = ends, now
         self._follow()
-        return Look(lines, self._engine.engines(), list(self._events))
+        return Sample(lines, self._engine.engines(), list(self._events))
 
     def _lags(self) -> dict[str, int]:
         lag: dict[str, int] = {}
@@ -124,10 +124,10 @@ class Watch:
             start = max(events.first_offset, events.next_offset - EVENTS_SHOWN)
             self._history = events.reader(start=start)
         while batch := self._history.read_batch(1000):
-            self._events += [_told(xl.Event.loads(message.value)) for message in batch]
+            self._events += [_event_text(xl.Event.loads(message.value)) for message in batch]
 
 
-def _told(event: xl.Event) -> str:
+def _event_text(event: xl.Event) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(event.time / 1000))
     what = event.topic or f"{event.group}/{event.resource}"
     parties = [party["engine_name"] for party in (event.source, event.target) if party]
@@ -143,9 +143,9 @@ class View:
     def __init__(self, sort: str, pattern: str) -> None:
         self.sort, self.pattern, self.selected = sort, pattern, 0
 
-    def lines(self, look: Look) -> list[Line]:
+    def lines(self, sample: Sample) -> list[Line]:
         """The lines to show, in their order."""
-        found = [line for line in look.lines if self.pattern in line.topic]
+        found = [line for line in sample.lines if self.pattern in line.topic]
         if self.sort == "topic":
             return sorted(found)
         return sorted(found, key=lambda line: (-(getattr(line, self.sort) or 0), line.topic))
@@ -170,35 +170,35 @@ def _engine_cells(engine: xl.EngineInfo) -> tuple[str, ...]:
     return engine.name, engine.id, str(engine.pid), f"{engine.heartbeat_age:.1f} s ago"
 
 
-def _print(look: Look, view: View) -> None:
-    print_table(COLUMNS, map(_cells, view.lines(look)))
-    print_table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, look.engines))
-    for event in look.events:
+def _print(sample: Sample, view: View) -> None:
+    print_table(COLUMNS, map(_cells, view.lines(sample)))
+    print_table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, sample.engines))
+    for event in sample.events:
         print(event)
     sys.stdout.flush()
 
 
-def _draw(path: str, look: Look, view: View, height: int, said: str) -> Any:
+def _draw(path: str, sample: Sample, view: View, height: int, said: str) -> Any:
     from rich import box
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    lines = view.lines(look)
-    room = max(3, height - len(look.engines) - len(look.events) - 10)
+    lines = view.lines(sample)
+    room = max(3, height - len(sample.engines) - len(sample.events) - 10)
     first = max(0, min(view.selected - room // 2, len(lines) - room))
     topics = Table(*COLUMNS, box=box.SIMPLE_HEAD, expand=True)
     for number, line in enumerate(lines[first : first + room], first):
         style = "reverse" if number == view.selected else ""
         topics.add_row(*(Text(cell, overflow="ellipsis") for cell in _cells(line)), style=style)
     engines = Table("engine", "id", "pid", "heartbeat", box=box.SIMPLE_HEAD, expand=True)
-    for engine in look.engines:
+    for engine in sample.engines:
         engines.add_row(*map(Text, _engine_cells(engine)))
     title = (
-        f"{len(lines):,} of {len(look.lines):,} topics by {view.sort}   "
+        f"{len(lines):,} of {len(sample.lines):,} topics by {view.sort}   "
         f"{time.strftime('%H:%M:%S')}   {path}"
     )
-    events = [Text(event, overflow="ellipsis", no_wrap=True) for event in look.events]
+    events = [Text(event, overflow="ellipsis", no_wrap=True) for event in sample.events]
     return Group(
         Text(title, style="bold", overflow="ellipsis", no_wrap=True),
         topics,
@@ -211,32 +211,32 @@ def _draw(path: str, look: Look, view: View, height: int, said: str) -> Any:
 # ---- the screen --------------------------------------------------------------------------
 
 
-def _full_screen(path: str, watch: Watch, view: View, interval: float, looks: int | None) -> None:
+def _full_screen(path: str, watch: Watch, view: View, interval: float, samples: int | None) -> None:
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
     with _keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         asked: Question | None = None
-        said, left = HELP, looks
-        look = watch.look()
+        said, left = HELP, samples
+        sample = watch.sample()
         due = time.monotonic() + interval
         while True:
             shown = said if asked is None else asked.text()
-            live.update(_draw(path, look, view, console.height, shown), refresh=True)
+            live.update(_draw(path, sample, view, console.height, shown), refresh=True)
             key = keys.next(max(0.0, due - time.monotonic()))
             if key is None:
                 left = None if left is None else left - 1
                 if left == 0:
                     return
-                look, due = watch.look(), time.monotonic() + interval
+                sample, due = watch.sample(), time.monotonic() + interval
             elif asked is not None:
                 if asked.take(key):
                     said, asked = asked.answered(path, view) or HELP, None
             elif key in ("q", "\x03"):
                 return
             else:
-                asked = _react(key, view, view.lines(look))
+                asked = _react(key, view, view.lines(sample))
 
 
 class Question:

@@ -130,7 +130,7 @@ class _Back:
             judged = self._reader.next(min(1.0, ANSWER_SECONDS))
             if judged is not None and judged.counts and isinstance(judged.parsed, Frame):
                 return judged.parsed
-            self._topic.host.check_alone()
+            self._topic.host.check_not_forked()
             if judged is None and time.monotonic() > deadline:
                 raise LedgerIOError(
                     f"topic {self._topic.name!r}: offset {self._reader.state.next} could not be "

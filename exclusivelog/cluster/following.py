@@ -46,7 +46,7 @@ class Host(Protocol):
     def commit_queue(self) -> _core.CommitQueue:
         """Of its commit thread."""
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child."""
 
     def ownership_changed(self) -> None:
@@ -101,7 +101,7 @@ class TopicLog:
             with self.changed:
                 return self.changed.wait_for(lambda: done() or self._ended, seconds)
 
-        if not in_slices(wait, timeout, self.host.check_alone):
+        if not in_slices(wait, timeout, self.host.check_not_forked):
             raise WaitTimeoutError(f"topic {self.name!r}: {what} within {timeout} s")
         with self.changed:
             if not done():
@@ -293,7 +293,7 @@ class TopicLog:
         self.queue.take(record)
         if isinstance(record, Wait):
             for owning in self._owning:
-                owning.tell_wanted()
+                owning.notify_wanted()
         return True
 
     def _forget_ended(self) -> None:

@@ -36,7 +36,7 @@ class Identity:
         self.closed = self.forked = False
         self._locks = threading.Lock  # as it was: the compiled core sees if it is patched later
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child (rule C5)."""
         if self.forked:
             raise EngineClosedError(
@@ -46,7 +46,7 @@ class Identity:
 
     def check_open(self) -> None:
         """EngineClosedError unless this engine can be used here."""
-        self.check_alone()
+        self.check_not_forked()
         if self.closed:
             raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
 
@@ -86,4 +86,4 @@ class Identity:
 
     def say(self, line: logs.Line, **fields: Any) -> None:
         """Log a line about this engine."""
-        logs.say(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
+        logs.emit(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)

@@ -68,7 +68,7 @@ class Lost(Protocol):
     def lose(self, error: ExclusiveLogError) -> None:
         """The topic is lost for good."""
 
-    def tell_wanted(self) -> None:
+    def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
 
 
@@ -188,11 +188,11 @@ class Owning:
             appender.settle(placed)
         self.topic.host.commit_queue.put(appender, 0.0)  # it calls back, and takes what waits
 
-    def tell_wanted(self) -> None:
+    def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
         session = self._session()
         if session is not None and self.writer.status == "owner":
-            session.tell_wanted()
+            session.notify_wanted()
 
     # ---- the end -------------------------------------------------------------------------
 

@@ -323,7 +323,7 @@ class Requests:
             try:
                 self._look_at(topic, waiting)
             except (ClusterError, WaitTimeoutError) as error:  # the broker restarts, say
-                logs.say(
+                logs.emit(
                     log, logs.WAITERS_WAIT_ON, engine=self._host.name, engine_id=self._host.id,
                     topic=topic.name, reason=str(error),
                 )  # fmt: skip

@@ -99,7 +99,7 @@ class Host(Protocol):
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child."""
 
 
@@ -280,7 +280,7 @@ class ClusterSession:
 
     def status(self) -> State:
         """What has become of it, as the log says; changes nothing."""
-        self._host.check_alone()
+        self._host.check_not_forked()
         if self.closed:
             return "closed"
         if not self._is_fenced:  # as far as the log was read
@@ -317,7 +317,7 @@ class ClusterSession:
         elif self.session.notify_on_contention and self.owning.topic.is_wanted(self.session.name):
             listener.wanted()
 
-    def tell_wanted(self) -> None:
+    def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
         if self.usable and self.session.notify_on_contention:
             for listener in _living(self._listeners):

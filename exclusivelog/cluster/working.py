@@ -44,7 +44,7 @@ class Running:
         path, engine, name = self._path, self._engine, self._name
 
         def failed(error: BaseException) -> None:
-            logs.say(
+            logs.emit(
                 log, logs.THREAD_FAILED, error=error, ledger=path, engine=engine, thread_of=name,
                 reason=repr(error),
             )  # fmt: skip

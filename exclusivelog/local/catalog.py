@@ -181,5 +181,5 @@ def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = Fals
         tables.deletions.add(row.id)
         tables.views.drop(row.id)
         tables.announce.add(row.id)
-    logs.say(log, logs.DELETED, ledger=ledger.path, topic=name, epoch=row.epoch)
+    logs.emit(log, logs.DELETED, ledger=ledger.path, topic=name, epoch=row.epoch)
     delete_pending(ledger)

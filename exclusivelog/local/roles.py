@@ -49,10 +49,10 @@ class LocalRoles:
                 row = tables.topics.find(own) or tables.topics.create(own)
         return row.id, row.name
 
-    def rivals(self, definition: RoleDefinition) -> set[int]:
+    def conflicting_roles(self, definition: RoleDefinition) -> set[int]:
         """The own topics of the roles that have what this request wants to claim."""
         with self._engine.ledger.read() as tables:
-            return role_rows.rivals(tables, definition)
+            return role_rows.conflicting_roles(tables, definition)
 
     def find(self, seat: Session) -> RoleParts:
         """What the role consists of whose seat was granted."""

@@ -149,12 +149,12 @@ class OpenEngine(abc.ABC):
         their notifications."""
         try:
             delete_pending(self.ledger)
-            self.sessions.drop_notifications_of_the_gone()
+            self.sessions.drop_notifications_of_dead_engines()
         except ExclusiveLogError as error:
-            self._say(logs.NOT_CLEARED, reason=str(error))
+            self._log(logs.NOT_CLEARED, reason=str(error))
 
-    def _say(self, line: logs.Line, **fields: Any) -> None:
-        logs.say(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
+    def _log(self, line: logs.Line, **fields: Any) -> None:
+        logs.emit(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
 
     def _leave_at_once(self) -> None:
         self.closed = True
@@ -168,7 +168,7 @@ class OpenEngine(abc.ABC):
             self._heartbeat.join()
         self.worker.stop()
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child (rule C5)."""
         if self.forked:
             raise EngineClosedError(
@@ -179,7 +179,7 @@ class OpenEngine(abc.ABC):
     def check_open(self) -> None:
         """EngineClosedError unless this engine can be used here (rule C5)."""
         if self.forked:
-            self.check_alone()
+            self.check_not_forked()
         if self.closed:
             raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
         if threading.Lock is not self._locks:  # since it was opened
@@ -236,7 +236,7 @@ class OpenEngine(abc.ABC):
                     self.closed = True
                 self._finish_work()
             except ExclusiveLogError as error:
-                self._say(logs.CLOSING_FAILED, reason=str(error))
+                self._log(logs.CLOSING_FAILED, reason=str(error))
             finally:
                 self._end()
 
@@ -283,7 +283,7 @@ class OpenEngine(abc.ABC):
             if self._kill_stalled and self.ledger.watch is not None:
                 self.ledger.watch.killers -= 1
             self.ledger.close()
-            self._say(logs.CLOSED)
+            self._log(logs.CLOSED)
 
     @abc.abstractmethod
     def renew(self, topic: int) -> int:
@@ -303,13 +303,13 @@ class Runtime(OpenEngine):
     capabilities = CAPABILITIES
     latest_needs_log = False  # the journal's version tells of every change of owner
 
-    def look(self, find: Callable[[Tables], Found]) -> Found:
+    def inspect(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that this engine's readers may see (rule G6)."""
-        return self.ledger.look(find, self.unflushed)
+        return self.ledger.inspect(find, self.unflushed)
 
     def latest(self, topic: int) -> _core.TopicRow:
         """The topic's row as it is now."""
-        return self.look(lambda tables: tables.latest(topic))
+        return self.inspect(lambda tables: tables.latest(topic))
 
     @property
     def ownership_version(self) -> int:
@@ -436,7 +436,7 @@ class Runtime(OpenEngine):
         """Copy the ledger into a directory."""
         began = time.monotonic()
         backup(self.ledger, path)
-        self._say(logs.BACKUP, target=path, seconds=time.monotonic() - began)
+        self._log(logs.BACKUP, target=path, seconds=time.monotonic() - began)
 
     def compact(self, topic: int) -> int:
         """What `Topic.compact` does."""

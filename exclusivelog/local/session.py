@@ -104,7 +104,7 @@ class Host(Protocol):
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
 
-    def check_alone(self) -> None:
+    def check_not_forked(self) -> None:
         """EngineClosedError in a forked child."""
 
     def check_free(self) -> None:
@@ -218,7 +218,7 @@ class LocalSession:
 
     def status(self) -> State:
         """What has become of it, as the ledger says; changes nothing."""
-        self.engine.check_alone()
+        self.engine.check_not_forked()
         if self.closed:
             return "closed"
         if self._lost is not None:
@@ -269,7 +269,7 @@ class LocalSession:
         elif closed:
             listener.ended()
 
-    def tell_wanted(self) -> None:
+    def notify_wanted(self) -> None:
         """Another producer waits for the topic: tell the owner, or if it was dropped, those that
         still send by the session."""
         if self.usable:
@@ -286,7 +286,7 @@ class LocalSession:
         with self._lock:
             if self.over:
                 return
-            _tell_where(error, self.session, self.engine)
+            _name_fencing_engine(error, self.session, self.engine)
             # The same error in every call, whichever thread notices it first (rule B4).
             self._lost = error = self.sending.appender.close_with(error)
             self.pauses.stop()
@@ -295,7 +295,7 @@ class LocalSession:
         for listener in listeners:
             listener.lost(error)
         session = self.session
-        logs.say(
+        logs.emit(
             log, logs.LOST, ledger=self.engine.ledger.path, engine=session.engine_name,
             engine_id=session.engine, topic=self.topic, epoch=session.epoch,
             producer=session.name, reason=str(error),
@@ -339,7 +339,7 @@ class LocalSession:
     def await_resumed(self, timeout: float | None) -> bool:
         """Wait until it is not paused; False after `timeout` seconds."""
         self.engine.check_free()
-        return self.pauses.wait(timeout, self.engine.check_alone)
+        return self.pauses.wait(timeout, self.engine.check_not_forked)
 
     # ---- hand-over -------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class LocalSession:
     def follow(self, timeout: float | None) -> bool:
         """Give the producers the session that has the topic now, or end this one; False after
         `timeout` seconds."""
-        self.engine.check_alone()
+        self.engine.check_not_forked()
         self.engine.check_free()
         assert self._following is not None, "only a topic that was handed over can be followed"
         return self._following.run(self, timeout)
@@ -506,7 +506,9 @@ class Following:
                 )
                 threads.start(self._engine.ledger.path, follow)
                 self._running = running
-        if not in_slices(functools.partial(settled, running), timeout, self._engine.check_alone):
+        if not in_slices(
+            functools.partial(settled, running), timeout, self._engine.check_not_forked
+        ):
             return False
         self._running = None  # it would keep the error, and with its frames the session
         running.result(0)
@@ -702,7 +704,7 @@ class Attempt(Generic[Who]):
         return offsets
 
 
-def _tell_where(error: ExclusiveLogError, session: Session, engine: Host) -> None:
+def _name_fencing_engine(error: ExclusiveLogError, session: Session, engine: Host) -> None:
     """Say it if this process took the topic from itself: by a second producer, for example."""
     holder = error.holder
     if type(error) is not ProducerFencedError or holder is None:

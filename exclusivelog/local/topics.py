@@ -201,7 +201,7 @@ class LocalTopic:
     def terminate(self) -> int:
         """End all writing for good; the next offset."""
         end = self._engine.sessions.terminate(self._id)
-        logs.say(
+        logs.emit(
             log, logs.TERMINATED, ledger=self._engine.ledger.path, topic=self.facts().name,
             offset=end,
         )  # fmt: skip

@@ -30,7 +30,7 @@ LONGEST_SECONDS = 10**8  # of a move: about three years
 class Evicting(Protocol):
     """A background worker."""
 
-    def evict_the_dead(self, among: Iterable[str]) -> None:
+    def evict_dead_engines(self, among: Iterable[str]) -> None:
         """Evict the sessions of those of these engines that are dead."""
 
 
@@ -71,7 +71,7 @@ class Chunk:
         late = self.give_up("deadline" if self._has_destination() else "the destination is gone")
         ended = {move.topic_id: move for move in self._engine.hand_over.inspect(late)}
         self.moves = [
-            _told(begun.move, ended.get(move.topic_id, move))
+            _merged(begun.move, ended.get(move.topic_id, move))
             for begun, move in zip(self._begun, self.moves, strict=True)
         ]
 
@@ -90,7 +90,9 @@ class Chunk:
             if stopped.is_set():
                 raise MoveCancelled("the call was cancelled")
             self._engine.check_open()
-            self._engine.worker.evict_the_dead({m.source.engine_id for m in releasing if m.source})
+            self._engine.worker.evict_dead_engines(
+                {m.source.engine_id for m in releasing if m.source}
+            )
             hand_over.wait_for_a_change(seen, left)
 
     def _has_destination(self) -> bool:
@@ -109,7 +111,7 @@ class Chunk:
         return late
 
 
-def _told(first: Move, last: Move) -> Move:
+def _merged(first: Move, last: Move) -> Move:
     """The move to return: if it succeeded, with its source; if it was refused, with the reason."""
     if last.ok:
         return replace(last, source=first.source)
@@ -131,7 +133,7 @@ class Unloading:
         destination = engine.ledger.lockfile.slots.find(to)
         if destination is None:
             raise LedgerError(
-                f"to={to!r} is not a live engine on {engine.path}; {_who_is_there(engine)}"
+                f"to={to!r} is not a live engine on {engine.path}; {_describe_engines(engine)}"
             )
         self._slot, self._to = destination
         self._engine = engine
@@ -219,7 +221,7 @@ def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str
     return found
 
 
-def _who_is_there(engine: Host) -> str:
+def _describe_engines(engine: Host) -> str:
     there = ", ".join(
         f"{other.name!r} (id {other.id})" for other in engine.ledger.lockfile.slots.engines()
     )

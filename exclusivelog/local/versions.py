@@ -163,7 +163,7 @@ def _is_one_of(path: str, files: set[tuple[int, int]]) -> bool:
     return False
 
 
-def told_users(directory: Directory) -> str:
+def describe_users(directory: Directory) -> str:
     """The processes that have the ledger open, for a message."""
     return ", ".join(map(str, users(directory))) or "a process that this user may not see"
 
@@ -178,36 +178,36 @@ def refuse_other_lock_file(directory: Directory, readonly: bool) -> None:
     if version not in (None, LOCK_VERSION) and in_use(directory, by_readers=not readonly):
         raise LedgerVersionError(
             f"{directory.path} is in use by another version of exclusivelog: "
-            f"{told_users(directory)}. It has lock-file version {version}; exclusivelog "
+            f"{describe_users(directory)}. It has lock-file version {version}; exclusivelog "
             f"{__version__} has {LOCK_VERSION}. Close these processes first, or use their version"
         )
 
 
 def refuse_format(
-    directory: Directory, header: Mapping[str, Any], readonly: bool, beside_others: bool
+    directory: Directory, header: Mapping[str, Any], readonly: bool, has_writers: bool
 ) -> None:
     """LedgerVersionError if this version does not open the format that `header` names.
-    `beside_others`: engines that know this format have the ledger open to write."""
+    `has_writers`: engines that know this format have the ledger open to write."""
     version = header["version"]
     if version == FORMAT:
         return
     known = version in EARLIER_FORMATS
-    if known and readonly and not beside_others:
+    if known and readonly and not has_writers:
         return
-    using = f"It is in use by {told_users(directory)}. " if beside_others else ""
+    using = f"It is in use by {describe_users(directory)}. " if has_writers else ""
     earlier = ", ".join(map(str, EARLIER_FORMATS))
     raise LedgerVersionError(
         f"{directory.path} has ledger format {version!r}; exclusivelog {__version__} opens format "
         f"{FORMAT} and upgrades format {earlier}. {using}"
-        + _way_out(directory.path, version, header, beside_others)
+        + _way_out(directory.path, version, header, has_writers)
     )
 
 
-def _way_out(path: str, version: Any, header: Mapping[str, Any], beside_others: bool) -> str:
+def _way_out(path: str, version: Any, header: Mapping[str, Any], has_writers: bool) -> str:
     if version in EARLIER_FORMATS:
         way = (
             f"Close these processes, then run `exclusivelog upgrade {path}`"
-            if beside_others
+            if has_writers
             else f"Run `exclusivelog upgrade {path}`, or open it with readonly=True"
         )
         return f"{way}. As it is, it is opened by {OPENED_BY[version]}"

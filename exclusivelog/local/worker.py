@@ -93,9 +93,9 @@ class BackgroundWorker:
                 if error.maybe_written or self._ledger.integrity.failed:
                     self._pending.fail_all(error, settling=False)
                 if not self._ledger.integrity.failed:  # that was said when it happened
-                    self._say(logs.WORKER_REFUSED, reason=str(error))
+                    self._log(logs.WORKER_REFUSED, reason=str(error))
             except Exception as error:  # the worker must not die: waiters depend on it
-                self._say(logs.WORKER_FAILED, error=error, reason=repr(error))
+                self._log(logs.WORKER_FAILED, error=error, reason=repr(error))
             if engine.closed:
                 return
             if self._pending.awaits:
@@ -105,8 +105,8 @@ class BackgroundWorker:
             else:
                 slot.await_wake_up(seen, self._notifications.sleep_timeout())
 
-    def _say(self, line: logs.Line, **fields: Any) -> None:
-        logs.say(
+    def _log(self, line: logs.Line, **fields: Any) -> None:
+        logs.emit(
             log, line, ledger=self._ledger.path, engine=self._name, engine_id=self._engine_id,
             **fields,
         )  # fmt: skip
@@ -115,9 +115,9 @@ class BackgroundWorker:
         failure: ExclusiveLogError | None = None
         self._notifications.note(True)  # unless it comes to its end
         for step in (
-            self._evict_where_awaited,  # first: somebody waits for it
+            self._evict_awaited,  # first: somebody waits for it
             self._release_dropped, self.release_given_up, self._release_orphans,
-            self._end_what_cannot_follow, self._notifications.read,
+            self._end_unfollowable, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
             self._notifications.retries.promote_due,
@@ -132,7 +132,7 @@ class BackgroundWorker:
         if failure is not None:
             raise failure
 
-    def _end_what_cannot_follow(self) -> None:
+    def _end_unfollowable(self) -> None:
         for session in self._registry.handed_over():
             session.end_unless_within_reach()
 
@@ -211,11 +211,11 @@ class BackgroundWorker:
 
     # ---- eviction --------------------------------------------------------------------------
 
-    def _evict_where_awaited(self) -> None:
+    def _evict_awaited(self) -> None:
         if self._pending.awaits:
             self._evict(self._sessions.find_dead(self._pending.needed))
 
-    def evict_the_dead(self, among: Iterable[str]) -> None:
+    def evict_dead_engines(self, among: Iterable[str]) -> None:
         """Evict the sessions of those of these engines that are dead (rules C2, C3)."""
         self._evict([engine for engine in self._sessions.find_dead() if engine in among])
 
@@ -300,7 +300,7 @@ class Callbacks:
             try:
                 function()
             except Exception as error:
-                logs.say(
+                logs.emit(
                     log, logs.CALLBACK_FAILED, error=error, ledger=self._ledger.path,
                     engine=self._name, reason=repr(error),
                 )  # fmt: skip
@@ -320,7 +320,7 @@ def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> 
     """Start a thread that goes on whatever it meets, for an engine on this ledger."""
 
     def failed(error: BaseException) -> None:
-        logs.say(
+        logs.emit(
             log, logs.THREAD_FAILED, error=error, ledger=path, engine=engine, thread_of=name,
             reason=repr(error),
         )  # fmt: skip

@@ -99,7 +99,7 @@ class Archive:
         self._claim_the_directory()
         first = start = self._begin()
         end = self._end(before)
-        self._progress.say(f"{self._topic.name}: offsets {start} to {max(start, end)}")
+        self._progress.report(f"{self._topic.name}: offsets {start} to {max(start, end)}")
         while start < end:
             stop = self._left_behind(start) or min(start + chunk, end)
             self._archive(start, stop)
@@ -188,7 +188,7 @@ class Archive:
         old = plan.place_of(self._engine, here, dt.datetime.now(dt.UTC) - keep)
         if min(old, end) > here.first_offset:
             self._topic.trim(before=min(old, end))
-            self._progress.say(f"{self._topic.name}: trimmed before {min(old, end)}")
+            self._progress.report(f"{self._topic.name}: trimmed before {min(old, end)}")
 
 
 def _facts(frame: DataFrame) -> dict[str, Any]:

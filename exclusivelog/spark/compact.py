@@ -90,7 +90,7 @@ def _into_files(
     to = files.absolute(to)
     found = json.loads(files.read(f"{to}/{MARK}") or "null")
     if found == mark:
-        progress.say(f"{to} is up to date")
+        progress.report(f"{to} is up to date")
         return None
     if found is None and files.names(to):
         raise SourceError(PIPELINE, f"{to} is not empty, and was not written by compact; choose "
@@ -117,7 +117,7 @@ def _into_topic(
     there = engine.topic(target)
     before = recorded(engine, there).get(writer)
     if before is not None and before >= end:
-        progress.say(f"{target} is up to date")
+        progress.report(f"{target} is up to date")
         return None
     count = plan.row_of(engine, there.id).next_offset
     if count == 0:

@@ -137,7 +137,7 @@ def with_origin(frame: DataFrame) -> DataFrame:
 # ---- progress --------------------------------------------------------------------------
 
 
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 ERASE = "\r\x1b[K"
 
 
@@ -150,7 +150,7 @@ class Progress:
         self._out = out
         self._live = out is not None and out.isatty()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """A line that stays."""
         if self._out is not None:
             print(f"{ERASE if self._live else ''}{text}", file=self._out, flush=True)
@@ -168,10 +168,10 @@ class Progress:
             ended.set()
             if self._live:
                 thread.join(10)
-        self.say(f"{text}: {time.monotonic() - begun:.1f} s")
+        self.report(f"{text}: {time.monotonic() - begun:.1f} s")
 
     def _watch(self, text: str, begun: float, ended: threading.Event) -> None:
-        while not ended.wait(LOOK_SECONDS):
+        while not ended.wait(POLL_SECONDS):
             done, tasks = self._tasks()
             left = f", task {done} of {tasks}" if tasks else ""
             seconds = time.monotonic() - begun

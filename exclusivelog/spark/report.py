@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 import exclusivelog as xl
 from exclusivelog.audit import write_page
 from exclusivelog.audit.judging import names_of
-from exclusivelog.audit.leaders import Record, Told
+from exclusivelog.audit.leaders import LeaderReport, Record
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
 from exclusivelog.spark.pipelines import Progress
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def run(
     spark: SparkSession, ledger: str, to: str, topics: Sequence[str] | None = None, *,
     out: TextIO | None = None,
-) -> Told:  # fmt: skip
+) -> LeaderReport:  # fmt: skip
     """Write the report about some topics (None: all) to the file `to`.
 
     The page needs nothing else: pictures are in it, and it loads nothing.
@@ -45,7 +45,7 @@ def run(
             if isinstance(error, xl.ExclusiveLogError):
                 raise
             raise SourceError(PIPELINE, f"the report cannot be written to {to}: {error}") from error
-    progress.say(f"the report is {Path(to).resolve()}")
+    progress.report(f"the report is {Path(to).resolve()}")
     return told
 
 

@@ -93,7 +93,7 @@ class Snapshots(_core.SnapshotsBase):
         try:
             thread.start()
         except RuntimeError as error:  # too many threads; what was written is in the log
-            logs.say(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
+            logs.emit(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
         else:
             self._thread = thread
 
@@ -103,7 +103,7 @@ class Snapshots(_core.SnapshotsBase):
         except SnapshotRefused as error:
             self._every, self.due_at, self.refused = None, NEVER, error
         except Exception as error:  # the next one may succeed
-            logs.say(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
+            logs.emit(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
 
     def close(self) -> None:
         """Wait for the one that is being taken."""
@@ -234,7 +234,7 @@ class Replica(_core.ReplicaBase):
         except LedgerCorruptedError as error:
             if self._topic.first_offset > self.position:
                 raise
-            logs.say(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=str(error))
+            logs.emit(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=str(error))
             return None
 
     def _do_without(self, offset: int, error: Exception) -> None:
@@ -242,7 +242,7 @@ class Replica(_core.ReplicaBase):
         text = f"topic {self._topic.name!r}: the snapshot as of offset {offset} cannot be decoded"
         if self._topic.first_offset > 0:
             raise StateError(f"{text}: {error!r}, and older messages were trimmed") from error
-        logs.say(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=f"{text}: {error!r}")
+        logs.emit(log, logs.SNAPSHOT_DAMAGED, topic=self._topic.name, reason=f"{text}: {error!r}")
         self._reset()
         self.torn = False
 

@@ -5,28 +5,37 @@ Each case is a small scenario with real processes, in a mount namespace of its o
 list of violations: an acknowledged message that is lost, an owner that goes on where it must not, a
 call that hangs, a process that dies by a signal, an error that does not say what is wrong.
 
-- `scenes`   what a case is made of: file systems, actors, judges; how cases are registered
+- `cases`   what a case is made of: file systems, actors, judges; how cases are registered
 - `actors`   processes that use a ledger
 - `running`  each case in a process of its own, with its clean twin and its sabotage
 - the cases: `mounts`, `copies`, `moves`, `files`, `descriptors`, `users`, `limits`, `clocks`,
-  `programs`, `crowds`
+  `programs`, `many_processes`
 """
 
 from proof.environments import (
     clocks,
     copies,
-    crowds,
     descriptors,
     files,
     limits,
+    many_processes,
     mounts,
     moves,
     programs,
     users,
 )
-from proof.environments.scenes import CASES
+from proof.environments.cases import CASES
 
 __all__ = [
-    "CASES", "clocks", "copies", "crowds", "descriptors", "files", "limits", "mounts", "moves",
-    "programs", "users",
+    "CASES",
+    "clocks",
+    "copies",
+    "descriptors",
+    "files",
+    "limits",
+    "many_processes",
+    "mounts",
+    "moves",
+    "programs",
+    "users",
 ]  # fmt: skip

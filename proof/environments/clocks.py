@@ -9,7 +9,7 @@ import subprocess
 import time
 
 from proof.environments.actors import Actor, Hands
-from proof.environments.scenes import NEW_TIME, Scene, case, unshare
+from proof.environments.cases import NEW_TIME, Scene, case, unshare
 from proof.shutdowns import do
 from testing.clocks import CLOCK
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from proof.environments.actors import Actor, Hands
-from proof.environments.scenes import Scene, case
+from proof.environments.cases import Scene, case
 from proof.shutdowns import another_boot, do
 from testing.disks import leave
 
@@ -326,7 +326,7 @@ def a_copy_in_two_passes(scene: Scene) -> None:
 @case()
 def a_restore_by_another_user(scene: Scene) -> None:
     """Root puts the backup back for a user: the files are root's, and the user is told."""
-    from proof.environments.scenes import become
+    from proof.environments.cases import become
 
     scene.where.chmod(0o777)
     user = become(1234, 1234)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from proof.environments.actors import Hands
-from proof.environments.scenes import Scene, case
+from proof.environments.cases import Scene, case
 
 STREAMS = {"stdin": (0,), "stdout": (1,), "stderr": (2,), "all": (0, 1, 2)}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import lmdb
 import msgpack
 
-from proof.environments.scenes import KEEPALIVE, Scene, case
+from proof.environments.cases import KEEPALIVE, Scene, case
 from proof.shutdowns import do
 
 NAMES = ("data.mdb", "journal", "segments", "owners.lock", "lock.mdb")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from proof.environments.actors import Actor, Hands
-from proof.environments.scenes import KEEPALIVE, Scene, Skip, become, case
+from proof.environments.cases import KEEPALIVE, Scene, Skip, become, case
 from testing.processes import await_stop, until
 
 CGROUPS = Path("/sys/fs/cgroup")

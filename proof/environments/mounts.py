@@ -11,7 +11,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from proof.environments.scenes import (
+from proof.environments.cases import (
     NEW_MOUNTS,
     NEW_PIDS,
     WINDOW,
@@ -380,7 +380,7 @@ def a_disk_without_inodes(scene: Scene) -> None:
 @case()
 def a_quota_that_is_used_up(scene: Scene) -> None:
     """A user's quota ends under a sender: as clear as a full disk."""
-    from proof.environments.scenes import become
+    from proof.environments.cases import become
 
     disk = scene.disk()
     scene.unmount()

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from proof.environments.actors import Hands
-from proof.environments.scenes import SLACK, WINDOW, Scene, case
+from proof.environments.cases import SLACK, WINDOW, Scene, case
 
 LARGE = 300_000
 

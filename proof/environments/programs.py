@@ -16,7 +16,7 @@ from unittest import mock
 import exclusivelog as xl
 from exclusivelog.local.log import sending
 from proof.environments.actors import Hands
-from proof.environments.scenes import Scene, Skip, case
+from proof.environments.cases import Scene, Skip, case
 from testing.children import ROOT, command
 
 PATCHED = """

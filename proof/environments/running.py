@@ -25,9 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from proof.beside import LANES, todo_safely, warm_up
 from proof.environments import CASES
-from proof.environments.scenes import (
+from proof.environments.cases import (
     FAULT,
     NEW_MOUNTS,
     NOTICES,
@@ -36,6 +35,7 @@ from proof.environments.scenes import (
     Skip,
     unshare,
 )
+from proof.jobs import LANES, todo_safely, warm_up
 from proof.shutdowns import do
 from testing.children import child, die_with_parent, line, tell
 

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from proof.environments.scenes import Scene, case
-from proof.environments.scenes import become as be
+from proof.environments.cases import Scene, case
+from proof.environments.cases import become as be
 
 ALICE, BOB, GROUP = 1234, 1235, 4321
 

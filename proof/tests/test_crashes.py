@@ -30,10 +30,10 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.storage import journal
-from proof.deaths import AT_ONCE, sweep
 from proof.power import judge_all, power_fails, record, short_life, stored_cuts
 from proof.power_cuts import Disk, cuts
-from proof.sprints import judge_sprints, kill_beside
+from proof.random_kills import judge_random_kills, kill_beside
+from proof.syscall_crashes import AT_ONCE, sweep
 from proof.work import TOPICS
 from testing.children import PATIENCE, child, line, tell
 from testing.disks import needs_strace
@@ -257,14 +257,14 @@ def test_h1_dying_at_full_speed_beside_another_sender(tmp_path, request) -> None
     assert slow <= rounds // 20
 
 
-def test_the_judge_of_sprints_turns_red() -> None:
+def test_the_judge_of_random_kills_turns_red() -> None:
     """Controls: a message that is missing, twice, out of order, or half a batch."""
     batch = [b"a/9/0", b"a/9/1", b"a/9/2"]
     sound = [*(b"a/%d/0" % n for n in range(9)), *batch, b"b/0/0"]
-    assert judge_sprints(sound, {"a": 10, "b": 0}) == []
+    assert judge_random_kills(sound, {"a": 10, "b": 0}) == []
     for wrong in (sound[:-2], sound[1:], [*sound, sound[-1]], [*sound[:9], *batch[:2]]):
-        assert judge_sprints(wrong, {"a": 10, "b": 0}) != []
-    assert judge_sprints(sound, {"a": 11, "b": 1}) != []
+        assert judge_random_kills(wrong, {"a": 10, "b": 0}) != []
+    assert judge_random_kills(sound, {"a": 11, "b": 1}) != []
 
 
 # ---- H1: power cuts ----------------------------------------------------------------------

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from proof.environments import CASES
+from proof.environments.cases import FAULT
 from proof.environments.running import Verdict, controls, runner, verdicts
-from proof.environments.scenes import FAULT
 
 pytestmark = pytest.mark.once
 

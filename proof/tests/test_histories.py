@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from proof.linearizability import UNKNOWN, Call, WholeMap, check, check_per_key
+from proof.map_clients import KEYS, WRITERS, crew
 from proof.maps import record, returned, told, torn
-from proof.players import KEYS, WRITERS, crew
 from testing.processes import until
 
 SECONDS = 5.0  # of torment

@@ -14,22 +14,22 @@ import pytest
 
 import exclusivelog as xl
 from proof import (
-    chores,
     compactions,
     failpoints,
     fuzz,
     instruments,
+    ledger_operations,
     mutants,
+    random_kills,
     shutdowns,
-    sprints,
     stateful,
     table,
 )
-from proof.deaths import EARLY
-from proof.flips import flip_beside
+from proof.bit_flips import flip_beside
 from proof.instruments import INSTRUMENTS
 from proof.report import Card, Figure
 from proof.sizes import SIZES
+from proof.syscall_crashes import EARLY
 from proof.totals import AIMS, as_json, lines
 from proof.work import act
 from testing.children import ROOT
@@ -85,10 +85,10 @@ def test_every_failpoint_is_a_place_and_is_left_as_it_was(place: str) -> None:
     assert getattr(owner, name) is usual
 
 
-def test_a2_chores_are_done_or_not_done(path: str) -> None:
+def test_a2_operations_are_done_or_not_done(path: str) -> None:
     with xl.open(path) as engine:
-        chores.do(Path(path), engine)
-    assert list(chores.judge(Path(path))) == []
+        ledger_operations.do(Path(path), engine)
+    assert list(ledger_operations.judge(Path(path))) == []
 
 
 def half_a_transaction(engine: xl.Engine) -> None:
@@ -108,11 +108,13 @@ def a_claim_too_many(engine: xl.Engine) -> None:
 @pytest.mark.parametrize(
     ("spoil", "rule"), [(half_a_transaction, "G3"), (half_a_write, "I1"), (a_claim_too_many, "F2")]
 )
-def test_a2_controls_of_chores(path: str, spoil: Callable[[xl.Engine], None], rule: str) -> None:
+def test_a2_controls_of_operations(
+    path: str, spoil: Callable[[xl.Engine], None], rule: str
+) -> None:
     with xl.open(path) as engine:
-        chores.do(Path(path), engine)
+        ledger_operations.do(Path(path), engine)
         spoil(engine)
-    assert about(chores.judge(Path(path)), rule)
+    assert about(ledger_operations.judge(Path(path)), rule)
 
 
 def test_every_failpoint_is_reached(path: str) -> None:
@@ -122,7 +124,7 @@ def test_every_failpoint_is_reached(path: str) -> None:
             stack.enter_context(failpoints.armed(place, partial(seen.add, place)))
         stack.enter_context(small_journal())
         with xl.open(path) as engine:
-            chores.do(Path(path), engine)
+            ledger_operations.do(Path(path), engine)
             act(engine, "t", lambda: None)
     assert seen == set(failpoints.PLACES)
 
@@ -134,7 +136,7 @@ def test_every_place_comes_to_its_turn() -> None:
 
 
 def test_h1_control_of_kills_at_full_speed(tmp_path: Path) -> None:
-    [found] = sprints.kill_beside(tmp_path, 12, 1, EARLY)
+    [found] = random_kills.kill_beside(tmp_path, 12, 1, EARLY)
     assert about(found.broken, "H1")
     assert found.kills == 12
 

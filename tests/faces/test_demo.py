@@ -160,8 +160,8 @@ HISTORY = demo.History(
     {"a": 2, "c": 0},
 )  # fmt: skip
 REIGNS = [
-    demo.Reign(1, "alice", 11, 30, 0, first_append=5, killed=10, best_waiter=20, end="killed"),
-    demo.Reign(2, "bob", 12, 20, 3, first_append=2_000_010, end="finished"),
+    demo.Tenure(1, "alice", 11, 30, 0, first_append=5, killed=10, best_waiter=20, end="killed"),
+    demo.Tenure(2, "bob", 12, 20, 3, first_append=2_000_010, end="finished"),
 ]
 
 
@@ -178,9 +178,9 @@ def log_of(history: demo.History) -> list[Any]:
 
 
 def failed(
-    messages: list[Any], report: xl.Report = SOUND, reigns: list[demo.Reign] = REIGNS
+    messages: list[Any], report: xl.Report = SOUND, tenures: list[demo.Tenure] = REIGNS
 ) -> set[str]:
-    findings = demo.judge(messages, HISTORY, report, reigns)
+    findings = demo.judge(messages, HISTORY, report, tenures)
     return {finding.claim for finding in findings if not finding.holds}
 
 
@@ -225,10 +225,10 @@ def test_epochs_that_go_back_or_have_two_producers_are_seen() -> None:
 
 def test_a_worse_waiter_that_is_promoted_is_seen() -> None:
     worse = dataclasses.replace(REIGNS[1], name="carol", priority=10)
-    assert failed(log_of(HISTORY), reigns=[REIGNS[0], worse]) == {
+    assert failed(log_of(HISTORY), tenures=[REIGNS[0], worse]) == {
         "the best waiter is next, each time"
     }
-    assert failed(log_of(HISTORY), reigns=REIGNS[::-1]) == {"the best waiter is next, each time"}
+    assert failed(log_of(HISTORY), tenures=REIGNS[::-1]) == {"the best waiter is next, each time"}
 
 
 def test_a_damaged_ledger_is_seen() -> None:

@@ -408,7 +408,9 @@ def test_h6_the_disk_is_asked_for_nothing_outside_of_an_entry() -> None:
         for data in (*entries, b"", b"x" * 100):
             for _ in range(50):
                 count = dice.choice([0, 1, COUNT, dice.randrange(1 << 33), 2**64 - 1])
-                _core.ask_like(like, data, dice.choice([0, count // 2, max(0, count - 1)]), count)
+                _core.prefetch_like(
+                    like, data, dice.choice([0, count // 2, max(0, count - 1)]), count
+                )
 
 
 @pytest.mark.parametrize("sizes", [(1, 400), (100, 100), (90, 110), (0, 3000)])

@@ -434,7 +434,7 @@ def entry_sizes(engine: xl.Engine, topic: xl.Topic) -> list[list[int]]:
             _core.Entry(tables.entries.load(data)) for _, data in tables.entries.walk(topic.id, 0)
         ]
 
-    entries = engine.ledger.look(look, unflushed=True)
+    entries = engine.ledger.inspect(look, unflushed=True)
     return [[len(e.message(i).value or b"") for i in range(e.count)] for e in entries]
 
 

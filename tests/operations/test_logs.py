@@ -429,7 +429,7 @@ def test_an_interrupt_goes_through_a_handler(broken) -> None:
     """Ctrl-C is no fault of a handler: it ends the call as ever."""
     handler = broken(Broken(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
-        logs.say(
+        logs.emit(
             logging.getLogger("exclusivelog"), logs.CLOSED, engine="a", engine_id="b", ledger="c"
         )
     assert handler.calls == 1

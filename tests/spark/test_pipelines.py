@@ -22,7 +22,7 @@ from exclusivelog import _core
 from exclusivelog.audit import audit as judge_here
 from exclusivelog.audit import judging, leaders
 from exclusivelog.audit.judging import Summary, judge
-from exclusivelog.audit.leaders import Story, Tenure, Told
+from exclusivelog.audit.leaders import LeaderReport, Story, Tenure
 from exclusivelog.audit.page import page
 from exclusivelog.cli import demo
 from exclusivelog.messages import Columns
@@ -584,7 +584,7 @@ def test_names_cannot_break_the_page() -> None:
         Tenure(2, evil, evil, 2, 2005, None, "", 5, 2006, 3000),
     ]
     story = Story(evil, tenures, 10, 100, {evil: {1000: 5, 2000: 5}})
-    text = page(Told(evil, [story], [leaders.Verdict(evil, "c", False, evil)], [16]))
+    text = page(LeaderReport(evil, [story], [leaders.Verdict(evil, "c", False, evil)], [16]))
     assert outline(text).tags["script"] == 0
     assert "16 ms" in text
 

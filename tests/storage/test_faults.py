@@ -799,7 +799,7 @@ def test_h2_a_long_read_while_another_process_makes_the_map_larger(
                 return producer.send(bytes(200_000) if large else b"last")
 
         with concurrent.futures.ThreadPoolExecutor(3) as pool:
-            reading = pool.submit(engine.backend.look, look)
+            reading = pool.submit(engine.backend.inspect, look)
             assert begun.wait(PATIENCE)
             larger.call(grow)
             writing, counting = pool.submit(write), pool.submit(lambda: topic.next_offset)

@@ -53,7 +53,7 @@ class Host(Protocol):
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
 
-    def look(self, find: Callable[[Tables], Found]) -> Found:
+    def inspect(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that the engine's readers may see (rule G6)."""
 
 
@@ -194,7 +194,7 @@ class LogCursor(_core.Cursor):
 
     def _inspect(self, find: Callable[[Tables], Found]) -> Found:
         with naming(self.topic):
-            return retry_damaged(lambda: self._host.look(find))
+            return retry_damaged(lambda: self._host.inspect(find))
 
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = _existing(tables.latest(self.topic_id))
@@ -222,7 +222,7 @@ class LogCursor(_core.Cursor):
 
     def has_more(self) -> bool:
         """Is there a message at or behind the position (rule G5)?"""
-        return self._host.look(self._has_more)
+        return self._host.inspect(self._has_more)
 
     def _has_more(self, tables: Tables) -> bool:
         row = _existing(tables.latest(self.topic_id, self._tail.since(tables)))
@@ -251,7 +251,7 @@ class LogCursor(_core.Cursor):
             row = tables.latest(self.topic_id, self._tail.since(tables))
             return _existing(row).next_offset
 
-        self._known_end = max(self._host.look(find), self._read_to)
+        self._known_end = max(self._host.inspect(find), self._read_to)
         return self._known_end
 
     def is_over(self) -> bool:

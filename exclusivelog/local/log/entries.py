@@ -458,7 +458,7 @@ def read_entry(
             if newest is not None and is_reference(data):
                 begin = tables.entries.begin(topic, last)
                 if begin <= offset:
-                    _core.ask_like(newest, loaded, offset - begin, last + 1 - begin)
+                    _core.prefetch_like(newest, loaded, offset - begin, last + 1 - begin)
             entry = _core.Entry(loaded, loads)
         check_place(entry, topic.id, last, None)
     except ValueError:
@@ -678,6 +678,6 @@ def _verify_one(ledger: Store, topic: int, unflushed: bool) -> tuple[int, int, l
         return None if row.flags & _core.DELETED else verify_topic(tables, row)
 
     try:
-        return ledger.look(check, unflushed)
+        return ledger.inspect(check, unflushed)
     except LedgerCorruptedError as error:
         return 0, 0, [str(error)]

@@ -24,7 +24,7 @@ class Host(Protocol):
     def ledger(self) -> Store:
         """Where the log is kept."""
 
-    def look(self, find: Callable[[Tables], Found]) -> Found:
+    def inspect(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that the engine's readers may see."""
 
 
@@ -36,11 +36,11 @@ class Inspection:
 
     def row(self, topic: int) -> _core.TopicRow:
         """The topic's row as it is now; TopicNotFoundError once it was deleted."""
-        return self._host.look(lambda tables: _latest(tables, topic))
+        return self._host.inspect(lambda tables: _latest(tables, topic))
 
     def offset_at(self, topic: int, time_ms: int) -> int:
         """The offset of the first message published at this time or later."""
-        return self._host.look(
+        return self._host.inspect(
             lambda tables: offset_at_time(tables, _latest(tables, topic), time_ms)
         )
 
@@ -56,7 +56,7 @@ class Inspection:
                     return min(last + 1, end), size
             return end, size
 
-        return self._host.look(find)
+        return self._host.inspect(find)
 
     def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
         """About how long a message is, from the entries near these offsets."""
@@ -66,7 +66,7 @@ class Inspection:
             count = sum(messages for messages, _ in found)
             return sum(size for _, size in found) / count if count else 0.0
 
-        return self._host.look(find)
+        return self._host.inspect(find)
 
     def epochs(self, topic: int, first: int) -> list[Epoch]:
         """The epochs of the messages from the offset `first` on."""
@@ -77,7 +77,7 @@ class Inspection:
                 _add(found, _core.Entry(tables.entries.load(data)), first)
             return list(found.values())
 
-        return self._host.look(find)
+        return self._host.inspect(find)
 
     def producers(self, topic: int) -> list[tuple[str, int, bool]]:
         """(name, last sequence id, is it live?) of each producer name."""

@@ -99,14 +99,14 @@ class Committer:
 
     def drain(self) -> None:
         """Commit everything that waits, also messages whose producer was dropped."""
-        for appender in self.commit_queue.look():
+        for appender in self.commit_queue.pending():
             self.commit(appender)
         with self._commit_lock:
             pass  # what another thread has taken is committed, too
 
     def drain_session(self, session: int) -> None:
         """Commit the messages of a session whose producers were dropped."""
-        for appender in self.commit_queue.look():
+        for appender in self.commit_queue.pending():
             if appender.session.id == session:
                 self.commit(appender)
         with self._commit_lock:
@@ -135,7 +135,7 @@ class Committer:
             except Exception as error:  # every receipt has it, or is retried
                 expected = isinstance(error, ExclusiveLogError)
                 line = logs.COMMIT_REFUSED if expected else logs.COMMIT_FAILED
-                logs.say(log, line, ledger=self._ledger.path, reason=repr(error))
+                logs.emit(log, line, ledger=self._ledger.path, reason=repr(error))
 
     def _gather(self, waiting: Sequence[_core.Appender]) -> list[Work]:
         return [
@@ -189,7 +189,7 @@ class Committer:
 
     def _report(self, error: BaseException) -> None:
         # Every receipt has its outcome, or is in the commit queue still.
-        logs.say(log, logs.COMMIT_INTERRUPTED, error=error, ledger=self._ledger.path)
+        logs.emit(log, logs.COMMIT_INTERRUPTED, error=error, ledger=self._ledger.path)
 
     def stop(self) -> None:
         """End the thread in the background; what waits must have been committed before."""

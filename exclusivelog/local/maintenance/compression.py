@@ -131,7 +131,7 @@ def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
                 if ended() or not compress_again(ledger, topic):
                     break
         except (LedgerCorruptedError, MissingLibraryError) as error:  # the others are compressed
-            logs.say(log, logs.NOT_COMPRESSED_AGAIN, ledger=ledger.path, reason=str(error))
+            logs.emit(log, logs.NOT_COMPRESSED_AGAIN, ledger=ledger.path, reason=str(error))
 
 
 def compress_again(ledger: Store, topic: int) -> bool:

@@ -80,7 +80,7 @@ class Ages:
         self._ledger = ledger
         self._topic = topic
         self._arrivals = Arrivals()
-        self._told = False
+        self._logged = False
 
     def first_to_keep(
         self, row: _core.TopicRow, max_age: float, first_since: Callable[[int], int]
@@ -99,7 +99,7 @@ class Ages:
         return max(row.first_offset, first)
 
     def _forget(self) -> None:
-        self._told = False
+        self._logged = False
         with self._ledger.read() as tables:
             if tables.retention.overdue(self._topic) is None:
                 return
@@ -115,9 +115,9 @@ class Ages:
             return now - noted[1] >= wait * 1e9
         with self._ledger.write_concurrent() as tables:
             tables.retention.put_overdue(self._topic, (boot_id(), now))
-        if not self._told:
-            self._told = True
-            logs.say(log, logs.RETENTION_WAITS, ledger=self._ledger.path, topic=name, seconds=wait)
+        if not self._logged:
+            self._logged = True
+            logs.emit(log, logs.RETENTION_WAITS, ledger=self._ledger.path, topic=name, seconds=wait)
         return wait == 0
 
 
@@ -144,7 +144,7 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     messages that its last snapshot covers are removed.
     """
     # Messages sent from now on stay: a fast producer must not keep this loop running.
-    row = ledger.look(lambda tables: tables.latest(topic), unflushed=True)
+    row = ledger.inspect(lambda tables: tables.latest(topic), unflushed=True)
     first = min(first, row.next_offset)
     while True:
         with ledger.write_checkpointed() as tables:
@@ -169,7 +169,7 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
                 tables.announce.add(topic)
                 break
         renew(topic)
-    logs.say(
+    logs.emit(
         log, logs.TRIMMED, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=first,
         count=count, reason="call" if limits is None else "retention",
     )  # fmt: skip
@@ -287,9 +287,9 @@ class RetentionWorker:
             try:
                 self.go_round()
             except ExclusiveLogError as error:
-                logs.say(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
+                logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
             except Exception as error:
-                logs.say(
+                logs.emit(
                     log, logs.RETENTION_FAILED, error=error, ledger=self._ledger.path,
                     reason=repr(error),
                 )  # fmt: skip
@@ -308,7 +308,7 @@ class RetentionWorker:
                 trim_what_is_old(self._ledger, topic, limits, self._renew, self._ages[topic])
             except (LedgerCorruptedError, MissingLibraryError, TopicNotFoundError) as error:
                 # The others are trimmed.
-                logs.say(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
+                logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
         compress_old(self._ledger, self._ended.is_set)
 
 

@@ -72,7 +72,7 @@ def _log_compacted(ledger: Store, topic: int, done: Compacted, seconds: float) -
     if log.isEnabledFor(logs.COMPACTED.level):
         with ledger.read() as tables:
             name = tables.topics.get(topic).name
-        logs.say(
+        logs.emit(
             log, logs.COMPACTED, ledger=ledger.path, topic=name, kept=done.kept, count=done.read,
             offset=done.horizon, seconds=seconds,
         )  # fmt: skip
@@ -270,7 +270,7 @@ def write_snapshot(
         raise
     finally:
         delete_pending(ledger)
-    logs.say(
+    logs.emit(
         log, logs.SNAPSHOT, ledger=ledger.path, topic=row.name, epoch=row.epoch, offset=offset,
         count=count, seconds=time.monotonic() - began,
     )  # fmt: skip

@@ -146,7 +146,7 @@ class Retries:
         """Retry promotions that are due."""
         now = _core.now()
         if self._due and self._due[0][0] > now:
-            self._hurry_where_the_destination_is_dead()
+            self._retry_where_destination_is_dead()
         while self._due and self._due[0][0] <= now:
             # Forgotten only once it is done: the disk may be full at the moment.
             topics = {topic for at, topic in self._due if at <= now}
@@ -158,7 +158,7 @@ class Retries:
                 ]
                 heapq.heapify(self._due)
 
-    def _hurry_where_the_destination_is_dead(self) -> None:
+    def _retry_where_destination_is_dead(self) -> None:
         topics = {topic for _, topic in list(self._due)}
         dead = self._engine().sessions.destinations_gone(topics)
         if dead:
@@ -309,7 +309,7 @@ class Notifications:
         elif kind == TERMINATED:
             self._terminated(session, *details)
         elif kind == WANTED:
-            self._deliveries.add(functools.partial(self.pending.tell_wanted, session))
+            self._deliveries.add(functools.partial(self.pending.notify_wanted, session))
 
     def _granted(
         self, session_id: int, epoch: int, since: int, last_sequence: int, reason: str,
@@ -333,9 +333,9 @@ class Notifications:
     def _fenced(self, session_id: int, kind: str, text: str) -> None:
         self.pending.queued.take(session_id)
         error = ProducerRevokedError if kind == REVOKED else ProducerFencedError
-        self._deliveries.add(lambda: self._tell_fenced(session_id, error, text))
+        self._deliveries.add(lambda: self._notify_fenced(session_id, error, text))
 
-    def _tell_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
+    def _notify_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
         # Only now: the grant may have been read at the same time.
         future = self.pending.queued.settling(session_id)
         if future is not None and future.session is not None and future.granted is None:

@@ -238,7 +238,7 @@ class Listener(Protocol):
     def lose(self, error: ExclusiveLogError) -> None:
         """The session has ended, for good."""
 
-    def tell_wanted(self) -> None:
+    def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
 
     def hand_off(self, to: Transfer) -> None:
@@ -409,7 +409,7 @@ class Pending:
 
     def needed(self) -> set[int]:
         """The topics that are waited for."""
-        waiting = [future.in_the_way() for future in self.queued.futures()]
+        waiting = [future.blocking() for future in self.queued.futures()]
         return self._arrivals.topics().union(*waiting)
 
     def settles(self, session: Session) -> bool:
@@ -519,13 +519,13 @@ class Pending:
             self._wanted.discard(session.id)
         self.settle(future, session.id, functools.partial(give_granted, future))
         if wanted:
-            self.tell_wanted(session.id)
+            self.notify_wanted(session.id)
 
     def _log_granted(self, session: Session, reason: str = "") -> None:
         if not log.isEnabledFor(logs.GRANTED.level):
             return
         with contextlib.suppress(ExclusiveLogError):
-            logs.say(
+            logs.emit(
                 log, logs.GRANTED, topic=self._engine().sessions.topic_name(session.topic),
                 ledger=self._engine().ledger.path, engine=session.engine_name,
                 engine_id=session.engine, pid=session.pid, producer=session.name,
@@ -533,14 +533,14 @@ class Pending:
                 waited=(_core.now() - session.created) / 1e9,
             )  # fmt: skip
 
-    def tell_wanted(self, session_id: int) -> None:
+    def notify_wanted(self, session_id: int) -> None:
         """Tell a session's producer that another one waits for its topic."""
         with self.lock:
             producer = self._engine().registry.find_session(session_id)
             if producer is None and self.queued.settling(session_id) is not None:
                 self._wanted.add(session_id)  # another thread is making it, and will tell it
         if producer is not None:
-            producer.tell_wanted()
+            producer.notify_wanted()
 
     def settle(self, future: AnyFuture, session_id: int, settle: Callable[[], object]) -> None:
         """Settle a future by this call, unless it is cancelled."""

@@ -169,34 +169,34 @@ class RoleEnds:
                 self._reserve(tables, session, transfer)
             told = session.id == first or (kind == "release" and part and first == role.seat)
             if not told:
-                self._tell(tables, role, session)
+                self._notify_member(tables, role, session)
             tables.to_promote.add(session.topic)
         tables.to_promote.add(role.topic)
         self._end_claims(tables, claimants, kind, transfer)
         if (role.held and anchor is not None and kind != "release") or transfer is not None:
-            self._tell_claim(tables, anchor, transfer)
+            self._notify_claimant(tables, anchor, transfer)
         if role.claimants:  # other roles may have waited for one, also if it was revoked before
             tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
 
     def _transfer(self, tables: Tables, role: RoleRow) -> Transfer | None:
-        row = tables.topics.sound(role.topic, "its role is ended all the same")
+        row = tables.topics.intact(role.topic, "its role is ended all the same")
         return (
             None if row is None or not role.held else self._sessions.transfers.current(tables, row)
         )
 
     def _reserve(self, tables: Tables, session: Session, transfer: Transfer) -> None:
         """The topic is kept for the destination, as the role itself is (rule E3)."""
-        row = tables.topics.sound(session.topic, "it is not kept for its role's destination")
+        row = tables.topics.intact(session.topic, "it is not kept for its role's destination")
         if row is None or row.owner:
             return
         kept = replace(transfer, topic=row.id, session=0, lineage=0, groups=())
         tables.transfers.put(kept)
         record(tables, row, "assigned", ROLE, source=session, target=kept)
 
-    def _tell(self, tables: Tables, role: RoleRow, session: Session) -> None:
+    def _notify_member(self, tables: Tables, role: RoleRow, session: Session) -> None:
         if not self._sessions.exists(session):
             return
-        row = tables.topics.sound(session.topic, "who waits for it is told less")
+        row = tables.topics.intact(session.topic, "who waits for it is told less")
         if session.id == role.seat and not role.held:
             terminated = next(
                 filter(None, (_unusable(tables.topics.get(t)) for t in role.topics)), None
@@ -223,11 +223,13 @@ class RoleEnds:
                 )
                 record_claim(tables, claimant, "revoke", why, source=claimant)
             if kind != "release" or transfer is not None:
-                self._tell_claim(tables, claimant, transfer)
+                self._notify_claimant(tables, claimant, transfer)
         if claimants:
             self._sessions.end_claims(tables, claimants, kind)
 
-    def _tell_claim(self, tables: Tables, claimant: Claimant | None, to: Transfer | None) -> None:
+    def _notify_claimant(
+        self, tables: Tables, claimant: Claimant | None, to: Transfer | None
+    ) -> None:
         if claimant is None or not self._sessions.exists(claimant):
             return
         if to is not None:
@@ -425,7 +427,7 @@ class RoleGrants:
         bound = role_rows.last(tables, topic)
         for number in () if bound is None else bound.topics:
             kept = tables.transfers.get(number)
-            row = tables.topics.sound(number, "its reservation stays until its deadline")
+            row = tables.topics.intact(number, "its reservation stays until its deadline")
             if row is not None and kept is not None and kept.target == target and not kept.session:
                 yield row, kept
 
@@ -437,7 +439,7 @@ class RoleGrants:
         plain: set[int] = set()
         roles: set[int] = set()
         for topic in topics:
-            row = tables.topics.sound(topic, "no waiter is promoted there")
+            row = tables.topics.intact(topic, "no waiter is promoted there")
             if row is None:
                 continue
             (roles if is_role(row.name) else plain).add(topic)
@@ -457,7 +459,7 @@ class RoleGrants:
         self, tables: Tables, topic: int,
         choose: Callable[[Tables, _core.TopicRow], Iterator[tuple[bytes, bytes]]],
     ) -> None:  # fmt: skip
-        row = tables.topics.sound(topic, "no waiter is promoted there")
+        row = tables.topics.intact(topic, "no waiter is promoted there")
         if row is not None:
             self._sessions.promote_now(tables, row, choose)
             tables.topics.put(row)

@@ -135,7 +135,7 @@ def role_topics(tables: Tables) -> list[tuple[str, int]]:
             if not key.startswith(prefix):
                 break
             topic = tables.rows.decode("names", u64, data)
-            row = tables.topics.sound(topic, "its role is not listed")
+            row = tables.topics.intact(topic, "its role is not listed")
             if row is not None and not row.flags & _core.DELETED:
                 found.append((key[len(prefix) :].decode(), topic))
     return found
@@ -171,7 +171,7 @@ def parts(tables: Tables, seat: Session) -> tuple[RoleRow, list[Session], list[C
     return role, [s for s in held if s is not None], [c for c in claims if c is not None]
 
 
-def rivals(tables: Tables, definition: RoleDefinition) -> set[int]:
+def conflicting_roles(tables: Tables, definition: RoleDefinition) -> set[int]:
     """The own topics of the roles that have what this request wants to claim."""
     wanted = [(group, topic) for group, read in definition.groups.items() for topic in read]
     wanted += [(group, name) for group, names in definition.claims.items() for name in names]

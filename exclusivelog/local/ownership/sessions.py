@@ -67,7 +67,7 @@ from exclusivelog.local.storage.tables import (
     owner_info,
     owner_of,
     revoked,
-    told,
+    topic_label,
     waiter_info,
 )
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
@@ -157,7 +157,7 @@ class Succession:
         it does `promote`, the caller does. `row`: the topic's, if the caller changes it, too."""
         if row is None:
             consequence = f"producer {session.name!r} is taken away from it"
-            row = tables.topics.sound(session.topic, consequence)
+            row = tables.topics.intact(session.topic, consequence)
         if row is None:
             tables.sessions.drop_holder(session)
             tables.transfers.drop_seat(session.topic, session.id)
@@ -207,9 +207,9 @@ class Succession:
             self.drop_holder(tables, row, session, "evict", self.end_of(session))
         else:
             self.drop_waiter(tables, row, session)
-        self.tell_fenced(tables, row, session, owner_of(tables, row))
+        self.notify_fenced(tables, row, session, owner_of(tables, row))
 
-    def tell_fenced(
+    def notify_fenced(
         self, tables: Tables, row: _core.TopicRow, session: Session, rival: Session | None
     ) -> None:
         """Notify a session that was evicted, unless its process is gone; one that is unresponsive
@@ -226,21 +226,21 @@ class Succession:
         steps.cancel_seats(self, tables, row, "another owner came first")
         for session in tables.sessions.holders(row.id):
             self.drop_holder(tables, row, session, "evict", "fenced", rival)
-            self.tell_fenced(tables, row, session, rival)
+            self.notify_fenced(tables, row, session, rival)
         for session in list(tables.sessions.waiters(row.id)):
             self.drop_waiter(tables, row, session)
-            self.tell_fenced(tables, row, session, rival)
+            self.notify_fenced(tables, row, session, rival)
 
     def evict_dead(
         self, tables: Tables, row: _core.TopicRow, mode: str, name: str | None = None
     ) -> None:
         """Evict sessions of dead engines that could stand in a request's way, and promote a living
         waiter before anyone new (rules C2, D4)."""
-        for session in _holders_in_the_way(tables, row, mode, name):
+        for session in _blocking_holders(tables, row, mode, name):
             # One may have ended with a claim that moved when another one was dropped.
             if not self.alive(session) and tables.sessions.holds(row.id, session.id):
                 self.drop_holder(tables, row, session, "evict", self.end_of(session))
-                self.tell_fenced(tables, row, session, None)
+                self.notify_fenced(tables, row, session, None)
         self.promote(tables, row)
         if row.waiting:
             dead = []
@@ -250,7 +250,7 @@ class Succession:
                 dead.append(waiter)
             for waiter in dead:
                 self.drop_waiter(tables, row, waiter)
-                self.tell_fenced(tables, row, waiter, owner_of(tables, row))
+                self.notify_fenced(tables, row, waiter, owner_of(tables, row))
         tables.topics.put(row)
 
     def end_claims(
@@ -308,7 +308,7 @@ class Succession:
         promotion = self._select(tables, row, transfer, choose)
         for session in (*promotion.dead, *promotion.stale):
             self.drop_waiter(tables, row, session)
-            self.tell_fenced(tables, row, session, promotion.winner)
+            self.notify_fenced(tables, row, session, promotion.winner)
         if promotion.winner is not None:
             reason = "promotion" if transfer is None else HANDED_OVER
             self.transfers.end(tables, row, transfer, promotion.winner, reason)
@@ -322,7 +322,7 @@ class Succession:
     def promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
         """Promote on all of these topics. `due`: because it is time to retry."""
         for topic in topics:
-            row = tables.topics.sound(topic, "no waiter is promoted there")
+            row = tables.topics.intact(topic, "no waiter is promoted there")
             if row is None:
                 continue
             if due:
@@ -372,10 +372,10 @@ class Succession:
         """From now on the topic is reserved, and has no holder (rules E1, E3)."""
         assigned = replace(transfer, session=0)
         tables.transfers.put(assigned)
-        self.tell_assigned(tables, row, transfer, source, "unload")
+        self.notify_assigned(tables, row, transfer, source, "unload")
         return assigned
 
-    def tell_assigned(
+    def notify_assigned(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
         reason: str,
     ) -> None:  # fmt: skip
@@ -408,7 +408,7 @@ def clear(succession: Succession, tables: Tables, row: _core.TopicRow) -> Sessio
     return None
 
 
-def _holders_in_the_way(
+def _blocking_holders(
     tables: Tables, row: _core.TopicRow, mode: str, name: str | None
 ) -> Sequence[Session]:
     if row.owner:
@@ -729,7 +729,7 @@ class Sessions:
         for: of the unresponsive engines only those that have one of them (rule C3). It is called
         only where there is one: a hundred thousand may wait."""
 
-        def is_in_the_way(tables: Tables, slot: int, engine: str) -> bool:
+        def is_blocking(tables: Tables, slot: int, engine: str) -> bool:
             gone = not self._living.exists(slot, engine)
             return (
                 gone or needed is None or not needed().isdisjoint(tables.sessions.topics_of(engine))
@@ -739,10 +739,10 @@ class Sessions:
             return [
                 engine
                 for engine, slot in tables.sessions.engines()
-                if not self._living.alive(slot, engine) and is_in_the_way(tables, slot, engine)
+                if not self._living.alive(slot, engine) and is_blocking(tables, slot, engine)
             ]
 
-    def drop_notifications_of_the_gone(self) -> None:
+    def drop_notifications_of_dead_engines(self) -> None:
         """Delete the notifications of engines that are gone: none of them comes back to read."""
         with self._ledger.read() as tables:
             readers = list(tables.notifications.engines())
@@ -778,7 +778,7 @@ class Sessions:
                 end = self.succession.end_of(session)
                 row = self.succession.leave(tables, session, "evict", end)
                 if row is not None:
-                    self.succession.tell_fenced(tables, row, session, owner_of(tables, row))
+                    self.succession.notify_fenced(tables, row, session, owner_of(tables, row))
             return True
 
     # ---- inspect -------------------------------------------------------------------------
@@ -791,7 +791,7 @@ class Sessions:
     def still_coming(self, topic: int, engine: str) -> Transfer | None:
         """The hand-over of this topic to this engine whose source is still to release it."""
         with self._ledger.read() as tables:
-            row = tables.topics.sound(topic, "who waits for it is told")
+            row = tables.topics.intact(topic, "who waits for it is told")
             if row is None:
                 return None
             return self.succession.transfers.releasing_to(tables, row, engine)
@@ -896,8 +896,8 @@ def _refusal(
 ) -> ExclusiveLogError:  # fmt: skip
     if verdict is Verdict.INVALID:
         return InvalidEpochError(
-            f"{told(row.name)}: topic_epoch={session.claim} was never granted: the topic is at "
-            f"epoch {row.epoch}. Pass the epoch that this producer had, or None"
+            f"{topic_label(row.name)}: topic_epoch={session.claim} was never granted: the topic is "
+            f"at epoch {row.epoch}. Pass the epoch that this producer had, or None"
         )
     holder = (
         owner
@@ -921,7 +921,7 @@ def _refusal(
         )
     holds = "holder" if is_role(row.name) else "producer"
     return ProducerFencedError(
-        f"{told(row.name)} is not free for an exclusive {holds}{by}; wait_for_exclusive "
+        f"{topic_label(row.name)} is not free for an exclusive {holds}{by}; wait_for_exclusive "
         "waits for it, exclusive_with_fencing takes it",
         holder=info,
     )

@@ -380,7 +380,7 @@ class Sessions(Protocol):
     def now(self) -> int:
         """The machine's monotonic clock, in ns."""
 
-    def tell_assigned(
+    def notify_assigned(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
         reason: str,
     ) -> None:  # fmt: skip
@@ -471,7 +471,7 @@ def pass_seat_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, sessio
     row.shared += 1
     tables.transfers.put_seat(there.id, replace(seat, session=0))
     tables.notifications.post(there, RETRY_AT, row.id, seat.until)
-    sessions.tell_assigned(tables, row, seat, session, "producer")
+    sessions.notify_assigned(tables, row, seat, session, "producer")
 
 
 def next_seat_deadline(tables: Tables, topic: int) -> int | None:

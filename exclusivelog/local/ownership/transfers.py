@@ -215,7 +215,7 @@ class HandOver:
             ]
 
     def _release_one(self, tables: Tables, topic: int, session_id: int) -> Transfer | None:
-        row = tables.topics.sound(topic, STAYS)
+        row = tables.topics.intact(topic, STAYS)
         if row is None:
             return None  # the others are released all the same
         holder = tables.sessions.holder(topic, session_id)
@@ -257,7 +257,7 @@ class HandOver:
         cancelled = []
         with self._ledger.write_exclusive() as tables:
             for topic in topics:
-                row = tables.topics.sound(topic, STAYS)
+                row = tables.topics.intact(topic, STAYS)
                 if row is None:
                     continue
                 transfer = self._transfers.current(tables, row)

@@ -90,7 +90,7 @@ ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, WAKE_UPS, INFO_SIZE, NAMESPACE, 
 # process, and that one may be stopped.
 LOOK_UP_SECONDS = 0.25
 # All engines together poll this often for what wakes no thread, such as a stalled engine.
-LOOKS_PER_SECOND = 100
+POLLS_PER_SECOND = 100
 MOST_WATCHED = _core.MOST_WAITED_FOR - 2  # beside the wake-up counter and the arrivals
 POLL_SECONDS = 0.02  # where a thread cannot wait for all that may wake it
 
@@ -239,11 +239,11 @@ class Slots:
         return [
             self._info(index, engine)
             for index, engine in self._taken()
-            if (told := self._told(index)[3:]) and library not in told[0]
+            if (told := self._description_row(index)[3:]) and library not in told[0]
             and self.exists(index, engine)
         ]  # fmt: skip
 
-    def _told(self, index: int) -> list[Any]:
+    def _description_row(self, index: int) -> list[Any]:
         """What an engine has said of itself: [name, properties, version, libraries]."""
         at = SLOTS + index * SLOT_SIZE
         length = self.atomics.load(at + INFO_SIZE)
@@ -253,7 +253,7 @@ class Slots:
             return ["", {}]
 
     def _description(self, index: int) -> tuple[str, dict[str, str]]:
-        name, properties, *_ = self._told(index)
+        name, properties, *_ = self._description_row(index)
         return name, properties
 
     def _info(self, index: int, engine: str) -> EngineInfo:
@@ -354,8 +354,8 @@ class Slot:
     ) -> None:
         """Wait for a notification, an engine's death or an arrival; return at once if one came
         since the first three arguments were read. `timeout` is in seconds; the wait is shorter
-        where all engines together then poll `LOOKS_PER_SECOND` times a second."""
-        longest = max(LOOK_UP_SECONDS, len(living) / LOOKS_PER_SECOND)
+        where all engines together then poll `POLLS_PER_SECOND` times a second."""
+        longest = max(LOOK_UP_SECONDS, len(living) / POLLS_PER_SECOND)
         end = time.monotonic() + min(timeout, longest)
         while not self._is_called(seen, arrivals, living) and time.monotonic() < end:
             self._wait(seen, arrivals, end - time.monotonic())
@@ -524,7 +524,7 @@ class StallWatch:
         self._reported = stall
         pid = process_of(thread)
         engines = [] if pid is None else [each for _, each in self._slots.in_process(pid)]
-        logs.say(
+        logs.emit(
             log, logs.SLOW_LOCK, ledger=self._path, **_of_process(pid, engines),
             holder=", ".join(map(describe, engines)) or f"thread {thread}",
         )  # fmt: skip
@@ -561,13 +561,13 @@ class StallWatch:
         try:
             # Check again: this process may have been stopped itself since, and that one gone on.
             if holds() and self._all_stalled(list(self._slots.in_process(pid))):
-                logs.say(
+                logs.emit(
                     log, logs.KILLING, ledger=self._path, **_of_process(pid, engines),
                     holder=", ".join(map(describe, engines)), reason=where,
                 )  # fmt: skip
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         except OSError as error:
-            logs.say(log, logs.NOT_KILLED, ledger=self._path, pid=pid, reason=str(error))
+            logs.emit(log, logs.NOT_KILLED, ledger=self._path, pid=pid, reason=str(error))
         finally:
             os.close(process)
 

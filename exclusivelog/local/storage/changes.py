@@ -44,8 +44,8 @@ def log_changes(path: str, records: Iterable[object], slots: Slots) -> None:
 
 def log_gone(path: str, engine: Party, reason: str, topics: list[str], slots: Slots) -> None:
     """Log that an engine was found dead or unresponsive, and lost its places on these topics."""
-    logs.say(
-        log, logs.ENGINE_GONE, ledger=path, **_who(engine), reason=GONE[reason],
+    logs.emit(
+        log, logs.ENGINE_GONE, ledger=path, **_party_fields(engine), reason=GONE[reason],
         silence=silence(slots, engine["engine"]), count=len(topics), topics=logs.some(topics),
         topic=topics[0] if len(topics) == 1 else None,
     )  # fmt: skip
@@ -65,8 +65,9 @@ def _log_gone(path: str, engine: str, lost: list[Event], slots: Slots) -> None:
         log_gone(path, first, lost[0].reason, topics, slots)
     for event in lost:
         if event.group is not None:
-            logs.say(
-                log, logs.CLAIM_OF_GONE, ledger=path, **_who(first), reason=GONE[event.reason],
+            logs.emit(
+                log, logs.CLAIM_OF_GONE, ledger=path, **_party_fields(first),
+                reason=GONE[event.reason],
                 group=event.group, resource=event.resource, silence=silence(slots, engine),
             )  # fmt: skip
 
@@ -78,25 +79,27 @@ def _log_one(path: str, event: Event) -> None:
     source, target = event.source, event.target
     if event.group is not None:
         facts |= {"topic": None, "epoch": None, "group": event.group}
-        logs.say(
-            log, logs.CLAIM, **facts, **_who(target or source), resource=event.resource,
+        logs.emit(
+            log, logs.CLAIM, **facts, **_party_fields(target or source), resource=event.resource,
             generation=event.generation, step=event.kind, source=_name(source),
             target=_name(target),
         )  # fmt: skip
     elif event.kind in STEPS:
-        logs.say(
-            log, logs.HAND_OVER, **facts, **_who(source or target), step=event.kind,
+        logs.emit(
+            log, logs.HAND_OVER, **facts, **_party_fields(source or target), step=event.kind,
             source=_name(source), target=_name(target),
         )  # fmt: skip
     elif event.kind == "release":
-        logs.say(log, logs.RELEASED, **facts, **_who(source))
+        logs.emit(log, logs.RELEASED, **facts, **_party_fields(source))
     elif event.kind == "evict":
-        logs.say(log, logs.EVICTED, **facts, **_who(source), rival=_name(target))
+        logs.emit(log, logs.EVICTED, **facts, **_party_fields(source), rival=_name(target))
     elif event.kind == "grant" and target is not None and target["pid"] != os.getpid():
-        logs.say(log, logs.PROMOTED, **facts, **_who(target))  # an owner here logs its own grant
+        logs.emit(
+            log, logs.PROMOTED, **facts, **_party_fields(target)
+        )  # an owner here logs its own grant
 
 
-def _who(party: Party | None) -> dict[str, Any]:
+def _party_fields(party: Party | None) -> dict[str, Any]:
     if party is None:
         return {"engine": None, "engine_id": None, "pid": None, "producer": None}
     return {

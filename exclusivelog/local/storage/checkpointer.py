@@ -52,7 +52,7 @@ class Checkpointer:
                     self._thread = threads.start(self._path, thread)
 
     def _log(self, error: BaseException) -> None:
-        logs.say(log, logs.CHECKPOINTS_FAILED, error=error, ledger=self._path, reason=repr(error))
+        logs.emit(log, logs.CHECKPOINTS_FAILED, error=error, ledger=self._path, reason=repr(error))
 
     def poll(self) -> None:
         """Ask for a checkpoint if the backlog stalls: the process that appended it may have died.
@@ -66,7 +66,7 @@ class Checkpointer:
         elif now > self._due:
             self._due = now + 2 * CHECKPOINT_SECONDS
             self.start()
-            journal.ask()
+            journal.request_checkpoint()
 
     def _run(self, journal: _core.Journal) -> None:
         due = 0.0
@@ -89,10 +89,10 @@ class Checkpointer:
             except LedgerError as error:  # a full disk, say: appends go on while there is room
                 if self._failed():
                     return
-                logs.say(log, logs.CHECKPOINT_REFUSED, ledger=self._path, reason=str(error))
+                logs.emit(log, logs.CHECKPOINT_REFUSED, ledger=self._path, reason=str(error))
                 self._stopping.wait(RETRY_SECONDS)
             except Exception as error:
-                logs.say(
+                logs.emit(
                     log, logs.CHECKPOINT_FAILED, error=error, ledger=self._path, reason=repr(error)
                 )
                 self._stopping.wait(RETRY_SECONDS)
@@ -102,7 +102,7 @@ class Checkpointer:
         self._checkpoint()
         seconds = time.monotonic() - began
         if seconds >= OF_NOTE_SECONDS or backlog >= journal.capacity // 2:
-            logs.say(
+            logs.emit(
                 log, logs.CHECKPOINT, ledger=self._path, bytes=backlog, seconds=seconds,
                 reason="half of the journal" if backlog >= journal.capacity // 2 else "slow",
             )  # fmt: skip
@@ -112,11 +112,11 @@ class Checkpointer:
         self._stopping.set()
         if self._journal is None:
             return
-        self._journal.ask()
+        self._journal.request_checkpoint()
         if self._thread is not None:
             self._thread.join(timeout=60)
         if not self._failed():
             try:
                 self._checkpoint()
             except LedgerError as error:
-                logs.say(log, logs.BACKLOG_KEPT, ledger=self._path, reason=str(error))
+                logs.emit(log, logs.BACKLOG_KEPT, ledger=self._path, reason=str(error))

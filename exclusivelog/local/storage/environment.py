@@ -303,7 +303,7 @@ def _remove_created(directory: Directory, name: str) -> None:
     os.rmdir(name, dir_fd=directory.fd)
 
 
-def check_format(directory: Directory, readonly: bool, beside_others: bool) -> bool:
+def check_format(directory: Directory, readonly: bool, has_writers: bool) -> bool:
     """Have these tables ever had a journal? LedgerVersionError for an LMDB file that is not a
     ledger's, or of a format that this version does not open. It takes no lock of LMDB's: call it
     while no process writes, and before another file is created beside it."""
@@ -313,9 +313,9 @@ def check_format(directory: Directory, readonly: bool, beside_others: bool) -> b
     ) as env:  # fmt: skip
         with env.begin() as txn:
             meta, header = _read_header(env, txn, directory.path)
-            refuse_format(directory, header, readonly, beside_others)
+            refuse_format(directory, header, readonly, has_writers)
             used = txn.get(b"journal", db=meta) is not None
-        open_tables(env, directory, readonly=True, beside_others=False)
+        open_tables(env, directory, readonly=True, has_writers=False)
         return used
 
 
@@ -589,16 +589,16 @@ def _no_address_space(path: str, map_size: int) -> LedgerError:
 
 
 def open_tables(
-    env: lmdb.Environment, directory: Directory, readonly: bool, beside_others: bool
+    env: lmdb.Environment, directory: Directory, readonly: bool, has_writers: bool
 ) -> tuple[dict[str, Any], Header]:
     """The tables by name, and the ledger's header: its format and uuid. A table that an earlier
-    format does not have is None. `beside_others`: other engines have the ledger open to write."""
+    format does not have is None. `has_writers`: other engines have the ledger open to write."""
     path = directory.path
     with translated(path, readonly):
         with env.begin() as txn:
             _refuse_older_data(env, txn.id(), path)
             _, header = _read_header(env, txn, path)
-        refuse_format(directory, header, readonly, beside_others)
+        refuse_format(directory, header, readonly, has_writers)
         databases = _open_databases(env, readonly)
         if header["version"] == FORMAT and None in databases.values():
             raise LedgerCorruptedError(

@@ -70,7 +70,7 @@ class Integrity:
                 f"{self._path}: a write or flush failed ({os.strerror(failed)}), so no send can be "
                 "acknowledged; close every engine on it and open it again"
             )
-            self._say(self._failure)
+            self._log(self._failure)
         self.raise_failure()
 
     def check_pages(self) -> None:
@@ -104,7 +104,7 @@ class Integrity:
                 )
                 if self._journal is not None and not self._readonly:
                     self._journal.leave(errno.ESTALE)
-                self._say(self._failure)
+                self._log(self._failure)
         self.raise_failure()
 
     def _replaced(self) -> str:
@@ -127,10 +127,10 @@ class Integrity:
             self._failure = error
             if self._journal is not None and not self._readonly:
                 self._journal.fail(errno.EIO)
-            self._say(error)
+            self._log(error)
 
-    def _say(self, error: LedgerError) -> None:
-        logs.say(log, logs.FAILED, ledger=self._path, reason=str(error))
+    def _log(self, error: LedgerError) -> None:
+        logs.emit(log, logs.FAILED, ledger=self._path, reason=str(error))
 
     def translated(self, error: BaseException) -> ExclusiveLogError | None:
         """The library's error for one of LMDB's or the system's, which fails this ledger if it is

@@ -239,7 +239,7 @@ class Ledger:
         reuses no page that it may read."""
         return Transaction(self, None, self._environment.gate, self._environment.begin_read)
 
-    def look(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
+    def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
         """What `find` returns for a snapshot of tables and journal. `unflushed`: with messages that
         a power loss could still take away (rule G6). `find` may be called more than once.
 

@@ -63,7 +63,7 @@ class OpenFiles:
         self.journal: _core.Journal | None = None
         self.watch: StallWatch | None = None
         self._presence: Presence | None = None
-        self._beside_writers = False  # for a reader
+        self._has_writers = False  # for a reader
         # A descriptor of the journal, for a reader that cannot keep writers from reusing its pages.
         self._unprotected = -1
         with contextlib.ExitStack() as undo:
@@ -101,9 +101,9 @@ class OpenFiles:
             )  # fmt: skip
             undo.callback(self.environment.close)
             with self._writer_lock(presence):
-                beside_others = self._beside_writers if presence is None else not presence.alone
+                has_writers = self._has_writers if presence is None else not presence.alone
                 self.databases, header = open_tables(
-                    self.environment.lmdb, directory, self.readonly, beside_others
+                    self.environment.lmdb, directory, self.readonly, has_writers
                 )
                 self.format, self.uuid = header["version"], header["uuid"]
                 if presence is not None and self.journal is not None:
@@ -147,7 +147,7 @@ class OpenFiles:
             refuse_other_lock_file(self.directory, self.readonly)
             if self.directory.facts(DATA) is not None:
                 check_header(self.directory)
-                check_format(self.directory, self.readonly, beside_others=False)
+                check_format(self.directory, self.readonly, has_writers=False)
 
     # ---- the journal, and the processes that have it open --------------------------------
 
@@ -187,8 +187,8 @@ class OpenFiles:
             self.journal.on_stall = None  # it refers to the watch, and so to the lock file
 
     def _check_writers(self, journal: _core.Journal, fd: int, undo: contextlib.ExitStack) -> None:
-        self._beside_writers = writers_live(fd)
-        if self._beside_writers and self.lockfile.in_use:
+        self._has_writers = writers_live(fd)
+        if self._has_writers and self.lockfile.in_use:
             self.lockfile.slots.refuse_other_namespaces()
         else:
             journal.disbelieve()

@@ -55,7 +55,7 @@ class PinnedPages:
         self._next = 0.0
         self._checking = threading.Lock()
         self._since: dict[Reading, float] = {}  # the reads that are far behind
-        self._told: set[tuple[int, int]] = set()
+        self._logged: set[tuple[int, int]] = set()
 
     @property
     def due(self) -> bool:
@@ -100,14 +100,14 @@ class PinnedPages:
             if now - since >= STALLED_SECONDS
         }
         for culprit, each in stalled.items():
-            if culprit not in self._told:
+            if culprit not in self._logged:
                 self._report(each, last - each.transaction, now - self._since[each])
             self._kill(env, each)
-        self._told = set(stalled)
+        self._logged = set(stalled)
 
     def _report(self, reading: Reading, behind: int, seconds: float) -> None:
         engine = next((each for _, each in self._slots.in_process(reading.pid)), None)
-        logs.say(
+        logs.emit(
             log, logs.PINNED, ledger=self._path, pid=reading.pid, seconds=seconds, behind=behind,
             engine=None if engine is None else engine.name,
             engine_id=None if engine is None else engine.id, holder=self._name(reading),

@@ -64,7 +64,7 @@ class Room:
     def check_flush(self, ns: int) -> None:
         """Log a flush of this process that took long; `ns`: the slowest since the last call."""
         if ns >= SLOW_FLUSH_SECONDS * 1e9:
-            logs.say(log, logs.SLOW_FLUSH, ledger=self._path, seconds=ns / 1e9)
+            logs.emit(log, logs.SLOW_FLUSH, ledger=self._path, seconds=ns / 1e9)
 
     def disk(self) -> Disk | None:
         """How much of the disk is left; None if it cannot be asked, because privileges were dropped
@@ -82,16 +82,16 @@ class Room:
             self._disk_low = disk.low
             percent = 100 * disk.free / disk.size if disk.size else 0.0
             line = logs.DISK_LOW if disk.low else logs.DISK_ENOUGH
-            logs.say(log, line, ledger=self._path, free=disk.free, percent=percent)
+            logs.emit(log, line, ledger=self._path, free=disk.free, percent=percent)
 
     def _check_map(self, env: lmdb.Environment) -> None:
         info = env.info()
         used, most = (info["last_pgno"] + 1) * env.stat()["psize"], info["map_size"]
         if used > MAP_SHARE * most and not self._map_low:
-            logs.say(log, logs.MAP_LOW, ledger=self._path, used=used, map_size=most)
+            logs.emit(log, logs.MAP_LOW, ledger=self._path, used=used, map_size=most)
         self._map_low = used > MAP_SHARE * most
         before = self._used or used
         if used >= max(2 * before, GROWN_FROM):
-            logs.say(log, logs.MAP_GROWS, ledger=self._path, before=before, used=used)
+            logs.emit(log, logs.MAP_GROWS, ledger=self._path, before=before, used=used)
             before = used
         self._used = before

@@ -298,7 +298,7 @@ class Segments:
                 with contextlib.suppress(FileNotFoundError):
                     place.remove(_name(segment))
         except OSError as error:  # the next process to open the ledger tries again
-            logs.say(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
+            logs.emit(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
         self.forget_removed()
 
     def sweep(self, known: Mapping[int, int]) -> None:

@@ -170,13 +170,13 @@ class TopicTable:
             raise LedgerCorruptedError(f"{self.rows.path}: the row of topic {topic} is missing")
         return row
 
-    def sound(self, topic: int, consequence: str) -> TopicRow | None:
+    def intact(self, topic: int, consequence: str) -> TopicRow | None:
         """The topic's row; None where it is damaged, which is logged with its consequence. What
         is done for many topics in one transaction must not fail for all of them."""
         try:
             return self.get(topic)
         except LedgerCorruptedError as error:
-            logs.say(
+            logs.emit(
                 log, logs.ROW_DAMAGED, ledger=self.rows.path, reason=str(error),
                 consequence=consequence,
             )  # fmt: skip
@@ -362,8 +362,8 @@ class LargeEntries:
             if _core.ends_as(self.load(row), topic, last_offset):
                 return True
         except ValueError as error:
-            logs.say(log, logs.ENTRY_DAMAGED, ledger=self._rows.path, reason=str(error))
-        logs.say(log, logs.SPACE_KEPT, ledger=self._rows.path, topic_id=topic)
+            logs.emit(log, logs.ENTRY_DAMAGED, ledger=self._rows.path, reason=str(error))
+        logs.emit(log, logs.SPACE_KEPT, ledger=self._rows.path, topic_id=topic)
         return False
 
 
@@ -747,7 +747,7 @@ def recover(
     try:
         end = applied.live_end()
         if known > end:
-            logs.say(log, logs.JOURNAL_DAMAGED, ledger=path, position=end)
+            logs.emit(log, logs.JOURNAL_DAMAGED, ledger=path, position=end)
         stop = max(end, known) if alone else journal.tail
         generation = int.from_bytes(os.urandom(8)) >> 1 | 1
         # Skip the commit where nothing was applied: no process appends before the first
@@ -1176,13 +1176,13 @@ class CompressionTable:
             )
         return found or (None, 0)
 
-    def sound(self, row: TopicRow) -> str | None:
+    def intact(self, row: TopicRow) -> str | None:
         """The topic's setting. None if its row is damaged, which is logged: that must hold up
         neither a checkpoint nor an append."""
         try:
             return self.get(row)[0]
         except LedgerCorruptedError as error:
-            logs.say(
+            logs.emit(
                 log, logs.SETTING_DAMAGED, ledger=self.rows.path, topic=row.name, reason=str(error)
             )
             return None
@@ -1215,13 +1215,13 @@ class CompressionTable:
     def check_libraries(self) -> None:
         """MissingLibraryError if this process lacks what a topic needs for a checkpoint."""
         for topic, setting in self.all().items():
-            row = self._topics.sound(topic, "whether it is compressed is not known")
+            row = self._topics.intact(topic, "whether it is compressed is not known")
             if row is not None:
                 compression.check_setting(setting, row.name)
 
     def compressed(self, row: TopicRow, entry: bytes) -> bytes:
         """A new entry of this topic, as it is to be stored."""
-        setting = self.sound(row)
+        setting = self.intact(row)
         if setting is None:
             return entry
         return compression.compressed(entry, compression.NEW[setting], row.name)
@@ -1427,21 +1427,21 @@ class Tables:
             )
         sequences = merge.sequences(rows.get_many("producers", merge.producers()))
         for key in merge.damaged:
-            logs.say(log, logs.PRODUCER_ROW_DAMAGED, ledger=rows.path, key=key)
+            logs.emit(log, logs.PRODUCER_ROW_DAMAGED, ledger=rows.path, key=key)
         rows.put_many("producers", sequences)
         rows.put_many("topics", merge.topics())
         self.announce.update(merge.ids())
         return merge.others
 
     def _apply_to(self, bundle: _core.Bundle, small: int) -> None:
-        row = self.topics.sound(bundle.topic, "its messages are kept behind the others")
+        row = self.topics.intact(bundle.topic, "its messages are kept behind the others")
         if row is None:
             self._keep(bundle)
             return
         if row.flags & _core.DELETED:
             return
         if bundle.base_offset != row.next_offset:
-            logs.say(
+            logs.emit(
                 log, logs.GAP, ledger=self.rows.path, topic=row.name, offset=bundle.base_offset,
                 end=row.next_offset,
             )  # fmt: skip
@@ -1471,7 +1471,7 @@ class Tables:
             try:
                 last, session = self.producers.get(bundle.topic, name)
             except LedgerCorruptedError as error:  # the journal has the newest of its ids
-                logs.say(log, logs.PRODUCER_DAMAGED, ledger=self.rows.path, reason=str(error))
+                logs.emit(log, logs.PRODUCER_DAMAGED, ledger=self.rows.path, reason=str(error))
                 last, session = -1, 0
             self.producers.put(bundle.topic, name, max(last, sequence), session)
 
@@ -1530,7 +1530,7 @@ class Store(Protocol):
     def read(self) -> AbstractContextManager[Tables]:
         """A snapshot."""
 
-    def look(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
+    def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
         """What `find` returns for a snapshot of tables and journal."""
 
     def write_exclusive(self) -> AbstractContextManager[Tables]:
@@ -1574,7 +1574,7 @@ def waiter_info(session: Session) -> WaiterInfo:
     )  # fmt: skip
 
 
-def told(topic: str) -> str:
+def topic_label(topic: str) -> str:
     """A topic, or the role whose own topic it is, for a message."""
     return f"role {topic.removeprefix(PREFIX)!r}" if is_role(topic) else f"topic {topic!r}"
 
@@ -1600,8 +1600,8 @@ def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> P
     """What a session is told that was fenced, and who owns the topic now."""
     now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
     return ProducerFencedError(
-        f"{told(row.name)}: producer {session.name!r} with epoch {session.epoch} was fenced; "
-        f"the topic is {now}. Close this producer and open a new one",
+        f"{topic_label(row.name)}: producer {session.name!r} with epoch {session.epoch} was "
+        f"fenced; the topic is {now}. Close this producer and open a new one",
         holder=None if owner is None else owner_info(owner),
     )
 
@@ -1609,9 +1609,9 @@ def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> P
 def revoked(row: _core.TopicRow, session: Session) -> ProducerRevokedError:
     """The error of a producer whose claim is lost."""
     return ProducerRevokedError(
-        f"{told(row.name)}: producer {session.name!r} was fenced: the claim or role that it was "
-        "bound to was revoked or released. Make a new one with engine.own or engine.role, and open "
-        "a new producer"
+        f"{topic_label(row.name)}: producer {session.name!r} was fenced: the claim or role that it "
+        "was bound to was revoked or released. Make a new one with engine.own or engine.role, and "
+        "open a new producer"
     )
 
 

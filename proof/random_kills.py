@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import exclusivelog as xl
-from proof.beside import spread
-from proof.deaths import EARLY
+from proof.jobs import spread
+from proof.syscall_crashes import EARLY
 from testing.children import PATIENCE, die_with_parent
 from testing.judges import Call, Row
 from testing.judges import judge as judge_calls
@@ -74,7 +74,7 @@ def messages(calls: int) -> int:
     return calls + 2 * (calls // 10)
 
 
-def sprint(
+def send_until_killed(
     path: Path, notes: Notes, at: int, name: str, pause: Callable[[], object], early: bool = False
 ) -> None:
     """Send as fast as can be, and count what was acknowledged; `early` counts it before."""
@@ -98,10 +98,10 @@ def pace(path: Path, notes: Notes) -> None:
         while not notes[PACER]:
             time.sleep(0.0002)
 
-    sprint(path, notes, PACER_COUNT, "pacer", pause)
+    send_until_killed(path, notes, PACER_COUNT, "pacer", pause)
 
 
-def born(work: Callable[[], object]) -> int:
+def forked(work: Callable[[], object]) -> int:
     """The pid of a child that does this until it is killed."""
     pid = os.fork()
     if pid == 0:
@@ -123,7 +123,7 @@ def killed(pid: int) -> bool:
 def pacer(path: Path, notes: Notes) -> Iterator[None]:
     """Somebody who lives while the block runs, and has made the ledger before."""
     notes[PACER] = 1
-    pid = born(lambda: pace(path, notes))
+    pid = forked(lambda: pace(path, notes))
     try:
         wait_for(lambda: notes[PACER_COUNT] > 0)
         notes[PACER] = 0
@@ -137,7 +137,7 @@ def sprint_to_death(
 ) -> float:
     """Let one sprint, and kill it; for how long the pacer then stood still, in seconds."""
     at = SPRINTERS + number
-    pid = born(lambda: sprint(path, notes, at, f"s{number}", lambda: None, early))
+    pid = forked(lambda: send_until_killed(path, notes, at, f"s{number}", lambda: None, early))
     wait_for(lambda: notes[at] > 0)
     notes[PACER] = 1
     time.sleep(dice.random() * LONGEST_LIFE)
@@ -161,7 +161,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 # ---- the judge ---------------------------------------------------------------------------
 
 
-def judge_sprints(found: list[bytes], acknowledged: dict[str, int]) -> list[str]:
+def judge_random_kills(found: list[bytes], acknowledged: dict[str, int]) -> list[str]:
     """Each one's appends are there in order, once, whole; one more than acknowledged may be.
     A log that is as promised needs no judge who says what is wrong with it."""
     if as_promised(found, acknowledged):
@@ -198,7 +198,7 @@ def judge(path: Path, acknowledged: dict[str, int]) -> list[str]:
     try:
         with xl.open(path, durability="process") as engine:
             found = values(engine.topic("t"))
-            broken = judge_sprints(found, acknowledged) + list(engine.verify().problems)
+            broken = judge_random_kills(found, acknowledged) + list(engine.verify().problems)
             with engine.topic("t").producer("exclusive", timeout=10) as producer:
                 if (offset := producer.send(b"next")) != len(found):
                     broken.append(f"G5 at offset {offset}: it should be {len(found)}")
@@ -238,5 +238,5 @@ def kill_beside(where: Path, kills: int, seed: int, sabotage: str = "") -> Itera
         for start in starts
     ]
     seconds = PATIENCE + SECONDS_OF_A_KILL * SLICE
-    for found in spread("proof.sprints:kill_some", jobs, seconds):
+    for found in spread("proof.random_kills:kill_some", jobs, seconds):
         yield Sprinted(**found)

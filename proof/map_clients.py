@@ -1,8 +1,8 @@
 """Traffic for recorded histories of a shared map, and what is done to it.
 
 Players call the map at random, each in a process of its own, and note what they do. A crew has
-them killed and stopped. Writers write to many keys at once until they are killed, and are born
-in a nursery, which has imported everything already.
+them killed and stopped. Writers write to many keys at once until they are killed, and are
+forked by a server that has imported everything already.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
+from proof.fork_server import Forked, fork_server
 from proof.linearizability import UNKNOWN, Call, updated
-from proof.nursery import Born, nursery
 from testing import DURABILITY
 from testing.processes import until
 from testing.states import open_counts
@@ -133,7 +133,7 @@ def play(path: str, notes: str, number: int, style: str, durability: str, over: 
             Player(shared, notes, number, style).play(over)
 
 
-def _ended(process: Born) -> bool:
+def _ended(process: Forked) -> bool:
     return not process.alive
 
 
@@ -146,9 +146,9 @@ class Crew:
 
     path: Path
     style: str
-    born: Callable[..., Born]
+    fork: Callable[..., Forked]
     durabilities: tuple[str, ...] = ("",)
-    living: dict[int, Born] = field(default_factory=dict)
+    living: dict[int, Forked] = field(default_factory=dict)
     deaths: dict[int, int] = field(default_factory=dict)
     started: int = 0
     stops: int = 0
@@ -161,7 +161,7 @@ class Crew:
             style or self.style, self.durabilities[self.started % len(self.durabilities)],
             str(self.path / "over"),
         )  # fmt: skip
-        self.living[self.started] = self.born(self.path / f"stderr-{self.started}", *arguments)
+        self.living[self.started] = self.fork(self.path / f"stderr-{self.started}", *arguments)
 
     def notes(self, number: int) -> Path:
         """Where this one notes its calls; it is there once it plays."""
@@ -232,8 +232,8 @@ def made(number: int, begun: dict[str, Any], result: Any, end: int) -> Call:
 @contextmanager
 def crew(path: Path, style: str, count: int = 3, **options: Any) -> Iterator[Crew]:
     """So many processes that play; all are killed and reaped in the end, whatever happens."""
-    with nursery("proof.players:play") as born:
-        made = Crew(path, style, born, **options)
+    with fork_server("proof.map_clients:play") as fork:
+        made = Crew(path, style, fork, **options)
         try:
             for _ in range(count):
                 made.start()
@@ -246,10 +246,10 @@ def crew(path: Path, style: str, count: int = 3, **options: Any) -> Iterator[Cre
 
 # ---- many keys at once ------------------------------------------------------------------
 
-NURSERY = """
+FORK_SERVER = """
     import os, sys
     import exclusivelog
-    from proof.players import WRITERS, write_for_ever
+    from proof.map_clients import WRITERS, write_for_ever
 
     while sys.stdin.readline():
         pid = os.fork()

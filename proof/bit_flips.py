@@ -20,7 +20,7 @@ from pathlib import Path
 
 import exclusivelog as xl
 from exclusivelog.local.storage import journal
-from proof.beside import spread
+from proof.jobs import spread
 from testing.entries import refooted
 from testing.journals import FRAME, MAGIC, MORE, checkpoint, no_checkpoints
 from testing.judges import Broken, judge_damage
@@ -272,5 +272,5 @@ def flip_beside(where: Path, count: int, seed: int, control: bool = False) -> It
         for start in range(0, count, SLICE)
     ]
     seconds = SECONDS + SECONDS_OF_A_FLIP * SLICE
-    for found in spread("proof.flips:flip_some", jobs, seconds):
+    for found in spread("proof.bit_flips:flip_some", jobs, seconds):
         yield Flipped(**found)

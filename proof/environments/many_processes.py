@@ -11,7 +11,7 @@ from typing import Any
 import exclusivelog as xl
 from exclusivelog.local.shm.slots import SLOT_COUNT
 from proof.environments.actors import ANSWERS_WITHIN, Actor, Hands
-from proof.environments.scenes import Scene, case
+from proof.environments.cases import Scene, case
 
 IN_MEMORY: dict[str, Any] = {"keepalive": None, "durability": "process"}
 LONG = 240.0  # seconds that a crowd may take

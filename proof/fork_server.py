@@ -1,8 +1,8 @@
 """Processes that are forked from one that has imported everything: each costs some milliseconds,
 not the start of an interpreter, and so more of them can be killed.
 
->>> with nursery("time:sleep") as born:
-...     process = born(os.devnull, 60)
+>>> with fork_server("time:sleep") as fork:
+...     process = fork(os.devnull, 60)
 ...     process.alive, process.kill(), process.alive
 (True, None, False)
 """
@@ -24,11 +24,11 @@ from typing import Any
 
 from testing.children import PATIENCE, child, die_with_parent, line, tell
 
-BREEDS = "import sys; from proof.nursery import breed; breed(sys.argv[1])"
+SERVER = "import sys; from proof.fork_server import serve; serve(sys.argv[1])"
 
 
 @dataclass
-class Born:
+class Forked:
     """One of them. It is known by a descriptor: its number may be another one's once it is dead."""
 
     pidfd: int
@@ -56,21 +56,21 @@ class Born:
 
 
 @contextlib.contextmanager
-def nursery(
+def fork_server(
     work: str, environment: Mapping[str, str] | None = None
-) -> Iterator[Callable[..., Born]]:
-    """`born(stderr, ...)` calls `module:function` with the rest, in a process of its own that
+) -> Iterator[Callable[..., Forked]]:
+    """`fork(stderr, ...)` calls `module:function` with the rest, in a process of its own that
     writes its errors to the file `stderr`. None outlives the block."""
-    with child(BREEDS, work, env={**os.environ, **(environment or {})}) as process:
+    with child(SERVER, work, env={**os.environ, **(environment or {})}) as process:
 
-        def born(stderr: Path | str, *arguments: Any) -> Born:
+        def fork(stderr: Path | str, *arguments: Any) -> Forked:
             tell(process, json.dumps([str(stderr), *arguments]))
-            return Born(os.pidfd_open(int(line(process))))
+            return Forked(os.pidfd_open(int(line(process))))
 
-        yield born
+        yield fork
 
 
-def breed(work: str) -> None:
+def serve(work: str) -> None:
     """Fork one for each line of input; it dies with this process at the latest."""
     module, _, name = work.partition(":")
     function = getattr(importlib.import_module(module), name)

@@ -17,7 +17,7 @@ from typing import Any
 import exclusivelog as xl
 from testing.children import child, line, tell
 
-SERVES = "import sys; from proof.beside import serve; serve(sys.argv[1])"
+SERVES = "import sys; from proof.jobs import serve; serve(sys.argv[1])"
 LANES = 2
 
 

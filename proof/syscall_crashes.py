@@ -20,7 +20,7 @@ from pathlib import Path
 
 import exclusivelog as xl
 from exclusivelog.local.storage import journal
-from proof.beside import todo_safely
+from proof.jobs import todo_safely
 from proof.work import Durability, act, judge, judge_topic, steps, whole_steps
 from testing.children import PATIENCE
 from testing.journals import CAPACITY, small_journal
@@ -161,7 +161,9 @@ def sweep(
     trace, swept = where / "trace", Swept()
     with contextlib.ExitStack() as stack:
         stack.enter_context(small_journal())
-        breeders = [stack.enter_context(breeder("proof.deaths:play", sabotage)) for _ in range(2)]
+        breeders = [
+            stack.enter_context(breeder("proof.syscall_crashes:play", sabotage)) for _ in range(2)
+        ]
         ended, broken = die(breeders[0], where / "whole", durability, "-o", str(trace))
         assert ended, "the whole work came to no end"
         swept.broken += [f"nobody died, {text}" for text in broken]
