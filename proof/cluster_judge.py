@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from exclusivelog.cluster.frames import Frame, Grant, Parsed, Release
+from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release
 from exclusivelog.cluster.rule import State, is_written
 from proof.cluster_world import Player, Records, Violation, World, contents, value
 
@@ -16,6 +17,14 @@ class History(NamedTuple):
     grants: tuple[Grant, ...] = ()
     owned: bool = False
     messages: tuple[tuple[bytes, int], ...] = ()  # value, session: by offset
+    joins: tuple[Join, ...] = ()  # all that have counted
+    shared: tuple[int, ...] = ()  # the sessions that share the topic
+    sequences: tuple[tuple[str, int], ...] = ()  # producer name, sequence id: by offset
+
+    @property
+    def sessions(self) -> list[int]:
+        """All that there were."""
+        return [each.session for each in self.grants] + [each.session for each in self.joins]
 
 
 class Judge:
@@ -56,16 +65,31 @@ class Judge:
     def _count(self, history: History, parsed: Parsed) -> History:
         if isinstance(parsed, Grant):
             judge_grant(history, parsed)
-            return history._replace(grants=(*history.grants, parsed), owned=True)
+            return history._replace(grants=(*history.grants, parsed), owned=True, shared=())
+        if isinstance(parsed, Join):
+            judge_join(history, parsed)
+            shared = (*history.shared, parsed.session)
+            return history._replace(joins=(*history.joins, parsed), shared=shared)
+        if parsed.session in history.shared:
+            if isinstance(parsed, Frame):
+                return self._count_frame(history, parsed)
+            left = tuple([each for each in history.shared if each != parsed.session])
+            return history._replace(shared=left)
         owner = history.grants[-1] if history.grants and history.owned else None
         if owner is None or (parsed.epoch, parsed.session) != (owner.epoch, owner.session):
             raise Violation(f"B2, B7, B10: {parsed} counts, and the owner is {owner}")
         if isinstance(parsed, Release):
             return history._replace(owned=False)
+        return self._count_frame(history, parsed)
+
+    def _count_frame(self, history: History, parsed: Frame) -> History:
         judge_frame(history, parsed)
         messages = [(content.value or b"", parsed.session) for content in parsed.contents]
         self.written = max(self.written, len(history.messages) + len(messages))
-        return history._replace(messages=(*history.messages, *messages))
+        sequences = [(each.producer_name, each.sequence_id) for each in parsed.contents]
+        return history._replace(
+            messages=(*history.messages, *messages), sequences=(*history.sequences, *sequences)
+        )
 
     # ---- writers -------------------------------------------------------------------------
 
@@ -90,6 +114,8 @@ class Judge:
         self, number: int, planned: int, session: int, history: History, offset: int | None
     ) -> None:
         """The next grant after its session's own settles it (J2)."""
+        if planned < 0:
+            return  # of a shared session: its frames count in their order, or never
         if offset not in (None, planned):
             raise Violation(f"J2: send {number} was to be at {planned}, and is at {offset}")
         sessions = [grant.session for grant in history.grants]
@@ -102,6 +128,10 @@ class Judge:
         if player.status not in ("owner", "closing"):
             return
         known = self.history(world.log[: player.read])
+        if player.shared and player.session not in known.shared:
+            raise Violation(f"B2: {player} has read that its session has ended, and goes on")
+        if player.shared:
+            return
         owner = known.grants[-1] if known.grants and known.owned else None
         if owner is None or owner.session != player.session:
             raise Violation(f"B2: {player} has read who owns the topic, {owner}, and goes on")
@@ -111,10 +141,7 @@ class Judge:
 
 def copy(state: State) -> State:
     """A state of its own."""
-    return State(
-        state.position, state.epoch, state.session, state.owned, state.next, state.grant,
-        dict(state.sequences), state.published, state.source,
-    )  # fmt: skip
+    return replace(state, sequences=dict(state.sequences), shared=dict(state.shared))
 
 
 def judge_grant(history: History, grant: Grant) -> None:
@@ -123,8 +150,10 @@ def judge_grant(history: History, grant: Grant) -> None:
     epoch = last.epoch if last else 0
     if grant.first != len(history.messages):
         raise Violation(f"B10: {grant} counts at offset {len(history.messages)}")
-    if grant.session in [each.session for each in history.grants]:
+    if grant.session in history.sessions:
         raise Violation(f"B2: {grant} has the session of an earlier one")
+    if grant.joins != len(history.joins):
+        raise Violation(f"A1: {grant} counts behind {history.joins}, and has not seen them")
     if not grant.continues and grant.epoch != epoch + 1:
         raise Violation(f"B1: {grant} counts after epoch {epoch}")
     if grant.continues and (
@@ -133,15 +162,28 @@ def judge_grant(history: History, grant: Grant) -> None:
         raise Violation(f"B5: {grant} goes on with another session than the last, of {last}")
 
 
+def judge_join(history: History, join: Join) -> None:
+    """May this join count?"""
+    if history.owned or join.epoch != (history.grants[-1].epoch if history.grants else 0):
+        raise Violation(f"A1: {join} counts, and the topic has an owner, or had one since")
+    if join.session in history.sessions:
+        raise Violation(f"B2: {join} has the session of an earlier one")
+    names = [each.holder.producer_name for each in history.joins if each.session in history.shared]
+    if join.holder.producer_name in names:
+        raise Violation(f"A6: {join} has the name of another one")
+
+
 def judge_frame(history: History, frame: Frame) -> None:
-    """May this frame count, which is the owner's?"""
+    """May this frame count, which is the owner's or a shared session's?"""
     there = {each for each, _ in history.messages}
     if frame.first != len(history.messages):
         raise Violation(f"J1: {frame} counts at offset {len(history.messages)}")
     if any(content.value in there for content in frame.contents):
         raise Violation(f"J2: {frame} counts twice")
+    name = frame.contents[0].producer_name
+    before = sum(each == name for each, _ in history.sequences)
     if [content.sequence_id for content in frame.contents] != [
-        frame.first + index for index in range(len(frame.contents))
+        before + index for index in range(len(frame.contents))
     ]:
         raise Violation(f"G2: {frame} has sequence ids of others")
     mine = [each for each, session in history.messages if session == frame.session]

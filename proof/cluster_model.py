@@ -1,11 +1,11 @@
 """Every interleaving of small worlds of writers on one ordered log (rules J1, J2; B1-B10).
 
-Up to three processes ask for the topic, from what they know now or knew earlier, with and without
-an old epoch; send, send again, cancel, release, evict, die and start again. Whatever they have ever
-appended the backend lets in at once, much later, behind any other, many times, or never. Each
-process reads one record at a time, as late as it likes, so that a stale owner sends on, and a late
-grant races with another. All of it is the library's own code: `exclusivelog.cluster.log` and
-`exclusivelog.cluster.rule`.
+Up to three processes ask for the topic, alone or to share it, from what they know now or knew
+earlier, with and without an old epoch; send, send again, cancel, release, evict, die and start
+again. Whatever they have ever appended the backend lets in at once, much later, behind any other,
+many times, or never. Each process reads one record at a time, as late as it likes, so that a stale
+owner sends on, and a late grant races with another. All of it is the library's own code:
+`exclusivelog.cluster.log` and `exclusivelog.cluster.rule`.
 
 Every state that can be reached is visited once and judged (`proof.cluster_judge`):
 
@@ -13,6 +13,9 @@ Every state that can be reached is visited once and judged (`proof.cluster_judge
   one; no two grants have the same session (B1, B5);
 - what counts is the owner's, and stands behind its grant and before the next one; it has the next
   offset, and no message counts twice (B2, B8, B10, J1); a release ends the owner's session (B7);
+- shared producers are let in while the topic has no owner, each name once at a time, and what
+  counts of each is in the order in which it was sent; a grant has seen all of them, and ends them
+  (A1, A6);
 - an acknowledged send is in the log, once, at its offset, for good; one that has failed is not, and
   never will be; none is settled twice (J2, B9);
 - what a dead process had under way is where the next grant says that it is (J2);
@@ -32,7 +35,7 @@ from dataclasses import replace
 from unittest import mock
 
 from exclusivelog.cluster.frames import Frame, decode
-from exclusivelog.errors import InvalidEpochError, ProducerFencedError
+from exclusivelog.errors import InvalidEpochError, ProducerBusyError, ProducerFencedError
 from proof.cluster_judge import Judge
 from proof.cluster_rules import Patch
 from proof.cluster_world import Hands, Outcome, Player, Records, Size, Violation, World, spend
@@ -50,8 +53,8 @@ class Steps:
         self.records = Records()
         self.judge = Judge(self.records)
 
-    def hands(self, world: World, number: int) -> Hands:
-        return Hands(self.records, self.size, world, number)
+    def hands(self, world: World, number: int, shares: bool = False) -> Hands:
+        return Hands(self.records, self.size, world, number, shares)
 
     def after(self, world: World) -> Iterator[tuple[str, World]]:
         """All (step, next state)."""
@@ -80,6 +83,16 @@ class Steps:
                     hands.catch_up()
                 if self.granted_claim(hands, claim, state.epoch):
                     yield f"{number} asks {claim} {stale}", hands.done(claim, asks=1)
+            if self.size.shared:
+                yield from self.ask_to_share(world, number, stale)
+
+    def ask_to_share(self, world: World, number: int, stale: bool) -> Iterator[tuple[str, World]]:
+        hands = self.hands(world, number, shares=True)
+        if not stale:
+            hands.catch_up()
+        with contextlib.suppress(ProducerBusyError):
+            hands.writer.ask()
+            yield f"{number} asks to share {stale}", hands.done(asks=1)
 
     def granted_claim(self, hands: Hands, claim: int, epoch: int) -> bool:
         """Ask; is the claim not refused at once, as it should be?"""
@@ -114,10 +127,11 @@ class Steps:
 
     def evict(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
         state, _ = self.records.folded(world.log[: player.read])
-        if state.owned and state.session != player.session:
-            hands = self.hands(world, number)
-            hands.evict()
-            yield f"{number} evicts {state.session}", hands.done(releases=1)
+        for session in [*state.shared, *([state.session] if state.owned else [])]:
+            if session != player.session:
+                hands = self.hands(world, number)
+                hands.evict(session)
+                yield f"{number} evicts {session}", hands.done(releases=1)
 
     def read(self, world: World, number: int) -> World:
         hands = self.hands(world, number)
@@ -138,7 +152,7 @@ class Steps:
         for under in player.sent:
             offset = under.first
             for ticket, _ in under.tickets:
-                tickets[ticket] = Outcome("doubt", offset, player.session)
+                tickets[ticket] = Outcome("doubt", -1 if player.shared else offset, player.session)
                 offset += 1 + ticket % 2
         players = list(world.players)
         players[number] = Player()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from exclusivelog.cluster import rule
-from exclusivelog.cluster.frames import Frame, Grant, Parsed, Release, encode
+from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, encode
 from exclusivelog.cluster.log import Sent, Writer
 from exclusivelog.cluster.ordered import Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
@@ -16,7 +16,9 @@ Patch = tuple[object, str, Any]  # of which module or class, the name, what stan
 # As they are, whatever stands there while something is broken.
 _judge, _judge_owner, _judge_offset = rule.judge, rule._judge_owner, rule._judge_offset
 _judge_grant, _fold, _save = rule._judge_grant, State.fold, State.save
+_judge_join, _judge_shared, _apply = rule._judge_join, rule._judge_shared, State._apply
 _ask, _send_frame, _resend = Writer.ask, Writer._send_frame, Writer.resend
+_acknowledge = Writer._acknowledge
 
 
 def counts(good: bool) -> Verdict:
@@ -80,6 +82,46 @@ def any_continuation(state: State, grant: Grant) -> Verdict:
     return counts(grant.epoch == state.epoch and grant.session > state.session)
 
 
+def unseen_joins(state: State, grant: Grant) -> Verdict:
+    verdict = _judge_grant(state, grant)
+    return _judge_offset(state, grant.first) if verdict is Verdict.UNSEEN else verdict
+
+
+def join_beside_owner(state: State, join: Join) -> Verdict:
+    verdict = _judge_join(state, join)
+    return Verdict.COUNTS if verdict is Verdict.OWNED else verdict
+
+
+def late_join(state: State, join: Join) -> Verdict:
+    verdict = _judge_join(state, join)
+    late = verdict is Verdict.UNSEEN and not state.owned and join.session not in state.shared
+    return Verdict.COUNTS if late else verdict
+
+
+def any_name(state: State, join: Join) -> Verdict:
+    verdict = _judge_join(state, join)
+    return Verdict.COUNTS if verdict is Verdict.NAMED else verdict
+
+
+def shared_frames_in_any_order(state: State, frame: Frame) -> Verdict:
+    verdict = _judge_shared(state, frame)
+    return Verdict.COUNTS if verdict is Verdict.AHEAD else verdict
+
+
+def shared_frames_again(state: State, frame: Frame) -> Verdict:
+    verdict = _judge_shared(state, frame)
+    return Verdict.COUNTS if verdict is Verdict.BEHIND else verdict
+
+
+def grant_beside_shared(state: State, parsed: Parsed) -> Parsed:
+    """A grant does not end the shared sessions."""
+    shared = dict(state.shared)
+    placed = _apply(state, parsed)
+    if isinstance(parsed, Grant):
+        state.shared = shared
+    return placed
+
+
 def fold_all(state: State, record: Record) -> Judged:
     """What does not count raises the epoch all the same."""
     judged = _fold(state, record)
@@ -136,14 +178,34 @@ def wait_for_ever(writer: Writer, judged: Judged) -> None:
         writer._begin(writer._request)
 
 
-def acknowledge_ahead(writer: Writer, end: int) -> None:
+def acknowledge_ahead(writer: Writer, end: int, placed: int | None = None) -> None:
     """One frame that counts acknowledges the next one."""
     for _ in range(min(2, len(writer._sent))):
         sent = writer._sent.popleft()
         sent.tickets[0].settle(sent.first)
 
 
+def acknowledge_by_number(writer: Writer, end: int, placed: int | None = None) -> None:
+    """A shared writer takes the number of its frame for the offset."""
+    _acknowledge(writer, end)
+
+
+SHARED_CONTROLS: dict[str, tuple[Patch, ...]] = {
+    "a grant counts that has not seen all joins": ((rule, "_judge_grant", unseen_joins),),
+    "a join counts beside an owner": ((rule, "_judge_join", join_beside_owner),),
+    "a join counts again": ((rule, "_judge_join", late_join),),
+    "two shared sessions have one name": ((rule, "_judge_join", any_name),),
+    "a shared session's frames count in any order": (
+        (rule, "_judge_shared", shared_frames_in_any_order),
+    ),
+    "a shared session's frame counts again": ((rule, "_judge_shared", shared_frames_again),),
+    "a grant does not end shared sessions": ((State, "_apply", grant_beside_shared),),
+    "the number of a shared frame is taken for its offset": (
+        (Writer, "_acknowledge", acknowledge_by_number),
+    ),
+}
 CONTROLS: dict[str, tuple[Patch, ...]] = {
+    **SHARED_CONTROLS,
     "frames of any owner count": ((rule, "_judge_owner", any_writer),),
     "frames of any session of the epoch count": ((rule, "_judge_owner", any_writer_of_the_epoch),),
     "a release of any owner counts": ((rule, "_judge_owner", any_release),),

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from exclusivelog.cluster.frames import Content, Grant, Holder, Release, decode, encode
+from exclusivelog.cluster.frames import Content, Grant, Holder, Join, Release, decode, encode
 from exclusivelog.cluster.log import Sent, Status, Ticket, Writer
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import Judged, State
 from exclusivelog.types import AccessMode
 
-NAME = "p"  # of all producers: their sequence ids go on with one another's
+NAME = "p"  # of all exclusive producers: their sequence ids go on with one another's
 HOLDER = Holder("e", "host", 1, NAME, AccessMode.EXCLUSIVE)
 FIRST_SESSION = 7
 
@@ -38,7 +38,8 @@ class Under(NamedTuple):
 
 class Player(NamedTuple):
     """A process with a reader and a writer. `read` counts the records that it has read; `claim` is
-    the `topic_epoch` that it has asked with, and `mine` the last epoch that it had."""
+    the `topic_epoch` that it has asked with, and `mine` the last epoch that it had. `shared`: it
+    asks to share the topic."""
 
     read: int = 0
     status: Status = "refused"
@@ -51,6 +52,7 @@ class Player(NamedTuple):
     sequence: int = -1
     claim: int = 0
     mine: int = 0
+    shared: bool = False
 
 
 class Outcome(NamedTuple):
@@ -82,7 +84,8 @@ class World(NamedTuple):
 
 class Size(NamedTuple):
     """How much may happen in a walk. `window` is the writers'; where it `evicts`, a process may
-    release the session of another one, which uses up one of `releases`, too."""
+    release the session of another one, which uses up one of `releases`, too. `shared`: 1, shared
+    producers of one name ask as well; 2, each has its own name."""
 
     name: str
     players: int = 2
@@ -94,6 +97,7 @@ class Size(NamedTuple):
     window: int = 2
     keeps: bool = False
     evicts: bool = False
+    shared: int = 0
 
     def __str__(self) -> str:
         return self.name
@@ -103,18 +107,26 @@ class Size(NamedTuple):
         return World((), (), (Player(),) * self.players, (), *self[2:7])
 
 
+SHARED_SIZES = (
+    Size("shared producers of one name", asks=2, sends=1, releases=2, shared=1, evicts=True),
+    Size("shared producers", shared=2),
+)
 SMALL_SIZES = (
     Size("rival owners", asks=3, sends=2),
     Size("deaths", asks=3, sends=2, releases=0, crashes=1),
     Size("a full window", asks=2, sends=3, window=1),
     Size("evictions", asks=2, sends=2, releases=2, evicts=True),
     Size("what does not count is kept", sends=1, copies=1, keeps=True),
+    *SHARED_SIZES,
 )
 LARGE_SIZES = (
     Size("three rivals", players=3, asks=3, sends=3),
     Size("many hand-overs", asks=4, sends=2, releases=2),
     Size("deaths and releases", asks=3, sends=3, crashes=1),
     Size("evictions and hand-overs", asks=3, sends=2, releases=2, evicts=True),
+    Size("three shared producers", players=3, asks=3, sends=3, shared=2),
+    Size("shared producers that die", asks=3, crashes=1, shared=2, evicts=True),
+    Size("shared producers and owners", asks=3, shared=2),
 )
 ALL_SIZES = SMALL_SIZES + LARGE_SIZES
 
@@ -163,10 +175,12 @@ def contents(ticket: int, sequence: int) -> tuple[Content, ...]:
 class Hands:
     """One step of one player: its writer, and what the step has appended and settled."""
 
-    def __init__(self, records: Records, size: Size, world: World, number: int) -> None:
+    def __init__(
+        self, records: Records, size: Size, world: World, number: int, shares: bool = False
+    ) -> None:
         self.world = world
         self.number = number
-        self._keeps = size.keeps
+        self._size = size
         self._records = records
         self._player = player = world.players[number]
         self._appended: list[bytes] = []
@@ -174,18 +188,25 @@ class Hands:
         self._tickets: dict[Ticket, tuple[int, int]] = {}
         state, _ = records.folded(world.log[: player.read])
         self.read = player.read
+        drawn = FIRST_SESSION + size.asks - world.asks
         self.writer = Writer(
-            state, self._appended.append, HOLDER, window=size.window,
-            draw=lambda after: FIRST_SESSION + size.asks - world.asks,
+            state, self._appended.append,
+            self._holder(player.session or drawn) if shares or player.shared else HOLDER,
+            window=size.window, draw=lambda after: drawn,
         )  # fmt: skip
         self._put_together(player)
+
+    def _holder(self, session: int) -> Holder:
+        """A shared producer's."""
+        name = "s" if self._size.shared == 1 else f"s{session}"
+        return Holder("e", "host", 1, name, AccessMode.SHARED)
 
     def _put_together(self, player: Player) -> None:
         writer = self.writer
         writer.status, writer.epoch, writer.session = player.status, player.epoch, player.session
         if player.request:
             request = decode(self._records.data[player.request])
-            assert isinstance(request, Grant)
+            assert isinstance(request, Grant | Join)
             writer._request = request
         for under in player.sent:
             tickets = tuple([self._ticket(*each) for each in under.tickets])
@@ -226,10 +247,9 @@ class Hands:
         self.writer.state = state
         self.writer.saw(judged)
 
-    def evict(self) -> None:
-        """Release the session that owns the topic, as far as this process knows."""
-        state = self.writer.state
-        self._appended.append(encode(Release(state.epoch, state.session, "evicted")))
+    def evict(self, session: int) -> None:
+        """Release a session that has the topic, as far as this process knows."""
+        self._appended.append(encode(Release(self.writer.state.epoch, session, "evicted")))
 
     def catch_up(self) -> None:
         """Read all records, before the writer asks."""
@@ -242,7 +262,7 @@ class Hands:
         player = self._taken_apart()
         players[self.number] = player if claim is None else player._replace(claim=claim)
         appended = map(self._records.number, self._appended)
-        sent = (*self.world.sent, *appended) if self._keeps else {*self.world.sent, *appended}
+        sent = (*self.world.sent, *appended) if self._size.keeps else {*self.world.sent, *appended}
         world = self.world._replace(
             players=tuple(sorted(players)), sent=tuple(sorted(sent)), tickets=tuple(self._outcomes)
         )
@@ -262,10 +282,11 @@ class Hands:
             self.read, writer.status, writer.epoch, writer.session,
             0 if request is None or writer.status == "owner" else self._number_of(request),
             tuple(sent), self._named(writer._unsent), writer._first, writer._sequence,
-            claim, writer.epoch if writer.status == "owner" else mine,
+            claim, writer.epoch if writer.status == "owner" and not writer.is_shared else mine,
+            writer.is_shared,
         )  # fmt: skip
 
-    def _number_of(self, request: Grant) -> int:
+    def _number_of(self, request: Grant | Join) -> int:
         if self._player.request:
             return self._player.request
         return self._records.number(self._appended[-1])

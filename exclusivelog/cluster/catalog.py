@@ -6,6 +6,7 @@ from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
+from exclusivelog.cluster.deciding import look
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.place import Place
@@ -124,21 +125,16 @@ class ClusterTopic:
 
     def owner(self) -> OwnerInfo | None:
         """The session that owns it; None if no live engine has one."""
-        grant = self._log().owner
-        alive = grant is not None and self._engine.lives(grant.holder.engine_id)
-        return grant.owner() if grant is not None and alive else None
+        owner = look(self._log(), self._engine.lives).owner
+        return None if owner is None else owner.owner()
 
     def holders(self) -> list[OwnerInfo]:
-        """The owner, as a list."""
-        owner = self.owner()
-        return [] if owner is None else [owner]
+        """The owner, or the shared producers, whose engines live."""
+        return look(self._log(), self._engine.lives).holders
 
     def waiters(self) -> list[WaiterInfo]:
         """The sessions in its queue whose engines live, best first."""
-        log = self._log()
-        with log.changed:
-            waiting = log.waiters.in_order()
-        return [each.info() for each in waiting if self._engine.lives(each.engine_id)]
+        return [each.info() for each in look(self._log(), self._engine.lives).queue]
 
     def transfers(self) -> list[TransferInfo]:
         """There are no hand-overs."""

@@ -42,7 +42,7 @@ _engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
 class ClusterEngine(Identity):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
-    capabilities = frozenset({"history", "shared_state"})
+    capabilities = frozenset({"history", "shared_producers", "shared_state"})
     latest_needs_log = True  # another machine may own the topic by now
 
     role_store = Refusing("roles")
@@ -122,8 +122,6 @@ class ClusterEngine(Identity):
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
         self.check_writable()
-        if request.mode == AccessMode.SHARED:
-            raise refusal("shared_producers")
         if request.announce is not None:
             raise refusal("announcements")
         if request.settle and request.mode == AccessMode.WAIT_FOR_EXCLUSIVE:

@@ -12,11 +12,11 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 from exclusivelog import _core, threads
 from exclusivelog.cluster.appending import Appending
-from exclusivelog.cluster.frames import Frame, Grant, Holder
+from exclusivelog.cluster.frames import Frame, Grant, Holder, Join, Release, encode
 from exclusivelog.cluster.log import Reader, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.owning import ANSWER_SECONDS, LIVING, Owning
@@ -28,12 +28,11 @@ from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     LedgerIOError,
-    ProducerFencedError,
     WaitTimeoutError,
 )
 from exclusivelog.waits import in_slices
 
-__all__ = ["TopicLog", "fenced_error"]
+__all__ = ["TopicLog"]
 
 
 class Host(Protocol):
@@ -133,16 +132,6 @@ class TopicLog:
         """Who waits, as far as the log was read."""
         return self.queue.waiters
 
-    @property
-    def tenure(self) -> tuple[int, bool]:
-        """The last session that was granted the topic, and whether it has it still."""
-        return self.state.session, self.state.owned
-
-    @property
-    def owner(self) -> Grant | None:
-        """The grant of the session that has the topic, as far as the log was read."""
-        return self.state.grant if self.state.owned else None
-
     def mark(self) -> int:
         """A number that changes with every frame."""
         return self.words.load(0)
@@ -155,7 +144,7 @@ class TopicLog:
     # ---- asking --------------------------------------------------------------------------
 
     def ask(
-        self, holder: Holder, topic_epoch: int | None, seen: tuple[int, bool],
+        self, holder: Holder, topic_epoch: int | None, seen: tuple[int, bool, int],
         timeout: float = ANSWER_SECONDS,
     ) -> Owning | None:  # fmt: skip
         """Ask for the topic as it is known now; None if another record came first, or `tenure` is
@@ -164,7 +153,7 @@ class TopicLog:
         Raises what `Writer.ask` does, and `WaitTimeoutError`, which leaves no owner behind."""
         with self.changed:
             self.check()
-            if self.tenure != seen:
+            if self.state.tenure != seen:
                 return None
             writer = Writer(self.state, self._appending.append, holder)
             owning = Owning(self, writer)
@@ -180,12 +169,18 @@ class TopicLog:
             raise
         return owning if writer.status in ("owner", "fenced") else None
 
-    def alone(self) -> contextlib.AbstractContextManager[Any]:
-        """Keep others from appending meanwhile, where the log can do that: an owner that sends
-        without a pause could be faster each time."""
-        alone: Callable[[], contextlib.AbstractContextManager[Any]] | None
-        alone = getattr(self.log, "alone", None)
-        return contextlib.nullcontext() if alone is None else alone()
+    def evict(self, session: Grant | Join) -> None:
+        """Release a session whose engine is gone."""
+        with self.changed:
+            self.check()
+            self._appending.append(encode(Release(session.epoch, session.session, "evicted")))
+
+        def is_over() -> bool:
+            if isinstance(session, Join):
+                return session.session not in self.state.shared
+            return not self.state.owned or self.state.session != session.session
+
+        self.await_change(is_over, ANSWER_SECONDS, "the release of a dead engine was not read back")
 
     def join_queue(self, wait: Wait) -> None:
         """Let this producer wait for the topic; returns once the log shows it."""
@@ -284,6 +279,10 @@ class TopicLog:
             return False
         if isinstance(parsed, Grant):
             self.waiters.granted(parsed)
+        elif isinstance(parsed, Join):
+            for owning in self._owning:
+                if owning.writer.session == parsed.session:
+                    owning.behind = tuple(self.waiters)
         self.host.ownership_changed()
         return True
 
@@ -341,15 +340,3 @@ class TopicLog:
             f"topic {self.name!r} was inherited through fork(); open an engine of your own"
         )
         self.changed = threading.Condition()  # a thread of the parent may have held the lock
-
-
-def fenced_error(name: str, what: str, grant: Grant | None) -> ProducerFencedError:
-    """The error for a request that is refused because of this owner (rule A5)."""
-    if grant is None:
-        return ProducerFencedError(f"topic {name!r} {what}")
-    owner = grant.owner()
-    return ProducerFencedError(
-        f"topic {name!r} {what}; it is held by producer {owner.producer_name!r} of engine "
-        f"{owner.engine_name!r} (id {owner.engine_id}, pid {owner.pid}), epoch {owner.epoch}",
-        holder=owner,
-    )

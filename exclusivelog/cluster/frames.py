@@ -1,4 +1,4 @@
-"""The records of an ordered log as bytes: frames of messages, grants and releases.
+"""The records of an ordered log as bytes: frames of messages, grants, joins and releases.
 
 ```text
 0  3 bytes  magic XLO
@@ -9,7 +9,11 @@
 frame    ["f", epoch, session, first offset, gap, source, producers, sequence ids, publish times,
           values, keys, event times, properties]
 packed   ["e", epoch, session, first offset, entries]
-grant    ["g", epoch, first offset, session, continues, engine id, engine name, pid, producer name,
+shared   ["s", epoch, session, number, producers, sequence ids, publish times, values, keys,
+          event times, properties]
+grant    ["g", epoch, first offset, session, continues, joins, engine id, engine name, pid,
+          producer name, access mode, priority, since, properties]
+join     ["j", epoch, granted, joins, session, engine id, engine name, pid, producer name,
           access mode, priority, since, properties]
 release  ["r", epoch, session, reason]
 ```
@@ -54,7 +58,7 @@ from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError, Unsupp
 from exclusivelog.types import AccessMode, OwnerInfo
 
 __all__ = [
-    "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Packed", "Parsed",
+    "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Join", "Packed", "Parsed",
     "Release", "decode", "encode", "split",
 ]  # fmt: skip
 
@@ -123,6 +127,8 @@ class Frame:
     - `source`: None, or of which other log this is a copy. A copied frame has the epoch of its
       source.
     - `gap`: of a copied frame: how many offsets before `first` the source no longer had; else 0.
+    - `number`: of a shared producer's frame: how many its session has sent up to this one; else 0.
+      Such a frame has no offset before it counts: `first` is 0 until the rule gives it the next.
     """
 
     epoch: int
@@ -131,6 +137,7 @@ class Frame:
     contents: tuple[Content, ...]
     gap: int = 0
     source: str | None = None
+    number: int = 0
 
     @property
     def end(self) -> int:
@@ -167,7 +174,7 @@ class Packed(Frame):
     def __init__(self, epoch: int, session: int, first: int, entries: Sequence[bytes]) -> None:
         for name, value in (
             ("epoch", epoch), ("session", session), ("first", first), ("gap", 0), ("source", None),
-            ("_entries", tuple(entries)), ("_opened", tuple(map(Entry, entries))),
+            ("number", 0), ("_entries", tuple(entries)), ("_opened", tuple(map(Entry, entries))),
         ):  # fmt: skip
             object.__setattr__(self, name, value)
 
@@ -252,35 +259,58 @@ class Holder:
 class Grant:
     """Makes `session` the owner from the offset `first` on, if it counts.
 
-    `continues` is 0, or the session whose epoch this one goes on with (rule B5)."""
+    `continues` is 0, or the session whose epoch this one goes on with (rule B5). `joins` counts the
+    joins that its sender has seen to count."""
 
     epoch: int
     first: int
     session: int
     holder: Holder
     continues: int = 0
+    joins: int = 0
 
     def owner(self) -> OwnerInfo:
         """The owner as errors and inspections show it."""
-        holder = self.holder
-        return OwnerInfo(
-            engine_id=holder.engine_id, engine_name=holder.engine_name, pid=holder.pid,
-            producer_name=holder.producer_name, access_mode=holder.access_mode,
-            priority=holder.priority, epoch=self.epoch, since=holder.since, session=self.session,
-            properties=holder.properties,
-        )  # fmt: skip
+        return _shown(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Makes `session` one of the topic's shared producers, if it counts.
+
+    Its sender has seen the last grant, of the session `granted` (0: none), and so many `joins`."""
+
+    epoch: int
+    granted: int
+    joins: int
+    session: int
+    holder: Holder
+
+    def owner(self) -> OwnerInfo:
+        """The producer as errors and inspections show it."""
+        return _shown(self)
+
+
+def _shown(record: Grant | Join) -> OwnerInfo:
+    holder = record.holder
+    return OwnerInfo(
+        engine_id=holder.engine_id, engine_name=holder.engine_name, pid=holder.pid,
+        producer_name=holder.producer_name, access_mode=holder.access_mode,
+        priority=holder.priority, epoch=record.epoch, since=holder.since, session=record.session,
+        properties=holder.properties,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Ends a session (rule B7). `reason` is for people."""
+    """Ends a session, an owner's or a shared one (rule B7). `reason` is for people."""
 
     epoch: int
     session: int
     reason: str = ""
 
 
-Parsed = Frame | Grant | Release
+Parsed = Frame | Grant | Join | Release
 
 
 # ---- encoding ----------------------------------------------------------------------------
@@ -306,7 +336,15 @@ def _row(record: Parsed) -> list[Any]:
     if isinstance(record, Frame):
         row = _frame_row(record)
     elif isinstance(record, Grant):
-        row = _grant_row(record)
+        row = [
+            "g", record.epoch, record.first, record.session, record.continues, record.joins,
+            *_holder_row(record.holder),
+        ]  # fmt: skip
+    elif isinstance(record, Join):
+        row = [
+            "j", record.epoch, record.granted, record.joins, record.session,
+            *_holder_row(record.holder),
+        ]  # fmt: skip
     else:
         row = ["r", record.epoch, record.session, record.reason]
     try:
@@ -322,9 +360,11 @@ def _frame_row(frame: Frame) -> list[Any]:
     values, keys, properties, events, published, names, sequences = map(
         list, zip(*frame.contents, strict=True)
     )
+    place: list[Any] = ["f", frame.epoch, frame.session, frame.first, frame.gap, frame.source]
+    if frame.number:
+        place = ["s", frame.epoch, frame.session, frame.number]
     return [
-        "f", frame.epoch, frame.session, frame.first, frame.gap, frame.source,
-        _one_or_all(names), _counted_or_all(sequences), _one_or_all(published),
+        *place, _one_or_all(names), _counted_or_all(sequences), _one_or_all(published),
         values, _none_or_all(keys), _none_or_all(events),
         _none_or_all([each or None for each in properties]),
     ]  # fmt: skip
@@ -344,12 +384,10 @@ def _none_or_all(column: list[Any]) -> Any:
     return None if column.count(None) == len(column) else column
 
 
-def _grant_row(grant: Grant) -> list[Any]:
-    holder = grant.holder
+def _holder_row(holder: Holder) -> list[Any]:
     return [
-        "g", grant.epoch, grant.first, grant.session, grant.continues, holder.engine_id,
-        holder.engine_name, holder.pid, holder.producer_name, str(holder.access_mode),
-        holder.priority, holder.since, holder.properties or None,
+        holder.engine_id, holder.engine_name, holder.pid, holder.producer_name,
+        str(holder.access_mode), holder.priority, holder.since, holder.properties or None,
     ]  # fmt: skip
 
 
@@ -437,16 +475,32 @@ def _parse(row: Any) -> Parsed:
 
 
 def _parse_frame(row: list[Any]) -> Frame:
-    _, epoch, session, first, gap, source, names, sequences, published, values, *rest = row
-    keys, events, properties = rest
-    if type(values) is not list or not 1 <= len(values) <= MAX_MESSAGES:
-        raise _InvalidError(f"a frame has 1 to {MAX_MESSAGES} values")
-    count = len(values)
-    _check_int("first", first, 0, U63 - count)
+    _, epoch, session, first, gap, source, *columns = row
+    contents = _contents(columns)
+    _check_int("first", first, 0, U63 - len(contents))
     if source is not None:
         _check_text("source", source)
     elif gap != 0:
         raise _InvalidError("only a copied frame has a gap")
+    return Frame(
+        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 0, U64), first,
+        contents, _check_int("gap", gap, 0, first), source,
+    )  # fmt: skip
+
+
+def _parse_shared(row: list[Any]) -> Frame:
+    _, epoch, session, number, *columns = row
+    return Frame(
+        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 1, U64), 0,
+        _contents(columns), number=_check_int("number", number, 1, U63),
+    )  # fmt: skip
+
+
+def _contents(columns: list[Any]) -> tuple[Content, ...]:
+    names, sequences, published, values, keys, events, properties = columns
+    if type(values) is not list or not 1 <= len(values) <= MAX_MESSAGES:
+        raise _InvalidError(f"a frame has 1 to {MAX_MESSAGES} values")
+    count = len(values)
     contents = zip(
         _column("values", values, count, _are_bytes),
         _nothing_or("keys", keys, count, _are_bytes),
@@ -457,10 +511,7 @@ def _parse_frame(row: list[Any]) -> Frame:
         _sequences(sequences, count),
         strict=True,
     )
-    return Frame(
-        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 0, U64), first,
-        tuple(map(Content._make, contents)), _check_int("gap", gap, 0, first), source,
-    )  # fmt: skip
+    return tuple(map(Content._make, contents))
 
 
 def _parse_packed(row: list[Any]) -> Frame:
@@ -478,36 +529,48 @@ def _parse_packed(row: list[Any]) -> Frame:
 
 
 def _parse_grant(row: list[Any]) -> Grant:
-    _, epoch, first, session, continues, engine, engine_name, pid, name, mode, *rest = row
-    priority, since, properties = rest
-    if mode not in EXCLUSIVE_MODES:
-        raise _InvalidError(f"access mode {mode!r} is not an exclusive one")
+    _, epoch, first, session, continues, joins, *holder = row
+    return Grant(
+        _check_int("epoch", epoch, 1, U63), _check_int("first", first, 0, U63),
+        _check_int("session", session, 1, U64), _holder(holder, EXCLUSIVE_MODES),
+        _check_int("continues", continues, 0, U64), _check_int("joins", joins, 0, U63),
+    )  # fmt: skip
+
+
+def _parse_join(row: list[Any]) -> Join:
+    _, epoch, granted, joins, session, *holder = row
+    return Join(
+        _check_int("epoch", epoch, 0, U63), _check_int("granted", granted, 0, U64),
+        _check_int("joins", joins, 0, U63), _check_int("session", session, 1, U64),
+        _holder(holder, [str(AccessMode.SHARED)]),
+    )  # fmt: skip
+
+
+def _holder(fields: list[Any], modes: list[str]) -> Holder:
+    engine, engine_name, pid, name, mode, priority, since, properties = fields
+    if mode not in modes:
+        raise _InvalidError(f"access mode {mode!r} is not one of {', '.join(modes)}")
     if properties is not None:
         _check_properties(properties)
-    holder = Holder(
+    return Holder(
         _check_text("engine id", engine), _check_text("engine name", engine_name),
         _check_int("pid", pid, 0, U63), _check_text("producer name", name), AccessMode(mode),
         _check_int("priority", priority, -U63 - 1, U63), _check_int("since", since, 0, U63),
         {} if properties is None else properties,
-    )  # fmt: skip
-    return Grant(
-        _check_int("epoch", epoch, 1, U63), _check_int("first", first, 0, U63),
-        _check_int("session", session, 1, U64), holder,
-        _check_int("continues", continues, 0, U64),
     )  # fmt: skip
 
 
 def _parse_release(row: list[Any]) -> Release:
     _, epoch, session, reason = row
     return Release(
-        _check_int("epoch", epoch, 1, U63), _check_int("session", session, 1, U64),
+        _check_int("epoch", epoch, 0, U63), _check_int("session", session, 1, U64),
         _check_text("reason", reason),
     )  # fmt: skip
 
 
 PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
-    "f": (_parse_frame, 13), "e": (_parse_packed, 5), "g": (_parse_grant, 13),
-    "r": (_parse_release, 4),
+    "f": (_parse_frame, 13), "e": (_parse_packed, 5), "s": (_parse_shared, 11),
+    "g": (_parse_grant, 14), "j": (_parse_join, 13), "r": (_parse_release, 4),
 }  # fmt: skip
 EXCLUSIVE_MODES = [str(mode) for mode in AccessMode if mode is not AccessMode.SHARED]
 

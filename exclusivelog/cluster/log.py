@@ -42,6 +42,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import msgpack
 
+from exclusivelog._core import Entry
 from exclusivelog.cluster.frames import (
     MAX_BYTES,
     MAX_MESSAGES,
@@ -49,6 +50,7 @@ from exclusivelog.cluster.frames import (
     Frame,
     Grant,
     Holder,
+    Join,
     Packed,
     Release,
     encode,
@@ -65,6 +67,7 @@ from exclusivelog.errors import (
     UnsupportedError,
 )
 from exclusivelog.messages import Encoded
+from exclusivelog.types import AccessMode
 
 __all__ = ["Message", "Reader", "Status", "Ticket", "Writer", "draw_session", "messages"]
 
@@ -194,7 +197,8 @@ class Batch(Protocol):
 
 
 class Sent(NamedTuple):
-    """A frame under way: its bytes, and the tickets whose messages it has."""
+    """A frame under way: its bytes, and the tickets whose messages it has. `first` and `end` are
+    offsets; of a shared session, which knows none beforehand, the numbers of its frames."""
 
     first: int
     end: int
@@ -203,7 +207,8 @@ class Sent(NamedTuple):
 
 
 class Writer:
-    """Asks for a topic, owns it, and sends to it. Steps only; for one thread at a time.
+    """Asks for a topic, owns it or shares it (as `holder.access_mode` says), and sends to it. Steps
+    only; for one thread at a time.
 
     - `state` is the reader's whose records are passed to `saw`.
     - `append` hands bytes to the log. It need not append them, nor only once.
@@ -228,12 +233,13 @@ class Writer:
         self.error: ExclusiveLogError | None = None
         self._append = append
         self._holder = holder
+        self.is_shared = holder.access_mode is AccessMode.SHARED
         self._window = window
         self._draw = draw
-        self._request: Grant | None = None
+        self._request: Grant | Join | None = None
         self._unsent: deque[Ticket] = deque()
         self._sent: deque[Sent] = deque()
-        self._first = 0  # the offset of the next frame
+        self._first = 0  # the offset, or the number, of the next frame
         self._sequence = -1
         self._published = 0
 
@@ -244,7 +250,8 @@ class Writer:
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next message sent will have, if it will be in the log."""
+        """The offset that the next message sent will have, if it will be in the log and this is the
+        owner."""
         return self._first + sum(ticket.count for ticket in self._unsent)
 
     # ---- asking --------------------------------------------------------------------------
@@ -255,27 +262,43 @@ class Writer:
         With `topic_epoch`, go on under that epoch instead of the next one (rule B5). Raises
         `ProducerFencedError` if the topic's epoch is higher, `InvalidEpochError` if it is lower,
         and `ProducerBusyError` unless `status` is "refused", or "cancelled" with the same
-        `topic_epoch`: then that request is made again."""
+        `topic_epoch`: then that request is made again. A shared session stays in the topic's epoch;
+        where the topic has an owner, or a shared session of its producer name, `ProducerBusyError`
+        is raised."""
         if self.status == "cancelled" and self._has_asked(topic_epoch):
             self.status = "asking"
             self.resend()
             return
         if self.status != "refused":
             raise ProducerBusyError(f"this writer has asked already, and is {self.status!r}")
-        state = self.state
         continued = topic_epoch is not None and self._check_epoch(topic_epoch)
-        self.epoch = state.epoch if continued else state.epoch + 1
-        self.session = self._draw(state.session if continued else 0)
-        self._request = Grant(
-            self.epoch, state.next, self.session, self._holder, state.session if continued else 0
-        )
+        self._request = self._join() if self.is_shared else self._grant(continued)
+        self.epoch, self.session = self._request.epoch, self._request.session
         self.status = "asking"
         self._append(encode(self._request))
+
+    def _grant(self, continued: bool) -> Grant:
+        state = self.state
+        continues = state.session if continued else 0
+        return Grant(
+            state.epoch if continued else state.epoch + 1, state.next, self._draw(continues),
+            self._holder, continues, state.joins,
+        )  # fmt: skip
+
+    def _join(self) -> Join:
+        state = self.state
+        request = Join(state.epoch, state.session, state.joins, self._draw(0), self._holder)
+        if judge(state, request) is not Verdict.COUNTS:
+            raise ProducerBusyError(
+                f"the topic has an owner, or a shared producer named {self._holder.producer_name!r}"
+            )
+        return request
 
     def _has_asked(self, topic_epoch: int | None) -> bool:
         request = self._request
         assert request is not None
-        return topic_epoch == (request.epoch if request.continues else None)
+        claimed = isinstance(request, Grant) and request.continues
+        return self.is_shared or topic_epoch == (request.epoch if claimed else None)
 
     def _check_epoch(self, topic_epoch: int) -> bool:
         """May a session go on under this epoch? False before the first grant."""
@@ -391,12 +414,16 @@ class Writer:
 
     def _send_frame(self, tickets: tuple[Ticket, ...]) -> None:
         frame = self._frame(tickets)
-        sent = Sent(frame.first, frame.end, encode(frame), tickets)
-        self._first = frame.end
+        end = self._first + 1 if self.is_shared else frame.end
+        sent = Sent(self._first, end, encode(frame), tickets)
+        self._first = end
         self._sent.append(sent)
         self._append(sent.data)
 
     def _frame(self, tickets: tuple[Ticket, ...]) -> Frame:
+        if self.is_shared:
+            contents = tuple([each for ticket in tickets for each in self._decoded(ticket)])
+            return Frame(self.epoch, self.session, 0, contents, number=self._first)
         if tickets[0].batch is None:
             contents = tuple([content for ticket in tickets for content in ticket.contents])
             return Frame(self.epoch, self.session, self._first, contents)
@@ -408,6 +435,14 @@ class Writer:
             entries += [data for _, data in stamped]
             first += ticket.count
         return Packed(self.epoch, self.session, self._first, entries)
+
+    def _decoded(self, ticket: Ticket) -> Iterator[Content]:
+        """The messages of a shared producer's ticket: entries have offsets, and it knows none."""
+        yield from ticket.contents
+        if ticket.batch is not None:
+            for _, data in ticket.batch.stamp(0, 0, self.epoch, self.session, ticket.time):
+                entry = Entry(data)
+                yield from (Content.of(entry.message(index)) for index in range(entry.count))
 
     @property
     def unsettled(self) -> bool:
@@ -441,9 +476,9 @@ class Writer:
             # Epochs and offsets only rise: the request will never count.
             self.status = "refused" if self.status == "asking" else "closed"
 
-    def _begin(self, grant: Grant) -> None:
-        """The request counts: this is the owner from now on."""
-        self._first = grant.first
+    def _begin(self, request: Grant | Join) -> None:
+        """The request counts: this is the owner, or one of those who share, from now on."""
+        self._first = request.first if isinstance(request, Grant) else 1
         self._sequence = self.state.sequences.get(self._holder.producer_name, -1)
         self._published = self.state.published
         self.status = "owner" if self.status == "asking" else "closing"
@@ -451,20 +486,26 @@ class Writer:
 
     def _saw_as_owner(self, judged: Judged) -> None:
         parsed = judged.parsed
-        if isinstance(parsed, Frame):
-            self._acknowledge(parsed.end)
-            self.pump()
-        elif isinstance(parsed, Grant):
+        if isinstance(parsed, Grant):
             self._fence(parsed)
+        elif parsed is None or parsed.session != self.session:
+            return  # of another one that shares the topic
+        elif isinstance(parsed, Frame):
+            if self.is_shared:
+                self._acknowledge(parsed.number + 1, parsed.first)
+            else:
+                self._acknowledge(parsed.end)
+            self.pump()
         elif self.status == "closing" and not self._sent:
             self.status = "closed"
         else:
             self._fence(None)
 
-    def _acknowledge(self, end: int) -> None:
-        """All that was sent before this offset is in the log."""
+    def _acknowledge(self, end: int, placed: int | None = None) -> None:
+        """All that was sent before this offset is in the log; of a shared session, its frame before
+        this number, at the offset `placed`."""
         while self._sent and self._sent[0].end <= end:
-            offset = self._sent[0].first
+            offset = self._sent[0].first if placed is None else placed
             for ticket in self._sent.popleft().tickets:
                 ticket.settle(offset)
                 offset += ticket.count

@@ -15,6 +15,7 @@ from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.cluster.log import Ticket, Writer
+from exclusivelog.cluster.waiting import Wait
 from exclusivelog.errors import ExclusiveLogError
 from exclusivelog.messages import Encoded
 
@@ -88,6 +89,7 @@ class Owning:
         self._failed: tuple[int, ExclusiveLogError] | None = None  # the first one that failed
         self._lost = False
         self._telling = threading.Lock()
+        self.behind: tuple[Wait, ...] = ()  # of a shared session: who waited when it joined
 
     def connect(self, appender: _core.Appender, session: Lost) -> None:
         """Send what this appender is given, and tell this session of its loss."""
@@ -117,11 +119,12 @@ class Owning:
 
     def append(self, messages: Sequence[Encoded]) -> tuple[int, int] | None:
         """Hand messages on now, past the appender: the offset that they will have, if they will be
-        in the log, and a number for `await_counting`. None if others wait before them."""
+        in the log, and a number for `await_counting`. None if others wait before them, or no offset
+        can be told as others share the topic."""
         with self.topic.changed:
             self.topic.check()
             appender = self.appender
-            if appender is None or appender.pending_messages:
+            if appender is None or appender.pending_messages or self.writer.is_shared:
                 return None
             if appender.error is not None:
                 raise appender.error

@@ -8,7 +8,7 @@ from the last *mark* before its position: a position and the state of the rule t
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exclusivelog.cluster.frames import Frame
 from exclusivelog.cluster.rule import Judged, State
@@ -30,10 +30,7 @@ class Mark:
     @classmethod
     def of(cls, state: State) -> Mark:
         """Where `state` is, without what only writers need."""
-        kept = State(
-            state.position, state.epoch, state.session, state.owned, state.next, state.grant, {},
-            state.published, state.source,
-        )  # fmt: skip
+        kept = replace(state, sequences={}, shared=dict(state.shared))
         return cls(state.next, state.published, kept)
 
     def begin(self) -> State:

@@ -29,7 +29,6 @@ REASONS = {
     "retention": "grants count from a log's first record on; nothing may be removed",
     "roles": "roles need transactions; own each topic by itself",
     "settle": "delays are told by the clock of one machine; leave it out",
-    "shared_producers": "a message counts only if its producer owns the topic; use another mode",
     "snapshots": "a cluster keeps none; a state is read from its first message",
     "statistics": "the cluster keeps its own figures; ask its admin API",
     "termination": "no record of a log ends it; stop its producers",

@@ -16,14 +16,24 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from exclusivelog import logs
 from exclusivelog.backend import ProducerRequest
-from exclusivelog.cluster.following import TopicLog, fenced_error
+from exclusivelog.cluster.deciding import (
+    Seen,
+    check_claim,
+    check_name,
+    fenced_error,
+    look,
+    name_error,
+    shared_error,
+)
+from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Grant, Holder
+from exclusivelog.cluster.ordered import OrderedLog
 from exclusivelog.cluster.owning import ANSWER_SECONDS, Owning, now_ms
 from exclusivelog.cluster.session import Registration
 from exclusivelog.cluster.waiting import Wait
@@ -32,11 +42,10 @@ from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     InvalidEpochError,
-    ProducerBusyError,
     ProducerFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo
+from exclusivelog.types import AccessMode, EngineInfo
 from exclusivelog.waits import AnyFuture, give_granted
 
 __all__ = ["LOOK_SECONDS", "Asking", "Requests"]
@@ -186,7 +195,7 @@ class Requests:
         with self._lock:
             first = self._names.setdefault((asking.topic.id, asking.name), asking)
         if first is not asking:
-            raise self._busy(asking, self._wait_of(first))
+            raise name_error(asking.topic.name, self._wait_of(first))
 
     def _try_first(self, asking: Asking) -> None:
         end = time.monotonic() + ANSWER_SECONDS
@@ -206,59 +215,34 @@ class Requests:
         topic = asking.topic
         topic.catch_up()
         fencing = asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING
-        with contextlib.nullcontext() if patient or not fencing else topic.alone():
+        with contextlib.nullcontext() if patient or not fencing else _alone(topic.log):
             if not patient:
                 topic.catch_up()
-            with topic.changed:
-                seen, owner, queue = topic.tenure, topic.owner, topic.waiters.in_order()
-            if owner is not None and not self._host.lives(owner.holder.engine_id):
-                owner = None
-            ahead = [
-                each for each in queue
-                if each.number != asking.number and self._host.lives(each.engine_id)
-            ]  # fmt: skip
-            self._check_claim(asking, topic)
-            if asking.number not in self._waiting:
-                self._check_name(asking, owner, ahead)
-            queue = [each for each in queue if each in ahead or each.number == asking.number]
-            first = not queue or queue[0].number == asking.number
-            if not fencing and (owner is not None or not first):
-                return self._queue(asking, owner)
-            return self._ask(asking, owner is None and not ahead, seen)
+            seen = look(topic, self._host.lives)
+            check_claim(topic, asking.request.topic_epoch)
+            if not fencing and asking.number not in self._waiting:
+                check_name(topic.name, asking.name, seen, asking.number)
+            if asking.mode is AccessMode.SHARED:
+                return self._share(asking, seen)
+            first = not seen.queue or seen.queue[0].number == asking.number
+            if not fencing and not (seen.free and first):
+                return self._queue(asking, seen)
+            others = [each for each in seen.queue if each.number != asking.number]
+            claim = asking.request.topic_epoch if seen.free and not others else None
+            return self._ask(asking, claim, seen)
 
-    def _check_claim(self, asking: Asking, topic: TopicLog) -> None:
-        """Rules B5 and B6: before anybody is disturbed."""
-        claim, epoch = asking.request.topic_epoch, topic.state.epoch
-        if claim is None:
-            return
-        if claim < epoch:
-            raise fenced_error(
-                topic.name, f"has epoch {epoch}: topic_epoch={claim} is out of date",
-                topic.state.grant,
-            )  # fmt: skip
-        if claim > epoch or claim == 0:
-            raise InvalidEpochError(
-                f"topic {topic.name!r}: topic_epoch={claim} was never granted: the topic is at "
-                f"epoch {epoch}"
-            )
-
-    def _check_name(self, asking: Asking, owner: Grant | None, waiting: Iterable[Wait]) -> None:
-        if asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
-            return
-        if owner is not None and owner.holder.producer_name == asking.name:
-            raise self._busy(asking, owner)
-        for each in waiting:
-            if each.producer_name == asking.name:
-                raise self._busy(asking, each)
-
-    def _busy(self, asking: Asking, by: Grant | Wait) -> ProducerBusyError:
-        held = by.owner() if isinstance(by, Grant) else _holder(by, asking.topic.state.epoch)
-        return ProducerBusyError(
-            f"topic {asking.topic.name!r} has a live producer named {asking.name!r}, of engine "
-            f"{held.engine_name!r} (id {held.engine_id}, pid {held.pid}); use another name, or "
-            "close that one first",
-            holder=held,
-        )
+    def _share(self, asking: Asking, seen: Seen) -> bool:
+        """Join the shared producers, unless the topic has an owner or is awaited."""
+        topic = asking.topic
+        if seen.owner is not None or seen.queue:
+            raise shared_error(topic.name, seen.first())
+        in_the_way = [
+            each for each in seen.dead
+            if isinstance(each, Grant) or each.holder.producer_name == asking.name
+        ]  # fmt: skip
+        for each in in_the_way:
+            topic.evict(each)
+        return not in_the_way and self._ask(asking, None, seen)
 
     def _wait_of(self, asking: Asking) -> Wait:
         info, request = self._host.info, asking.request
@@ -267,31 +251,33 @@ class Requests:
             asking.since, request.properties,
         )  # fmt: skip
 
-    def _queue(self, asking: Asking, owner: Grant | None) -> bool:
+    def _queue(self, asking: Asking, seen: Seen) -> bool:
         if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
-            what = "is not free for an exclusive producer"
+            others = "" if not seen.free else ": others wait for it"
             raise fenced_error(
-                asking.topic.name, what if owner is not None else f"{what}: others wait for it",
-                owner,
-            )  # fmt: skip
+                asking.topic.name, f"is not free for an exclusive producer{others}", seen.first()
+            )
         if asking.number not in self._waiting:
             with self._lock:
                 self._waiting[asking.number] = asking
             asking.topic.join_queue(self._wait_of(asking))
         return False
 
-    def _ask(self, asking: Asking, free: bool, seen: tuple[int, bool]) -> bool:
+    def _ask(self, asking: Asking, claim: int | None, seen: Seen) -> bool:
         info, request = self._host.info, asking.request
         holder = Holder(
             info.id, info.name, info.pid, asking.name, asking.mode, request.priority, now_ms(),
             request.properties,
         )  # fmt: skip
         try:
-            owning = asking.topic.ask(holder, request.topic_epoch if free else None, seen)
+            owning = asking.topic.ask(holder, claim, seen.tenure)
         except (ProducerFencedError, InvalidEpochError):
             return False  # the epoch has changed just now: decide again
         if owning is None:
             return False
+        if any(self._host.lives(each.engine_id) for each in owning.behind):  # rule A3
+            owning.release(ANSWER_SECONDS)
+            raise shared_error(asking.topic.name, look(asking.topic, self._host.lives).first())
         self._grant(asking, owning)
         return True
 
@@ -299,7 +285,7 @@ class Requests:
         writer, request, future = owning.writer, asking.request, asking.future
         session = Registration(
             writer.session, asking.topic.id, asking.name, request.mode, request.priority,
-            writer.epoch, request.properties, request.notify_on_contention,
+            writer.epoch, request.properties, request.notify_on_contention, not writer.is_shared,
         )  # fmt: skip
         self._granted.keep(session.id, owning)
         try:
@@ -329,29 +315,26 @@ class Requests:
                 )  # fmt: skip
 
     def _look_at(self, topic: TopicLog, waiting: list[Asking]) -> None:
-        with topic.changed:
-            owner, queue = topic.owner, topic.waiters.in_order()
-        turn = None
-        if owner is None or not self._host.lives(owner.holder.engine_id):
-            first = next((each for each in queue if self._host.lives(each.engine_id)), None)
-            turn = None if first is None else first.number
-        queued = {each.number for each in queue}
+        seen = look(topic, self._host.lives)
+        turn = seen.queue[0].number if seen.free and seen.queue else None
         for asking in waiting:
             if asking.lock.acquire(blocking=False):
                 try:
                     if not asking.ended:
-                        self._look_at_one(asking, asking.number in queued, owner, turn)
+                        self._look_at_one(asking, seen, turn)
                 finally:
                     asking.lock.release()
 
-    def _look_at_one(
-        self, asking: Asking, queued: bool, owner: Grant | None, turn: int | None
-    ) -> None:
+    def _look_at_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
         topic = asking.topic
         try:
             topic.check()
+            queued = any(each.number == asking.number for each in seen.queue)
             if not queued and asking.number not in topic.waiters:
-                raise fenced_error(topic.name, "was taken by a producer that fences", owner)
+                raise fenced_error(
+                    topic.name, "was taken by a producer that fences",
+                    None if seen.owner is None else seen.owner.owner(),
+                )  # fmt: skip
             if asking.deadline is not None and time.monotonic() >= asking.deadline:
                 self._fail(asking, WaitTimeoutError(asking.future.waited))
             elif asking.number == turn:
@@ -381,11 +364,8 @@ class Requests:
                     self._fail(asking, error)
 
 
-def _holder(waiter: Wait, epoch: int) -> OwnerInfo:
-    """A waiter, as errors show who has a name."""
-    return OwnerInfo(
-        engine_id=waiter.engine_id, engine_name=waiter.engine_name, pid=waiter.pid,
-        producer_name=waiter.producer_name, access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
-        priority=waiter.priority, epoch=epoch, since=waiter.since, session=waiter.number,
-        properties=waiter.properties,
-    )  # fmt: skip
+def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
+    """Keep others from appending meanwhile, where the log can do that: an owner that sends without
+    a pause could be faster each time."""
+    alone: Callable[[], contextlib.AbstractContextManager[Any]] | None = getattr(log, "alone", None)
+    return contextlib.nullcontext() if alone is None else alone()

@@ -3,14 +3,18 @@
 Every reader and writer applies this rule to the same records in the same order, so all of them
 agree on who owns the topic and what is in it, whatever the backend has let in:
 
-- A **grant** counts if it begins at the next offset, and has the epoch after the current one; or
-  has the current epoch and names the current session as the one that it continues (rule B5). Its
-  session is the owner from then on.
-- A **frame** counts if its epoch and session are the owner's, and its first offset is the next one.
-- A **release** counts if its epoch and session are the owner's. Then the topic has no owner.
-- A **copied frame**, which a mirror writes, counts in a log without any grant that counts: if it
-  comes from the same source as all before it, its gap begins at the next offset, and its epoch is
-  not lower than the last one. The first grant that counts ends the mirroring.
+- A **grant** counts if it begins at the next offset, knows of all joins, and has the epoch after
+  the current one; or has the current epoch and names the current session as the one that it
+  continues (rule B5). Its session is the owner from then on, and all shared sessions have ended.
+- A **join** counts if the topic has no owner, no grant and no join has counted that its sender had
+  not seen, and no shared session has its producer name. Then its session is a shared one.
+- A **frame** counts if its epoch and session are the owner's, and its first offset is the next one;
+  or if they are a shared session's, and its number is that session's next one. Then it is given the
+  next offset here, and a publish time that is not before the last one (rule G4).
+- A **release** counts if its epoch and session are the owner's or a shared session's; it ends it.
+- A **copied frame**, which a mirror writes, counts in a log without any grant or join that counts:
+  if it comes from the same source as all before it, its gap begins at the next offset, and its
+  epoch is not lower than the last one. The first grant or join that counts ends the mirroring.
 - Nothing else counts, and what does not count changes nothing.
 
 Therefore epochs only grow, offsets rise, a frame that was appended twice counts once, and no frame
@@ -39,17 +43,18 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import msgpack
 
 from exclusivelog._core import crc32c
-from exclusivelog.cluster.frames import Frame, Grant, Parsed, Release, decode, encode
+from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, decode, encode
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
 
-__all__ = ["Judged", "State", "Verdict", "is_written", "judge"]
+__all__ = ["Judged", "Shared", "State", "Verdict", "is_written", "judge"]
 
 
 class Verdict(enum.Enum):
@@ -63,12 +68,22 @@ class Verdict(enum.Enum):
     ENDED = "its session was released"
     BEHIND = "its first offset is taken"
     AHEAD = "its first offset is not reached yet"
+    UNSEEN = "a grant or a join has counted that its sender had not seen"
+    NAMED = "a shared session has its producer name"
     OWNED = "it is a copy, and the topic has an owner or had one"
     SOURCE = "it is a copy of another log than the frames before it"
 
 
+class Shared(NamedTuple):
+    """A shared session: how it began, and the number of its next frame."""
+
+    join: Join
+    number: int = 1
+
+
 class Judged(NamedTuple):
-    """A record, parsed (None: foreign), and the verdict on it."""
+    """A record, parsed (None: foreign), and the verdict on it. A shared session's frame that counts
+    has its offset."""
 
     position: Position
     parsed: Parsed | None
@@ -91,6 +106,7 @@ class State:
     - `sequences`: the highest sequence id of each producer name (rule G2).
     - `published`: the highest publish time, in ms since 1970.
     - `source`: which log the frames are copied from; None if they are not.
+    - `shared`: the shared sessions, by number; `joins`: how many joins have counted, ever.
     """
 
     position: Position | None = None
@@ -102,6 +118,8 @@ class State:
     sequences: dict[str, int] = field(default_factory=dict)
     published: int = 0
     source: str | None = None
+    shared: dict[int, Shared] = field(default_factory=dict)
+    joins: int = 0
 
     def fold(self, record: Record) -> Judged:
         """Judge the next record, and apply it if it counts.
@@ -113,18 +131,37 @@ class State:
         parsed = decode(record.data)
         verdict = Verdict.FOREIGN if parsed is None else judge(self, parsed)
         if parsed is not None and verdict is Verdict.COUNTS:
-            self._apply(parsed)
+            parsed = self._apply(parsed)
         self.position = record.position
         return Judged(record.position, parsed, verdict)
 
-    def _apply(self, parsed: Parsed) -> None:
+    def _apply(self, parsed: Parsed) -> Parsed:
         if isinstance(parsed, Frame):
+            if parsed.number:
+                parsed = self._place(parsed)
             self._apply_frame(parsed)
         elif isinstance(parsed, Grant):
             self.epoch, self.session, self.owned = parsed.epoch, parsed.session, True
             self.grant, self.source = parsed, None
-        else:
+            self.shared.clear()
+        elif isinstance(parsed, Join):
+            self.shared[parsed.session] = Shared(parsed)
+            self.joins, self.source = self.joins + 1, None
+        elif self.shared.pop(parsed.session, None) is None:
             self.owned = False
+        return parsed
+
+    def _place(self, frame: Frame) -> Frame:
+        """A shared session's frame, with its offset and no publish time before the last one."""
+        join, number = self.shared[frame.session]
+        self.shared[frame.session] = Shared(join, number + 1)
+        contents = frame.contents
+        if contents[0].publish_time < self.published:
+            contents = tuple([
+                each._replace(publish_time=max(each.publish_time, self.published))
+                for each in contents
+            ])  # fmt: skip
+        return replace(frame, first=self.next, contents=contents)
 
     def _apply_frame(self, frame: Frame) -> None:
         self.next = frame.end
@@ -135,6 +172,17 @@ class State:
                 self.sequences[name] = sequence
         self.published = max(self.published, frame.published)
 
+    @property
+    def tenure(self) -> tuple[int, bool, int]:
+        """The last session that was granted the topic, whether it has it still, and how many have
+        joined so far."""
+        return self.session, self.owned, self.joins
+
+    @property
+    def owner(self) -> Grant | None:
+        """The grant of the session that has the topic."""
+        return self.grant if self.owned else None
+
     # ---- keeping -------------------------------------------------------------------------
 
     def save(self) -> bytes:
@@ -143,6 +191,7 @@ class State:
             self.position, self.epoch, self.session, self.owned, self.next,
             None if self.grant is None else encode(self.grant),
             self.sequences, self.published, self.source,
+            [[encode(join), number] for join, number in self.shared.values()], self.joins,
         ])  # fmt: skip
         return SAVED.pack(SAVED_MAGIC, SAVED_VERSION, crc32c(body)) + body
 
@@ -165,14 +214,26 @@ class State:
 
     @classmethod
     def _unpack(cls, row: list[Any]) -> State:
-        position, epoch, session, owned, following, packed, sequences, published, source = row
+        position, epoch, session, owned, following, packed, sequences, published, *rest = row
+        source, shared, joins = rest
         grant = None if packed is None else decode(packed)
         if grant is not None and not isinstance(grant, Grant):
             raise LedgerCorruptedError(
                 "the saved state of an ordered log has no grant as its grant"
             )
         place = None if position is None else Position(position)
-        return cls(place, epoch, session, owned, following, grant, sequences, published, source)
+        return cls(
+            place, epoch, session, owned, following, grant, sequences, published, source,
+            {join.session: Shared(join, number) for join, number in _joined(shared)}, joins,
+        )  # fmt: skip
+
+
+def _joined(rows: list[list[Any]]) -> Iterator[tuple[Join, int]]:
+    for packed, number in rows:
+        join = decode(packed)
+        if not isinstance(join, Join):
+            raise LedgerCorruptedError("the saved state of an ordered log has no join as a join")
+        yield join, number
 
 
 SAVED = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
@@ -187,8 +248,12 @@ def judge(state: State, parsed: Parsed) -> Verdict:
     """Does this record count, as the next one after this state?"""
     if isinstance(parsed, Grant):
         return _judge_grant(state, parsed)
+    if isinstance(parsed, Join):
+        return _judge_join(state, parsed)
     if isinstance(parsed, Release):
-        return _judge_owner(state, parsed)
+        return _judge_release(state, parsed)
+    if parsed.number:
+        return _judge_shared(state, parsed)
     if parsed.source is not None:
         return _judge_copy(state, parsed)
     verdict = _judge_owner(state, parsed)
@@ -200,6 +265,8 @@ def _judge_grant(state: State, grant: Grant) -> Verdict:
         verdict = _judge_continuation(state, grant)
     else:
         verdict = Verdict.COUNTS if grant.epoch == state.epoch + 1 else Verdict.EPOCH
+    if verdict is Verdict.COUNTS and grant.joins != state.joins:
+        verdict = Verdict.UNSEEN
     return verdict if verdict is not Verdict.COUNTS else _judge_offset(state, grant.first)
 
 
@@ -211,6 +278,36 @@ def _judge_continuation(state: State, grant: Grant) -> Verdict:
     if grant.continues != state.session or grant.session <= state.session:
         return Verdict.SESSION
     return Verdict.COUNTS
+
+
+def _judge_join(state: State, join: Join) -> Verdict:
+    if join.epoch != state.epoch:
+        return Verdict.EPOCH
+    if (join.granted, join.joins) != (state.session, state.joins):
+        return Verdict.UNSEEN
+    if state.owned:
+        return Verdict.OWNED
+    if join.session in state.shared:
+        return Verdict.SESSION
+    names = [each.join.holder.producer_name for each in state.shared.values()]
+    return Verdict.NAMED if join.holder.producer_name in names else Verdict.COUNTS
+
+
+def _judge_shared(state: State, frame: Frame) -> Verdict:
+    if frame.epoch != state.epoch:
+        return Verdict.EPOCH
+    session = state.shared.get(frame.session)
+    if session is None:
+        return Verdict.SESSION
+    if frame.number == session.number:
+        return Verdict.COUNTS
+    return Verdict.BEHIND if frame.number < session.number else Verdict.AHEAD
+
+
+def _judge_release(state: State, release: Release) -> Verdict:
+    if release.epoch == state.epoch and release.session in state.shared:
+        return Verdict.COUNTS
+    return _judge_owner(state, release)
 
 
 def _judge_owner(state: State, record: Frame | Release) -> Verdict:
@@ -229,7 +326,7 @@ def _judge_offset(state: State, first: int) -> Verdict:
 
 
 def _judge_copy(state: State, frame: Frame) -> Verdict:
-    if state.grant is not None:
+    if state.grant is not None or state.joins:
         return Verdict.OWNED
     if state.source not in (None, frame.source):
         return Verdict.SOURCE

@@ -19,11 +19,22 @@ import exclusivelog as xl
 from exclusivelog import aio
 from exclusivelog._core import crc32c
 from exclusivelog.cluster import waiting
+from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode
 from exclusivelog.cluster.memory import Chances, MemoryLog, UnreliableLog
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
 from exclusivelog.cluster.place import MemoryPlace, _Link
-from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, forked, until, values, within
+from testing.processes import (
+    EXCLUSIVE,
+    FENCING,
+    PATIENCE,
+    SHARED,
+    WAIT,
+    forked,
+    until,
+    values,
+    within,
+)
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 
@@ -313,6 +324,64 @@ def test_b9_each_send_has_one_outcome_whatever_the_log_does(
             assert value not in found.values()
     assert found == same == acknowledged
     assert mode == FENCING or len(found) == 12 * 15
+
+
+@pytest.mark.rule("J2", "B9", "G2", "A1")
+def test_b9_shared_producers_lose_and_mix_nothing_whatever_the_log_does(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same for shared producers on two engines, which another one fences in the end."""
+    open_link = MemoryPlace.open
+    dice = random.Random(5)
+
+    def open_badly(place: MemoryPlace, topic: str) -> UnreliableLog:
+        return UnreliableLog(open_link(place, topic), BAD, random.Random(dice.random()))
+
+    monkeypatch.setattr(MemoryPlace, "open", open_badly)
+    monkeypatch.setattr("exclusivelog.cluster.appending.RESEND_SECONDS", 0.03)
+    outcomes: list[tuple[bytes, xl.Receipt]] = []
+    with xl.open(path, name="one") as one, xl.open(path, name="two") as two:
+        places = [engine.topic("orders") for engine in (one, two)]
+        writers = [places[n % 2].producer(SHARED, name=f"w{n}") for n in range(4)]
+        for number in range(40):
+            for writer in writers:
+                value = f"{writer.name} {number}".encode()
+                outcomes.append((value, writer.send_async(value)))
+        rival = places[0].producer(FENCING)
+        rival.send(b"rival")
+        found = list(places[1].reader())
+        acknowledged = {r.result(0): v for v, r in outcomes if r.exception(PATIENCE) is None}
+    refused = {value for value, r in outcomes if r.exception(0) is not None}
+    there = {message.offset: message.value for message in found}
+    assert [message.offset for message in found] == list(range(len(found)))
+    assert there.pop(len(found) - 1) == b"rival"
+    assert there == acknowledged
+    assert not refused & set(there.values())
+    for writer in writers:
+        mine = [m.sequence_id for m in found if m.producer_name == writer.name]
+        assert mine == list(range(len(mine)))
+
+
+@pytest.mark.rule("A3")
+def test_a3_one_who_joins_behind_a_waiter_that_it_has_not_seen_leaves_again(
+    topic: xl.Topic, other: xl.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiter's record comes in between the decision and the join."""
+    first = topic.producer(SHARED)
+    asked, wait = TopicLog.ask, []
+
+    def ask_late(log: TopicLog, *args: Any) -> Any:
+        if not wait:
+            wait.append(other.topic("orders").producer_async(WAIT))
+            until(lambda: log.waiters.in_order())
+        return asked(log, *args)
+
+    monkeypatch.setattr(TopicLog, "ask", ask_late)
+    with pytest.raises(xl.ProducerBusyError, match="not free for a shared producer"):
+        topic.producer(SHARED)
+    assert [holder.session for holder in topic.holders] == [first.session.id]
+    first.close()
+    assert wait[0].result(PATIENCE).topic_epoch == 1
 
 
 @pytest.mark.rule("E5")

@@ -15,9 +15,11 @@ from testing.processes import (
     EXCLUSIVE,
     FENCING,
     PATIENCE,
+    SHARED,
     WAIT,
     State,
     Worker,
+    close_producer,
     forked,
     open_producer,
     send,
@@ -137,6 +139,34 @@ def test_b10_owners_that_take_the_topic_from_each_other_lose_and_mix_nothing(
     assert len(acknowledged) <= len(found) == topic.next_offset
     epochs = [message.epoch for message in topic.reader()]
     assert epochs == sorted(epochs)
+
+
+def send_numbers(state: State, count: int) -> list[int]:
+    """Send as a shared producer; the offsets."""
+    assert state.producer is not None
+    receipts = [state.producer.send_async(b"%d" % n) for n in range(count)]
+    return [receipt.result(PATIENCE) for receipt in receipts]
+
+
+@pytest.mark.rule("A1", "A3", "G2")
+def test_a1_shared_producers_of_several_processes_write_side_by_side(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    processes = [worker(name) for name in ("one", "two")]
+    for process in processes:
+        assert process.call(open_producer, SHARED) == 0
+        process.start(send_numbers, 200)
+    offsets = [offset for process in processes for offset in process.answer()]
+    assert sorted(offsets) == list(range(400))
+    assert {holder.engine_name for holder in topic.holders} == {"one", "two"}
+    waiter = topic.producer_async(WAIT)
+    with pytest.raises(xl.ProducerBusyError):
+        topic.producer()
+    processes[0].kill()
+    processes[1].call(close_producer)
+    assert waiter.result(PATIENCE).topic_epoch == 1
+    names = [(message.producer_name, message.sequence_id) for message in topic.reader()]
+    assert len(names) == len(set(names)) == 400
 
 
 @pytest.mark.rule("B2", "C3")

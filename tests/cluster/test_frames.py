@@ -22,6 +22,7 @@ from exclusivelog.cluster.frames import (
     Frame,
     Grant,
     Holder,
+    Join,
     Packed,
     Parsed,
     Release,
@@ -62,11 +63,18 @@ copies = st.builds(
 holders = st.builds(
     Holder, text, text, u63, text, st.sampled_from(list(AccessMode)[1:]), i64, u63, properties
 )
+members = st.builds(Holder, text, text, u63, text, st.just(AccessMode.SHARED), i64, u63, properties)
 grants = st.builds(
     Grant, epoch=st.integers(1, 2**63 - 1), first=u63, session=st.integers(1, 2**64 - 1),
-    holder=holders, continues=u64,
+    holder=holders, continues=u64, joins=u63,
 )  # fmt: skip
-releases = st.builds(Release, st.integers(1, 2**63 - 1), st.integers(1, 2**64 - 1), text)
+joins = st.builds(Join, u63, u64, u63, st.integers(1, 2**64 - 1), members)
+shared = st.builds(
+    Frame, epoch=u63, session=st.integers(1, 2**64 - 1), first=st.just(0),
+    contents=st.lists(contents, min_size=1, max_size=6).map(tuple) | counted,
+    number=st.integers(1, 2**63 - 1),
+)  # fmt: skip
+releases = st.builds(Release, u63, st.integers(1, 2**64 - 1), text)
 
 
 def make_packed(epoch: int, session: int, first: int, messages: list[Content]) -> Packed:
@@ -86,7 +94,7 @@ packed_frames = st.builds(
     make_packed, st.integers(1, 2**63 - 1), st.integers(1, 2**64 - 1), st.integers(0, 2**60),
     st.lists(contents, min_size=1, max_size=8),
 )  # fmt: skip
-records = frames | copies | grants | releases | packed_frames
+records = frames | copies | shared | grants | joins | releases | packed_frames
 
 SMALL = Frame(3, 4, 5, (Content(b"value", b"key", {"a": "b"}, 6, 7, "p", 8),))
 
@@ -251,6 +259,8 @@ def test_entries_that_are_not_of_their_frame_are_an_error(entries: Any) -> None:
 
 
 FRAME, GRANT = row_of(SMALL), row_of(Grant(1, 0, 1, Holder("e", "n", 1, "p", AccessMode.EXCLUSIVE)))
+SHARED_FRAME = row_of(Frame(0, 4, 0, SMALL.contents, number=1))
+JOIN = row_of(Join(0, 0, 0, 1, Holder("e", "n", 1, "p", AccessMode.SHARED)))
 
 
 @pytest.mark.parametrize(
@@ -261,8 +271,11 @@ FRAME, GRANT = row_of(SMALL), row_of(Grant(1, 0, 1, Holder("e", "n", 1, "p", Acc
         (FRAME, 7, 2**63), (FRAME, 7, [8]), (FRAME, 8, None), (FRAME, 8, True), (FRAME, 9, []),
         (FRAME, 9, ["text"]), (FRAME, 9, [b"x", b"y"]), (FRAME, 10, [None]), (FRAME, 10, [1]),
         (FRAME, 11, [2**63]), (FRAME, 11, [True]), (FRAME, 12, [{}]), (FRAME, 12, [{"a": b"b"}]),
-        (FRAME, 12, [["a"]]), (GRANT, 1, 0), (GRANT, 3, 0), (GRANT, 9, "shared"),
-        (GRANT, 9, "Exclusive"), (GRANT, 9, ["exclusive"]), (GRANT, 12, {}), (GRANT, 7, -1),
+        (FRAME, 12, [["a"]]), (GRANT, 1, 0), (GRANT, 3, 0), (GRANT, 10, "shared"),
+        (GRANT, 10, "Exclusive"), (GRANT, 10, ["exclusive"]), (GRANT, 13, {}), (GRANT, 8, -1),
+        (GRANT, 5, -1), (SHARED_FRAME, 1, -1), (SHARED_FRAME, 2, 0), (SHARED_FRAME, 3, 0),
+        (SHARED_FRAME, 4, b"p"), (SHARED_FRAME, 7, []), (JOIN, 1, -1), (JOIN, 2, -1), (JOIN, 3, -1),
+        (JOIN, 4, 0), (JOIN, 9, "exclusive"), (JOIN, 12, {}),
     ],
 )  # fmt: skip
 def test_a_field_that_is_out_of_bounds_is_an_error(row: list[Any], field: int, value: Any) -> None:

@@ -71,8 +71,6 @@ CALLS: dict[str, list[Call]] = {
                   lambda e: e.topic("orders").retention(max_age=1)],
     "roles": [lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r")],
     "settle": [lambda e: e.topic("orders").producer("wait_for_exclusive", settle=1)],
-    "shared_producers": [lambda e: e.topic("orders").producer(),
-                         lambda e: e.topic("orders").producer_async("shared")],
     "snapshots": [snapshot],
     "statistics": [lambda e: e.topic("orders").stats(), lambda e: e.stats()],
     "termination": [lambda e: e.topic("orders").terminate()],

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exclusivelog.cluster.frames import Content, Frame, Grant, Holder, Parsed, Release, encode
+from exclusivelog.cluster.frames import Content, Frame, Grant, Holder, Join, Parsed, Release, encode
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import State, Verdict, is_written
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
@@ -21,8 +21,18 @@ pytestmark = [pytest.mark.once, pytest.mark.rule("J1")]
 HOLDER = Holder("e1", "host", 12, "p", AccessMode.EXCLUSIVE, properties={"a": "b"})
 
 
-def grant(epoch: int, first: int, session: int, continues: int = 0) -> Grant:
-    return Grant(epoch, first, session, HOLDER, continues)
+def grant(epoch: int, first: int, session: int, continues: int = 0, joins: int = 0) -> Grant:
+    return Grant(epoch, first, session, HOLDER, continues, joins)
+
+
+def join(session: int, joins: int = 0, *, epoch: int = 0, granted: int = 0, name: str = "") -> Join:
+    holder = Holder("e1", "host", 12, name or f"p{session}", AccessMode.SHARED)
+    return Join(epoch, granted, joins, session, holder)
+
+
+def shared(session: int, number: int, epoch: int = 0, time: int = 100) -> Frame:
+    content = Content(b"x", None, {}, None, time, f"p{session}", number - 1)
+    return Frame(epoch, session, 0, (content,), number=number)
 
 
 def frame(epoch: int, session: int, first: int, count: int = 1) -> Frame:
@@ -113,6 +123,49 @@ def test_the_next_grant_settles_what_is_in_doubt() -> None:
     settling = grant(2, 2, 6)
     assert log.folds(settling, frame(1, 5, 2)) == ["COUNTS", "EPOCH"]
     assert [is_written(offset, settling) for offset in range(4)] == [True, True, False, False]
+
+
+# ---- shared producers --------------------------------------------------------------------
+
+
+@pytest.mark.rule("A1", "A6", "B10")
+def test_shared_sessions_write_side_by_side_until_a_grant_that_has_seen_them() -> None:
+    log = Log()
+    assert log.folds(
+        join(5), join(6), join(6, 1), join(5, 2), join(7, 2, name="p5"),
+        shared(5, 1), shared(6, 2), shared(6, 1), shared(5, 1), shared(5, 2), shared(7, 1),
+    ) == [
+        "COUNTS", "UNSEEN", "COUNTS", "SESSION", "NAMED",
+        "COUNTS", "AHEAD", "COUNTS", "BEHIND", "COUNTS", "SESSION",
+    ]  # fmt: skip
+    assert (log.state.next, log.state.epoch, log.state.owned) == (3, 0, False)
+    assert log.folds(grant(1, 3, 8), grant(1, 3, 8, joins=1), grant(1, 3, 8, joins=2)) == [
+        "UNSEEN", "UNSEEN", "COUNTS",
+    ]  # fmt: skip
+    assert log.folds(shared(6, 2), shared(6, 2, epoch=1), join(9, 2), frame(1, 8, 3)) == [
+        "EPOCH", "SESSION", "EPOCH", "COUNTS",
+    ]  # fmt: skip
+    assert log.folds(join(9, 2, epoch=1, granted=8), Release(1, 8)) == ["OWNED", "COUNTS"]
+    assert log.folds(join(9, 2, epoch=1), join(9, 2, epoch=1, granted=8)) == ["UNSEEN", "COUNTS"]
+
+
+@pytest.mark.rule("B7")
+def test_a_join_that_comes_again_after_its_release_lets_nobody_in() -> None:
+    log = Log()
+    late = join(6, 1)
+    assert log.folds(join(5), late, Release(0, 6), late, Release(0, 6), shared(6, 1)) == [
+        "COUNTS", "COUNTS", "COUNTS", "UNSEEN", "SESSION", "SESSION",
+    ]  # fmt: skip
+    assert list(log.state.shared) == [5]
+
+
+@pytest.mark.rule("G4")
+def test_a_shared_frame_is_given_its_offset_and_no_time_before_the_last_one() -> None:
+    log = Log()
+    log.folds(join(5), join(6, 1), shared(5, 1, time=900))
+    judged = log.state.fold(Record(position(9), encode(shared(6, 1, time=300))))
+    assert isinstance(judged.parsed, Frame)
+    assert (judged.parsed.first, judged.parsed.contents[0].publish_time) == (1, 900)
 
 
 # ---- what does not count -----------------------------------------------------------------
@@ -208,7 +261,9 @@ sessions = st.integers(1, 4)
 records = (
     st.builds(grant, st.integers(1, 3), small, sessions, st.integers(0, 3))
     | st.builds(frame, st.integers(1, 3), sessions, small, st.integers(1, 2))
-    | st.builds(Release, st.integers(1, 3), sessions)
+    | st.builds(Release, st.integers(0, 3), sessions)
+    | st.builds(join, sessions, small, epoch=st.integers(0, 2), granted=st.integers(0, 2))
+    | st.builds(shared, sessions, st.integers(1, 2), st.integers(0, 2))
     | st.builds(copied, small, small, st.just(0), st.sampled_from(["here", "there"]))
     | st.just(b"foreign")
 )
