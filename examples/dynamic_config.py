@@ -1,154 +1,72 @@
 """Configuration that several processes share and watch.
 
-    $ python examples/dynamic_config.py
+    $ python examples/dynamic_config.py data/log --name service-1       # watches; and others
+    $ python examples/dynamic_config.py data/log --set host=db-2 port=7002
+    $ python examples/dynamic_config.py data/log --double limit
 
 Each watcher has the configuration as a `SharedMap`, follows the map's topic, and applies every
-change at once: no process polls, and none has to be told to reload. The example shows:
+change at once: no process polls, and none has to be told to reload. Settings that belong together
+are put in one write, and no process ever sees only one of them changed. An administrator who
+computes a setting from its old value compares and sets, so that no change of another is lost.
 
-1. All processes see a change of one process within milliseconds.
-2. Host and port belong together. They are put in one write, and no process ever sees only one of
-   the two changed.
-3. Two administrators change the same setting at the same time, each based on the value it has
-   read. One succeeds; the other one is told, and reads again.
-4. A watcher is killed, and restarted after the next changes. It has the newest configuration at
-   once, from a snapshot; the messages before it have been trimmed.
+dynamic_config_trial.py kills a watcher, and checks what all of them see.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
-
-from processes import PATIENCE, directory, processes, run, until, verdict
 
 import exclusivelog as xl
 
-CONFIG, SEEN = "config", "seen"
+CONFIG = "config"
 Config = dict[str, Any]
 
 
-# ---- a watcher: its own process ----------------------------------------------------------
+def watch(engine: xl.Engine, react: Callable[[Config], None]) -> None:
+    """Call `react` with the configuration as it is, and after every change."""
+    with xl.SharedMap[str, Any](engine.topic(CONFIG)) as config:
+        changes = engine.topic(CONFIG).reader("latest")
+        react(dict(config.scan(latest=True)))
+        for _ in changes.follow():
+            react(dict(config.scan(latest=True)))
 
 
-def watch(path: str, name: str) -> None:
-    """Report the configuration, and every change of it."""
-    with xl.open(path, name) as engine, xl.SharedMap(engine.topic(CONFIG)) as config:
-        with engine.topic(SEEN).producer(serializer="json") as seen:
-            changes = engine.topic(CONFIG).reader("latest")
-            report(seen, name, config, first=True)
-            for _ in changes.follow():
-                report(seen, name, config, first=False)
+def double(
+    config: xl.SharedMap[str, Any], key: str, when_read: Callable[[], object] = lambda: None
+) -> list[bool]:
+    """Double a number by compare-and-set; return for each try whether it succeeded."""
+    tries: list[bool] = []
+    while not any(tries):
+        number: int = config.get(key, latest=True) or 0
+        if not tries:
+            when_read()
+        tries.append(bool(config.replace(key, number, 2 * number)))
+    return tries
 
 
-def report(seen: xl.Producer, name: str, config: xl.SharedMap[str, Any], first: bool) -> None:
-    """Report the configuration. A service might open or close a port here."""
-    now = dict(config.scan(latest=True))
-    seen.send({"watcher": name, "pid": os.getpid(), "first": first, "config": now})
-
-
-# ---- the parent: an administrator, that reads what the watchers see ----------------------
-
-
-class Watched:
-    """What each watcher saw last, and everything that any of them saw."""
-
-    def __init__(self, engine: xl.Engine) -> None:
-        self.last: dict[str, Config] = {}
-        self.all: list[Config] = []
-        self.first: dict[int, Config] = {}  # by process id
-        self._reader = engine.topic(SEEN).reader("latest", deserializer="json")
-        threading.Thread(target=self._look, daemon=True).start()
-
-    def _look(self) -> None:
-        try:
-            for message in self._reader.follow():
-                seen = message.value
-                self.all.append(seen["config"])
-                if seen["first"]:
-                    self.first[seen["pid"]] = seen["config"]
-                self.last[seen["watcher"]] = seen["config"]
-        except xl.EngineClosedError:
-            return
-
-    def await_change(self, watchers: set[str], key: str, value: object) -> float:
-        """Wait until all of these watchers have seen it; return the seconds that it took."""
-        begun = time.monotonic()
-        until(
-            f"{watchers} see {key}={value!r}",
-            lambda: all(self.last.get(name, {}).get(key) == value for name in watchers),
-        )
-        return time.monotonic() - begun
-
-
-def double(config: xl.SharedMap[str, int], both: threading.Barrier) -> list[bool]:
-    """Double the limit by compare-and-set; return for each try whether it succeeded."""
-    tries = [False]
-    while True:
-        limit = config.get("limit", 0, latest=True)
-        if len(tries) == 1:
-            both.wait(PATIENCE)  # both have read, and neither has written
-        if config.replace("limit", limit, 2 * limit):
-            return [*tries[1:], True]
-        tries.append(False)
-
-
-def main() -> int:
-    """Change the configuration, and check what the watchers see."""
+def main() -> None:
+    """Watch, or change the configuration."""
     parser = argparse.ArgumentParser(description="Configuration that processes share.")
-    parser.add_argument("--watchers", type=int, default=3, help="how many (default: 3)")
-    parser.add_argument("--changes", type=int, default=40, help="of host and port (default: 40)")
-    parser.add_argument("--slowest", type=float, default=5.0, metavar="SECONDS",
-                        help="until a change must be seen (default: 5)")  # fmt: skip
-    parser.add_argument("--path", help="the ledger's directory, kept (default: a temporary one)")
+    parser.add_argument("path", help="the ledger's directory")
+    parser.add_argument("--name", help="watch, under this name")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="in one write")
+    parser.add_argument("--double", metavar="KEY", help="a number")
     options = parser.parse_args()
-    names = {f"watcher-{number}" for number in range(1, options.watchers + 1)}
-    with (
-        directory(options.path) as path, xl.open(path, "a") as engine, xl.open(path, "b") as rival,
-        xl.SharedMap(engine.topic(CONFIG)) as config, processes() as start,
-    ):  # fmt: skip
-        config.put_all({"limit": 10, "host": "host-0", "port": 7000})
-        watched = Watched(engine)
-        running = {name: start(name, watch, path, name) for name in sorted(names)}
-        watched.await_change(names, "limit", 10)
+    with xl.open(options.path, options.name) as engine:
+        if not options.set and not options.double:
+            watch(engine, lambda config: print(config, flush=True))
+        with xl.SharedMap[str, Any](engine.topic(CONFIG)) as config:
+            config.put_all(dict(_pair(each) for each in options.set))
+            if options.double:
+                double(config, options.double)
 
-        took = []
-        for number in range(1, options.changes + 1):
-            config.put_all({"host": f"host-{number}", "port": 7000 + number})
-            took.append(watched.await_change(names, "port", 7000 + number))
-        mean, most = 1000 * sum(took) / len(took), 1000 * max(took)
-        print(f"{len(took)} changes, seen by {len(names)} after {mean:.1f} ms, at most {most:.1f}")
 
-        both = threading.Barrier(2)
-        with xl.SharedMap(rival.topic(CONFIG)) as other, ThreadPoolExecutor(2) as pool:
-            tries = list(pool.map(lambda admin: double(admin, both), (config, other)))
-        print(f"two administrators double the limit: {sorted(tries)}, and it is {config['limit']}")
-        watched.await_change(names, "limit", 40)
-
-        victim = min(names)
-        running[victim].kill()
-        running[victim].join()
-        config.put("limit", 50)
-        watched.await_change(names - {victim}, "limit", 50)
-        trimmed = engine.topic(CONFIG).trim(before=config.snapshot())
-        again = start(victim, watch, path, victim)
-        watched.await_change(names, "limit", 50)
-        first = watched.first[again.pid or 0]
-        print(f"{victim}, restarted after a trim to offset {trimmed}, begins with {first}\n")
-
-        torn = [seen for seen in watched.all if seen["host"][5:] != str(seen["port"] - 7000)]
-        return verdict({
-            "every change was seen by all, in time": max(took) < options.slowest,
-            "no process saw a host with another host's port": not torn,
-            "of two administrators one succeeded first, the other retried": sorted(tries)
-            == [[False, True], [True]] and config["limit"] == 50,
-            "the restarted watcher began with the newest configuration": trimmed > 0
-            and first == dict(config.scan()),
-        })  # fmt: skip
+def _pair(text: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    return key, int(value) if value.isdigit() else value
 
 
 if __name__ == "__main__":
-    run(main)
+    main()

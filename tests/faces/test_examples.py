@@ -29,7 +29,7 @@ HEALTHY = ("--keepalive", 4)  # seconds: a busy machine may fail to run a leader
 
 
 def test_leaders_are_killed_and_stopped_and_never_two_at_a_time() -> None:
-    status, output, errors = run("leader_election.py", *HEALTHY)
+    status, output, errors = run("leader_election_trial.py", *HEALTHY)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     leaders = re.findall(r"(worker-\d) leads, epoch (\d)", output)
     assert [epoch for _, epoch in leaders] == ["1", "2", "3"]
@@ -50,13 +50,13 @@ def test_a_zombies_message_in_the_log_is_seen(path, engine) -> None:
             f"worker-{worker}, epoch 2: decision {number}".encode()
             for worker in (1, 2, 3) for number in range(1, 300)
         )  # fmt: skip
-    status, output, errors = run("leader_election.py", *HEALTHY, "--path", path)
+    status, output, errors = run("leader_election_trial.py", *HEALTHY, "--path", path)
     assert (status, errors) == (1, "")
     assert failed(output) == ["the decision that was refused is not in the log"]
 
 
 def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
-    status, output, errors = run("leader_election.py", "--keepalive", 60, "--patience", 8)
+    status, output, errors = run("leader_election_trial.py", "--keepalive", 60, "--patience", 8)
     assert (status, output.count(" leads, epoch ")) == (1, 2)
     assert errors == "FAILED no worker led after epoch 2 within 8 s\n"
 
@@ -65,7 +65,7 @@ def test_a_leader_that_hangs_within_its_keepalive_keeps_the_lead() -> None:
 
 
 def test_a_role_fails_over_and_each_order_is_billed_once() -> None:
-    status, output, errors = run("billing_worker.py")
+    status, output, errors = run("billing_worker_trial.py")
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     billers = re.findall(r"(worker-\d) bills, epoch (\d)", output)
     assert [epoch for _, epoch in billers] == ["1", "2", "3", "4"]
@@ -78,7 +78,7 @@ def test_a_role_fails_over_and_each_order_is_billed_once() -> None:
 def test_a_bill_that_nobody_with_the_role_has_written_is_seen(path, engine) -> None:
     with engine.topic("invoices").producer(serializer="json") as producer:
         producer.send({"order": 0, "epoch": 1, "worker": "nobody"})
-    status, output, errors = run("billing_worker.py", "--path", path)
+    status, output, errors = run("billing_worker_trial.py", "--path", path)
     assert (status, errors) == (1, "")
     assert failed(output) == [
         "each order has one invoice, in order",
@@ -87,7 +87,7 @@ def test_a_bill_that_nobody_with_the_role_has_written_is_seen(path, engine) -> N
 
 
 def test_a_worker_that_hangs_within_its_keepalive_keeps_its_role() -> None:
-    status, output, errors = run("billing_worker.py", "--keepalive", 60, "--patience", 2)
+    status, output, errors = run("billing_worker_trial.py", "--keepalive", 60, "--patience", 2)
     assert (status, output.count(" bills, epoch ")) == (1, 2)
     assert errors == "FAILED not within 2 s: a worker bills under epoch 3\n"
 
@@ -102,7 +102,7 @@ def loads(output: str) -> dict[str, list[int]]:
 
 
 def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
-    status, output, errors = run("uptime_checker.py", "--endpoints", 6, "--settle", 5)
+    status, output, errors = run("uptime_checker_trial.py", "--endpoints", 6, "--settle", 5)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     gaps = re.findall(r"([\d,]+) ms", output)
     assert len(gaps) == 2
@@ -116,7 +116,7 @@ def test_endpoints_go_to_their_best_choice_or_all_to_one() -> None:
 
 
 def test_without_time_to_settle_the_first_has_everything() -> None:
-    status, output, errors = run("uptime_checker.py", "--endpoints", 6, "--settle", 0)
+    status, output, errors = run("uptime_checker_trial.py", "--endpoints", 6, "--settle", 0)
     assert (status, errors) == (1, "")
     assert failed(output) == ["with priorities, each endpoint has its best live worker"]
     assert loads(output)["worker-1"] == [6, 0, 0, 6, 0, 0]
@@ -131,7 +131,7 @@ def test_the_choices_are_as_documented() -> None:
 
 
 def test_a_drain_moves_every_topic_and_loses_nothing() -> None:
-    status, output, errors = run("drain.py", "--topics", 4)
+    status, output, errors = run("drain_trial.py", "--topics", 4)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 5)
     assert re.search(r"worker-1 unloaded 4 topics to worker-3 in [\d.]+ ms", output)
     assert re.search(r"told: jobs-\d is with worker-3, tcp://127.0.0.1:7003", output)
@@ -146,7 +146,7 @@ def test_a_lost_number_is_seen(path, engine) -> None:
     """Numbers 0 to 6 are not there when the first worker comes."""
     with engine.topic("jobs-1").producer() as producer:
         producer.send(b"7 0")
-    status, output, errors = run("drain.py", "--topics", 2, "--path", path)
+    status, output, errors = run("drain_trial.py", "--topics", 2, "--path", path)
     assert (status, errors) == (1, "")
     assert failed(output) == ["every number is there once, in order"]
 
@@ -177,11 +177,11 @@ def workers_of(path: str) -> int:
 @pytest.mark.parametrize(
     ("script", "number"),
     [
-        ("leader_election.py", signal.SIGINT),
-        ("billing_worker.py", signal.SIGINT),
-        ("uptime_checker.py", signal.SIGINT),
-        ("drain.py", signal.SIGINT),
-        ("drain.py", signal.SIGKILL),  # what ends its children then is the same for all
+        ("leader_election_trial.py", signal.SIGINT),
+        ("billing_worker_trial.py", signal.SIGINT),
+        ("uptime_checker_trial.py", signal.SIGINT),
+        ("drain_trial.py", signal.SIGINT),
+        ("drain_trial.py", signal.SIGKILL),  # what ends its children then is the same for all
     ],
 )
 def test_no_process_outlives_its_script(script: str, number: signal.Signals, path: str) -> None:

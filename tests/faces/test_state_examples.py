@@ -39,7 +39,7 @@ def test_it_is_short_and_its_docstrings_hold(script: str) -> None:
 
 
 def test_every_payment_is_there_though_a_server_is_killed() -> None:
-    status, output, errors = run("kv_service.py")
+    status, output, errors = run("kv_service_trial.py")
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     assert "server-1 is killed" in output
     assert "{'alice': 14700, 'bob': 14900, 'carol': 15100}" in output
@@ -49,7 +49,7 @@ def test_every_payment_is_there_though_a_server_is_killed() -> None:
 def test_a_balance_that_nobody_paid_is_seen(path: str, engine: xl.Engine) -> None:
     with xl.SharedMap(engine.topic("accounts"), value="json") as accounts:
         accounts.put("alice", {"balance": 1, "last": {}})
-    status, output, errors = run("kv_service.py", "--path", path, "--payments", 30)
+    status, output, errors = run("kv_service_trial.py", "--path", path, "--payments", 30)
     assert (status, errors) == (1, "")
     assert "every payment is there, exactly once" in failed(output)
 
@@ -58,7 +58,7 @@ def test_a_balance_that_nobody_paid_is_seen(path: str, engine: xl.Engine) -> Non
 
 
 def test_a_change_is_seen_in_all_processes() -> None:
-    status, output, errors = run("dynamic_config.py", "--slowest", 30)
+    status, output, errors = run("dynamic_config_trial.py", "--slowest", 30)
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     assert "40 changes, seen by 3" in output
     assert "[[False, True], [True]], and it is 40" in output
@@ -67,7 +67,7 @@ def test_a_change_is_seen_in_all_processes() -> None:
 
 
 def test_a_change_that_takes_too_long_is_told() -> None:
-    status, output, errors = run("dynamic_config.py", "--changes", 3, "--slowest", 0)
+    status, output, errors = run("dynamic_config_trial.py", "--changes", 3, "--slowest", 0)
     assert (status, errors) == (1, "")
     assert failed(output) == ["every change was seen by all, in time"]
 
@@ -76,7 +76,7 @@ def test_a_change_that_takes_too_long_is_told() -> None:
 
 
 def test_every_job_is_done_once_though_workers_are_killed() -> None:
-    status, output, errors = run("job_table.py")
+    status, output, errors = run("job_table_trial.py")
     assert (status, errors, findings(output)) == (0, "", ["ok"] * 4)
     killed = re.findall(r"(w\d\+*) is killed", output)
     assert len(set(killed)) == len(killed) == 4
@@ -87,7 +87,7 @@ def test_a_job_that_nobody_submitted_is_seen(path: str, engine: xl.Engine) -> No
     ops = [{"do": "take", "job": "x", "by": "me"}, {"do": "done", "job": "x", "attempt": 1}]
     with engine.topic("jobs").producer() as producer:
         producer.send_many(map(msgpack.packb, ops))
-    status, output, errors = run("job_table.py", "--path", path, "--jobs", 20, "--kills", 1)
+    status, output, errors = run("job_table_trial.py", "--path", path, "--jobs", 20, "--kills", 1)
     assert (status, errors) == (1, "")
     assert "every job was done exactly once" in failed(output)
 
@@ -118,8 +118,8 @@ def engines_of(path: str) -> int:
 @pytest.mark.parametrize(
     ("script", "engines", "number"),
     [
-        ("kv_service.py", 2, signal.SIGINT), ("dynamic_config.py", 5, signal.SIGINT),
-        ("job_table.py", 4, signal.SIGINT), ("kv_service.py", 2, signal.SIGKILL),
+        ("kv_service_trial.py", 2, signal.SIGINT), ("dynamic_config_trial.py", 5, signal.SIGINT),
+        ("job_table_trial.py", 4, signal.SIGINT), ("kv_service_trial.py", 2, signal.SIGKILL),
     ],
 )  # fmt: skip
 def test_no_process_outlives_its_script(
