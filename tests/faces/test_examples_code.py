@@ -37,11 +37,11 @@ def lines_of(source: str) -> int:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in SPACE:
             lines.update(range(token.start[0], token.end[0] + 1))
+    documented = (ast.Module, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)):
-            if ast.get_docstring(node) is not None:
-                told = node.body[0]
-                lines -= set(range(told.lineno, (told.end_lineno or told.lineno) + 1))
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            told = node.body[0]
+            lines -= set(range(told.lineno, (told.end_lineno or told.lineno) + 1))
     return len(lines)
 
 
