@@ -6,6 +6,7 @@ from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
+from exclusivelog.cluster.claims import ClusterClaims
 from exclusivelog.cluster.deciding import look
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.kinds import Kinds
@@ -15,7 +16,9 @@ from exclusivelog.cluster.topics import Topics
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
     Announcement,
+    ClaimInfo,
     EngineInfo,
+    GroupInfo,
     OwnerInfo,
     TransferInfo,
     WaiterInfo,
@@ -43,6 +46,10 @@ class Host(Protocol):
 
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""
+
+    @property
+    def claims(self) -> ClusterClaims:
+        """Its claims, and those of others."""
 
     @property
     def topics(self) -> Topics:
@@ -78,9 +85,15 @@ class ClusterCatalog:
         return [name for name in self._engine.place.topics() if not is_internal(name)]
 
     delete = refuses("deletion")
-    claims = refuses("claims")
-    groups = refuses("reader_groups")
     roles = refuses("roles")
+
+    def claims(self, group: str | None) -> list[ClaimInfo]:
+        """The claims that live engines hold, the oldest first."""
+        return self._engine.claims.living(group)
+
+    def groups(self) -> list[GroupInfo]:
+        """The reader groups of all topics."""
+        return self._engine.claims.groups()
 
     def engines(self) -> list[EngineInfo]:
         """The engines that live."""

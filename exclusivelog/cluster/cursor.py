@@ -172,6 +172,8 @@ class ClusterCursor(_core.Cursor):
         self._check_open()
         if self.closed:
             raise EngineClosedError(f"this reader of topic {self.topic!r} is closed")
+        if self.membership is not None:
+            self.membership.check()
 
     # ---- the position --------------------------------------------------------------------
 

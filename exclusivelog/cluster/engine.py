@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from exclusivelog import _core, logs
 from exclusivelog.backend import ProducerRequest, SessionOptions
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
+from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
 from exclusivelog.cluster.cursor import ClusterCursor
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.history import history
@@ -42,11 +43,12 @@ _engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
 class ClusterEngine(Identity):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
-    capabilities = frozenset({"history", "shared_producers", "shared_state"})
+    capabilities = frozenset(
+        {"claims", "history", "reader_groups", "shared_producers", "shared_state"}
+    )
     latest_needs_log = True  # another machine may own the topic by now
 
     role_store = Refusing("roles")
-    claims = Refusing("claims")
     once = Refusing("once")
     inspection = Refusing("inspection")
     commit_transaction = refuses("transactions")
@@ -55,7 +57,6 @@ class ClusterEngine(Identity):
     cancel_moves = refuses("unload")
     snapshot = refuses("snapshots")
     backup = refuses("backup")
-    join_group = refuses("reader_groups")
     open_producers = refuses("many_producers")
 
     def __init__(
@@ -68,6 +69,7 @@ class ClusterEngine(Identity):
         words = _core.SharedWords(bytearray(8))
         self.registry = Registry(words, BELL)
         self.pending = Requests(self, self.registry)
+        self.claims = ClusterClaims(self)
         self.committer = Committer(self.path, name, self.registry)
         self.worker = Worker(self.path, name, words, self.registry, self.committer, self.pending)
         self._versions = itertools.count(1)
@@ -99,7 +101,8 @@ class ClusterEngine(Identity):
     def events(self, topic: str | None, group: str | None) -> Iterator[Event]:
         """The changes of ownership of a topic, or of all topics one after the other."""
         if group is not None:
-            raise refusal("claims")
+            yield from self.claims.events(group)
+            return
         names = self.catalog.topics() if topic is None else [topic]
         for name in names:
             if self.place.has(name):
@@ -114,6 +117,12 @@ class ClusterEngine(Identity):
             raise refusal("compaction")
         return ClusterCursor(self, self.followed(topic), loads, skip_trimmed)
 
+    def join_group(
+        self, group: str, topics: Mapping[str, int], generation: int | None
+    ) -> ClusterGroupCursor:
+        """Become the group's reader of a topic; the one before is fenced."""
+        return self.claims.join_group(group, topics, generation)
+
     def make_visible(self) -> None:
         """Readers see what counts."""
 
@@ -122,6 +131,8 @@ class ClusterEngine(Identity):
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
         self.check_writable()
+        if request.bound_to:
+            raise refusal("bound_producers")
         if request.announce is not None:
             raise refusal("announcements")
         if request.settle and request.mode == AccessMode.WAIT_FOR_EXCLUSIVE:

@@ -91,7 +91,7 @@ class Owning:
         self._telling = threading.Lock()
         self.behind: tuple[Wait, ...] = ()  # of a shared session: who waited when it joined
 
-    def connect(self, appender: _core.Appender, session: Lost) -> None:
+    def connect(self, appender: _core.Appender | None, session: Lost) -> None:
         """Send what this appender is given, and tell this session of its loss."""
         self.appender, self._session = appender, weakref.ref(session)
 

@@ -17,7 +17,7 @@ __all__ = ["REASONS", "Refusing", "refusal", "refuses"]
 REASONS = {
     "announcements": "a cluster keeps none; send a message that says the same",
     "backup": "make a local log of it: exclusivelog mirror NEW --from URL",
-    "claims": "claims need transactions; make each resource a topic, and own that",
+    "bound_producers": "a message counts by its topic's log alone; own the topic instead",
     "compaction": "it would remove grants; read all messages, or keep a SharedMap",
     "compression": "a cluster stores what it is given; compress the values",
     "deletion": "a topic that is made again would begin its epochs anew (rule B1)",
@@ -25,9 +25,9 @@ REASONS = {
     "large_messages": "a record takes 5 MB; store the value elsewhere, and send a reference",
     "many_producers": "several grants at once need a transaction; open each by itself",
     "once": "numbered batches need transactions; send with sequence ids",
-    "reader_groups": "committing needs transactions; keep the offset with your result",
     "retention": "grants count from a log's first record on; nothing may be removed",
     "roles": "roles need transactions; own each topic by itself",
+    "several_claims": "several resources at once need a transaction; own each by itself",
     "settle": "delays are told by the clock of one machine; leave it out",
     "snapshots": "a cluster keeps none; a state is read from its first message",
     "statistics": "the cluster keeps its own figures; ask its admin API",
@@ -55,11 +55,11 @@ def refuses(what: str) -> Callable[..., NoReturn]:
 class Refusing:
     """Stands for a part of an engine that a cluster does not have: every call of it raises.
 
-    >>> Refusing("claims").hold("group", {})
+    >>> Refusing("once").record("orders", "writer", 1)
     Traceback (most recent call last):
         ...
-    exclusivelog.errors.UnsupportedError: claims: claims need transactions; make each resource a \
-topic, and own that
+    exclusivelog.errors.UnsupportedError: once: numbered batches need transactions; send with \
+sequence ids
     """
 
     def __init__(self, what: str) -> None:

@@ -1,0 +1,393 @@
+"""Claims on a cluster, and the cursors of reader groups (rules F1 to F6).
+
+Each resource of a group has a log of its own, whose rule is that of a topic: a claim is a grant,
+with the generation among its holder's properties, and a release ends it. So a claim is conditional
+on what it has seen, and one that was revoked knows it. A group's committed position is a message of
+that log, which counts only if its reader has the claim still.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from exclusivelog.backend import ClaimSession, Held, Owned, Place
+from exclusivelog.cluster.cursor import ClusterCursor
+from exclusivelog.cluster.cursor import Host as CursorHost
+from exclusivelog.cluster.deciding import look
+from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.frames import Holder
+from exclusivelog.cluster.history import history
+from exclusivelog.cluster.owning import ANSWER_SECONDS, Owning, now_ms
+from exclusivelog.cluster.place import Place as ClusterPlace
+from exclusivelog.cluster.refused import refusal, refuses
+from exclusivelog.cluster.registry import Registry
+from exclusivelog.cluster.topics import Topics
+from exclusivelog.errors import (
+    ExclusiveLogError,
+    OwnershipError,
+    OwnershipLostError,
+    ProducerFencedError,
+    ReaderFencedError,
+    WaitTimeoutError,
+)
+from exclusivelog.events import Event
+from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, OwnerInfo
+
+__all__ = ["ClusterClaims", "decide"]
+
+PREFIX = "__claim__/"
+LOOK_SECONDS = 0.02  # while a claim is waited for; a death wakes nobody
+
+
+class Host(CursorHost, Protocol):
+    """The engine."""
+
+    info: EngineInfo
+    ownership_version: int
+
+    @property
+    def place(self) -> ClusterPlace:
+        """Where the logs are."""
+
+    @property
+    def topics(self) -> Topics:
+        """Those that it follows."""
+
+    @property
+    def registry(self) -> Registry:
+        """Its sessions."""
+
+    def check_writable(self) -> None:
+        """An error unless the engine can be used here, and to write."""
+
+    def lives(self, engine: str) -> bool:
+        """Does the engine of that id live?"""
+
+
+def log_name(group: str, resource: str) -> str:
+    """The name of a resource's log.
+
+    >>> log_name("reports", "march"), parts_of(log_name("a/b", "c"))
+    ('__claim__/7/reports/march', ('a/b', 'c'))
+    """
+    return f"{PREFIX}{len(group)}/{group}/{resource}"
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """The group and the resource of a log."""
+    length, _, rest = name.removeprefix(PREFIX).partition("/")
+    return rest[: int(length)], rest[int(length) + 1 :]
+
+
+def decide(last: int, held: bool, wanted: int | None) -> int | None:
+    """The generation that is granted, or None. `last` is the resource's last one (0: none yet);
+    `held`: its holder lives.
+
+    >>> decide(4, False, None), decide(4, True, 4), decide(4, True, 3), decide(4, True, 0)
+    (5, 4, None, 0)
+    """
+    generation = last + 1 if wanted is None else wanted
+    return None if generation < last and generation else generation  # 0 begins anew (rule F4)
+
+
+# ---- one claim ---------------------------------------------------------------------------
+
+
+class ClusterClaim:
+    """One claim that an engine has made; see `exclusivelog.backend.ClaimSession`."""
+
+    is_held_in = refuses("transactions")
+
+    def __init__(
+        self, host: Host, owning: Owning, log: TopicLog, group: str, resource: str, generation: int
+    ) -> None:
+        self.id = owning.writer.session
+        self.group = group
+        self.generations = {resource: generation}
+        self.log, self.owning = log, owning
+        self.told: Owned | None = None
+        self._host = host
+
+    @property
+    def ledger(self) -> Place:
+        """Where it is kept."""
+        return self._host.ledger
+
+    @property
+    def is_lost(self) -> bool:
+        """Was it revoked, as far as the log was read?"""
+        return self.owning.writer.status == "fenced"
+
+    def is_held(self) -> bool:
+        """Is it still valid?"""
+        self.log.catch_up()
+        return self.owning.writer.status == "owner"
+
+    def successor(self) -> EngineInfo | None:
+        """Claims are not handed over."""
+        return None
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """It was revoked."""
+        told, self.told = self.told, None
+        if told is not None:
+            told.lose(OwnershipLostError(
+                f"{self!r} was revoked: {error}. Make a new one with engine.own"
+            ))  # fmt: skip
+
+    def notify_wanted(self) -> None:
+        """Nobody waits for a claim in a queue."""
+
+    def release(self) -> None:
+        """Release it, unless it is lost."""
+        self.told = None
+        self.owning.release(ANSWER_SECONDS)
+        self._host.registry.forget(self.owning)
+
+    def __repr__(self) -> str:
+        group = f"group {self.group!r}" if self.group else "no group"
+        return f"<Claim of {self.generations} in {group}>"
+
+
+class ClusterGroupCursor(ClusterClaim):
+    """A group's committed position on one topic; see `exclusivelog.backend.GroupCursor`."""
+
+    write = refuses("transactions")
+    topic = 0  # the topic's id
+    _error: ReaderFencedError | None = None
+
+    def check(self) -> None:
+        """ReaderFencedError if a later reader of the group has come, as far as the log was read."""
+        if self.is_lost:
+            raise self._fenced()
+
+    def _fenced(self) -> ReaderFencedError:
+        if self._error is None:
+            self._error = ReaderFencedError(
+                f"the reader of group {self.group!r} of {next(iter(self.generations))!r} was "
+                f"fenced by a later one: {self.owning.writer.error}. Open a new reader"
+            )
+        return self._error
+
+    def position(self, topic: int) -> int | None:
+        """The committed position; None before the group's first commit."""
+        return committed(self._host, self.log)
+
+    def commit(self, positions: Mapping[int, int]) -> None:
+        """Commit {topic id: position}, if the claim is still held."""
+        try:
+            with self.log.changed:
+                self.log.check()
+                ticket = self.owning.writer.send(
+                    [(b"%d" % positions[self.topic], None, None, None, None)], now_ms()
+                )
+            self.log.await_change(
+                lambda: ticket.done, ANSWER_SECONDS, "the commit was not read back"
+            )
+            if ticket.error is not None:
+                raise ticket.error
+        except ProducerFencedError:
+            raise self._fenced() from None
+
+    def wait(self, cursors: Sequence[Any], marks: Sequence[int], seconds: float) -> None:
+        """Sleep until this cursor's `mark()` is no longer what was seen, or so long, or less."""
+        cursors[0].await_mark(marks[0], seconds)
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """A later reader has come: wake a thread that waits for messages."""
+        self._host.topics.followed(self.topic).wake()
+
+    def end(self) -> None:
+        """Release the claim."""
+        self.release()
+
+
+def committed(host: CursorHost, log: TopicLog) -> int | None:
+    """The position that was committed last in a claim's log, as far as it was read."""
+    end = log.state.next
+    if not end:
+        return None
+    cursor = ClusterCursor(host, log, None, True)
+    cursor.move_to(end - 1)
+    message = cursor.take_one()
+    return None if message is None else int(message.value)
+
+
+Made = TypeVar("Made", bound=ClusterClaim)
+
+
+# ---- all claims --------------------------------------------------------------------------
+
+
+class ClusterClaims:
+    """Makes claims, and keeps those of one engine; see `exclusivelog.backend.ClaimStore`."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._held: dict[int, ClusterClaim] = {}  # with what they tell of their loss
+
+    def hold(
+        self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
+    ) -> Held:
+        """Claim a resource, and keep what `make` makes of it."""
+        claim = self._take(ClusterClaim, group, resources)
+        try:
+            made = make(claim)
+        except BaseException:
+            claim.release()
+            raise
+        claim.told = made
+        self._keep(claim)
+        return made
+
+    def join_group(
+        self, group: str, topics: Mapping[str, int], generation: int | None
+    ) -> ClusterGroupCursor:
+        """Become the group's reader of a topic."""
+        cursor = self._take(ClusterGroupCursor, group, dict.fromkeys(topics, generation), "yes")
+        cursor.topic = next(iter(topics.values()))
+        self._keep(cursor)
+        return cursor
+
+    def _keep(self, claim: ClusterClaim) -> None:
+        self._held = {n: each for n, each in self._held.items() if not each.is_lost}
+        self._held[claim.id] = claim
+        claim.owning.connect(None, claim)
+        if claim.is_lost and claim.owning.writer.error is not None:
+            claim.lose(claim.owning.writer.error)  # before it was connected
+
+    def _take(
+        self, kind: type[Made], group: str, resources: Mapping[str, int | None], reads: str = ""
+    ) -> Made:
+        if len(resources) != 1:
+            raise refusal("several_claims")
+        self._host.check_writable()
+        [(resource, wanted)] = resources.items()
+        log = self._host.topics.named(log_name(group, resource))
+        end = time.monotonic() + ANSWER_SECONDS
+        while time.monotonic() < end:
+            log.catch_up()
+            seen = look(log, self._host.lives)
+            last = generation_of(log)
+            generation = decide(last, seen.owner is not None, wanted)
+            if generation is None:
+                owner = None if seen.owner is None else seen.owner.owner()
+                raise _refused(group, resource, wanted, last, owner)
+            owning = log.ask(self._holder(group, generation, reads), None, seen.tenure)
+            if owning is not None:
+                self._host.registry.keep(owning.writer.session, owning)
+                return kind(self._host, owning, log, group, resource, generation)
+        raise WaitTimeoutError(
+            f"resource {resource!r} of group {group!r} was not granted within {ANSWER_SECONDS} s: "
+            "others claim it all the time"
+        )
+
+    def _holder(self, group: str, generation: int, reads: str) -> Holder:
+        info = self._host.info
+        return Holder(
+            info.id, info.name, info.pid, group, AccessMode.EXCLUSIVE_WITH_FENCING, 0, now_ms(),
+            {"generation": str(generation), "reads": reads},
+        )  # fmt: skip
+
+    def mark(self) -> int:
+        """A number that changes with every release that this engine reads."""
+        return self._host.ownership_version
+
+    def wait(self, seen: int, seconds: float) -> None:
+        """Sleep for so many seconds, or less."""
+        time.sleep(min(seconds, LOOK_SECONDS))
+
+    def drain_bound(self, claim: int) -> None:
+        """No producer is bound to a claim."""
+
+    # ---- inspection ----------------------------------------------------------------------
+
+    def _logs(self, group: str | None) -> Iterator[tuple[str, str, TopicLog]]:
+        """(group, resource, its log, read to its end)."""
+        for name in self._host.place.topics():
+            if name.startswith(PREFIX) and group in (None, parts_of(name)[0]):
+                log = self._host.topics.named(name)
+                log.catch_up()
+                yield *parts_of(name), log
+
+    def _info(self, group: str, resource: str, log: TopicLog) -> ClaimInfo | None:
+        owner = look(log, self._host.lives).owner
+        if owner is None:
+            return None
+        holder = owner.holder
+        return ClaimInfo(
+            owner.session, group, {resource: generation_of(log)}, holder.engine_id,
+            holder.engine_name, holder.pid, holder.since, bool(holder.properties.get("reads")),
+        )  # fmt: skip
+
+    def living(self, group: str | None) -> list[ClaimInfo]:
+        """The claims that live engines hold, the oldest first."""
+        found = [self._info(*each) for each in self._logs(group)]
+        return sorted([each for each in found if each is not None], key=lambda info: info.since)
+
+    def groups(self) -> list[GroupInfo]:
+        """The reader groups of all topics."""
+        found = []
+        for group, topic, log in self._logs(None):
+            reader, position = self._info(group, topic, log), committed(self._host, log)
+            reader = reader if reader is not None and reader.reader else None
+            if reader is None and position is None:
+                continue
+            read = self._host.topics.named(topic)
+            read.catch_up()
+            lag = None if position is None else max(0, read.state.next - position)
+            found.append(GroupInfo(group, topic, position, lag, reader))
+        return sorted(found, key=lambda info: (info.group, info.topic))
+
+    def events(self, group: str) -> Iterator[Event]:
+        """The changes of the claims of a group, of one resource after the other."""
+        for _, resource, log in self._logs(group):
+            for event in history(log):
+                yield _claim_event(event, group, resource)
+
+
+KINDS = {"grant": "own", "evict": "revoke", "release": "release"}
+
+
+def _claim_event(event: Event, group: str, resource: str) -> Event:
+    party = event.target if event.source is None else event.source
+    properties = {} if party is None else party["properties"]
+    reason = event.reason
+    if event.kind == "grant":
+        reason = "reader" if properties.get("reads") else "claim"
+    elif reason == "fenced":
+        reason = "claimed"
+    source, target = (
+        None if each is None else {**each, "producer": None, "properties": {}}
+        for each in (event.source, event.target)
+    )
+    return Event(
+        event.time, "", 0, KINDS[event.kind], reason, 0, source, target, group, resource,
+        int(properties.get("generation", 0)),
+    )  # fmt: skip
+
+
+def generation_of(log: TopicLog) -> int:
+    """The last generation of a claim's log, as far as it was read."""
+    grant = log.state.grant
+    return 0 if grant is None else int(grant.holder.properties["generation"])
+
+
+def _refused(
+    group: str, resource: str, wanted: int | None, last: int, owner: OwnerInfo | None
+) -> OwnershipError:
+    what = f"resource {resource!r} of group {group!r}"
+    if owner is None:
+        return OwnershipError(
+            f"{what} has been at generation {last}: {wanted} is out of date. Claim it with None "
+            "for the next one"
+        )
+    error = OwnershipError(
+        f"{what} is held with generation {last}, above {wanted}, by engine {owner.engine_name!r} "
+        f"(id {owner.engine_id}, pid {owner.pid}). Claim it with {last} or more, or None, to take "
+        "it"
+    )
+    error.retriable = True
+    return error
