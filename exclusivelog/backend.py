@@ -882,10 +882,11 @@ class MoveHost(Protocol):
 # What engines of one kind can do and those of another kind cannot.
 CAPABILITIES = frozenset(
     {
-        "announcements", "backup", "bound_producers", "claims", "compaction", "compression", "deletion", "history",
-        "inspection", "large_messages", "many_producers", "once", "reader_groups", "retention",
-        "roles", "settle", "several_claims", "shared_producers", "shared_state", "snapshots", "statistics",
-        "termination", "transactions", "unload", "verify",
+        "announcements", "backup", "bound_producers", "claims", "compaction", "compression",
+        "deletion", "history", "inspection", "large_messages", "many_producers", "once",
+        "reader_groups", "retention", "roles", "settle", "several_claims", "shared_producers",
+        "shared_state", "snapshots", "statistics", "termination", "transactions", "unload",
+        "verify",
     }
 )  # fmt: skip
 

@@ -150,8 +150,14 @@ class ClusterTopic:
         return [each.info() for each in look(self._log(), self._engine.lives).queue]
 
     def transfers(self) -> list[TransferInfo]:
-        """There are no hand-overs."""
-        return []
+        """The hand-over that is under way."""
+        log = self._log()
+        seen = look(log, self._engine.lives)
+        assigned, owner = seen.assigned, None if seen.owner is None else seen.owner.owner()
+        if assigned is None:
+            return []
+        state = "releasing" if owner is not None else "assigned"
+        return [TransferInfo(log.name, state, owner, assigned.target, assigned.until)]
 
     def kind(self) -> tuple[str, dict[str, str | None]]:
         """What it holds ("messages", "map", "state"), and a map's serialisers."""

@@ -29,6 +29,7 @@ from exclusivelog.errors import (
     OwnershipError,
     OwnershipLostError,
     ProducerFencedError,
+    ProducerMovedError,
     ReaderFencedError,
     WaitTimeoutError,
 )
@@ -139,6 +140,9 @@ class ClusterClaim:
 
     def notify_wanted(self) -> None:
         """Nobody waits for a claim in a queue."""
+
+    def hand_over(self, error: ProducerMovedError) -> None:
+        """A claim's log is never assigned."""
 
     def release(self) -> None:
         """Release it, unless it is lost."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Grant, Join
-from exclusivelog.cluster.waiting import Wait
+from exclusivelog.cluster.owning import now_ms
+from exclusivelog.cluster.waiting import Assign, Wait
 from exclusivelog.errors import InvalidEpochError, ProducerBusyError, ProducerFencedError
 from exclusivelog.types import AccessMode, OwnerInfo
 
@@ -28,18 +29,21 @@ __all__ = [
 
 class Seen(NamedTuple):
     """Who has a topic and who waits for it, best first, of those whose engines live; whose session
-    should be released because its engine is gone; and `State.tenure`."""
+    should be released because its engine is gone; `State.tenure`; and to which engine the topic is
+    assigned (rule E3): `elsewhere`, if that is not the one that looks."""
 
     owner: Grant | None
     shared: tuple[Join, ...]
     queue: tuple[Wait, ...]
     dead: tuple[Grant | Join, ...]
     tenure: tuple[int, bool, int]
+    assigned: Assign | None = None
+    elsewhere: Assign | None = None
 
     @property
     def free(self) -> bool:
-        """Has nobody the topic?"""
-        return self.owner is None and not self.shared
+        """Has nobody the topic, and may this engine have it?"""
+        return self.owner is None and not self.shared and self.elsewhere is None
 
     @property
     def holders(self) -> list[OwnerInfo]:
@@ -52,19 +56,28 @@ class Seen(NamedTuple):
         return next(iter([*self.holders, *waiters]), None)
 
 
-def look(topic: TopicLog, lives: Callable[[str], bool]) -> Seen:
-    """Who has the topic and who waits, as far as its log was read."""
+def look(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> Seen:
+    """Who has the topic and who waits, as far as its log was read, for a request of this engine: a
+    topic that is assigned to it goes past those who wait elsewhere."""
     with topic.changed:
         owner, tenure, queue = topic.state.owner, topic.state.tenure, topic.waiters.in_order()
+        assigned = topic.waiters.assigned_at(now_ms())
         shared = [each.join for each in topic.state.shared.values()]
     having: list[Grant | Join] = [*([] if owner is None else [owner]), *shared]
     alive = {each.holder.engine_id for each in having} | {each.engine_id for each in queue}
     alive = {each for each in alive if lives(each)}
+    owner_lives = owner is not None and owner.holder.engine_id in alive
+    if assigned is not None and not lives(assigned.engine_id):
+        assigned = None
+    elsewhere = assigned if assigned is not None and assigned.engine_id != engine else None
+    if assigned is not None and elsewhere is None and not (owner_lives or shared):
+        queue = [each for each in queue if each.engine_id == engine]
     return Seen(
-        owner if owner is not None and owner.holder.engine_id in alive else None,
+        owner if owner_lives else None,
         tuple([each for each in shared if each.holder.engine_id in alive]),
         tuple([each for each in queue if each.engine_id in alive]),
-        tuple([each for each in having if each.holder.engine_id not in alive]), tenure,
+        tuple([each for each in having if each.holder.engine_id not in alive]), tenure, assigned,
+        elsewhere,
     )  # fmt: skip
 
 
@@ -117,18 +130,28 @@ def name_error(topic: str, by: OwnerInfo | Wait) -> ProducerBusyError:
     )
 
 
-def shared_error(topic: str, by: OwnerInfo | None) -> ProducerBusyError:
+def shared_error(
+    topic: str, by: OwnerInfo | None, assigned: Assign | None = None
+) -> ProducerBusyError:
     """The error for a shared producer that is not admitted."""
     return ProducerBusyError(
-        f"topic {topic!r} is not free for a shared producer{_held(by)}; try again when it is free, "
-        "or use another access mode",
+        f"topic {topic!r} is not free for a shared producer{_held(by)}{_moving(assigned)}; try "
+        "again when it is free, or use another access mode",
         holder=by,
     )
 
 
-def fenced_error(topic: str, what: str, by: OwnerInfo | None) -> ProducerFencedError:
+def fenced_error(
+    topic: str, what: str, by: OwnerInfo | None, assigned: Assign | None = None
+) -> ProducerFencedError:
     """The error for a request that is refused because of this owner (rule A5)."""
-    return ProducerFencedError(f"topic {topic!r} {what}{_held(by)}", holder=by)
+    return ProducerFencedError(f"topic {topic!r} {what}{_held(by)}{_moving(assigned)}", holder=by)
+
+
+def _moving(assigned: Assign | None) -> str:
+    if assigned is None:
+        return ""
+    return f"; it is handed over to engine {assigned.engine_name!r} (id {assigned.engine_id})"
 
 
 def _held(by: OwnerInfo | None) -> str:

@@ -11,7 +11,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import ProducerRequest, SessionOptions
@@ -23,6 +23,7 @@ from exclusivelog.cluster.history import history
 from exclusivelog.cluster.kinds import TOPIC as KINDS
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.life import Identity
+from exclusivelog.cluster.moving import Moving, cancel_moves, choose
 from exclusivelog.cluster.place import Place
 from exclusivelog.cluster.refused import Refusing, refusal, refuses
 from exclusivelog.cluster.registry import Registry
@@ -44,7 +45,7 @@ class ClusterEngine(Identity):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = frozenset(
-        {"claims", "history", "reader_groups", "shared_producers", "shared_state"}
+        {"claims", "history", "reader_groups", "shared_producers", "shared_state", "unload"}
     )
     latest_needs_log = True  # another machine may own the topic by now
 
@@ -52,9 +53,6 @@ class ClusterEngine(Identity):
     once = Refusing("once")
     inspection = Refusing("inspection")
     commit_transaction = refuses("transactions")
-    begin_move = refuses("unload")
-    moves = refuses("unload")
-    cancel_moves = refuses("unload")
     snapshot = refuses("snapshots")
     backup = refuses("backup")
     open_producers = refuses("many_producers")
@@ -150,6 +148,25 @@ class ClusterEngine(Identity):
         owning = self.registry.owning(session.id)
         assert owning is not None
         return ClusterSession(self, topic, session, owning, last_sequence, options)
+
+    def moves(
+        self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
+        producer: str | None,
+    ) -> Moving:  # fmt: skip
+        """What `Engine.unload` does, to be begun or run."""
+        return Moving(self, lambda: choose(self, topics), to, timeout, groups, producer)
+
+    def begin_move(
+        self, topic: str, session: Registration, to: str, timeout: float, groups: Iterable[str]
+    ) -> Moving:
+        """Begin what `Producer.move` does."""
+        moving = Moving(self, lambda: [topic], to, timeout, groups, session.name)
+        moving.begin()
+        return moving
+
+    def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
+        """End the moves of these topics. Returns the names of those that were under way."""
+        return cancel_moves(self, topics)
 
     # ---- what the parts ask ----------------------------------------------------------------
 

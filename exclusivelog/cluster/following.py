@@ -20,10 +20,10 @@ from exclusivelog.cluster.frames import Frame, Grant, Holder, Join, Release, enc
 from exclusivelog.cluster.log import Reader, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.owning import ANSWER_SECONDS, LIVING, Owning
-from exclusivelog.cluster.queueing import Queue
+from exclusivelog.cluster.queueing import Queue, Told
 from exclusivelog.cluster.recent import Recent
 from exclusivelog.cluster.rule import Judged, Verdict
-from exclusivelog.cluster.waiting import Leave, Wait, Waiters, decode
+from exclusivelog.cluster.waiting import Noted, Wait, Waiters, decode
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
@@ -182,14 +182,14 @@ class TopicLog:
 
         self.await_change(is_over, ANSWER_SECONDS, "the release of a dead engine was not read back")
 
-    def join_queue(self, wait: Wait) -> None:
-        """Let this producer wait for the topic; returns once the log shows it."""
+    def tell(self, record: Told) -> None:
+        """Let a producer wait, or (un)assign the topic; returns once the log shows it."""
         with self.changed:
             self.check()
-            self.queue.join(wait)
+            self.queue.tell(record)
         self.await_change(
-            lambda: self.queue.has_joined(wait.number), ANSWER_SECONDS,
-            "the record of a waiting producer was not read back",
+            lambda: self.queue.is_told(record), ANSWER_SECONDS,
+            "the record of a waiting producer or of a move was not read back",
         )  # fmt: skip
 
     def leave_queue(self, number: int) -> None:
@@ -286,7 +286,7 @@ class TopicLog:
         self.host.ownership_changed()
         return True
 
-    def _take_wait(self, record: Wait | Leave | None) -> bool:
+    def _take_wait(self, record: Noted | None) -> bool:
         if record is None:
             return False
         self.queue.take(record)

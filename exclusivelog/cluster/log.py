@@ -242,6 +242,7 @@ class Writer:
         self._first = 0  # the offset, or the number, of the next frame
         self._sequence = -1
         self._published = 0
+        self._reason = "closed"  # of its release
 
     @property
     def last_sequence(self) -> int:
@@ -398,7 +399,7 @@ class Writer:
         while self._unsent and len(self._sent) < self._window:
             self._send_frame(self._take())
         if self.status == "closing" and not self._sent:
-            self._append(encode(Release(self.epoch, self.session, "closed")))
+            self._append(encode(Release(self.epoch, self.session, self._reason)))
 
     def _take(self) -> tuple[Ticket, ...]:
         """The tickets of the next frame."""
@@ -529,10 +530,11 @@ class Writer:
 
     # ---- ending --------------------------------------------------------------------------
 
-    def release(self) -> None:
-        """Accept no more sends, and release the topic when all that was sent is settled."""
+    def release(self, reason: str = "closed") -> None:
+        """Accept no more sends, and release the topic when all that was sent is settled. `reason`:
+        for the topic's history."""
         if self.status == "owner":
-            self.status = "closing"
+            self.status, self._reason = "closing", reason
             self.pump()
         else:
             self.cancel()

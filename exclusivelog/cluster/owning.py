@@ -15,8 +15,8 @@ from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.cluster.log import Ticket, Writer
-from exclusivelog.cluster.waiting import Wait
-from exclusivelog.errors import ExclusiveLogError
+from exclusivelog.cluster.waiting import Wait, Waiters
+from exclusivelog.errors import ExclusiveLogError, ProducerMovedError
 from exclusivelog.messages import Encoded
 
 __all__ = ["ANSWER_SECONDS", "LIVING", "Followed", "Lost", "Owning", "now_ms"]
@@ -59,6 +59,10 @@ class Followed(Protocol):
     def catch_up(self) -> None:
         """Wait until all that is in the log now is read."""
 
+    @property
+    def waiters(self) -> Waiters:
+        """Who waits, and to whom it is assigned."""
+
     def is_wanted(self, name: str) -> bool:
         """Does another producer wait for the topic?"""
 
@@ -71,6 +75,9 @@ class Lost(Protocol):
 
     def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
+
+    def hand_over(self, error: ProducerMovedError) -> None:
+        """Release the topic, and raise this error from then on."""
 
 
 class Owning:
@@ -199,10 +206,16 @@ class Owning:
 
     # ---- the end -------------------------------------------------------------------------
 
-    def release(self, timeout: float) -> None:
+    def hand_over(self, error: ProducerMovedError) -> None:
+        """Have its session release the topic, whose producers raise this error from then on."""
+        session = self._session()
+        if session is not None:
+            session.hand_over(error)
+
+    def release(self, timeout: float, reason: str = "closed") -> None:
         """Give the topic back, behind what was handed on, and wait for that."""
         with self.topic.changed:
-            self.writer.release()
+            self.writer.release(reason)
         self.topic.await_change(
             lambda: self.writer.status in ("closed", "fenced"), timeout,
             "the release of the topic was not read back",

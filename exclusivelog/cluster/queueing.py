@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from exclusivelog.cluster.waiting import Leave, Wait, Waiters, encode
+from exclusivelog.cluster.waiting import Assign, Leave, Noted, Unassign, Wait, Waiters, encode
 
 __all__ = ["Queue"]
+
+
+Told = Wait | Assign | Unassign
 
 
 class Host(Protocol):
@@ -28,27 +31,28 @@ class Queue:
     def __init__(self, host: Host, append: Callable[[bytes], object]) -> None:
         self.waiters = Waiters()
         self._host, self._append = host, append
-        self._unread: dict[int, bytes] = {}  # records that were not read back yet
+        self._unread: dict[tuple[type, int], bytes] = {}  # records that were not read back yet
 
-    def join(self, wait: Wait) -> None:
-        """Let this producer wait; the log shows it once `has_joined`."""
-        self._unread[wait.number] = encode(wait)
-        self._append(self._unread[wait.number])
+    def tell(self, record: Told) -> None:
+        """Append a record; the log shows it once it `is_told`."""
+        data = self._unread[type(record), record.number] = encode(record)
+        self._append(data)
 
-    def has_joined(self, number: int) -> bool:
-        """Was its record read back?"""
-        return number not in self._unread
+    def is_told(self, record: Told) -> bool:
+        """Was this record read back?"""
+        return (type(record), record.number) not in self._unread
 
     def leave(self, number: int) -> None:
         """This producer waits no more."""
-        self._unread.pop(number, None)
+        self._unread.pop((Wait, number), None)
         self._append(encode(Leave((number,))))
 
-    def take(self, record: Wait | Leave) -> None:
+    def take(self, record: Noted) -> None:
         """The next record of the log."""
         self.waiters.take(record)
+        if not isinstance(record, Leave):
+            self._unread.pop((type(record), record.number), None)
         if isinstance(record, Wait):
-            self._unread.pop(record.number, None)
             self._answer_ghosts()
 
     def is_wanted(self, name: str) -> bool:

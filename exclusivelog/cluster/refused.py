@@ -33,7 +33,6 @@ REASONS = {
     "statistics": "the cluster keeps its own figures; ask its admin API",
     "termination": "no record of a log ends it; stop its producers",
     "transactions": "a cluster has none; send_many appends to one topic atomically",
-    "unload": "a hand-over to a chosen engine needs a transaction; close the producer",
     "verify": "records are verified when they are read; read the topics",
 }
 

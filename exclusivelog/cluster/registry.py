@@ -46,6 +46,10 @@ class Registry:
         self._sessions.discard(session)
         self._owning.pop(session.session.id, None)
 
+    def all(self) -> list[Owning]:
+        """All that were granted, and not released."""
+        return list(self._owning.values())
+
     # ---- dropped -------------------------------------------------------------------------
 
     def finalizer(self, owning: Owning) -> _core.Finalizer:

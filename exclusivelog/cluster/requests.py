@@ -218,7 +218,7 @@ class Requests:
         with contextlib.nullcontext() if patient or not fencing else _alone(topic.log):
             if not patient:
                 topic.catch_up()
-            seen = look(topic, self._host.lives)
+            seen = look(topic, self._host.lives, self._host.id)
             check_claim(topic, asking.request.topic_epoch)
             if not fencing and asking.number not in self._waiting:
                 check_name(topic.name, asking.name, seen, asking.number)
@@ -228,14 +228,15 @@ class Requests:
             if not fencing and not (seen.free and first):
                 return self._queue(asking, seen)
             others = [each for each in seen.queue if each.number != asking.number]
-            claim = asking.request.topic_epoch if seen.free and not others else None
+            same = seen.free and not others and seen.assigned is None  # else a new epoch (E1)
+            claim = asking.request.topic_epoch if same else None
             return self._ask(asking, claim, seen)
 
     def _share(self, asking: Asking, seen: Seen) -> bool:
         """Join the shared producers, unless the topic has an owner or is awaited."""
         topic = asking.topic
-        if seen.owner is not None or seen.queue:
-            raise shared_error(topic.name, seen.first())
+        if seen.owner is not None or seen.queue or seen.elsewhere:
+            raise shared_error(topic.name, seen.first(), seen.elsewhere)
         in_the_way = [
             each for each in seen.dead
             if isinstance(each, Grant) or each.holder.producer_name == asking.name
@@ -255,12 +256,13 @@ class Requests:
         if asking.mode is not AccessMode.WAIT_FOR_EXCLUSIVE:
             others = "" if not seen.free else ": others wait for it"
             raise fenced_error(
-                asking.topic.name, f"is not free for an exclusive producer{others}", seen.first()
-            )
+                asking.topic.name, f"is not free for an exclusive producer{others}", seen.first(),
+                seen.elsewhere,
+            )  # fmt: skip
         if asking.number not in self._waiting:
             with self._lock:
                 self._waiting[asking.number] = asking
-            asking.topic.join_queue(self._wait_of(asking))
+            asking.topic.tell(self._wait_of(asking))
         return False
 
     def _ask(self, asking: Asking, claim: int | None, seen: Seen) -> bool:
@@ -315,7 +317,7 @@ class Requests:
                 )  # fmt: skip
 
     def _look_at(self, topic: TopicLog, waiting: list[Asking]) -> None:
-        seen = look(topic, self._host.lives)
+        seen = look(topic, self._host.lives, self._host.id)
         turn = seen.queue[0].number if seen.free and seen.queue else None
         for asking in waiting:
             if asking.lock.acquire(blocking=False):

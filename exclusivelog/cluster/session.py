@@ -283,6 +283,8 @@ class ClusterSession:
         self._host.check_not_forked()
         if self.closed:
             return "closed"
+        if isinstance(self._lost, ProducerMovedError):
+            return "moved"
         if not self._is_fenced:  # as far as the log was read
             self.owning.topic.catch_up()
         return "fenced" if self._is_fenced else "open"
@@ -356,6 +358,22 @@ class ClusterSession:
 
     pause_for_transaction = refuses("transactions")
     has_announced = refuses("announcements")
+
+    def hand_over(self, error: ProducerMovedError) -> None:
+        """Accept no more sends, wait for those that were accepted, and release the topic."""
+        with self._lock:
+            if self._lost is not None or self._is_closed:
+                return
+            self._lost = self.sending.appender.close_with(error)
+            listeners = _living(self._listeners)
+        try:
+            self._drain()
+            self.owning.release(ANSWER_SECONDS, "hand-over")
+        finally:
+            self._finalizer.let_go()
+            self._host.registry.unregister(self)
+        for listener in listeners:
+            listener.lost(error)
 
     # ---- the end -------------------------------------------------------------------------
 

@@ -6,6 +6,9 @@ depends on them. All engines fold the same records in the same order, so that th
 first: the highest priority, then the one whose record came first (rule D1). Only the first living
 waiter asks for a topic that has become free, and the owner learns that somebody waits.
 
+A topic may be **assigned** to an engine (`exclusivelog.cluster.moving`): then only that engine asks
+for it once it is free, until a grant, an `Unassign`, or the deadline of the `Assign`.
+
 - A waiter ends with its `Leave`, or with a grant to its engine and producer name.
 - A grant to a producer that fences ends all waiters (rule A1).
 
@@ -31,9 +34,9 @@ import msgpack
 
 from exclusivelog._core import crc32c
 from exclusivelog.cluster.frames import Grant
-from exclusivelog.types import AccessMode, WaiterInfo
+from exclusivelog.types import AccessMode, EngineInfo, WaiterInfo
 
-__all__ = ["Leave", "Wait", "Waiters", "decode", "encode"]
+__all__ = ["Assign", "Leave", "Noted", "Unassign", "Wait", "Waiters", "decode", "encode"]
 
 MAGIC = b"XLW"
 VERSION = 1
@@ -69,10 +72,47 @@ class Leave:
     numbers: tuple[int, ...]
 
 
-def encode(record: Wait | Leave) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """The topic is to go to an engine, once `session` (0: nobody) has released it. `since` and
+    `until` are in ms since 1970."""
+
+    number: int
+    session: int
+    engine_id: str
+    engine_name: str
+    pid: int
+    properties: dict[str, str]
+    since: int
+    until: int
+
+    @property
+    def target(self) -> EngineInfo:
+        """The engine, as inspections show it."""
+        return EngineInfo(self.engine_id, self.engine_name, self.pid, dict(self.properties), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Unassign:
+    """This assignment has ended."""
+
+    number: int
+
+
+Noted = Wait | Leave | Assign | Unassign
+
+
+def encode(record: Noted) -> bytes:
     """The bytes of a record."""
     if isinstance(record, Leave):
         row: list[Any] = ["l", list(record.numbers)]
+    elif isinstance(record, Unassign):
+        row = ["u", record.number]
+    elif isinstance(record, Assign):
+        row = [
+            "a", record.number, record.session, record.engine_id, record.engine_name, record.pid,
+            record.properties or None, record.since, record.until,
+        ]  # fmt: skip
     else:
         row = [
             "w", record.number, record.engine_id, record.engine_name, record.pid,
@@ -82,7 +122,7 @@ def encode(record: Wait | Leave) -> bytes:
     return HEADER.pack(MAGIC, VERSION, crc32c(body)) + body
 
 
-def decode(data: bytes) -> Wait | Leave | None:
+def decode(data: bytes) -> Noted | None:
     """The record that these bytes are. None for any other, and for one that is damaged or of
     another version: no safety depends on it."""
     if data[: len(MAGIC)] != MAGIC or len(data) < HEADER.size:
@@ -97,11 +137,20 @@ def decode(data: bytes) -> Wait | Leave | None:
         return None
 
 
-def _record(row: list[Any]) -> Wait | Leave:
+def _record(row: list[Any]) -> Noted:
     kind, *fields = row
     if kind == "l":
         (numbers,) = fields
         return Leave(tuple(map(int, numbers)))
+    if kind == "u":
+        (number,) = fields
+        return Unassign(int(number))
+    if kind == "a":
+        number, session, engine, name, pid, properties, since, until = fields
+        return Assign(
+            int(number), int(session), str(engine), str(name), int(pid), dict(properties or {}),
+            int(since), int(until),
+        )  # fmt: skip
     number, engine, name, pid, producer, priority, since, properties = fields
     return Wait(
         int(number), str(engine), str(name), int(pid), str(producer), int(priority), int(since),
@@ -114,10 +163,22 @@ class Waiters:
 
     def __init__(self) -> None:
         self._waiting: dict[int, Wait] = {}  # in the order of the log
+        self.assigned: Assign | None = None  # it may be over by now: `assigned_at`
 
-    def take(self, record: Wait | Leave | None) -> None:
+    def assigned_at(self, now: int) -> Assign | None:
+        """The assignment that is in force at this time (ms since 1970)."""
+        return self.assigned if self.assigned is not None and now < self.assigned.until else None
+
+    def take(self, record: Noted | None) -> None:
         """Apply the next record."""
-        if isinstance(record, Wait):
+        if isinstance(record, Assign):
+            # The first valid one wins (rule E4); one that is over by then is replaced.
+            if self.assigned is None or record.since >= self.assigned.until:
+                self.assigned = record
+        elif isinstance(record, Unassign):
+            if self.assigned is not None and self.assigned.number == record.number:
+                self.assigned = None
+        elif isinstance(record, Wait):
             self._waiting.setdefault(record.number, record)
         elif isinstance(record, Leave):
             for number in record.numbers:
@@ -125,6 +186,7 @@ class Waiters:
 
     def granted(self, grant: Grant) -> None:
         """A grant counts."""
+        self.assigned = None
         holder = grant.holder
         if holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             self._waiting.clear()

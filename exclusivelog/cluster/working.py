@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from exclusivelog import _core, logs, threads
+from exclusivelog.cluster.moving import hand_over_due, moved_error
 from exclusivelog.cluster.owning import Owning
 from exclusivelog.cluster.registry import CLOSE_SECONDS, Registry, drain
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
@@ -146,6 +147,11 @@ class Worker:
             return False
         for owning in self._registry.dropped():
             self._release(owning)
+        for owning in self._registry.all():
+            assigned = hand_over_due(owning)
+            if assigned is not None:
+                with contextlib.suppress(ExclusiveLogError):
+                    owning.hand_over(moved_error(owning.topic.name, assigned))
         self._pending.look()
         left = self._pending.seconds
         self._words.wait(BELL, seen, int((IDLE_SECONDS if left is None else left) * 1e9))

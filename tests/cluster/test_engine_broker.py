@@ -248,3 +248,58 @@ def test_c5_a_forked_child_is_refused_and_the_parent_unharmed(
     assert forked(child) == ["EngineClosedError"] * 3
     assert producer.send(b"after") == 1
     assert topic.owner is not None
+
+
+def send_and_tell(state: State, value: bytes) -> tuple[str, str]:
+    """The producer's state behind a send, and whom its error names."""
+    assert state.producer is not None
+    try:
+        state.producer.send(value)
+    except xl.ProducerMovedError as error:
+        return state.producer.state, "" if error.successor is None else error.successor.name
+    return state.producer.state, ""
+
+
+@pytest.mark.rule("E1", "E2", "E3")
+def test_e1_a_topic_moves_from_one_process_to_another(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    source, bystander = worker("source"), worker("bystander")
+    assert source.call(open_producer, EXCLUSIVE) == 1
+    assert source.call(send_and_tell, b"before") == ("open", "")
+    bystander.call(open_waiting, "bystander", 9)
+    [move] = engine.unload("orders", to=engine.id, timeout=PATIENCE)
+    assert (move.state, move.source is not None) == ("assigned", True)
+    assert source.call(send_and_tell, b"late") == ("moved", "test")
+    with topic.producer(EXCLUSIVE) as producer:
+        assert (producer.topic_epoch, producer.send(b"after")) == (2, 1)
+    assert bystander.call(turn_of, "bystander") == 3
+
+
+def read_for_group(state: State, count: int) -> int:
+    """Read so many messages for the group and commit; the position."""
+    state.kept["reader"] = reader = state.topic.reader(group="billing")
+    reader.read_batch(count)
+    reader.commit()
+    return int(reader.position)
+
+
+@pytest.mark.rule("F3", "F5", "F6")
+def test_f6_a_group_goes_on_in_another_process(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    with topic.producer(EXCLUSIVE) as producer:
+        producer.send_many([b"%d" % n for n in range(10)])
+    process = worker()
+    assert process.call(read_for_group, 4) == 4
+    with topic.reader(group="billing") as reader:
+        assert [message.offset for message in reader] == list(range(4, 10))
+        reader.commit()
+        [group] = engine.groups()
+        assert (group.position, group.lag, group.reader is not None) == (10, 0, True)
+    claim = engine.own("g", {"r": 5})
+    with xl.open(engine.path, check_policies=False) as other:
+        with pytest.raises(xl.OwnershipError):
+            other.own("g", {"r": 4})
+        assert other.own("g", {"r": 5}).is_valid
+    assert not claim.is_valid

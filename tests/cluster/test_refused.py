@@ -76,9 +76,6 @@ CALLS: dict[str, list[Call]] = {
     "statistics": [lambda e: e.topic("orders").stats(), lambda e: e.stats()],
     "termination": [lambda e: e.topic("orders").terminate()],
     "transactions": [transact],
-    "unload": [lambda e: e.unload("orders", to=e.id), lambda e: e.unload_async("orders", to=e.id),
-               lambda e: e.cancel_unload("orders"),
-               lambda e: e.topic("orders").producer("exclusive").move(to=e.id)],
     "verify": [lambda e: e.verify()],
 }  # fmt: skip
 

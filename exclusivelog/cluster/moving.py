@@ -1,0 +1,264 @@
+"""Hand-overs of topics to an engine that is named in advance (rules E1 to E4), on a cluster.
+
+A move is a record in the topic's log (`waiting.Assign`): the session that is to release the topic,
+the engine that is to get it, and until when. Like all that decides about order, it does not count
+by the rule: it says who asks next, and never who owns.
+
+- The engine of that session accepts no more sends, waits for those that it has accepted, and
+  releases the topic. Its producers raise `ProducerMovedError`.
+- From then on only the destination asks for the topic, until the deadline or a grant.
+- `waiting.Unassign` ends a move, and so does its deadline, by each engine's own clock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from exclusivelog.backend import MoveCancelled, is_internal
+from exclusivelog.cluster.deciding import look
+from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.frames import Grant
+from exclusivelog.cluster.owning import Owning, now_ms
+from exclusivelog.cluster.place import Place
+from exclusivelog.cluster.refused import refusal
+from exclusivelog.cluster.topics import Topics
+from exclusivelog.cluster.waiting import Assign, Unassign
+from exclusivelog.errors import LedgerError, ProducerMovedError, TopicNotFoundError
+from exclusivelog.types import EngineInfo, Move
+from exclusivelog.waits import check_seconds
+
+__all__ = ["Moving", "cancel_moves", "choose", "hand_over_due", "moved_error"]
+
+LOOK_SECONDS = 0.1  # a destination that dies writes nothing
+
+
+class Host(Protocol):
+    """The engine that coordinates."""
+
+    @property
+    def place(self) -> Place:
+        """Where the topics and the engines are."""
+
+    @property
+    def topics(self) -> Topics:
+        """Those that it follows."""
+
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
+    def check_writable(self) -> None:
+        """An error unless the engine can be used here, and to write."""
+
+    def lives(self, engine: str) -> bool:
+        """Does the engine of that id live?"""
+
+
+def choose(host: Host, topics: str | Iterable[str]) -> list[str]:
+    """The topics that a name, a list of names, or a prefix stands for."""
+    known = [name for name in host.place.topics() if not is_internal(name)]
+    if not isinstance(topics, str):
+        names = list(dict.fromkeys(topics))
+        for name in names:
+            if not isinstance(name, str):
+                raise TypeError(f"topics takes a str or an iterable of them, not {name!r}")
+            if name not in known:
+                raise TopicNotFoundError(f"{host.place.url} has no topic {name!r}")
+        return names
+    if topics in known:
+        return [topics]
+    found = [name for name in known if name.startswith(topics.removesuffix("*"))]
+    if not found:
+        raise TopicNotFoundError(
+            f"{host.place.url} has no topic {topics!r}, and none that begins with it"
+        )
+    return found
+
+
+def moved_error(topic: str, assigned: Assign) -> ProducerMovedError:
+    """What the producers of the former owner raise."""
+    error = ProducerMovedError(
+        f"topic {topic!r} was handed over to engine {assigned.engine_name!r} (id "
+        f"{assigned.engine_id}, pid {assigned.pid}); send there"
+    )
+    error.successor = assigned.target
+    return error
+
+
+@dataclass
+class One:
+    """The move of one topic. `number`: of its record; 0: none was needed."""
+
+    log: TopicLog
+    source: Grant | None
+    number: int
+    move: Move
+
+
+class Moving:
+    """One call of `Engine.unload`; see `exclusivelog.backend.Moves`."""
+
+    def __init__(
+        self, host: Host, topics: Callable[[], list[str]], to: str, timeout: float,
+        groups: Iterable[str], producer: str | None,
+    ) -> None:  # fmt: skip
+        host.check_writable()
+        check_seconds(timeout, "timeout", "seconds from 0 on")
+        if producer is not None and not isinstance(producer, str):
+            raise TypeError(f"producer={producer!r}: it takes the name of a producer, or None")
+        if list(groups):
+            raise refusal("several_claims")
+        self._host, self._producer = host, producer
+        self._target = _find(host, to)
+        self._names = topics()
+        self._until = now_ms() + int(timeout * 1000)
+        self._end = time.monotonic() + timeout
+        self._stopped = threading.Event()
+        self._begun: list[One] = []
+
+    # ---- begin -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Begin to move the topics, unless that has begun."""
+        names, self._names = self._names, []
+        for name in names:
+            self._begun.append(self._begin(self._host.topics.named(name)))
+
+    def _begin(self, log: TopicLog) -> One:
+        log.catch_up()
+        seen = look(log, self._host.lives)
+        reason = self._refusal(seen.owner, bool(seen.shared))
+        one = One(log, seen.owner, 0, self._state(log, seen.owner, "failed", reason))
+        if reason:
+            return one
+        if seen.owner is not None and seen.owner.holder.engine_id == self._target.id:
+            one.move = self._state(log, None, "owned", owner=seen.owner)
+            return one
+        one.number = secrets.randbits(62)
+        log.tell(
+            Assign(
+                one.number, 0 if seen.owner is None else seen.owner.session, self._target.id,
+                self._target.name, self._target.pid, dict(self._target.properties), now_ms(),
+                self._until,
+            )
+        )  # fmt: skip
+        self._inspect(one)
+        return one
+
+    def _refusal(self, owner: Grant | None, shared: bool) -> str:
+        if shared:
+            return "it has shared producers, which do not move on a cluster"
+        if self._producer is None:
+            return ""
+        there = owner is not None and owner.holder.producer_name == self._producer
+        return "" if there else f"producer {self._producer!r} does not own it"
+
+    def _state(
+        self, log: TopicLog, source: Grant | None, state: str, reason: str = "",
+        owner: Grant | None = None,
+    ) -> Move:  # fmt: skip
+        epoch = log.state.epoch if owner is None else owner.epoch
+        shown = None if source is None else source.owner()
+        return Move(log.name, log.id, epoch, shown, self._target, state, reason)
+
+    # ---- follow ----------------------------------------------------------------------------
+
+    def _inspect(self, one: One) -> bool:
+        """What has become of the move; has it ended?"""
+        log = one.log
+        if not one.number or one.move.ok:
+            return True
+        assigned, owner = log.waiters.assigned, look(log, self._host.lives).owner
+        mine = assigned is not None and assigned.number == one.number
+        changed = owner is not None and (one.source is None or owner.session != one.source.session)
+        if owner is not None and changed and owner.holder.engine_id == self._target.id:
+            one.move = self._state(log, one.source, "owned", owner=owner)
+        elif mine and owner is None:
+            one.move = self._state(log, one.source, "assigned")
+        elif mine and not changed:
+            one.move = self._state(log, one.source, "releasing")
+            return False
+        else:
+            why = "another producer owns it" if changed else "cancelled, or another move came first"
+            one.move = self._state(log, owner, "failed", why)
+        return True
+
+    def run(self) -> list[Move]:
+        """Move all topics; returns the outcome of each."""
+        try:
+            self.begin()
+            for one in self._begun:
+                self._follow(one)
+        except BaseException:
+            self.give_up()
+            raise
+        return self.moves()
+
+    def _follow(self, one: One) -> None:
+        while not self._inspect(one):
+            if self._stopped.is_set():
+                raise MoveCancelled("the call was cancelled")
+            self._host.check_open()
+            left = self._end - time.monotonic()
+            if left <= 0 or not self._host.lives(self._target.id):
+                self._withdraw(one, "deadline" if left <= 0 else "the destination is gone")
+                return
+            with one.log.changed:
+                one.log.changed.wait(min(left, LOOK_SECONDS))
+        one.log.check()
+
+    def _withdraw(self, one: One, reason: str) -> None:
+        """Cancel a move that was not released; what the log says decides."""
+        one.log.tell(Unassign(one.number))
+        if not self._inspect(one) or not one.move.ok:
+            owner = look(one.log, self._host.lives).owner
+            one.move = self._state(one.log, owner, "failed", reason)
+
+    def stop(self) -> None:
+        """Make `run`, in another thread, raise MoveCancelled, unless it has ended."""
+        self._stopped.set()
+
+    def give_up(self) -> None:
+        """Cancel the moves that were not released yet."""
+        for one in self._begun:
+            if not self._inspect(one):
+                self._withdraw(one, "cancelled")
+
+    def moves(self) -> list[Move]:
+        """The present state of the moves that have begun."""
+        return [one.move for one in self._begun]
+
+
+def _find(host: Host, to: str) -> EngineInfo:
+    engines = host.place.engines()
+    for engine in engines:
+        if engine.id == to:
+            return engine
+    there = ", ".join(f"{other.name!r} (id {other.id})" for other in engines)
+    raise LedgerError(
+        f"to={to!r} is not a live engine on {host.place.url}; there is {there or 'none'}"
+    )
+
+
+def cancel_moves(host: Host, topics: str | Iterable[str]) -> list[str]:
+    """End the moves of these topics; the names of those that were under way."""
+    found = []
+    for name in choose(host, topics):
+        log = host.topics.named(name)
+        log.catch_up()
+        assigned = log.waiters.assigned_at(now_ms())
+        if assigned is not None:
+            log.tell(Unassign(assigned.number))
+            found.append(name)
+    return found
+
+
+def hand_over_due(owning: Owning) -> Assign | None:
+    """Is this session to release its topic?"""
+    assigned = owning.topic.waiters.assigned_at(now_ms())
+    due = assigned is not None and assigned.session == owning.writer.session
+    return assigned if due and owning.writer.status == "owner" else None

@@ -1,0 +1,178 @@
+"""Hand-overs to an engine that is named in advance, on the public interface alone (E1 to E4)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import exclusivelog as xl
+from testing.processes import EXCLUSIVE, FENCING, PATIENCE, WAIT, State, Worker, until, values
+
+pytestmark = pytest.mark.needs("unload")
+
+
+@pytest.fixture
+def there(path: str) -> Iterator[xl.Topic]:
+    """The topic, on another engine."""
+    with xl.open(path, name="there", properties={"at": "there"}) as engine:
+        yield engine.topic("orders")
+
+
+def test_e1_e3_the_destinations_best_waiter_gets_the_topic_past_all_others(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    owner = topic.producer(EXCLUSIVE, follow=False)
+    owner.send(b"before")
+    first = topic.producer_async(WAIT, priority=9)
+    low, best = (there.producer_async(WAIT, priority=priority) for priority in (0, 1))
+    [move] = engine.unload("orders", to=there.engine.id)
+    assert move.ok
+    assert move.target.properties == {"at": "there"}
+    assert move.source is not None
+    assert move.source.session == owner.session.id or owner.state != "open"
+    new = best.result(PATIENCE)
+    assert (new.topic_epoch, new.send(b"after")) == (2, 1)
+    assert not first.done()
+    assert not low.done()
+    new.close()
+    assert first.result(PATIENCE).topic_epoch == 3
+
+
+def test_e3_a_topic_is_reserved_for_the_destinations_next_producer(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    owner = topic.producer(EXCLUSIVE, follow=False)
+    owner.send(b"before")
+    waiter = topic.producer_async(WAIT)
+    [move] = engine.unload("orders", to=there.engine.id, timeout=30)
+    assert (move.state, topic.owner, owner.state) == ("assigned", None, "moved")
+    assert [info.state for info in engine.topic("orders").transfers] == ["assigned"]
+    with pytest.raises(xl.ProducerFencedError, match="there"):
+        topic.producer(EXCLUSIVE)
+    assert not waiter.done()
+    with there.producer(EXCLUSIVE) as new:
+        assert new.topic_epoch == 2
+    assert waiter.result(PATIENCE).topic_epoch == 3
+
+
+def test_e3_a_reservation_ends_at_its_deadline(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    owner = topic.producer(EXCLUSIVE, follow=False)
+    owner.send(b"before")
+    waiter = topic.producer_async(WAIT)
+    [move] = engine.unload("orders", to=there.engine.id, timeout=0.5)
+    assert (move.state, owner.state) == ("assigned", "moved")
+    assert waiter.result(PATIENCE).send(b"after") == 1
+
+
+def test_e4_cancel_frees_a_reserved_topic(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    topic.producer(EXCLUSIVE).close()
+    engine.unload("orders", to=there.engine.id, timeout=60)
+    waiter = topic.producer_async(WAIT)
+    assert not waiter.done()
+    assert engine.cancel_unload("orders") == ["orders"]
+    assert engine.cancel_unload("orders") == []
+    assert waiter.result(PATIENCE).topic_epoch == 2
+
+
+def test_e4_the_end_of_the_destination_ends_a_reservation(
+    engine: xl.Engine, topic: xl.Topic, path: str
+) -> None:
+    topic.producer(EXCLUSIVE).close()
+    with xl.open(path) as gone:
+        engine.unload("orders", to=gone.id, timeout=60)
+        waiter = topic.producer_async(WAIT)
+        assert not waiter.done()
+    assert waiter.result(PATIENCE).topic_epoch == 2
+
+
+def test_e4_moving_again_is_safe(engine: xl.Engine, topic: xl.Topic, there: xl.Topic) -> None:
+    owner = topic.producer(EXCLUSIVE, follow=False)
+    owner.send(b"before")
+    waiting = there.producer_async(WAIT)
+    assert engine.unload("orders", to=there.engine.id)[0].ok
+    assert owner.state == "moved"
+    new = waiting.result(PATIENCE)
+    [again] = there.engine.unload(["orders"], to=there.engine.id)
+    assert (again.state, again.epoch, new.state) == ("owned", 2, "open")
+    with pytest.raises(xl.LedgerError, match="is not a live engine"):
+        engine.unload("orders", to="nobody")
+    with pytest.raises(xl.TopicNotFoundError):
+        engine.unload("elsewhere", to=there.engine.id)
+
+
+def test_e1_a_prefix_moves_all_of_its_topics(engine: xl.Engine, there: xl.Topic) -> None:
+    owners = [engine.topic(name).producer(EXCLUSIVE, follow=False) for name in ("a/1", "a/2", "b")]
+    moves = engine.unload("a/*", to=there.engine.id)
+    assert [(move.topic, move.ok) for move in moves] == [("a/1", True), ("a/2", True)]
+    assert [owner.state for owner in owners] == ["moved", "moved", "open"]
+
+
+def open_and_send(state: State, count: int) -> str:
+    """Own the topic and send; the producer's state afterwards, and whom it names."""
+    state.producer = producer = state.topic.producer(EXCLUSIVE)
+    for number in range(count):
+        producer.send_async(b"%d" % number)
+    return str(producer.state)
+
+
+def told(state: State) -> tuple[str, str]:
+    """What a send raises once the topic was moved."""
+    assert state.producer is not None
+    try:
+        state.producer.send(b"late")
+    except xl.ProducerMovedError as error:
+        return state.producer.state, "" if error.successor is None else error.successor.name
+    return state.producer.state, ""
+
+
+def test_e2_the_former_owner_learns_who_has_it_and_loses_nothing_that_it_accepted(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker()
+    assert process.call(open_and_send, 300) == "open"
+    [move] = engine.unload("orders", to=engine.id)
+    assert move.state == "assigned"
+    assert process.call(told) == ("moved", engine.name)
+    assert values(topic) == [b"%d" % n for n in range(300)]
+    assert topic.producer(EXCLUSIVE).topic_epoch == 2
+
+
+def test_e4_a_killed_source_is_followed_by_the_destination(
+    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker()
+    process.call(open_and_send, 1)
+    until(lambda: topic.next_offset == 1)
+    waiter = topic.producer_async(WAIT)
+    process.kill()
+    [move] = engine.unload("orders", to=engine.id)
+    assert move.ok
+    assert waiter.result(PATIENCE).topic_epoch == 2
+
+
+def test_e4_a_producer_that_fences_meanwhile_leaves_one_owner(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    """First valid transition wins, whichever it is."""
+    for _ in range(5):
+        owner = topic.producer(FENCING, follow=False)
+        moving = threading.Thread(
+            target=lambda: engine.unload("orders", to=there.engine.id, timeout=1)
+        )
+        moving.start()
+        rival = there.producer(FENCING)
+        moving.join(PATIENCE)
+        until(lambda owner=owner: owner.state != "open")
+        assert topic.owner is not None
+        assert topic.owner.session == rival.session.id
+        rival.close()
+        end = time.monotonic() + PATIENCE
+        while topic.transfers and time.monotonic() < end:
+            engine.cancel_unload("orders")
