@@ -35,7 +35,7 @@ PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 test: lint docs
 	$(PYTEST) -m "not broker" --durations=10
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
-	$(PYTEST) -m broker -n 2 tests/cluster proof/tests
+	$(PYTEST) -m broker -n 2 tests/cluster tests/spark proof/tests
 	$(PYTEST) bench
 
 lint: $(READY)

@@ -29,7 +29,6 @@ from proof.linearizability import UNKNOWN, Call
 from proof.map_clients import frozen, made
 from proof.traffic import PATIENCE, TIMEOUTS, TOPICS, Notes
 
-MODES = ("exclusive", "wait_for_exclusive", "exclusive_with_fencing")
 STORED = "stored"  # a sabotage: acknowledged when the broker has stored it, whatever the rule says
 AGAIN_SECONDS = 0.3  # after an error, before the engine is opened again
 FOR_EVER = 1 << 62
@@ -53,16 +52,18 @@ class Player(traffic.Player):
         """Open a producer, use it, and leave it, one way or another."""
         topic = self.engine.topic(self.rng.choice(TOPICS))
         self.look(topic)
+        mode = self.rng.choice([mode.value for mode in xl.AccessMode])
         try:
             producer = topic.producer(
-                self.rng.choice(MODES), priority=self.rng.randrange(5),
+                mode, priority=self.rng.randrange(5),
                 timeout=self.rng.choice(TIMEOUTS),
             )  # fmt: skip
         except (*REFUSED, xl.WaitTimeoutError):
             return
+        exclusive = mode != "shared"
         for _ in range(self.rng.randrange(1, 30)):
-            if not self.send(topic, producer, True):
-                self.haunt(topic, producer, True)
+            if not self.send(topic, producer, exclusive):
+                self.haunt(topic, producer, exclusive)
                 break
         if self.rng.random() < 0.8:
             producer.close()  # else it is abandoned, and must not stay an owner
@@ -72,9 +73,9 @@ class Player(traffic.Player):
     ) -> bool:
         """Send one message or a batch; was it accepted?"""
         values = self.values(topic.name, self.rng.choice([1, 1, 1, traffic.MOST_AT_ONCE]))
-        number = self._begin(topic, values, stale)
+        number = self._begin(topic, values, exclusive, stale)
         try:
-            if self.sabotage == STORED and not stale:
+            if self.sabotage == STORED and exclusive and not stale:
                 offset = self._ignoring_the_rule(topic, producer, values)
             elif len(values) == 1:
                 offset = producer.send(values[0])
@@ -85,12 +86,13 @@ class Player(traffic.Player):
             if isinstance(error, (xl.ProducerFencedError, xl.EngineClosedError)):
                 return False
             raise
-        self.notes.end(number, offset=offset, epoch=producer.topic_epoch)
+        epoch = producer.topic_epoch if exclusive else None
+        self.notes.end(number, offset=offset, epoch=epoch)
         return True
 
-    def _begin(self, topic: xl.Topic, values: list[bytes], stale: bool) -> int:
+    def _begin(self, topic: xl.Topic, values: list[bytes], exclusive: bool, stale: bool) -> int:
         sender = f"{os.getpid()}-{self.unknown}"
-        return self.notes.begin(topic.name, values, exclusive=True, stale=stale, sender=sender)
+        return self.notes.begin(topic.name, values, exclusive=exclusive, stale=stale, sender=sender)
 
     def _refused(self, number: int, error: xl.ExclusiveLogError) -> None:
         if error.maybe_written:
@@ -103,11 +105,15 @@ class Player(traffic.Player):
         """It was fenced: its producer refuses what it tries from now on, and frames of its session
         that get into the Pulsar topic do not count, wherever they say that they stand."""
         self.send(topic, producer, exclusive, stale=True)
+        if producer.state != "fenced":  # the engine gave up: it may be the owner still
+            return
         log, end = self._raw(topic), topic.next_offset
         for ahead in (0, 1):
             values = self.values(topic.name, 1)
-            self.notes.end(self._begin(topic, values, stale=True), refused=True)  # or it is a fault
-            log.append(encode(_frame(producer, end + ahead, values)))
+            self.notes.end(
+                self._begin(topic, values, exclusive, True), refused=True
+            )  # or it is a fault
+            log.append(encode(_frame(producer, end + ahead, values, exclusive)))
 
     def _raw(self, topic: xl.Topic) -> OrderedLog:
         if topic.name not in self.raw:
@@ -136,12 +142,14 @@ class Player(traffic.Player):
             log.close()
 
 
-def _frame(producer: xl.Producer, first: int, values: list[bytes]) -> Frame:
+def _frame(producer: xl.Producer, first: int, values: list[bytes], exclusive: bool = True) -> Frame:
     session, now = producer.session, time.time_ns() // 1_000_000
     contents = tuple(
         Content(value, None, {}, None, now, session.name, 10**6 + number)
         for number, value in enumerate(values)
     )
+    if not exclusive:  # the next number of its session, or one that is near
+        return Frame(session.epoch, session.id, 0, contents, number=first % 30 + 1)
     return Frame(session.epoch, session.id, first, contents)
 
 

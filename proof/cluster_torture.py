@@ -27,7 +27,7 @@ from proof.linearizability import Call, check_per_key
 from proof.map_clients import KEYS, frozen
 from proof.report import Figure
 from proof.sizes import Size
-from proof.traffic import PATIENCE, TOPICS, Record, read_notes
+from proof.traffic import TOPICS, Record, read_notes
 from testing.broker import Broker, Namespace, missing
 from testing.judges import ACKNOWLEDGED, REFUSED, about, judge, read_rows
 from testing.processes import until
@@ -36,7 +36,7 @@ from testing.proxy import HIDDEN, Proxy, behind
 ON_TOPICS, ON_MAP = 4, 2  # processes
 STOPS = (0.01, 0.1, 1.0, 3.0)  # seconds
 JUDGE_SECONDS = 90.0  # until the judge has the topic; the owner may be dead
-END_SECONDS = 60.0
+START_SECONDS = END_SECONDS = 120.0
 CALM_SECONDS = 3.0  # without faults, at the end
 
 # How often each fault comes, of 100.
@@ -162,9 +162,9 @@ class Storm:
     # ---- what they noted -----------------------------------------------------------------
 
     def tracebacks(self) -> list[str]:
-        """What a process died of by itself."""
+        """What a process died of by itself; errors of callbacks are in its log only."""
         texts = [errors.read_text() for errors in self.path.glob("stderr-*.txt")]
-        return [text.strip().splitlines()[-1] for text in texts if "Traceback" in text]
+        return [text.strip().splitlines()[-1] for text in texts if "in _live" in text]
 
     def map_history(self) -> list[Call]:
         """All calls of the map."""
@@ -225,7 +225,7 @@ def torture(
         try:
             for number in range(ON_TOPICS + ON_MAP):
                 storm.start(number >= ON_TOPICS)
-            until(lambda: len(list(where.glob("*-*"))) >= 2 * (ON_TOPICS + ON_MAP), PATIENCE)
+            until(lambda: len(list(where.glob("*-*"))) >= 2 * (ON_TOPICS + ON_MAP), START_SECONDS)
             storm.go_on(faults, weights, pause)
             storm.end()
         finally:

@@ -33,7 +33,7 @@ from exclusivelog.errors import (
 from exclusivelog.messages import to_ms
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
-__all__ = ["ClusterCursor", "entries_of", "offset_at_time"]
+__all__ = ["ClusterCursor", "entries_of", "frames_from", "offset_at_time"]
 
 
 READ_BYTES = 1 << 20  # about so much is encoded at once
@@ -114,6 +114,19 @@ def offset_at_time(topic: TopicLog, time_ms: int) -> int:
     finally:
         back.close()
     return end
+
+
+def frames_from(topic: TopicLog, first: int) -> Iterator[Frame]:
+    """The frames with this offset or later ones, up to the end as it is known now."""
+    with topic.changed:
+        mark, end = topic.recent.mark_before(first), topic.state.next
+    back = _Back(topic, mark.begin())
+    try:
+        while (frame := back.next(end)) is not None:
+            if frame.end > first:
+                yield frame
+    finally:
+        back.close()
 
 
 class _Back:

@@ -20,6 +20,7 @@ from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
 from exclusivelog.cluster.cursor import ClusterCursor
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.history import history
+from exclusivelog.cluster.inspection import Inspection
 from exclusivelog.cluster.kinds import TOPIC as KINDS
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.life import Identity
@@ -45,13 +46,15 @@ class ClusterEngine(Identity):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = frozenset(
-        {"claims", "history", "reader_groups", "shared_producers", "shared_state", "unload"}
-    )
+        {
+            "claims", "history", "inspection", "reader_groups", "shared_producers", "shared_state",
+            "unload",
+        }
+    )  # fmt: skip
     latest_needs_log = True  # another machine may own the topic by now
 
     role_store = Refusing("roles")
     once = Refusing("once")
-    inspection = Refusing("inspection")
     commit_transaction = refuses("transactions")
     snapshot = refuses("snapshots")
     backup = refuses("backup")
@@ -95,6 +98,11 @@ class ClusterEngine(Identity):
     def latest(self, topic: int) -> _core.TopicRow:
         """The topic's facts as they are now."""
         return ClusterTopic(self, topic).facts()
+
+    @property
+    def inspection(self) -> Inspection:
+        """What a query planner asks."""
+        return Inspection(self)
 
     def events(self, topic: str | None, group: str | None) -> Iterator[Event]:
         """The changes of ownership of a topic, or of all topics one after the other."""

@@ -93,6 +93,12 @@ class Recent:
             stop += 1
         return self._frames[start:stop]
 
+    @property
+    def message_bytes(self) -> float:
+        """The mean size of the messages that are kept; 0.0 without one."""
+        count = sum(len(frame.contents) for frame in self._frames)
+        return self._bytes / count if count else 0.0
+
     # ---- places to read from -------------------------------------------------------------
 
     def mark_before(self, position: int) -> Mark:

@@ -21,7 +21,6 @@ REASONS = {
     "compaction": "it would remove grants; read all messages, or keep a SharedMap",
     "compression": "a cluster stores what it is given; compress the values",
     "deletion": "a topic that is made again would begin its epochs anew (rule B1)",
-    "inspection": "query plans need a local log: exclusivelog mirror NEW --from URL",
     "large_messages": "a record takes 5 MB; store the value elsewhere, and send a reference",
     "many_producers": "several grants at once need a transaction; open each by itself",
     "once": "numbered batches need transactions; send with sequence ids",

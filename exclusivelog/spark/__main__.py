@@ -40,6 +40,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         command.add_argument("--master", default="local[*]", help="where Spark runs (%(default)s)")
         command.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE",
                              type=_pair, help="a Spark setting; repeatable")  # fmt: skip
+        if add in (_add_archive, _add_audit):
+            _add_access(command)
         command.add_argument("--quiet", action="store_true", help="show no progress")
     return parser.parse_args(arguments)
 
@@ -51,6 +53,21 @@ if TYPE_CHECKING:
 
 def _add(commands: Commands, name: str, text: str) -> Parser:
     return commands.add_parser(name, help=text, description=text)
+
+
+ACCESS = ("admin", "token_file", "tls_trust_certs")
+
+
+def _add_access(command: Parser) -> None:
+    command.add_argument("--admin", metavar="URL", help="a cluster's admin API")
+    command.add_argument("--token-file", metavar="FILE",
+                         help="a file with a token (default: $EXCLUSIVELOG_TOKEN)")  # fmt: skip
+    command.add_argument("--tls-trust-certs", metavar="FILE", help="certificates to trust")
+
+
+def _access(given: argparse.Namespace) -> dict[str, str]:
+    found = {name: getattr(given, name) for name in ACCESS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _add_archive(commands: Commands) -> Parser:
@@ -164,7 +181,7 @@ def _archive(spark: SparkSession, given: argparse.Namespace, out: TextIO | None)
 
     done = archive.run(
         spark, given.ledger, given.topic, given.to, before=given.before, chunk=given.chunk,
-        keep=given.keep, out=out,
+        keep=given.keep, out=out, access=_access(given),
     )  # fmt: skip
     print(f"{done.topic}: offsets {done.start} to {done.end} archived now, all before {done.end} "
           f"by now; the topic begins at {done.first_offset}")  # fmt: skip
@@ -196,7 +213,7 @@ def _replay(spark: SparkSession, given: argparse.Namespace, out: TextIO | None) 
 def _audit(spark: SparkSession, given: argparse.Namespace, out: TextIO | None) -> bool:
     from exclusivelog.spark import audit
 
-    verdicts = audit.run(spark, given.ledger, given.topics or None, out=out)
+    verdicts = audit.run(spark, given.ledger, given.topics or None, out=out, access=_access(given))
     for verdict in verdicts:
         mark = "ok    " if verdict.holds else "FAILED"
         print(f"{mark}\t{verdict.topic}\t{verdict.claim}\t{verdict.facts}")

@@ -14,13 +14,16 @@ its end is recorded in the ledger, in the table of batches, under `archive:<to>`
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 import exclusivelog as xl
 from exclusivelog.once import record, recorded
 from exclusivelog.spark import plan
+from exclusivelog.spark.clusters import open_log
 from exclusivelog.spark.errors import DATA_LOSS, PIPELINE, SourceError, coded
+from exclusivelog.spark.options import refuse
 from exclusivelog.spark.pipelines import (
     CHUNK,
     Files,
@@ -58,6 +61,7 @@ def run(
     spark: SparkSession, ledger: str, topic: str, to: str, *,
     before: int | dt.datetime | None = None, chunk: int = CHUNK,
     keep: dt.timedelta | None = None, out: TextIO | None = None,
+    access: Mapping[str, str] | None = None,
 ) -> Archived:  # fmt: skip
     """Archive what is new in a topic.
 
@@ -67,13 +71,17 @@ def run(
     - `keep`: trim the topic afterwards: what is archived, and older than this. None: trim
       nothing.
     - `out`: where progress is told; None: nowhere.
+    - `access`: what `exclusivelog.open` takes to get into a cluster, if `ledger` is the URL of a
+      namespace. There the archive alone says what it has, and nothing can be trimmed.
 
     Raises SourceError: DATA_LOSS where messages are gone that were not archived, PIPELINE where
     the archive is another ledger's, or does not hold what was written.
     """
     check_chunk(chunk)
-    with coded(), xl.open(ledger, "archive", create=False) as engine:
-        job = Archive(spark, engine, topic, to, Progress(spark, out))
+    with coded(), open_log(ledger, "archive", access, readonly=False) as engine:
+        if keep is not None and not engine.supports("retention"):
+            raise refuse("keep trims the topic, and a cluster's log keeps all; leave it out")
+        job = Archive(spark, engine, topic, to, Progress(spark, out), access)
         return job.go(before, chunk, keep)
 
 
@@ -81,10 +89,13 @@ class Archive:
     """One topic's way into one archive."""
 
     def __init__(
-        self, spark: SparkSession, engine: xl.Engine, topic: str, to: str, progress: Progress
-    ) -> None:
+        self, spark: SparkSession, engine: xl.Engine, topic: str, to: str, progress: Progress,
+        access: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._spark = spark
         self._engine = engine
+        self._access = access
+        self._records = engine.supports("once")
         self._topic = engine.topic(topic, create=False)
         self._files = Files(spark, to)
         self._progress = progress
@@ -103,14 +114,16 @@ class Archive:
         while start < end:
             stop = self._left_behind(start) or min(start + chunk, end)
             self._archive(start, stop)
-            record(self._engine, self._topic, self._writer, stop)
+            if self._records:
+                record(self._engine, self._topic, self._writer, stop)
             start = stop
         if keep is not None:
             self._trim(start, keep)
         return Archived(self._topic.name, first, start, self._topic.first_offset)
 
     def _claim_the_directory(self) -> None:
-        mark = f"{self._engine.ledger.uuid} {self._topic.id}"
+        log = self._engine.ledger.uuid if self._records else self._engine.path
+        mark = f"{log} {self._topic.id}"
         found = self._files.read(f"{self._where}/_ledger")
         if found is None and self._done:
             raise SourceError(
@@ -130,6 +143,8 @@ class Archive:
 
     @property
     def _done(self) -> int:
+        if not self._records:
+            return max(self._ranges().values(), default=0)  # they are made one after the other
         return recorded(self._engine, self._topic).get(self._writer, 0)
 
     def _begin(self) -> int:
@@ -177,7 +192,10 @@ class Archive:
         seen = Observation("archive")
         from exclusivelog.spark.source import read
 
-        frame = read(self._spark, self._engine.path, self._topic.name, self._topic.id, start, stop)
+        frame = read(
+            self._spark, self._engine.path, self._topic.name, self._topic.id, start, stop,
+            self._access,
+        )  # fmt: skip
         frame = frame.observe(seen, *[F.expr(fact) for fact in FACTS])
         frame = frame.drop("topic").withColumn("date", F.expr(DATE))
         frame.write.option("compression", "zstd").partitionBy("date").parquet(to)

@@ -7,12 +7,12 @@ messages was granted once (rules B1, B8, E5, G2).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-import exclusivelog as xl
 from exclusivelog.audit.judging import names_of, owned, verdicts
 from exclusivelog.audit.leaders import Verdict
+from exclusivelog.spark.clusters import open_log
 from exclusivelog.spark.errors import coded
 from exclusivelog.spark.pipelines import Progress
 
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 
 def run(
     spark: SparkSession, ledger: str, topics: Sequence[str] | None = None, *,
-    out: TextIO | None = None,
+    out: TextIO | None = None, access: Mapping[str, str] | None = None,
 ) -> list[Verdict]:  # fmt: skip
-    """Judge topics (None: all); a verdict for each claim about each topic."""
+    """Judge topics (None: all); a verdict for each claim about each topic.
+
+    `ledger` may be the URL of a cluster's namespace; `access`: what `exclusivelog.open` takes to
+    get in there (admin, token, token_file, tls_trust_certs)."""
     from exclusivelog.spark import source
 
     progress = Progress(spark, out)
-    with coded(), xl.open(ledger, "audit", readonly=True) as engine:
+    with coded(), open_log(ledger, "audit", access, readonly=True) as engine:
         names = names_of(engine, topics)
         with progress.step(f"reading {len(names)} topics"):
-            found = source.runs(spark, engine.path, names)
+            found = source.runs(spark, engine.path, names, access=access)
         events = list(engine.history())  # of leaders that came meanwhile, too
         return verdicts(names, found, events, owned(engine, names))

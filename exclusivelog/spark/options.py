@@ -31,9 +31,10 @@ STAGING_NAME = "staging"
 MOST = 2**63 - 1
 
 WHICH = ("topic", "topics", "topicsPattern", "subscribe", "subscribePattern")
+ACCESS = ("admin", "token", "token_file", "tls_trust_certs", "check_policies")  # to a cluster
 READING = (
-    *WHICH, "path", "startingOffsets", "startingTimestamp", "failOnDataLoss", "minPartitions",
-    "access",
+    *WHICH, *ACCESS, "path", "startingOffsets", "startingTimestamp", "failOnDataLoss",
+    "minPartitions", "access",
 )  # fmt: skip
 BATCH = (*READING, "endingOffsets", "endingTimestamp", "view", "bucketMs", "topicIds")
 STREAM = (*READING, "maxOffsetsPerTrigger", "maxBytesPerTrigger")
@@ -63,11 +64,30 @@ def check_known(options: Options, known: tuple[str, ...], what: str) -> None:
 
 
 def ledger_path(options: Options) -> str:
-    """The ledger's directory, absolute: an executor has a working directory of its own."""
+    """The ledger's directory, absolute: an executor has a working directory of its own. Or the URL
+    of a cluster's namespace."""
     path = options.get("path", "")
     if not path:
         raise refuse('path is missing: the ledger\'s directory, as in load("data/log")')
+    if is_url(path):
+        return path
     return os.path.abspath(re.sub(r"^file:(//)?", "", path))
+
+
+def is_url(path: str) -> bool:
+    """Is it the URL of a cluster's namespace?
+
+    >>> is_url("pulsar://broker:6650/a/b"), is_url("data/log"), is_url("file:///data/log")
+    (True, False, False)
+    """
+    return "://" in path and not path.startswith("file:")
+
+
+def _access(options: Options, path: str) -> dict[str, str]:
+    found = {name: options[name] for name in ACCESS if name in options}
+    if found and not is_url(path):
+        raise refuse(f"{next(iter(found))} is for clusters; a local ledger takes none")
+    return found
 
 
 # ---- reading -----------------------------------------------------------------------------
@@ -107,6 +127,7 @@ class ReadOptions:
     inline: bool
     bucket_ms: int = 0
     ids: Mapping[str, int] = field(default_factory=dict)  # the topics are these, or it fails
+    access: Mapping[str, str] = field(default_factory=dict, repr=False)  # to a cluster
 
 
 def batch_options(options: Options) -> ReadOptions:
@@ -143,8 +164,10 @@ def _read_options(options: Options, start: str) -> ReadOptions:
         for topic in bounds.topics:
             if not (re.fullmatch(pattern, topic) if names is None else topic in names):
                 raise refuse(f"{name} names the topic {topic!r}, which is not among those read")
+    path = ledger_path(options)
     return ReadOptions(
-        path=ledger_path(options), names=names, pattern=pattern, start=first, end=last,
+        path=path, access=_access(options, path), names=names, pattern=pattern, start=first,
+        end=last,
         fail_on_data_loss=_one_of(options, "failOnDataLoss", ("true", "false")) == "true",
         min_partitions=_number(options, "minPartitions", 1) or 1,
         max_offsets=_number(options, "maxOffsetsPerTrigger", None),
@@ -291,6 +314,11 @@ def stream_write_options(options: Options) -> WriteOptions:
 
 def _write_options(options: Options, app_id: str | None, version: int | None) -> WriteOptions:
     path, topic = ledger_path(options), options.get("topic")
+    if is_url(path):
+        raise refuse(
+            "a batch is appended once by a transaction, which a cluster does not have; write to a "
+            "local ledger, and mirror it, or send with a producer in foreachPartition"
+        )
     try:
         if topic is not None:
             check_writable(topic)

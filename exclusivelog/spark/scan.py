@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from exclusivelog.opening import open as open_engine
 from exclusivelog.spark import plan
+from exclusivelog.spark.clusters import open_log
 from exclusivelog.spark.errors import SCHEMA, SourceError, coded
 from exclusivelog.spark.options import BATCH, WHICH, ReadOptions, batch_options, check_known
 
@@ -117,7 +117,7 @@ def _slices(options: ReadOptions, schema: StructType) -> list[InputPartition]:
 
     reader = BatchReader(options, schema)
     # Not kept open: a process that has a ledger open read-only cannot open it to write.
-    with open_engine(options.path, name="spark", readonly=True, create=False) as engine:
+    with open_log(options.path, "spark", options.access, readonly=True) as engine:
         return reader.slices(engine, plan.spans(engine, options))
 
 

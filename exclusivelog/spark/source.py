@@ -65,6 +65,7 @@ from exclusivelog.once import Run, append_once, check_writable
 from exclusivelog.opening import open as open_engine
 from exclusivelog.reader import Reader
 from exclusivelog.spark import plan
+from exclusivelog.spark.clusters import open_cluster
 from exclusivelog.spark.errors import (
     DATA_LOSS,
     OPTION,
@@ -80,6 +81,7 @@ from exclusivelog.spark.options import (
     WriteOptions,
     batch_options,
     batch_write_options,
+    is_url,
     stream_options,
     stream_write_options,
     view_of,
@@ -105,7 +107,7 @@ MOST_KEPT = 8  # ledgers that a process has open; each reserves a lot of address
 @dataclass
 class _Handle:
     engine: Engine
-    inode: plan.Inode
+    inode: plan.Inode | None  # of a ledger's directory
     writes: bool
 
 
@@ -113,9 +115,10 @@ _handles: dict[tuple[int, str], _Handle] = {}
 _opening = threading.Lock()
 
 
-def reading(path: str) -> Engine:
-    """An engine of this process that reads the ledger; LedgerError where there is none."""
-    return _handle(path, writes=False).engine
+def reading(path: str, access: Mapping[str, str] | None = None) -> Engine:
+    """An engine of this process that reads the ledger; LedgerError where there is none. Or the
+    cluster's namespace of that URL, with what is needed to get in."""
+    return _handle(path, writes=False, access=access).engine
 
 
 def writing(path: str) -> Engine:
@@ -123,21 +126,30 @@ def writing(path: str) -> Engine:
     return _handle(path, writes=True).engine
 
 
-def _handle(path: str, writes: bool) -> _Handle:
-    key = os.getpid(), os.path.realpath(path)  # a process has a ledger open once
+def _handle(path: str, writes: bool, access: Mapping[str, str] | None = None) -> _Handle:
+    url = is_url(path)
+    # A process has a ledger open once.
+    key = (
+        os.getpid(),
+        repr((path, sorted((access or {}).items()))) if url else (os.path.realpath(path)),
+    )
     with _opening:
         handle = _handles.pop(key, None)
         if handle is not None and not _fits(handle, path, writes):
             handle.engine.close()
             handle = None
         if handle is None:
-            engine = open_engine(path, name="spark", readonly=not writes, create=writes)
-            inode = plan.inode(path)
-            assert inode is not None
-            handle = _Handle(engine, inode, writes)
+            engine = open_cluster(path, access) if url else _open_ledger(path, writes)
+            handle = _Handle(engine, None if url else plan.inode(path), writes)
             _make_room()
         _handles[key] = handle  # behind all others: the first is the one that rests longest
         return handle
+
+
+def _open_ledger(path: str, writes: bool) -> Engine:
+    engine = open_engine(path, name="spark", readonly=not writes, create=writes)
+    assert plan.inode(path) is not None
+    return engine
 
 
 def _make_room() -> None:
@@ -148,7 +160,11 @@ def _make_room() -> None:
 
 
 def _fits(handle: _Handle, path: str, writes: bool) -> bool:
-    if handle.engine.closed or handle.inode != plan.inode(path) or (writes and not handle.writes):
+    if handle.engine.closed or (writes and not handle.writes):
+        return False
+    if handle.inode is None:
+        return True  # a cluster's
+    if handle.inode != plan.inode(path):
         return False
     try:
         handle.engine.ledger.check()
@@ -196,6 +212,26 @@ class Place:
                 REMOTE_EXECUTOR, f"{self.path} holds another ledger than when the query was planned"
             )
         return engine
+
+
+@dataclass(frozen=True)
+class ClusterPlace:
+    """A cluster's namespace: each executor connects by itself. No repr has what is needed to get
+    in."""
+
+    url: str
+    access: Mapping[str, str] = field(repr=False)
+
+    def engine(self) -> Engine:
+        """An engine of this process that reads there."""
+        return reading(self.url, self.access)
+
+
+def place_of(engine: Engine, options: ReadOptions) -> Place | ClusterPlace:
+    """Where tasks read what was planned with this engine."""
+    if is_url(options.path):
+        return ClusterPlace(options.path, dict(options.access))
+    return Place.of(engine)
 
 
 def boot_id() -> str:
@@ -477,7 +513,7 @@ class Slice(InputPartition):
     came along (Arrow IPC)."""
 
     spans: Sequence[Span]
-    place: Place | None
+    place: Place | ClusterPlace | None
     data: bytes | None = None
 
 
@@ -592,7 +628,7 @@ class _Planned:
 
     def slices(self, engine: Engine, wanted: Iterable[Span]) -> list[InputPartition]:
         """Partitions of spans, with their messages inside if access=inline asks for it."""
-        place = Place.of(engine)
+        place = place_of(engine, self.options)
         cut = plan.share_out(engine, self.options, wanted)
         if not self.options.inline:
             return [Slice(spans, place) for spans in cut]
@@ -635,7 +671,7 @@ class BatchReader(_Planned, DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """The partitions, in the order of topics and offsets."""
         with coded():
-            engine = reading(self.options.path)
+            engine = reading(self.options.path, self.options.access)
             if self.options.view in VIEWS:
                 return [self._view(engine)]
             return self.slices(engine, plan.spans(engine, self.options))
@@ -664,7 +700,7 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
     def initialOffset(self) -> Position:  # noqa: N802
         """Where a new query begins."""
         with coded():
-            return plan.starts(reading(self.options.path), self.options)
+            return plan.starts(reading(self.options.path, self.options.access), self.options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What one micro-batch takes at most."""
@@ -677,7 +713,7 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> Position:  # noqa: N802
         """How far the next micro-batch goes."""
         with coded():
-            engine = reading(self.options.path)
+            engine = reading(self.options.path, self.options.access)
             available = self._available(engine)
             begin = plan.goes_on(engine, self.options, start, available)
             offsets, ids = plan.split(available)
@@ -698,17 +734,19 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Nothing that comes from now on counts."""
         with coded():
-            self._target = plan.ends(reading(self.options.path), self.options)
+            self._target = plan.ends(reading(self.options.path, self.options.access), self.options)
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
         """For the query's progress: how far the topics go, whatever the limit."""
         with coded():
-            return plan.split(plan.ends(reading(self.options.path), self.options))[0]
+            return plan.split(
+                plan.ends(reading(self.options.path, self.options.access), self.options)
+            )[0]
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """The partitions of one micro-batch."""
         with coded():
-            engine = reading(self.options.path)
+            engine = reading(self.options.path, self.options.access)
             return self.slices(engine, plan.steps(engine, self.options, start, end))
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
@@ -727,11 +765,12 @@ RUN_TIMES = ("bucket", "first_time", "last_time")
 
 
 def read(
-    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int
-) -> DataFrame:
+    spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int,
+    access: Mapping[str, str] | None = None,
+) -> DataFrame:  # fmt: skip
     """The messages [start, stop) of a topic, and of no other one that has its name by now."""
     register(spark)
-    frame = spark.read.format(NAME).option("topic", topic)
+    frame = spark.read.format(NAME).options(**(access or {})).option("topic", topic)
     frame = frame.option("startingOffsets", json.dumps({topic: start}))
     return (
         frame.option("topicIds", json.dumps({topic: number}))
@@ -742,7 +781,7 @@ def read(
 
 def runs(
     spark: SparkSession, ledger: str, topics: Sequence[str], columns: str = RUNS,
-    bucket_ms: int = 0,
+    bucket_ms: int = 0, access: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The view `runs` of some topics, in the order of offsets; times in ms since 1970."""
     from pyspark.sql.functions import expr
@@ -750,7 +789,8 @@ def runs(
     register(spark)
     if not topics:
         return []
-    reader = spark.read.schema(columns).format(NAME).option("view", "runs")
+    reader = spark.read.schema(columns).format(NAME).options(**(access or {}))
+    reader = reader.option("view", "runs")
     # One job for all of them; in a list, a name could not have a comma.
     reader = reader.option("topicsPattern", "|".join(map(re.escape, topics)))
     if bucket_ms:

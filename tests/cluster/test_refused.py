@@ -62,7 +62,6 @@ CALLS: dict[str, list[Call]] = {
                    lambda e: e.topic("orders").reader(read_compacted=True)],
     "compression": [lambda e: e.topic("orders").compression("lz4")],
     "deletion": [lambda e: e.delete_topic("orders")],
-    "inspection": [lambda e: e.backend.inspection.row(1)],
     "large_messages": [send_large, send_many_large],
     "many_producers": [lambda e: e.producers(["a", "b"], "exclusive")],
     "once": [lambda e: once.recorded(e, "orders"), lambda e: once.record(e, "orders", "w", 1)],
