@@ -27,7 +27,7 @@ __all__ = ["SCHEMES", "PulsarPlace", "find"]
 
 TIMEOUT = 30.0  # seconds, for the broker to answer
 ENGINES = "__engines__"
-REMEMBER_SECONDS = 0.05  # what `lives` has found
+REMEMBER_SECONDS = 0.02  # what `lives` has found
 
 
 class PulsarPlace:
