@@ -263,7 +263,8 @@ class Producer(Sender, Closing):
             refused.__traceback__ = None
             return session.await_resumed(left)
         if refused is not session.moved:
-            raise refused from None
+            # It is kept: else each call would add its frames to the traceback, and keep them.
+            raise refused.with_traceback(None) from None
         refused.__traceback__ = None  # it is kept, and must not keep this producer
         return session.follow(left)
 
@@ -281,12 +282,12 @@ class Producer(Sender, Closing):
             return
         session.engine.check_not_forked()
         if lost is not None:
-            raise lost
+            raise lost.with_traceback(None)
         if self._closed:
             raise self._closed_error()
         if self._moved is not None and self._session.closed:
             self.lost(self._moved)
-            raise self._moved
+            raise self._moved.with_traceback(None)
         self._session.engine.check_open()
 
     def _closed_error(self) -> EngineClosedError:
@@ -483,7 +484,7 @@ class Producer(Sender, Closing):
     def _check_numbering(self) -> None:
         """After a hand-over, the sequence ids may be counted under another name."""
         if self._moved is not None and self.session.name != self.name:
-            raise self._moved
+            raise self._moved.with_traceback(None)
 
     def send_many(
         self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,

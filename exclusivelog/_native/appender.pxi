@@ -1,5 +1,11 @@
 # What one producer sends: directly into the journal, or queued as batches.
 
+cdef object _anew(object error):
+    """An error that is kept, and raised by each call: with the traceback of this call alone."""
+    error.__traceback__ = None
+    return error
+
+
 @cython.final
 cdef class Appender:
     """What one producer has sent, in order, and what of it is not committed yet.
@@ -113,7 +119,7 @@ cdef class Appender:
                         int64_t sequence, bint flushed, bint impatient=False) except -1:
         cdef int outcome
         if self.error is not None:
-            raise self.error
+            raise _anew(self.error)
         if self.generation != _generation:
             raise _inherited()
         if sequence >= 0 and count - 1 > INT64_MAX - sequence:
@@ -233,7 +239,7 @@ cdef class Appender:
             batch = self._open_batch(
                 size, key is not None, properties is not None, event_time is not None)
             if self.error is not None:
-                raise self.error
+                raise _anew(self.error)
             if self.generation != _generation:
                 raise _inherited()
             if self.sending and not patient:
@@ -343,7 +349,7 @@ cdef class Appender:
         # The sum of a large entry is taken without the GIL: only now, with the batch ready,
         # may it be given a number.
         if self.error is not None:
-            raise self.error
+            raise _anew(self.error)
         number = self.last_sequence + 1 if sequence is None else sequence
         if number <= self.last_sequence:
             return None

@@ -324,7 +324,7 @@ class LocalSession:
         """Let appends wait; False if they wait already, or the topic was handed over."""
         with self._lock:
             if self._lost is not None:
-                raise self._lost
+                raise self._lost.with_traceback(None)
             if self._is_closed:
                 raise self._closed_error()
             if self.pauses.count or self.moved is not None:

@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -682,7 +683,27 @@ def test_c5_a_child_may_exit_in_the_ordinary_way(topic: xl.Topic) -> None:
     assert values(topic) == [b"before", b"buffered", b"after"]
 
 
-def test_c5_forking_while_threads_send_harms_nobody(engine: xl.Engine, topic: xl.Topic) -> None:
+def test_b4_the_error_of_every_call_has_the_traceback_of_the_last_one(
+    engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """It is the same error each time: a program that tries again and again must not keep the
+    frames of all its calls."""
+    with topic.producer(EXCLUSIVE) as producer, topic.producer(FENCING):
+        calls = [
+            lambda: producer.send(b"x"), lambda: producer.send(b"x", key="k"),
+            lambda: producer.send_async(b"x"), lambda: producer.send_many([b"x"]), producer.flush,
+        ]  # fmt: skip
+        depths = set()
+        for call in 20 * calls:
+            with pytest.raises(xl.ProducerFencedError) as caught:
+                call()
+            depths.add(len(list(traceback.walk_tb(caught.value.__traceback__))))
+    assert max(depths) < 15, depths
+
+
+def test_c5_forking_while_threads_send_harms_nobody(
+    engine: xl.Engine, topic: xl.Topic, sweep: Callable[[int, int], int]
+) -> None:
     """The process forks again and again while its threads are in the middle of sending. Every
     child finds the inherited engine closed, opens one of its own, and writes with it."""
     stop = threading.Event()
@@ -709,7 +730,7 @@ def test_c5_forking_while_threads_send_harms_nobody(engine: xl.Engine, topic: xl
     with ThreadPoolExecutor(3) as pool:
         senders = [pool.submit(keep_sending, thread) for thread in range(3)]
         try:
-            for number in range(30):
+            for number in range(sweep(12, 30)):
                 acknowledged[forked(lambda number=number: child(number))] = b"child-%d" % number
         finally:
             stop.set()
