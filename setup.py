@@ -23,7 +23,8 @@ if sysconfig.get_config_var("Py_GIL_DISABLED"):
     )
 if sys.platform != "linux":
     sys.exit("exclusivelog runs on Linux alone: it needs robust futexes (see README.md)")
-if COMPILING & set(sys.argv):
+is_compiled = bool(COMPILING & set(sys.argv))
+if is_compiled:
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         sys.exit(
@@ -41,18 +42,14 @@ SMALL = [
 COMPILE = ["-g"] if DEBUG else SMALL
 LINK = [] if DEBUG else ["-Wl,-s"]
 
-setup(
-    ext_modules=cythonize(
-        [
-            Extension(
-                "exclusivelog._core",
-                ["exclusivelog/_core.pyx"],
-                include_dirs=["exclusivelog"],  # of _native/*
-                depends=["setup.py", *sorted(glob("exclusivelog/_native/*"))],
-                extra_compile_args=["-O2", *COMPILE],
-                extra_link_args=LINK,
-            )
-        ],
-        build_dir="build",
-    )
+CORE = Extension(
+    "exclusivelog._core",
+    ["exclusivelog/_core.pyx"],
+    include_dirs=["exclusivelog"],  # of _native/*
+    depends=["setup.py", *sorted(glob("exclusivelog/_native/*"))],
+    extra_compile_args=["-O2", *COMPILE],
+    extra_link_args=LINK,
 )
+
+# A source archive, or metadata, needs no C: that takes ten seconds.
+setup(ext_modules=cythonize([CORE], build_dir="build") if is_compiled else [CORE])
