@@ -415,6 +415,8 @@ class Round:
         if asking is not falling:
             asking.answer()
         until(lambda: self.engine.backend.hand_over.transfers(self.topic.id) == [])
+        with self.engine.ledger.write_exclusive():
+            pass  # a release that began before the deadline may be committed after it
         self.judge(source, falling, list(self.engine.history("orders"))[known:])
         if stops:
             falling.signal(signal.SIGCONT)
