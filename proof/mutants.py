@@ -48,6 +48,7 @@ class Mutant:
 ADMIT, ROWS, JOURNAL = "admission.py", "_native/rows.pxi", "_native/journal.pxi"
 APPEND, FLUSH, FRAMES = "_native/append.pxi", "_native/flush.pxi", "_native/frames.pxi"
 QUEUE, LOCK = "_native/queue.pxi", "_native/journal_lock.h"
+GROUP, ROLES = "_native/group.pxi", "role_grants.py"
 SELECTED = """    found = _core.select(
         rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
     )
@@ -158,6 +159,36 @@ MUTANTS = (
            "        tables.notifications.post(\n            winner, GRANTED, winner.epoch, "
            "winner.since, sequence, reason, self.now()\n        )\n", "",
            ("tests/ownership/test_queue.py",)),
+    # ---- roles, and what is told of all this
+    Mutant("a role goes on without a part that it has lost", ROLES,
+           "        if role is not None:\n            self._note_end(tables, role, (kind, reason, "
+           "session.id))\n", "",
+           ("tests/ownership/test_roles.py::test_b3_who_loses_a_part_has_lost_the_role",)),
+    Mutant("a role overtakes producers in the queues of its topics", ROLES,
+           "if not (stale or elsewhere or part) and self._sessions.alive(waiter):", "if False:",
+           ("tests/ownership/test_roles.py::"
+            "test_d1_a_plain_producer_with_a_higher_priority_comes_first",)),
+    Mutant("a role takes what another role has claimed", ROLES,
+           "if other is not None and other.claim != role.claim and self._sessions.alive(holder):",
+           "if False:",
+           ("tests/ownership/test_roles.py::"
+            "test_d4_a_claim_that_takes_a_role_apart_frees_the_rest_for_who_waits",)),
+    Mutant("the dead are selected for a role", ROLES,
+           "                self._sessions.remove_dead(tables, row, waiter)\n",
+           "                yield key, data, waiter\n",
+           ("tests/ownership/test_roles.py::"
+            "test_d4_one_that_goes_on_amid_a_selection_is_granted_no_part_of_a_role",)),
+    Mutant("a role waits for who died just now", ROLES,
+           "                tables.to_promote.add(row.id)  # a role may have waited for it",
+           "                pass  # a role may have waited for it",
+           ("tests/ownership/test_roles.py::"
+            "test_d4_a_producer_that_hangs_amid_a_selection_leaves_no_role_waiting",)),
+    Mutant("a grant is not told", "sessions.py",
+           '            record(tables, row, "grant", reason, target=session)\n', "",
+           ("tests/ownership/test_events.py",)),
+    Mutant("events are not written", "ledger.py",
+           "            tables.settle(tables)\n        write_events(tables)\n",
+           "            tables.settle(tables)\n", ("tests/ownership/test_events.py",)),
     # ---- who lives
     Mutant("a dead engine is taken for live", "slots.py",
            "return bool(held) and self.atomics.load64", "return self.atomics.load64",
@@ -257,6 +288,17 @@ MUTANTS = (
     Mutant("a sequence id of a large batch is used twice", "entries.py",
            "if batch.base_sequence <= sequence:", "if False:",
            ("tests/conformance/test_messages.py", "tests/log/test_messages.py",)),
+    Mutant("a queued message overtakes one that was refused", GROUP, "        if leader.refused:\n",
+           "        if False:\n", ("tests/log/test_together.py",)),
+    Mutant("a run that was not written leaves a gap", GROUP,
+           "                member.tail[0] = member.before\n", "                pass\n",
+           ("tests/log/test_together.py", "tests/storage/test_faults.py")),
+    Mutant("a queue is acknowledged although its flush has failed", GROUP,
+           "        if self.lost:\n            return False\n", "",
+           ("tests/log/test_together.py", "tests/storage/test_faults.py")),
+    Mutant("a queue is not flushed", GROUP, "        if self.end and self.durable:\n",
+           "        if False:\n",
+           ("tests/log/test_together.py", "tests/storage/test_faults.py", "crash-states")),
     # ---- an ordered log
     Mutant("frames of a former session count", "cluster/rule.py",
            "    if record.session != state.session:\n", "    if False:\n", ("cluster-model",)),
@@ -266,7 +308,8 @@ MUTANTS = (
     Mutant("a session number is used again", "cluster/rule.py",
            " or grant.session <= state.session", "", ("tests/cluster/test_rule.py",)),
     Mutant("a saved state forgets a release", "cluster/rule.py",
-           "self.session, self.owned,", "self.session, self.session != 0,", ("cluster-model",)),
+           "self.epoch, self.session, self.owned,",
+           "self.epoch, self.session, self.session != 0,", ("cluster-model",)),
     Mutant("a writer acknowledges what it has appended", "cluster/log.py",
            "while self._sent and self._sent[0].end <= end:", "while self._sent:",
            ("cluster-model", "tests/cluster/test_log.py")),

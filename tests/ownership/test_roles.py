@@ -1404,6 +1404,7 @@ def test_d4_a_claim_that_takes_a_role_apart_frees_the_rest_for_who_waits(path: s
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         both = a.role("both", claims={"s": {"x": None, "y": None}})
         waiting = b.role_async("one", claims={"s": {"y": None}})
+        assert (both.state, waiting.done()) == ("open", False)
         claim = a.own("s", {"x": None})
         [one] = [info for info in a.roles() if info.name == "one"]
         assert one.holder is not None
