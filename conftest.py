@@ -139,12 +139,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the tests that back this rule of docs/semantics.md, and no others; repeatable",
     )  # fmt: skip
     parser.addoption(
-        "--torture-seconds", type=float, default=20.0, help="how long test_torture.py goes on"
+        "--torture-seconds", type=float, default=12.0, help="how long test_torture.py goes on"
     )
     parser.addoption(
         "--every-crash", action="store_true",
-        help="test_crashes.py takes every system call and every disk, not a sample",
+        help="take every system call, line, disk and world of a sweep, not a sample",
     )  # fmt: skip
+
+
+@pytest.fixture
+def sweep(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
+    """`sweep(few, all)`: how many steps of a long sweep to take; all with --every-crash."""
+    every = bool(request.config.getoption("--every-crash"))
+    return lambda few, all_of_them: all_of_them if every else few
 
 
 @pytest.fixture

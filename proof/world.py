@@ -176,6 +176,18 @@ MOVING_WORLDS = {
         (0, 1, 2), opens=3, settles=True, known=(1, 0)
     ),
 }
+# What the tests walk in place of the largest of these, unless --every-crash.
+REDUCED_WORLDS = {
+    "three engines, and a hang": World((0, 1, 2), opens=2, deaths=0, stops=1),
+    "three engines, and a death": World((0, 1, 2), opens=2, deaths=1, stops=0),
+    "two producers share an engine": World((0, 0), opens=3, deaths=1, stops=0),
+    "a move among three engines": World((0, 1, 2), opens=2, moves=1),
+    "a move, a death and a hang": World((0, 1), opens=1, deaths=1, stops=1, moves=1),
+    "a topic that settles": World((0, 1, 2), opens=2, settles=True),
+    "a topic that settles, a move and a death": World(
+        (0, 1), opens=1, deaths=1, moves=1, settles=True
+    ),
+}
 # For a full run.
 LARGE_WORLDS = {
     "a move, three requests and a death": World((0, 1), opens=3, deaths=1, moves=1),

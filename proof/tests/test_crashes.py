@@ -33,7 +33,8 @@ from exclusivelog.local.storage import journal
 from proof.power import judge_all, power_fails, record, short_life, stored_cuts
 from proof.power_cuts import Disk, cuts
 from proof.random_kills import judge_random_kills, kill_beside
-from proof.syscall_crashes import AT_ONCE, sweep
+from proof.syscall_crashes import AT_ONCE
+from proof.syscall_crashes import sweep as die_at_system_calls
 from proof.work import TOPICS
 from testing.children import PATIENCE, child, line, tell
 from testing.disks import needs_strace
@@ -48,11 +49,10 @@ from testing.strace import traced
 @needs_strace
 @pytest.mark.parametrize("durability", ["power", "process"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside"])
-def test_g3_dying_at_a_system_call(tmp_path, request, durability, beside) -> None:
+def test_g3_dying_at_a_system_call(tmp_path, sweep, durability, beside) -> None:
     """The victim makes the ledger, appends one message, batches of several entries and large
     ones, makes checkpoints, fences its own producer, and closes; death strikes in all of it."""
-    most = -1 if request.config.getoption("--every-crash") else 40
-    swept = sweep(tmp_path, durability, beside, most)
+    swept = die_at_system_calls(tmp_path, durability, beside, sweep(20, -1))
     print(f"\n{swept.tried} points of {swept.points}, {swept.died} deaths")
     assert swept.broken == []
     assert swept.died > swept.tried // 2, "hardly anybody died"
@@ -243,10 +243,11 @@ def test_b2_a_commit_whose_process_dies_before_anybody_knows_of_it(tmp_path, wha
 # ---- H1, B9: death between two instructions ----------------------------------------------
 
 
-def test_h1_dying_at_full_speed_beside_another_sender(tmp_path, request) -> None:
+@pytest.mark.once
+def test_h1_dying_at_full_speed_beside_another_sender(tmp_path, sweep) -> None:
     """`process`: no system call in an append, the death strikes among stores through the mapping
     and inside the critical section. Whoever sends at the same time goes on at once."""
-    rounds = 1500 if request.config.getoption("--every-crash") else 150
+    rounds = sweep(100, 1500)
     slices = list(kill_beside(tmp_path, rounds, 7))
     kills, slow = sum(s.kills for s in slices), sum(s.slow for s in slices)
     longest, sent = max(s.longest for s in slices), sum(s.acknowledged for s in slices)

@@ -16,6 +16,8 @@ from testing.loops import cancelled_after, free, held, play, soon
 from testing.processes import PATIENCE
 from testing.states import add
 
+pytestmark = pytest.mark.once
+
 EXCLUSIVE, WAIT = "exclusive", "wait_for_exclusive"
 
 # How each kind of thing is opened, on an engine and a topic.

@@ -985,13 +985,15 @@ DYING = """
 """
 
 
-def test_h1_a_process_that_dies_in_a_checkpoint_of_a_compressed_topic_loses_nothing(path) -> None:
+def test_h1_a_process_that_dies_in_a_checkpoint_of_a_compressed_topic_loses_nothing(
+    path, sweep
+) -> None:
     """By SIGKILL at any moment of sending, checkpoints, and compressing old entries again."""
     import subprocess
 
     items, dice = events(2000), random.Random(4)
     acknowledged = 0
-    for _ in range(12):
+    for _ in range(sweep(6, 12)):
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(DYING), path, str(dice.uniform(0.02, 0.4))],
             stdout=subprocess.PIPE, text=True, timeout=60, check=False, env={**os.environ},

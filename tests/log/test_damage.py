@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -820,7 +821,7 @@ FLIPS = """
 """
 
 
-def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path) -> None:
+def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path, sweep) -> None:
     """Any bit of data.mdb is turned: in entries, which our checksums guard, and in LMDB's own
     pages, which nothing guards. A reader gets what was sent, or an error; nothing that was not
     sent is ever handed out. (That a page of LMDB's can be broken so that LMDB itself crashes on
@@ -840,12 +841,14 @@ def test_g9_flipped_bits_of_the_file_never_become_data(tmp_path) -> None:
     work = tmp_path / "work"
     work.mkdir()
     with ThreadPoolExecutor(2) as pool:
-        outputs = pool.map(lambda seed: finish(FLIPS, path, work, seed, 400, timeout=240), range(2))
+        flips = sweep(200, 400)
+        flip = functools.partial(finish, FLIPS, path, work, timeout=240)
+        outputs = pool.map(lambda seed: flip(seed, flips), range(2))
     ends = collections.Counter()
     for output in outputs:
         *strange, counts = output.splitlines()
         assert strange == [], "errors that are none of the library's"
         ends.update(eval(counts))
     assert ends[9] == 0, "wrong data was returned"
-    assert ends[0] > 400
+    assert ends[0] > flips
     assert sum(count for code, count in ends.items() if code < 0) <= 0.01 * ends.total(), ends

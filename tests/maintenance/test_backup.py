@@ -218,7 +218,7 @@ def test_h4_a_backup_killed_at_a_system_call_is_complete_or_refused(
 ) -> None:
     opened = died = 0
     with victims(path_of(source)) as one:
-        found = deaths(one, tmp_path, most(request, 60))
+        found = deaths(one, tmp_path, most(request, 40))
         for number, point in enumerate(found):
             target = tmp_path / f"copy-{number}"
             died += die_at(one, target, point)
@@ -227,7 +227,7 @@ def test_h4_a_backup_killed_at_a_system_call_is_complete_or_refused(
             opened += verdict.opened
             shutil.rmtree(target)
     print(f"\n{len(found)} points, {died} deaths, {opened} complete")
-    assert died >= 40
+    assert died >= len(found) * 2 // 3
     assert opened < died
 
 
@@ -272,14 +272,17 @@ def test_h4_a_backup_killed_at_random_has_all_or_is_refused(source, tmp_path) ->
 @needs_strace
 def test_h4_the_judge_finds_a_backup_without_its_marker_that_was_killed(source, tmp_path) -> None:
     """The control: the copy is made where it is to be, as it used to be."""
-    problems = []
+    wanted = ("acknowledged messages are missing", "a second run was refused")
+    problems: list[str] = []
     with victims(path_of(source), sabotage=UNMARKED) as one:
         for number, point in enumerate(deaths(one, tmp_path, -1)):
             target = tmp_path / f"copy-{number}"
             if die_at(one, target, point):
                 problems += judge_both(path_of(source), target, lambda: COUNT, COUNT).problems
-    assert any("acknowledged messages are missing" in text for text in problems)
-    assert any("a second run was refused" in text for text in problems)
+            told = "\n".join(problems)
+            if all(text in told for text in wanted):
+                return
+    assert [text for text in wanted if text not in told] == []
 
 
 @needs_strace
@@ -479,7 +482,7 @@ def test_h4_a_backup_interrupted_at_any_line_is_complete_or_refused(
     lines, _ = run_interrupted(source, tmp_path / "whole", -1)
     assert lines > 100
     every = range(1, lines + 1)
-    sample = most(request, 40)
+    sample = most(request, 20)
     strikes, opened = every if sample < 0 else random.sample(every, sample), 0
     for strike in strikes:
         target = tmp_path / f"copy-{strike}"

@@ -562,9 +562,9 @@ SWEPT = ("pwrite64", "pwritev", "fsync", "fdatasync", "mkdirat", "unlinkat", "ft
 
 @pytest.mark.once
 @needs_strace
-def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, request) -> None:
+def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, sweep) -> None:
     """Large batches, a deletion that removes a segment, and large batches again; death strikes
-    at the first, the second, the third ... call of each kind: at 20 of them, unless
+    at the first, the second, the third ... call of each kind: at 10 of them, unless
     --every-crash."""
     original = tmp_path / "original"
     with xl.open(original) as engine:
@@ -586,8 +586,7 @@ def test_g3_dying_at_every_system_call_that_changes_a_segment(tmp_path, request)
     points = [(call, n + 1) for (by, call), count in counts.items() if by == at_work
               for n in range(count)]  # fmt: skip
     assert len(points) > 20
-    if not request.config.getoption("--every-crash"):
-        points = random.Random(7).sample(points, 20)
+    points = random.Random(7).sample(points, sweep(10, len(points)))
 
     def die(point: tuple[str, int]) -> tuple[Path, subprocess.CompletedProcess[str]]:
         inject = f"inject={point[0]}:signal=SIGKILL:when={point[1]}"
