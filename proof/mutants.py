@@ -259,7 +259,7 @@ MUTANTS = (
            "        pass\n", ("crash-states",)),
     Mutant("a new owner does not flush its predecessor's frames", "ledger.py",
            "if journal is not None and journal.synced < journal.tail:", "if False:",
-           ("crash-states", "proof/tests/test_crashes.py", "tests/storage/test_journal.py")),
+           ("crash-states", "tests/storage/test_journal.py", "proof/tests/test_crashes.py")),
     Mutant("a checkpoint is not recorded", "tables.py",
            "            self._mark, self._oldest = stop, version\n        self._write()\n",
            "            self._mark, self._oldest = stop, version\n",

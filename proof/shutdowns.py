@@ -136,7 +136,7 @@ def _one_ledger(
         child(SERVES, "proof.shutdowns:judge_notes") as judge,
     ):
         for _ in range(cuts):
-            broken = _one_cut(place, image, crew, dice, judge, reboots)
+            broken = _one_cut(place, image, crew, dice, judge, reboots, bool(environment))
             found.cuts += 1
             found.broken += broken
             if broken:
@@ -147,14 +147,19 @@ def _one_ledger(
 
 
 def _one_cut(
-    place: Path, image: Path, crew: Crew, dice: random.Random, judge: Popen[str], reboots: bool
-) -> list[str]:
+    place: Path, image: Path, crew: Crew, dice: random.Random, judge: Popen[str], reboots: bool,
+    controlled: bool,
+) -> list[str]:  # fmt: skip
     with mounted(image, place / "disk") as disk:
         if reboots:
             another_boot(disk / "log")
         try:
             for _ in range(WRITERS):
                 crew.start()
+            # Beside load they need longer to begin than most cuts leave them. A control is blind
+            # where nothing was acknowledged; else some cuts are to come while they begin.
+            if controlled or dice.random() < 0.75:
+                _sends(place, crew)
             time.sleep(LEAST_SECONDS + dice.random())
             shut_down(disk)
         finally:
@@ -178,15 +183,20 @@ def _goes_on(place: Path, crew: Crew) -> bool:
     """Does a process that opens the ledger with the lock file as it is get on?"""
     try:
         crew.start()
-        notes = place / f"notes-{crew.started}.jsonl"
-        deadline = time.monotonic() + GOES_ON_WITHIN
-        while time.monotonic() < deadline:
-            if notes.exists() and b'"offset"' in notes.read_bytes():
-                return True
-            time.sleep(0.02)
-        return False
+        return _sends(place, crew)
     finally:
         crew.end()
+
+
+def _sends(place: Path, crew: Crew) -> bool:
+    """Is a send of the process that was started last acknowledged?"""
+    notes = place / f"notes-{crew.started}.jsonl"
+    deadline = time.monotonic() + GOES_ON_WITHIN
+    while time.monotonic() < deadline:
+        if notes.exists() and b'"offset"' in notes.read_bytes():
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def judge_notes(place: str) -> list[str]:
