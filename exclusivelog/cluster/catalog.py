@@ -179,7 +179,7 @@ class ClusterTopic:
 
     def change_counter(self) -> tuple[_core.SharedWords, int]:
         """Where the counter lies that changes with every frame."""
-        return self._engine.followed(self._id).words, 0
+        return self._engine.followed(self._id).frames.words, 0
 
     def announcement(self) -> Announcement | None:
         """No owner can announce anything."""

@@ -201,7 +201,7 @@ class ClusterGroupCursor(ClusterClaim):
 
     def lose(self, error: ExclusiveLogError) -> None:
         """A later reader has come: wake a thread that waits for messages."""
-        self._host.topics.followed(self.topic).wake()
+        self._host.topics.followed(self.topic).frames.wake()
 
     def end(self) -> None:
         """Release the claim."""

@@ -231,14 +231,14 @@ class ClusterCursor(_core.Cursor):
 
     def mark(self) -> int:
         """A number that changes with every append to the topic, for `wait`."""
-        return self._log.mark()
+        return self._log.frames.mark()
 
     def wait(self, seen: int, seconds: float | None) -> None:
         """Sleep until `mark()` is no longer `seen`, or for so many seconds, or less."""
         self._log.check()
         most = READER_LOOK_UP_SECONDS
         left = most if seconds is None else min(max(seconds, 0.0), most)
-        self._log.words.wait(0, seen, int(left * 1e9))
+        self._log.frames.words.wait(0, seen, int(left * 1e9))
 
     def await_mark(self, seen: int, seconds: float) -> None:
         """As `wait`; any thread may call it while another one reads."""
@@ -311,7 +311,7 @@ class ClusterCursor(_core.Cursor):
         self.move_to(self.position)
         if self._host.closed or self._host.forked:
             return False
-        self._log.wake()
+        self._log.frames.wake()
         return True
 
 

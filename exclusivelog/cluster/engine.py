@@ -34,7 +34,6 @@ from exclusivelog.cluster.topics import Topics
 from exclusivelog.cluster.working import BELL, Committer, Worker
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
 from exclusivelog.events import Event
-from exclusivelog.types import AccessMode
 from exclusivelog.waits import AnyFuture
 
 __all__ = ["ClusterEngine"]
@@ -47,8 +46,8 @@ class ClusterEngine(Identity):
 
     capabilities = frozenset(
         {
-            "claims", "history", "inspection", "reader_groups", "shared_producers", "shared_state",
-            "unload",
+            "claims", "history", "inspection", "reader_groups", "settle", "shared_producers",
+            "shared_state", "unload",
         }
     )  # fmt: skip
     latest_needs_log = True  # another machine may own the topic by now
@@ -141,8 +140,6 @@ class ClusterEngine(Identity):
             raise refusal("bound_producers")
         if request.announce is not None:
             raise refusal("announcements")
-        if request.settle and request.mode == AccessMode.WAIT_FOR_EXCLUSIVE:
-            raise refusal("settle")
         self.committer.start()
         self.worker.start()
         self.pending.open(self.followed(request.topic), future, request)

@@ -58,6 +58,22 @@ class Host(Protocol):
         """Is this a waiter of this engine?"""
 
 
+class Changes:
+    """A counter that changes, and those who wait for that. The word at 0 of `words` has it."""
+
+    def __init__(self) -> None:
+        self.words = _core.SharedWords(bytearray(8))
+
+    def mark(self) -> int:
+        """The number now."""
+        return self.words.load(0)
+
+    def wake(self) -> None:
+        """Change it, and wake those who wait."""
+        self.words.add(0, 1)
+        self.words.wake(0)
+
+
 # ---- one topic ---------------------------------------------------------------------------
 
 
@@ -70,7 +86,7 @@ class TopicLog:
         self.host, self.name, self.id = host, name, number
         self.log = log
         self.changed = threading.Condition()
-        self.words = _core.SharedWords(bytearray(8))  # the word at 0 changes with every frame
+        self.frames = Changes()  # changes with every frame
         self.recent = Recent()
         self._appending = Appending(log, self._stored)
         self.queue = Queue(host, self._appending.append)
@@ -131,15 +147,6 @@ class TopicLog:
     def waiters(self) -> Waiters:
         """Who waits, as far as the log was read."""
         return self.queue.waiters
-
-    def mark(self) -> int:
-        """A number that changes with every frame."""
-        return self.words.load(0)
-
-    def wake(self) -> None:
-        """Wake those who wait for `mark` to change."""
-        self.words.add(0, 1)
-        self.words.wake(0)
 
     # ---- asking --------------------------------------------------------------------------
 
@@ -275,7 +282,7 @@ class TopicLog:
         self._appending.progress(self._unsettled)
         parsed = judged.parsed
         if isinstance(parsed, Frame):
-            self.wake()
+            self.frames.wake()
             return False
         if isinstance(parsed, Grant):
             self.waiters.granted(parsed)
@@ -318,7 +325,7 @@ class TopicLog:
             self.changed.notify_all()
         for each in owning:
             each.tell()
-        self.wake()
+        self.frames.wake()
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -331,7 +338,7 @@ class TopicLog:
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
         self.log.close()
-        self.wake()
+        self.frames.wake()
 
     def forget(self) -> None:
         """In a forked child: log, sends and thread are the parent's (rule C5)."""

@@ -206,17 +206,9 @@ class Sent(NamedTuple):
     tickets: tuple[Ticket, ...]
 
 
-class Writer:
-    """Asks for a topic, owns it or shares it (as `holder.access_mode` says), and sends to it. Steps
-    only; for one thread at a time.
-
-    - `state` is the reader's whose records are passed to `saw`.
-    - `append` hands bytes to the log. It need not append them, nor only once.
-    - `draw` returns an unused session id above the one given.
-
-    `status` goes from "asking" to "owner", "refused" (ask again, or give up) or "cancelled"; from
-    "owner" to "closing" and "closed", or to "fenced" for good (rule B4).
-    """
+class Asking:
+    """Asks for a topic, to own it or to share it, as `holder.access_mode` says: the base of
+    `Writer`."""
 
     def __init__(
         self,
@@ -224,38 +216,16 @@ class Writer:
         append: Callable[[bytes], Any],
         holder: Holder,
         *,
-        window: int = WINDOW,
         draw: Callable[[int], int] = draw_session,
     ) -> None:
         self.state = state
         self.status: Status = "refused"
         self.epoch = self.session = 0
-        self.error: ExclusiveLogError | None = None
+        self.is_shared = holder.access_mode is AccessMode.SHARED
         self._append = append
         self._holder = holder
-        self.is_shared = holder.access_mode is AccessMode.SHARED
-        self._window = window
         self._draw = draw
         self._request: Grant | Join | None = None
-        self._unsent: deque[Ticket] = deque()
-        self._sent: deque[Sent] = deque()
-        self._first = 0  # the offset, or the number, of the next frame
-        self._sequence = -1
-        self._published = 0
-        self._reason = "closed"  # of its release
-
-    @property
-    def last_sequence(self) -> int:
-        """The last sequence id of its producer name, sends under way included; -1: none."""
-        return self._sequence
-
-    @property
-    def next_offset(self) -> int:
-        """The offset that the next message sent will have, if it will be in the log and this is the
-        owner."""
-        return self._first + sum(ticket.count for ticket in self._unsent)
-
-    # ---- asking --------------------------------------------------------------------------
 
     def ask(self, topic_epoch: int | None = None) -> None:
         """Ask for the topic as it is known now.
@@ -309,7 +279,7 @@ class Writer:
                 f"topic_epoch={topic_epoch} is ahead of the topic's epoch, {state.epoch}"
             )
         if topic_epoch < state.epoch:
-            raise self._fenced_by(state.grant, f"topic_epoch={topic_epoch} is stale")
+            raise _fenced_by(state.grant, f"topic_epoch={topic_epoch} is stale")
         return state.grant is not None
 
     def cancel(self) -> None:
@@ -319,6 +289,54 @@ class Writer:
             self.status = "cancelled"
         elif self.status == "refused":
             self.status = "closed"
+
+    def resend(self) -> None:
+        """Append the request again, if it has not been read back."""
+        if self.status == "asking" and self._request is not None:
+            self._append(encode(self._request))
+
+
+class Writer(Asking):
+    """Asks for a topic, owns it or shares it (as `holder.access_mode` says), and sends to it. Steps
+    only; for one thread at a time.
+
+    - `state` is the reader's whose records are passed to `saw`.
+    - `append` hands bytes to the log. It need not append them, nor only once.
+    - `draw` returns an unused session id above the one given.
+
+    `status` goes from "asking" to "owner", "refused" (ask again, or give up) or "cancelled"; from
+    "owner" to "closing" and "closed", or to "fenced" for good (rule B4).
+    """
+
+    def __init__(
+        self,
+        state: State,
+        append: Callable[[bytes], Any],
+        holder: Holder,
+        *,
+        window: int = WINDOW,
+        draw: Callable[[int], int] = draw_session,
+    ) -> None:
+        super().__init__(state, append, holder, draw=draw)
+        self.error: ExclusiveLogError | None = None
+        self._window = window
+        self._unsent: deque[Ticket] = deque()
+        self._sent: deque[Sent] = deque()
+        self._first = 0  # the offset, or the number, of the next frame
+        self._sequence = -1
+        self._published = 0
+        self._reason = "closed"  # of its release
+
+    @property
+    def last_sequence(self) -> int:
+        """The last sequence id of its producer name, sends under way included; -1: none."""
+        return self._sequence
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next message sent will have, if it will be in the log and this is the
+        owner."""
+        return self._first + sum(ticket.count for ticket in self._unsent)
 
     # ---- sending -------------------------------------------------------------------------
 
@@ -333,7 +351,7 @@ class Writer:
         `status` if this is not the owner."""
         self._check_owner()
         weight = sum(map(_weigh, batch))
-        self._check_fits(len(batch), weight)
+        _check_fits(len(batch), weight)
         return self._queue(Ticket(self._stamp(batch, now), weight, on_done))
 
     def send_packed(
@@ -342,19 +360,10 @@ class Writer:
         """The same for messages that are encoded already, and have sequence ids."""
         self._check_owner()
         weight = batch.nbytes + batch.count * MESSAGE_OVERHEAD
-        self._check_fits(batch.count, weight)
+        _check_fits(batch.count, weight)
         self._check_sequence(batch.base_sequence)
         self._published, self._sequence = max(now, self._published), batch.last_sequence
         return self._queue(Ticket((), weight, on_done, batch, self._published))
-
-    def _check_fits(self, count: int, weight: int) -> None:
-        if not count:
-            raise ValueError("batch is empty; a send has at least one message")
-        if weight > MOST_MESSAGE_BYTES or count > MAX_MESSAGES:
-            raise UnsupportedError(
-                f"{count} messages of {weight} bytes do not fit into one record of the "
-                f"cluster ({MOST_MESSAGE_BYTES} bytes, {MAX_MESSAGES} messages); send fewer at once"
-            )
 
     def _queue(self, ticket: Ticket) -> Ticket:
         self._unsent.append(ticket)
@@ -423,7 +432,9 @@ class Writer:
 
     def _frame(self, tickets: tuple[Ticket, ...]) -> Frame:
         if self.is_shared:
-            contents = tuple([each for ticket in tickets for each in self._decoded(ticket)])
+            contents = tuple(
+                [each for ticket in tickets for each in _decoded(ticket, self.epoch, self.session)]
+            )
             return Frame(self.epoch, self.session, 0, contents, number=self._first)
         if tickets[0].batch is None:
             contents = tuple([content for ticket in tickets for content in ticket.contents])
@@ -437,14 +448,6 @@ class Writer:
             first += ticket.count
         return Packed(self.epoch, self.session, self._first, entries)
 
-    def _decoded(self, ticket: Ticket) -> Iterator[Content]:
-        """The messages of a shared producer's ticket: entries have offsets, and it knows none."""
-        yield from ticket.contents
-        if ticket.batch is not None:
-            for _, data in ticket.batch.stamp(0, 0, self.epoch, self.session, ticket.time):
-                entry = Entry(data)
-                yield from (Content.of(entry.message(index)) for index in range(entry.count))
-
     @property
     def unsettled(self) -> bool:
         """Is there anything that was appended, matters, and was not read back?"""
@@ -453,8 +456,7 @@ class Writer:
     def resend(self) -> None:
         """Append again what has not been read back: after an answer that is unknown or refused, or
         when none has come for some time. A copy too many does not count."""
-        if self.status == "asking" and self._request is not None:
-            self._append(encode(self._request))
+        super().resend()
         for sent in self._sent:
             self._append(sent.data)
         self.pump()
@@ -515,18 +517,8 @@ class Writer:
         """Another owner's grant counts, or this session was released by another process. What was
         not acknowledged before that does not count, and never will."""
         self.status = "fenced"
-        self.error = self._fenced_by(grant, f"session {self.session} lost the topic")
+        self.error = _fenced_by(grant, f"session {self.session} lost the topic")
         self._fail(self.error, self.error)
-
-    def _fenced_by(self, grant: Grant | None, what: str) -> ProducerFencedError:
-        if grant is None:
-            return ProducerFencedError(f"{what}: the session was released by another process")
-        owner = grant.owner()
-        return ProducerFencedError(
-            f"{what}: epoch {owner.epoch} was granted to {owner.producer_name!r} of engine "
-            f"{owner.engine_name!r} (id {owner.engine_id}, pid {owner.pid})",
-            holder=owner,
-        )
 
     # ---- ending --------------------------------------------------------------------------
 
@@ -555,6 +547,36 @@ class Writer:
                 ticket.settle(None, in_doubt)
         for ticket in waiting:
             ticket.settle(None, unsent)
+
+
+def _check_fits(count: int, weight: int) -> None:
+    if not count:
+        raise ValueError("batch is empty; a send has at least one message")
+    if weight > MOST_MESSAGE_BYTES or count > MAX_MESSAGES:
+        raise UnsupportedError(
+            f"{count} messages of {weight} bytes do not fit into one record of the "
+            f"cluster ({MOST_MESSAGE_BYTES} bytes, {MAX_MESSAGES} messages); send fewer at once"
+        )
+
+
+def _decoded(ticket: Ticket, epoch: int, session: int) -> Iterator[Content]:
+    """The messages of a shared producer's ticket: entries have offsets, and it knows none."""
+    yield from ticket.contents
+    if ticket.batch is not None:
+        for _, data in ticket.batch.stamp(0, 0, epoch, session, ticket.time):
+            entry = Entry(data)
+            yield from (Content.of(entry.message(index)) for index in range(entry.count))
+
+
+def _fenced_by(grant: Grant | None, what: str) -> ProducerFencedError:
+    if grant is None:
+        return ProducerFencedError(f"{what}: the session was released by another process")
+    owner = grant.owner()
+    return ProducerFencedError(
+        f"{what}: epoch {owner.epoch} was granted to {owner.producer_name!r} of engine "
+        f"{owner.engine_name!r} (id {owner.engine_id}, pid {owner.pid})",
+        holder=owner,
+    )
 
 
 def _weigh(message: Encoded) -> int:

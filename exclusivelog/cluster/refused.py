@@ -27,7 +27,6 @@ REASONS = {
     "retention": "grants count from a log's first record on; nothing may be removed",
     "roles": "roles need transactions; own each topic by itself",
     "several_claims": "several resources at once need a transaction; own each by itself",
-    "settle": "delays are told by the clock of one machine; leave it out",
     "snapshots": "a cluster keeps none; a state is read from its first message",
     "statistics": "the cluster keeps its own figures; ask its admin API",
     "termination": "no record of a log ends it; stop its producers",

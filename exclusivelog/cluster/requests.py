@@ -94,6 +94,7 @@ class Asking:
     number: int
     since: int
     deadline: float | None
+    begun: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)  # held during an attempt
     ended: bool = False
 
@@ -112,6 +113,7 @@ class Requests:
         self._pace = LOOK_SECONDS
         self._names: dict[tuple[int, str], Asking] = {}  # of requests that have no outcome
         self._lock = threading.Lock()
+        self._free_since: dict[TopicLog, float] = {}  # as this engine has seen it
 
     # ---- what `GrantFuture` asks -----------------------------------------------------------
 
@@ -227,7 +229,9 @@ class Requests:
             if asking.mode is AccessMode.SHARED:
                 return self._share(asking, seen)
             first = not seen.queue or seen.queue[0].number == asking.number
-            if not fencing and not (seen.free and first):
+            settles = asking.mode is AccessMode.WAIT_FOR_EXCLUSIVE and asking.request.settle > 0
+            new = settles and asking.number not in self._waiting  # `look` gives it its turn
+            if not fencing and (new or not (seen.free and first)):
                 return self._queue(asking, seen)
             others = [each for each in seen.queue if each.number != asking.number]
             same = seen.free and not others and seen.assigned is None  # else a new epoch (E1)
@@ -324,6 +328,8 @@ class Requests:
         """The same for one topic; is one of these the first in its queue?"""
         seen = look(topic, self._host.lives, self._host.id)
         turn = seen.queue[0].number if seen.free and seen.queue else None
+        if not self._is_settled(topic, seen, turn):
+            turn = None
         for asking in waiting:
             if asking.lock.acquire(blocking=False):
                 try:
@@ -332,6 +338,19 @@ class Requests:
                 finally:
                     asking.lock.release()
         return bool(seen.queue) and seen.queue[0].number in self._waiting
+
+    def _is_settled(self, topic: TopicLog, seen: Seen, turn: int | None) -> bool:
+        """Has the topic been free for as long as the waiter whose turn it is lets it (rule D7)?"""
+        if not seen.free:
+            self._free_since.pop(topic, None)
+            return False
+        since = self._free_since.setdefault(topic, time.monotonic())
+        best = None if turn is None else self._waiting.get(turn)
+        if best is None:
+            return True
+        settle = best.request.settle / 1e9
+        waited = best.begun + settle <= since  # others had that time before it was free
+        return waited or time.monotonic() >= max(since, best.begun) + settle
 
     def _look_at_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
         topic = asking.topic

@@ -68,7 +68,6 @@ CALLS: dict[str, list[Call]] = {
     "retention": [lambda e: e.topic("orders").trim(before=1),
                   lambda e: e.topic("orders").retention(max_age=1)],
     "roles": [lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r")],
-    "settle": [lambda e: e.topic("orders").producer("wait_for_exclusive", settle=1)],
     "several_claims": [lambda e: e.own("g", {"r": None, "s": None}),
                        lambda e: e.reader([e.topic(n).name for n in "ab"], group="g")],
     "snapshots": [snapshot],

@@ -56,6 +56,29 @@ def test_d2_priority_is_read_only_and_other_modes_ignore_it(topic: xl.Topic, mod
         assert producer.state == "open"
 
 
+@pytest.mark.needs("settle")
+def test_d7_a_better_waiter_that_comes_while_the_topic_settles_gets_it(
+    topic: xl.Topic, path: str
+) -> None:
+    with xl.open(path) as other:
+        owner = topic.producer(EXCLUSIVE)
+        first = topic.producer_async(WAIT, settle=1.0)
+        owner.close()
+        better = other.topic("orders").producer_async(WAIT, priority=5, settle=1.0)
+        assert better.result(20).topic_epoch == 2
+        assert not first.done()
+        better.result().close()
+        assert first.result(20).topic_epoch == 3
+
+
+@pytest.mark.needs("settle")
+def test_d7_a_new_waiter_leaves_a_free_topic_to_better_ones_for_a_while(topic: xl.Topic) -> None:
+    for _ in range(2):
+        before = time.monotonic()
+        with topic.producer(WAIT, settle=0.5, timeout=20):
+            assert time.monotonic() - before >= 0.4  # the clocks differ in resolution
+
+
 def test_d2_default_priority_is_0(topic: xl.Topic) -> None:
     with topic.producer(EXCLUSIVE) as owner:
         topic.producer_async(WAIT, name="default")
