@@ -306,7 +306,7 @@ def connect(state: State, producer: Producer) -> Producer:
     if not state.kept["checked"]:
         ledger, session = state.engine.ledger, producer.session
         assert ledger.journal is not None
-        producer.appender.connect(
+        producer.sender.appender.connect(
             ledger.journal, ledger.lockfile.atomics, ledger.lockfile.counters.place(session.topic),
             session.topic, session.epoch, session.id, False, True,
         )  # fmt: skip

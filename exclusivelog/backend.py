@@ -372,12 +372,20 @@ class TopicStore(Protocol):
 Put = Callable[[_core.Appender], object]  # gives messages to an appender
 
 
-class TransactionProducer(Protocol):
-    """A producer that sends in a transaction, or that it requires."""
+class TransactionSender(Protocol):
+    """What sends for a producer."""
 
     def here(self, numbered: bool) -> ProducerSession:
         """The session that appends what this producer is given, in this process. `numbered`: with
         sequence ids of its own name."""
+
+
+class TransactionProducer(Protocol):
+    """A producer that sends in a transaction, or that it requires."""
+
+    @property
+    def sender(self) -> TransactionSender:
+        """What sends for it."""
 
 
 class Condition(Protocol):

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
+import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,7 +41,7 @@ from exclusivelog.messages import (
     encode_message,
     encode_sequence,
 )
-from exclusivelog.transaction import Caller, Sender, Transaction, this_caller
+from exclusivelog.transaction import Caller, SendingProducer, Transaction, this_caller
 from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, check_timeout
@@ -50,17 +53,321 @@ if TYPE_CHECKING:
 NO_MESSAGE: Any = object()  # None is a tombstone
 Sent = TypeVar("Sent")
 
+# Held for a moment by each change of a producer's session: one for each would be 48 bytes more.
+_changing = _core.Lock()
+
+
+def _after_fork_in_child() -> None:
+    global _changing
+    _changing = _core.Lock()  # its parent's may be held by a thread that is not here
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
 
 @dataclass(slots=True)
 class Appended:
-    """What `Producer.append` has appended: its first offset, and up to where the journal must be
-    flushed before it may be acknowledged (rule H1)."""
+    """What `ProducerSender.append` has appended: its first offset, and up to where the journal
+    must be flushed before it may be acknowledged (rule H1)."""
 
-    producer: Producer
+    sender: ProducerSender
     offset: int
     position: int = 0
     generation: int = 0
     flushed: bool = False
+
+    def await_flush(self) -> None:
+        """Return once it is durable; one flush serves all waiting threads.
+
+        Raises LedgerIOError where it failed, EngineClosedError where the engine was closed
+        meanwhile; the messages may be in the log then (rule B9).
+        """
+        if self.flushed:
+            return
+        sending = self.sender.session.sending
+        sending.await_flush(self.position, self.generation)
+        if not self.flushed:
+            self.flushed = True
+            sending.appender.announce()
+
+
+class ProducerSender:
+    """Sends for one producer under the session that it has now.
+
+    It listens to the session: it fails every call once the topic is lost, and after a hand-over
+    within the process it goes on with the next session. Transactions, shared states and event loops
+    use it directly. `appender`: what `Producer.send` calls at once.
+    """
+
+    # A process may have a hundred thousand.
+    __slots__ = (
+        "__weakref__",
+        "_callers",
+        "_closed",
+        "_last_sequence",
+        "_lost",
+        "_moved",
+        "_producer",
+        "appender",
+        "engine",
+        "first",
+        "options",
+        "session",
+        "topic",
+    )  # fmt: skip
+
+    def __init__(
+        self, engine: Backend, topic: str, session: ProducerSession, options: Options,
+        producer: weakref.ref[Producer] | None,
+    ) -> None:  # fmt: skip
+        self.topic = topic
+        self.appender = session.sending.appender
+        self.engine, self.session = engine, session
+        self.first = session.session  # its name, mode and priority are the producer's
+        self._last_sequence = -1
+        self.options = options
+        self._producer = producer  # for its callbacks; None: it has none
+        self._callers: tuple[Caller, ...] = ()  # whose blocks it takes part in
+        self._lost: ExclusiveLogError | None = None
+        self._moved: ProducerMovedError | None = None  # the last move that it has followed
+        self._closed = False
+        session.subscribe(self, owner=True)
+
+    # ---- facts ---------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> object:
+        """What keeps its messages."""
+        return self.engine.ledger
+
+    @property
+    def usable(self) -> bool:
+        """True unless it is known to be closed, fenced or moved."""
+        return self._lost is None and not self._closed and self.session.usable
+
+    @property
+    def state(self) -> State:
+        """What `Producer.state` returns."""
+        if self._closed:
+            return "closed"
+        if self._lost is not None:
+            return "moved" if isinstance(self._lost, ProducerMovedError) else "fenced"
+        found = self.session.status()
+        return "moved" if found == "closed" and self._moved is not None else found
+
+    @property
+    def last_sequence_id(self) -> int:
+        """The last sequence id sent under the producer's name, -1 if none was (rule G2)."""
+        if self.session.session.name == self.first.name:
+            return self.session.sending.appender.last_sequence
+        return self._last_sequence
+
+    # ---- what becomes of its session -----------------------------------------------------
+
+    def lost(self, error: ExclusiveLogError) -> None:
+        """Its session has ended for good: fail every later call, and call `on_fenced`."""
+        with _changing:
+            if self._lost is not None or self._closed:
+                return
+            self._lost = error
+            self._refuse(error)
+        producer = None if self._producer is None else self._producer()
+        on_fenced = self.options.on_fenced
+        if on_fenced is None or producer is None or not isinstance(error, ProducerFencedError):
+            return
+        self.engine.call_soon(functools.partial(on_fenced, producer, error))
+
+    def _refuse(self, error: ExclusiveLogError) -> None:
+        """Make `send` raise this error, also if other producers still send by the session."""
+        if self.appender.error is not error:
+            self.appender = _core.Appender(b"", -1, 1, 1)
+            self.appender.close_with(error)
+
+    def ended(self) -> None:
+        """The session was closed: that is the end of a producer that has followed its topic."""
+        if self._moved is not None:
+            self.lost(self._moved)
+
+    def wanted(self) -> None:
+        """Another producer waits for the topic: call `on_wanted`."""
+        producer = None if self._producer is None else self._producer()
+        on_wanted = self.options.on_wanted
+        if on_wanted is not None and producer is not None and self.usable:
+            self.engine.call_soon(functools.partial(on_wanted, producer))
+
+    def moved_to(self, session: ProducerSession, error: ProducerMovedError) -> None:
+        """Its topic was handed over within this process: go on with this session."""
+        with _changing:
+            if self._lost is None and not self._closed:
+                self._last_sequence = self.last_sequence_id
+                self.session, self._moved = session, error
+                self.appender = session.sending.appender
+                return
+        session.leave(self)
+
+    def close(self) -> None:
+        """Leave the session; the owner, and the last one, release it."""
+        with _changing:
+            if self._closed:
+                return
+            self._closed = True
+            session = self.session
+        failure = session.leave(self)
+        if self.appender.error is None:
+            self._refuse(self._closed_error())
+        if failure is not None and self._lost is None:
+            raise failure
+
+    # ---- a call that follows the topic ---------------------------------------------------
+
+    def here(self, numbered: bool) -> ProducerSession:
+        """The session that appends what the producer is given, in this process (rule E2). Waits
+        while it is paused. `numbered`: with sequence ids of the producer's name."""
+        self.check()
+        return self.call(_not_paused, None, 0 if numbered else None)
+
+    def call(
+        self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
+        sequence: int | None = None,
+    ) -> Sent:  # fmt: skip
+        """What `call(session, seconds left)` returns, once the session is not paused, and wherever
+        the topic was handed over to in this process."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            if self._lost is not None or self._closed or self._moved is not None:
+                self.check()  # else what is closed or lost, the session's appender knows
+            session = self.session
+            if sequence is not None:
+                self._check_numbering()
+            try:
+                return call(session, left)
+            except ProducerFencedError as error:
+                refused = session.refused(error)
+            try:
+                if not self._await_change(session, refused, left):
+                    raise WaitTimeoutError(
+                        f"topic {self.topic!r} was paused by a hand-over or the commit of a "
+                        f"transaction for longer than timeout={timeout} s; nothing was sent"
+                    )
+            finally:
+                del refused  # an error and a frame that refer to each other keep this sender
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+
+    def _await_change(
+        self, session: ProducerSession, refused: ExclusiveLogError, left: float | None
+    ) -> bool:
+        if isinstance(refused, SessionPaused):
+            refused.__traceback__ = None
+            return session.await_resumed(left)
+        if refused is not session.moved:
+            # It is kept: else each call would add its frames to the traceback, and keep them.
+            raise refused.with_traceback(None) from None
+        refused.__traceback__ = None  # it is kept, and must not keep this sender
+        return session.follow(left)
+
+    def check(self) -> None:
+        """An error unless the producer may send, as far as this process knows."""
+        session = self.session
+        lost = self._lost or session.lost  # the session knows first (rule B4)
+        if lost is None and not self._closed and self._moved is None:
+            session.engine.check_open()
+            return
+        session.engine.check_not_forked()
+        if lost is not None:
+            raise lost.with_traceback(None)
+        if self._closed:
+            raise self._closed_error()
+        if self._moved is not None and self.session.closed:
+            self.lost(self._moved)
+            raise self._moved.with_traceback(None)
+        self.session.engine.check_open()
+
+    def _closed_error(self) -> EngineClosedError:
+        return EngineClosedError(f"producer {self.first.name!r} of topic {self.topic!r} is closed")
+
+    def _check_numbering(self) -> None:
+        """After a hand-over, the sequence ids may be counted under another name."""
+        if self._moved is not None and self.session.session.name != self.first.name:
+            raise self._moved.with_traceback(None)
+
+    # ---- messages ------------------------------------------------------------------------
+
+    def encode(
+        self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
+    ) -> Encoded:
+        """Check one message, and encode it for the log; raises if the producer cannot send."""
+        if self._lost is not None or self._closed:
+            self.check()
+        return encode_message(value, key, properties, event_time, sequence_id, self.options.dumps)
+
+    def offer(self, message: Encoded) -> _core.Receipt | None:
+        """`send_async` of an encoded message that never waits: for an event loop. None, and nothing
+        was queued, where it may have to wait: the topic was handed over, or is being handed over,
+        or other threads append by this producer."""
+        if message[4] is not None:
+            self._check_numbering()
+        try:
+            return self.session.sending.offer(message)
+        except ProducerMovedError as error:
+            error.__traceback__ = None
+            return None
+
+    def append(self, messages: Sequence[Raw]) -> Appended:
+        """Append messages atomically, and return before they are flushed: the caller acknowledges
+        them only after `Appended.await_flush`. Large ones are flushed at once.
+
+        Raises as `send` does. For shared states, whose threads share flushes.
+        """
+        if len(messages) == 1:
+            key, value, properties = messages[0]
+            if len(value or b"") + len(key or b"") < SENT_AT_ONCE:
+                # The most frequent call by far, as in `Producer.send`.
+                appender = self.appender
+                try:
+                    outcome = appender.append(value, key, properties)
+                except ProducerMovedError as error:
+                    error.__traceback__ = None
+                    outcome = -1
+                if type(outcome) is tuple:
+                    return self._appended(appender, outcome)
+        return self.call(
+            lambda session, _: self._appended(
+                session.sending.appender, session.sending.append(messages)
+            ),
+            None,
+        )
+
+    def _appended(self, appender: _core.Appender, outcome: tuple[int, int, int] | int) -> Appended:
+        if not isinstance(outcome, tuple):
+            return Appended(self, outcome, flushed=True)
+        flushes = appender.flushes
+        if not flushes:
+            appender.announce()
+        return Appended(self, *outcome, not flushes)
+
+    # ---- sends beside a transaction ------------------------------------------------------
+
+    def enlist(self, producer: SendingProducer, caller: Caller) -> None:
+        """Until `discharge`, warn this caller if it sends by the producer without `transaction=`.
+
+        The producer is of another class meanwhile: all other sends then cost what they did."""
+        with _changing:
+            if type(producer) is Producer or type(producer) is ProducerInTransaction:
+                self._callers = (*self._callers, caller)
+                object.__setattr__(producer, "__class__", ProducerInTransaction)
+
+    def discharge(self, producer: SendingProducer, caller: Caller) -> bool:
+        """The caller's block has ended, or it was warned. Had it been enlisted?"""
+        with _changing:
+            callers = list(self._callers)
+            found = caller in callers
+            if found:
+                callers.remove(caller)
+                self._callers = tuple(callers)
+            if not callers and type(producer) is ProducerInTransaction:
+                object.__setattr__(producer, "__class__", Producer)
+            return found
 
 
 @dataclass(frozen=True)
@@ -79,7 +386,7 @@ class Options(SessionOptions):
             raise TypeError("on_wanted takes a function of (producer)")
 
 
-class Producer(Sender, Closing):
+class Producer(SendingProducer, Closing):
     """Sends messages to one topic. Made by `topic.producer`; may be shared by threads.
 
     Losing the topic is final (rule B4): every call but `close` then raises the same
@@ -90,51 +397,45 @@ class Producer(Sender, Closing):
     (0, 1)
     """
 
-    # A process may have a hundred thousand.
-    __slots__ = (
-        "__dict__", "__weakref__", "_callers", "_closed", "_dumps", "_engine", "_first",
-        "_last_sequence", "_lock", "_lost", "_moved", "_options", "_session", "appender", "topic",
-    )  # fmt: skip
+    # `_dumps`: of its options; `send` needs it. A process may have a hundred thousand producers.
+    __slots__ = ("__dict__", "__weakref__", "_dumps", "sender")
 
-    _callers: tuple[Caller, ...]  # whose blocks it takes part in; unset before the first one
+    sender: ProducerSender
 
     def __init__(
         self, engine: Backend, topic: str, session: ProducerSession, options: Options
     ) -> None:
-        self.topic = topic
-        self.appender = session.sending.appender  # what `send` calls at once
-        self._engine = engine
-        self._session = session
-        self._first = session.session  # its name and options are this producer's
-        self._last_sequence = -1
-        self._options, self._dumps = options, options.dumps
-        self._lost: ExclusiveLogError | None = None
-        self._moved: ProducerMovedError | None = None  # the last move that it has followed
-        self._closed = False
-        self._lock = _core.Lock()
-        session.subscribe(self, owner=True)
+        calls_back = options.on_fenced is not None or options.on_wanted is not None
+        this = weakref.ref(self) if calls_back else None  # the sender must not keep it
+        self._dumps = options.dumps
+        self.sender = ProducerSender(engine, topic, session, options, this)
 
     # ---- facts ---------------------------------------------------------------------------
 
     @property
+    def topic(self) -> str:
+        """The name of its topic."""
+        return self.sender.topic
+
+    @property
     def name(self) -> str:
         """The name under which sequence ids are counted (rule G2)."""
-        return str(self._first.name)
+        return str(self.sender.first.name)
 
     @property
     def access_mode(self) -> AccessMode:
         """The mode that was asked for."""
-        return AccessMode(self._first.mode)
+        return AccessMode(self.sender.first.mode)
 
     @property
     def priority(self) -> int:
         """The place in the queue it was asked for with; cannot be changed (rule D2)."""
-        return int(self._first.priority)
+        return int(self.sender.first.priority)
 
     @property
     def session(self) -> Any:
         """The registration that it sends under, as the log keeps it."""
-        return self._session.session
+        return self.sender.session.session
 
     @property
     def topic_epoch(self) -> int:
@@ -144,9 +445,7 @@ class Producer(Sender, Closing):
     @property
     def last_sequence_id(self) -> int:
         """The last sequence id sent under this name, -1 if none was (rule G2)."""
-        if self.session.name == self.name:
-            return self._session.sending.appender.last_sequence
-        return self._last_sequence
+        return self.sender.last_sequence_id
 
     def stats(self) -> ProducerStats:
         """What this producer has sent, and what waits for a commit. See `ProducerStats`.
@@ -155,7 +454,7 @@ class Producer(Sender, Closing):
         >>> producer.stats().messages, producer.stats().pending_messages
         (2, 0)
         """
-        appender = self._session.sending.appender
+        appender = self.sender.session.sending.appender
         return ProducerStats(
             self.topic, self.name, self.topic_epoch, appender.sent, appender.pending_messages,
             appender.pending_bytes, self.last_sequence_id,
@@ -165,133 +464,7 @@ class Producer(Sender, Closing):
     def state(self) -> State:
         """What has become of it, read from the ledger without sending anything (rule C6):
         "open", "fenced", "moved" or "closed". Reading it neither waits nor changes anything."""
-        if self._closed:
-            return "closed"
-        if self._lost is not None:
-            return "moved" if isinstance(self._lost, ProducerMovedError) else "fenced"
-        found = self._session.status()
-        return "moved" if found == "closed" and self._moved is not None else found
-
-    @property
-    def ledger(self) -> object:
-        """What keeps its messages."""
-        return self._engine.ledger
-
-    @property
-    def usable(self) -> bool:
-        """True unless it is known to be closed, fenced or moved."""
-        return self._lost is None and not self._closed and self._session.usable
-
-    # ---- what becomes of its session -------------------------------------------------------
-
-    def lost(self, error: ExclusiveLogError) -> None:
-        """Its session has ended for good: fail every later call, and tell the application."""
-        with self._lock:
-            if self._lost is not None or self._closed:
-                return
-            self._lost = error
-            self._refuse(error)
-        if self._options.on_fenced is not None and isinstance(error, ProducerFencedError):
-            self._engine.call_soon(self._notify_fenced)
-
-    def _notify_fenced(self) -> None:
-        if self._options.on_fenced is not None and isinstance(self._lost, ProducerFencedError):
-            self._options.on_fenced(self, self._lost)
-
-    def _refuse(self, error: ExclusiveLogError) -> None:
-        """Make `send` raise this error, also if other producers still send by the session."""
-        if self.appender.error is not error:
-            self.appender = _core.Appender(b"", -1, 1, 1)
-            self.appender.close_with(error)
-
-    def ended(self) -> None:
-        """The session was closed: that is the end of a producer that has followed its topic."""
-        if self._moved is not None:
-            self.lost(self._moved)
-
-    def wanted(self) -> None:
-        """Another producer waits for the topic."""
-        on_wanted = self._options.on_wanted
-        if on_wanted is not None and self.usable:
-            self._engine.call_soon(lambda: on_wanted(self))
-
-    def moved_to(self, session: ProducerSession, error: ProducerMovedError) -> None:
-        """Its topic was handed over within this process: go on with this session."""
-        with self._lock:
-            if self._lost is None and not self._closed:
-                self._last_sequence = self.last_sequence_id
-                self._session, self._moved = session, error
-                self.appender = session.sending.appender
-                return
-        session.leave(self)
-
-    def here(self, numbered: bool) -> ProducerSession:
-        """The session that appends what this producer is given, in this process (rule E2). Waits
-        while it is paused. `numbered`: with sequence ids of its own name."""
-        self._check()
-        return self._on_session(_not_paused, None, 0 if numbered else None)
-
-    def _on_session(
-        self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
-        sequence: int | None = None,
-    ) -> Sent:  # fmt: skip
-        """What `call(session, seconds left)` returns, once the session is not paused, and wherever
-        the topic was handed over to in this process."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        left = timeout
-        while True:
-            if self._lost is not None or self._closed or self._moved is not None:
-                self._check()  # else what is closed or lost, the session's appender knows
-            session = self._session
-            if sequence is not None:
-                self._check_numbering()
-            try:
-                return call(session, left)
-            except ProducerFencedError as error:
-                refused = session.refused(error)
-            try:
-                if not self._await_change(session, refused, left):
-                    raise self._still_paused(timeout)
-            finally:
-                del refused  # an error and a frame that refer to each other keep this producer
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-
-    def _await_change(
-        self, session: ProducerSession, refused: ExclusiveLogError, left: float | None
-    ) -> bool:
-        if isinstance(refused, SessionPaused):
-            refused.__traceback__ = None
-            return session.await_resumed(left)
-        if refused is not session.moved:
-            # It is kept: else each call would add its frames to the traceback, and keep them.
-            raise refused.with_traceback(None) from None
-        refused.__traceback__ = None  # it is kept, and must not keep this producer
-        return session.follow(left)
-
-    def _still_paused(self, timeout: float | None) -> WaitTimeoutError:
-        return WaitTimeoutError(
-            f"topic {self.topic!r} was paused by a hand-over or the commit of a transaction for "
-            f"longer than timeout={timeout} s; nothing was sent"
-        )
-
-    def _check(self) -> None:
-        session = self._session
-        lost = self._lost or session.lost  # the session knows first (rule B4)
-        if lost is None and not self._closed and self._moved is None:
-            session.engine.check_open()
-            return
-        session.engine.check_not_forked()
-        if lost is not None:
-            raise lost.with_traceback(None)
-        if self._closed:
-            raise self._closed_error()
-        if self._moved is not None and self._session.closed:
-            self.lost(self._moved)
-            raise self._moved.with_traceback(None)
-        self._session.engine.check_open()
-
-    def _closed_error(self) -> EngineClosedError:
-        return EngineClosedError(f"producer {self.name!r} of topic {self.topic!r} is closed")
+        return self.sender.state
 
     # ---- move ----------------------------------------------------------------------------
 
@@ -346,8 +519,8 @@ class Producer(Sender, Closing):
             unloading = engine.begin_move(self.topic, session.session, to, timeout, chosen)
             return engine, unloading
 
-        self._check()
-        return self._on_session(begin, None)
+        self.sender.check()
+        return self.sender.call(begin, None)
 
     # ---- send ----------------------------------------------------------------------------
 
@@ -364,16 +537,16 @@ class Producer(Sender, Closing):
         ...     [message.value for message in producer.catch_up(topic.reader())]
         [b'old']
         """
-        ours = reader.ledger is self._engine.ledger and reader.topic_id == self.session.topic
+        ours = reader.ledger is self.sender.ledger and reader.topic_id == self.session.topic
         if not ours:
             raise ValueError(f"reader: it takes one of topic {self.topic!r}, not {reader!r}")
-        self._check()
+        self.sender.check()
         return self._catch_up(reader)
 
     def _catch_up(self, reader: Reader) -> Iterator[_core.Message]:
         yield from reader
-        self._check()
-        self._on_session(lambda session, _: session.verify(), None)
+        self.sender.check()
+        self.sender.call(lambda session, _: session.verify(), None)
 
     def send(
         self, value: Any, *, key: bytes | str | None = None,
@@ -407,27 +580,27 @@ class Producer(Sender, Closing):
         ):  # fmt: skip
             # The most frequent call by far. What is closed or lost, the appender knows, too.
             try:
-                offset = self.appender.send(value)
+                offset = self.sender.appender.send(value)
             except ProducerMovedError as error:
                 error.__traceback__ = None  # it is kept, and must not keep this producer
                 offset = -1
             if offset >= 0:
                 return offset
         check_timeout(timeout)
-        message = self.encode(value, key, properties, event_time, sequence_id)
+        message = self.sender.encode(value, key, properties, event_time, sequence_id)
         if transaction is not None:
-            self._check()
+            self.sender.check()
             transaction.add(
                 self, lambda appender: self._put(appender, message), numbered=message[4] is not None
             )
             return -1
-        return self._on_session(
+        return self.sender.call(
             lambda session, left: session.sending.send(message, left), timeout, message[4]
         )
 
     def _put(self, appender: _core.Appender, message: Encoded) -> None:
         if appender.add(*message) is None:
-            raise self._session.sending.duplicate(appender, message[4])
+            raise self.sender.session.sending.duplicate(appender, message[4])
 
     def send_async(
         self, value: Any, *, key: bytes | str | None = None,
@@ -445,7 +618,8 @@ class Producer(Sender, Closing):
         >>> [receipt.result() for receipt in receipts]
         [0, 1, 2]
         """
-        appender = self.appender
+        sender = self.sender
+        appender = sender.appender
         if (
             type(value) is bytes and key is None and properties is None and event_time is None
             and sequence_id is None and self._dumps is None and len(value) < SENT_AT_ONCE
@@ -459,32 +633,17 @@ class Producer(Sender, Closing):
             if receipt is None:
                 return self._send_async((value, None, None, None, None))
         else:
-            return self._send_async(self.encode(value, key, properties, event_time, sequence_id))
-        if appender.holds(self._options.max_pending_bytes):
-            self._session.sending.commit_if_full()
+            return self._send_async(
+                self.sender.encode(value, key, properties, event_time, sequence_id)
+            )
+        if appender.holds(sender.options.max_pending_bytes):
+            sender.session.sending.commit_if_full()
         return receipt
 
     def _send_async(self, message: Encoded) -> _core.Receipt:
-        return self._on_session(
+        return self.sender.call(
             lambda session, _: session.sending.send_async(message), None, message[4]
         )
-
-    def offer(self, message: Encoded) -> _core.Receipt | None:
-        """`send_async` of an encoded message that never waits: for an event loop. None, and nothing
-        was queued, where it may have to wait: the topic was handed over, or is being handed over,
-        or other threads append by this producer."""
-        if message[4] is not None:
-            self._check_numbering()
-        try:
-            return self._session.sending.offer(message)
-        except ProducerMovedError as error:
-            error.__traceback__ = None
-            return None
-
-    def _check_numbering(self) -> None:
-        """After a hand-over, the sequence ids may be counted under another name."""
-        if self._moved is not None and self.session.name != self.name:
-            raise self._moved.with_traceback(None)
 
     def send_many(
         self, values: Iterable[Any], *, keys: Iterable[bytes | str | None] | None = None,
@@ -508,9 +667,9 @@ class Producer(Sender, Closing):
         check_timeout(timeout)
         columns = encode_columns(values, keys, properties, event_times, self._dumps)
         count = columns.values.count
-        self._check()
+        self.sender.check()
         if count == 0:
-            next_offset = self._engine.latest(self.session.topic).next_offset
+            next_offset = self.sender.engine.latest(self.session.topic).next_offset
             return range(next_offset, next_offset)
         sequence = None if sequence_id is None else encode_sequence(sequence_id)
         if transaction is not None:
@@ -520,7 +679,7 @@ class Producer(Sender, Closing):
                 numbered=sequence is not None,
             )
             return range(-1, -1)
-        first = self._on_session(
+        first = self.sender.call(
             lambda session, left: session.sending.send_batch(columns, sequence, left),
             timeout, sequence,
         )  # fmt: skip
@@ -528,84 +687,7 @@ class Producer(Sender, Closing):
 
     def _put_batch(self, appender: _core.Appender, columns: Columns, sequence: int | None) -> None:
         if appender.add_batch(columns.batch(appender), sequence) is None:
-            raise self._session.sending.duplicate(appender, sequence)
-
-    # ---- append now, flush later ---------------------------------------------------------
-
-    def append(self, messages: Sequence[Raw]) -> Appended:
-        """Append messages atomically, and return before they are flushed: the caller acknowledges
-        them only after `await_flush`. Large ones are flushed at once.
-
-        Raises as `send` does. Internal: for shared states, whose threads share flushes.
-        """
-        if len(messages) == 1:
-            key, value, properties = messages[0]
-            if len(value or b"") + len(key or b"") < SENT_AT_ONCE:
-                # The most frequent call by far, as in `send`.
-                appender = self.appender
-                try:
-                    outcome = appender.append(value, key, properties)
-                except ProducerMovedError as error:
-                    error.__traceback__ = None
-                    outcome = -1
-                if type(outcome) is tuple:
-                    return self._appended(appender, outcome)
-        return self._on_session(lambda session, _: self._append(session, messages), None)
-
-    def _append(self, session: ProducerSession, messages: Sequence[Raw]) -> Appended:
-        outcome = session.sending.append(messages)
-        if isinstance(outcome, tuple):
-            return self._appended(session.sending.appender, outcome)
-        return Appended(self, outcome, flushed=True)
-
-    def _appended(self, appender: _core.Appender, outcome: tuple[int, int, int]) -> Appended:
-        flushes = appender.flushes
-        if not flushes:
-            appender.announce()
-        return Appended(self, *outcome, not flushes)
-
-    def await_flush(self, appended: Appended) -> None:
-        """Return once what `append` has appended is durable; one flush serves all waiting threads.
-
-        Raises LedgerIOError where it failed, EngineClosedError where the engine was closed
-        meanwhile; the messages may be in the log then (rule B9).
-        """
-        if appended.flushed:
-            return
-        sending = self._session.sending
-        sending.await_flush(appended.position, appended.generation)
-        if not appended.flushed:
-            appended.flushed = True
-            sending.appender.announce()
-
-    def encode(
-        self, value: Any, key: Any, properties: Any, event_time: Any, sequence_id: Any
-    ) -> Encoded:
-        """Check one message, and encode it for the log; raises if the producer cannot send."""
-        if self._lost is not None or self._closed:
-            self._check()
-        return encode_message(value, key, properties, event_time, sequence_id, self._dumps)
-
-    # ---- sends beside a transaction --------------------------------------------------------
-
-    def enlist(self, caller: Caller) -> None:
-        """Until `discharge`, warn this caller if it sends without `transaction=`.
-
-        The producer is of another class meanwhile: all other sends then cost what they did."""
-        with self._lock:
-            if type(self) is Producer or type(self) is ProducerInTransaction:
-                self._callers = (*getattr(self, "_callers", ()), caller)
-                object.__setattr__(self, "__class__", ProducerInTransaction)
-
-    def discharge(self, caller: Caller) -> None:
-        """The caller's block has ended."""
-        with self._lock:
-            callers = list(getattr(self, "_callers", ()))
-            if caller in callers:
-                callers.remove(caller)
-                self._callers = tuple(callers)
-            if not callers and type(self) is ProducerInTransaction:
-                object.__setattr__(self, "__class__", Producer)
+            raise self.sender.session.sending.duplicate(appender, sequence)
 
     # ---- announce ------------------------------------------------------------------------
 
@@ -639,8 +721,8 @@ class Producer(Sender, Closing):
                 "owner can announce. Open it with another access mode"
             )
         if transaction is None:
-            self._check()
-        announcing = transaction or Transaction(self._session.engine)
+            self.sender.check()
+        announcing = transaction or Transaction(self.sender.session.engine)
         announcing.announce(self, given)
         if message is not NO_MESSAGE:
             self.send(message, properties=given, transaction=announcing)
@@ -657,8 +739,8 @@ class Producer(Sender, Closing):
         raises, even if nothing waits (rule B3).
         """
         check_timeout(timeout)
-        self._check()
-        self._on_session(lambda session, left: session.flush(left), timeout)
+        self.sender.check()
+        self.sender.call(lambda session, left: session.flush(left), timeout)
 
     def close(self) -> None:
         """Send what waits, then give the topic back: the next waiter is promoted in the same
@@ -666,22 +748,8 @@ class Producer(Sender, Closing):
 
         Called from a signal handler or a finalizer that interrupted a transaction of the same
         thread, it returns at once; another thread closes the producer after that transaction."""
-        if self._session.engine.forked:
-            return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            session = self._session
-        failure = session.leave(self)
-        if self.appender.error is None:
-            self._refuse(self._closed_error())
-        if failure is not None and self._lost is None:
-            raise failure
-
-    def abandon(self) -> None:
-        """Nobody has this producer, as after an interrupt: the engine gives its session back."""
-        self._session.abandon()
+        if not self.sender.session.engine.forked:
+            self.sender.close()
 
     def __repr__(self) -> str:
         return (
@@ -709,9 +777,7 @@ class ProducerInTransaction(Producer):
     def _check_transaction(self, options: Mapping[str, Any]) -> None:
         if options.get("transaction") is not None:
             return
-        caller = this_caller()
-        if caller in self._callers:
-            self.discharge(caller)  # once is enough
+        if self.sender.discharge(self, this_caller()):  # once is enough
             warnings.warn(
                 f"topic {self.topic!r}: this message is not in the transaction of the block around "
                 "it. Use send(..., transaction=...) to include it, or send it outside of the block",

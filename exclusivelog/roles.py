@@ -213,7 +213,7 @@ class Role(Closing):
             if session is None:
                 raise ValueError(f"topic={topic!r} is none of role {self.name!r}: {self.topics}")
             found = self._producers.get(topic)
-            if found is None or not found.usable:
+            if found is None or not found.sender.usable:
                 found = self._producers[topic] = self._open(topic, session, **options)
             return found
 
@@ -394,7 +394,7 @@ class RoleFuture(GrantFuture[Role]):
         try:
             self.granted = Role(self.engine, seat, found, self._on_lost)
         except BaseException:
-            seat.abandon()
+            seat.sender.session.abandon()
             raise
         self.granted.register()  # only now: an interrupt must leave it to `give_up`
         return self.granted

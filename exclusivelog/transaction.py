@@ -22,7 +22,6 @@ exactly once:
 
 from __future__ import annotations
 
-import abc
 import concurrent.futures
 import contextlib
 import functools
@@ -249,28 +248,30 @@ def this_caller() -> Caller:
     return threading.get_ident(), task
 
 
-class Sender(abc.ABC):
-    """What a transaction needs of a producer."""
-
-    __slots__ = ()
+class Sender(Protocol):
+    """What sends for a producer, as a transaction uses it."""
 
     @property
-    @abc.abstractmethod
     def ledger(self) -> object:
         """What keeps its messages."""
 
-    @abc.abstractmethod
     def here(self, numbered: bool) -> ProducerSession:
-        """The session that appends what this producer is given, in this process. `numbered`: with
+        """The session that appends what the producer is given, in this process. `numbered`: with
         sequence ids of its own name."""
 
-    @abc.abstractmethod
-    def enlist(self, caller: Caller) -> None:
-        """A `with` block of this caller has begun to send in a transaction."""
+    def enlist(self, producer: SendingProducer, caller: Caller) -> None:
+        """A `with` block of this caller has begun to send by the producer in a transaction."""
 
-    @abc.abstractmethod
-    def discharge(self, caller: Caller) -> None:
+    def discharge(self, producer: SendingProducer, caller: Caller) -> bool:
         """That block has ended."""
+
+
+class SendingProducer:
+    """Base of the producers that can send in a transaction."""
+
+    __slots__ = ()
+
+    sender: Sender
 
 
 class Transaction:
@@ -285,11 +286,11 @@ class Transaction:
     """
 
     def __init__(self, engine: Backend) -> None:
-        self.offsets: dict[Sender, range] = {}
+        self.offsets: dict[SendingProducer, range] = {}
         self._caller: Caller | None = None  # in whose `with` block this is
         self._engine = engine
         self._state: State = "open"
-        self._parts: TransactionParts[Sender] = TransactionParts()
+        self._parts: TransactionParts[SendingProducer] = TransactionParts()
 
     @property
     def state(self) -> State:
@@ -299,19 +300,19 @@ class Transaction:
         the producers again: `last_sequence_id`, or the group's position, shows the outcome."""
         return self._state
 
-    def add(self, producer: Sender, put: Put, numbered: bool) -> None:
+    def add(self, producer: SendingProducer, put: Put, numbered: bool) -> None:
         """Have a producer's messages appended by the commit: `put` gives them to an appender,
         `numbered`: with sequence ids of their own."""
         self.check_open()
-        if producer.ledger is not self._engine.ledger:
+        if producer.sender.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
         if self._caller is not None and not self._parts.puts.get(producer):
-            producer.enlist(self._caller)
+            producer.sender.enlist(producer, self._caller)
         self._parts.puts.setdefault(producer, []).append(put)
         if numbered:
             self._parts.numbered.add(producer)
 
-    def require(self, holder: Claim | Sender | HoldsClaim) -> None:
+    def require(self, holder: Claim | SendingProducer | HoldsClaim) -> None:
         """Let the commit fail unless this claim or role is held, or this producer still has its
         topic.
 
@@ -330,21 +331,22 @@ class Transaction:
         ...     txn.commit()
         """
         self.check_open()
-        if not isinstance(holder, Claim | Sender):
+        if not isinstance(holder, Claim | SendingProducer):
             holder = getattr(holder, "claim", holder)  # a role's
-        if not isinstance(holder, Claim | Sender):
+        if not isinstance(holder, Claim | SendingProducer):
             raise TypeError(f"require takes a role, a claim or a producer, not {holder!r}")
-        if holder.ledger is not self._engine.ledger:
+        kept_by = holder.ledger if isinstance(holder, Claim) else holder.sender.ledger
+        if kept_by is not self._engine.ledger:
             raise ValueError("transaction: it takes claims and producers of its own ledger")
         if isinstance(holder, Claim):
             self._parts.claims.add(holder)
         else:
             self._parts.puts.setdefault(holder, [])
 
-    def announce(self, producer: Sender, info: dict[str, str]) -> None:
+    def announce(self, producer: SendingProducer, info: dict[str, str]) -> None:
         """What `Producer.announce` does with a transaction."""
         self.check_open()
-        if producer.ledger is not self._engine.ledger:
+        if producer.sender.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
         self._parts.puts.setdefault(producer, [])  # it is checked as one that sends
         self._parts.announced[producer] = info
@@ -443,7 +445,7 @@ class Transaction:
         caller, self._caller = self._caller, None
         if caller is not None:
             for producer in self._parts.puts:
-                producer.discharge(caller)
+                producer.sender.discharge(producer, caller)
         if kind is None and self._state == "open":
             self.commit()
         else:

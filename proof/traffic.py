@@ -230,7 +230,7 @@ class Player:
         if self.sabotage == UNCHECKED and producer.session.exclusive:
             ledger, session = self.engine.ledger, producer.session
             assert ledger.journal is not None
-            producer.appender.connect(
+            producer.sender.appender.connect(
                 ledger.journal, ledger.lockfile.atomics,
                 ledger.lockfile.counters.place(session.topic), session.topic,
                 session.epoch, session.id, False, True,

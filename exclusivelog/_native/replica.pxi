@@ -25,7 +25,7 @@ cdef class OwnershipBase:
 
     cdef bint surely_held(self) except -1:
         """Is it certain, without asking the producer, that the topic is still ours?"""
-        cdef Appender appender = self.producer.appender
+        cdef Appender appender = self.producer.sender.appender
         return (appender.journal is not None
                 and <int64_t>xl_load64(&appender.journal.shared.version) == self.checked)
 
@@ -149,8 +149,8 @@ cdef class SharedBase:
         """Append and apply; False if nothing was appended, for whatever reason."""
         cdef Piece piece
         cdef Placing placing
-        producer = self._ownership.producer
-        cdef Appender appender = producer.appender
+        sender = self._ownership.producer.sender
+        cdef Appender appender = sender.appender
         cdef SealedEntry sealed = _seal_one(data, name, None, None, appender.name)
         if appender.error is not None or appender.generation != _generation:
             return False
@@ -158,19 +158,19 @@ cdef class SharedBase:
         try:
             if appender._place_now(&placing, &piece, 1, 1, -1, False, not patient) != PLACED:
                 return False
-            self._apply_placed(producer, appender, &placing, name, data)
+            self._apply_placed(sender, appender, &placing, name, data)
         except BaseException:
             self._ownership.release()  # the next owner reads the outcome from the log
             raise
         return True
 
-    cdef _apply_placed(self, producer, Appender appender, Placing* placing, bytes name,
+    cdef _apply_placed(self, sender, Appender appender, Placing* placing, bytes name,
                        bytes data):
         cdef dict entries = (<MapBase?>self._content).entries
         cdef int64_t behind = placing.base_offset + 1
         if appender.durable:
             self._unflushed = self._appended(
-                producer, placing.base_offset, placing.end, placing.generation)
+                sender, placing.base_offset, placing.end, placing.generation)
         else:
             appender._announce()
         if self._replica.position != <int64_t>placing.base_offset:

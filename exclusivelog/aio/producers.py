@@ -180,9 +180,9 @@ class Producer(Sender):
                 value, key=key, properties=properties, event_time=event_time,
                 sequence_id=sequence_id, transaction=joined(transaction, self),
             )  # fmt: skip
-        message = self.sync.encode(value, key, properties, event_time, sequence_id)
+        message = self.sync.sender.encode(value, key, properties, event_time, sequence_id)
         # At once: a task that gathers several sends has them in this order.
-        receipt = None if self._line else self.sync.offer(message)
+        receipt = None if self._line else self.sync.sender.offer(message)
         if receipt is not None and timeout is None:
             return int(await receipt)
         waits = receipt if receipt is not None else self._send_late(message)
@@ -208,7 +208,7 @@ class Producer(Sender):
 
     async def _queued(self, message: Encoded) -> _core.Receipt:
         """Queue a message once that needs no wait."""
-        offer, delay = self.sync.offer, 0.0
+        offer, delay = self.sync.sender.offer, 0.0
         while (receipt := offer(message)) is None:
             await self._passed()
             if (receipt := offer(message)) is not None:
@@ -221,7 +221,7 @@ class Producer(Sender):
         """Return once no hand-over is in the way. One thread waits for it, and is not interrupted:
         it is there for all messages, also of tasks that were cancelled."""
         if self._passing is None or self._passing.done():
-            self._passing = asyncio.ensure_future(in_thread(self.sync.here, False))
+            self._passing = asyncio.ensure_future(in_thread(self.sync.sender.here, False))
             self._passing.add_done_callback(drop_outcome)
         await asyncio.shield(self._passing)
 
@@ -231,8 +231,8 @@ class Producer(Sender):
         properties: Mapping[str, str] | None = None,
         event_time: dt.datetime | int | None = None, sequence_id: int | None = None,
     ) -> Receipt:  # fmt: skip
-        message = self.sync.encode(value, key, properties, event_time, sequence_id)
-        receipt = None if self._line else self.sync.offer(message)
+        message = self.sync.sender.encode(value, key, properties, event_time, sequence_id)
+        receipt = None if self._line else self.sync.sender.offer(message)
         if receipt is not None:
             return Receipt(receipt)
         task = asyncio.ensure_future(self._send_late(message))

@@ -608,7 +608,9 @@ def commit(ledger: Ledger, parts: TransactionParts[Who]) -> dict[Who, range]:
     """Commit all parts, or none; {producer: offsets}. A topic that was handed over within this
     process is followed."""
     while True:
-        here = {producer: producer.here(producer in parts.numbered) for producer in parts.puts}
+        here = {
+            producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
+        }
         attempt = Attempt(ledger, parts, here)
         try:
             offsets = attempt.commit()

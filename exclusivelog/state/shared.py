@@ -575,7 +575,7 @@ class Shared(_core.SharedBase, Closing):
     def _send(self, producer: Producer, items: list[Item], write: Write[Any]) -> bool:
         """Append and apply; False if the topic was lost before."""
         try:
-            self._unflushed = write.appended = producer.append(
+            self._unflushed = write.appended = producer.sender.append(
                 [message_of(*item) for item in items]
             )
             self._apply_own(write.appended.offset, items)
@@ -607,7 +607,7 @@ class Shared(_core.SharedBase, Closing):
 
     def _flush(self, appended: Appended) -> None:
         try:
-            appended.producer.await_flush(appended)
+            appended.await_flush()
         except Exception:
             # It may be in the log, or not: the content is read anew from there.
             with self._lock:

@@ -212,7 +212,7 @@ SENDS: dict[str, Send] = {
     "send with a timeout": lambda producer: producer.send(b"x", timeout=PATIENCE),
     "send_async": lambda producer: producer.send_async(b"x").result(PATIENCE),
     "send_many": lambda producer: producer.send_many([b"x", b"y"]),
-    "append": lambda producer: producer.await_flush(producer.append([(None, b"x", None)])),
+    "append": lambda producer: producer.sender.append([(None, b"x", None)]).await_flush(),
 }
 
 

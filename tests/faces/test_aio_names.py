@@ -31,11 +31,7 @@ MISSING: dict[str, set[str]] = {
         "marks", "membership", "nothing_came", "offsets_to_commit", "readers", "value_of",
     },
     "MapWatch": {"reader", "take"},
-    "Producer": {
-        "abandon", "append", "appender", "await_flush", "discharge", "encode", "ended", "enlist",
-        "here", "ledger", "lost",
-        "moved_to", "offer", "session", "usable", "wanted",
-    },
+    "Producer": {"sender", "session"},
     "Reader": {
         "cursor", "join", "ledger", "membership", "nothing_came", "offsets_to_commit", "topic_id",
         "value_of",

@@ -495,7 +495,7 @@ def test_what_waits_is_bounded(topic) -> None:
     with topic.producer(linger=60, max_pending_bytes=10_000) as producer:
         for _ in range(200):
             producer.send_async(bytes(999))
-            assert producer.appender.pending_bytes < 10_000
+            assert producer.sender.appender.pending_bytes < 10_000
         assert topic.next_offset > 150
 
 
@@ -509,10 +509,10 @@ def test_sending_waits_when_too_much_is_pending_and_the_ledger_is_busy(engine, t
         with ledger_busy(engine):
             thread = threading.Thread(target=run)
             thread.start()
-            until(lambda: producer.appender.pending_messages == 10)
+            until(lambda: producer.sender.appender.pending_messages == 10)
             time.sleep(0.2)
             assert thread.is_alive()
-            assert producer.appender.pending_messages == 10
+            assert producer.sender.appender.pending_messages == 10
             assert topic.next_offset == 0
         thread.join(20)
         assert not thread.is_alive()
@@ -677,7 +677,7 @@ def test_everything_that_waits_goes_with_one_flush(flushing) -> None:
         threads = [threading.Thread(target=run, args=(p,)) for p in producers]
         for thread in threads:
             thread.start()
-        until(lambda: sum(p.appender.pending_messages for p in producers) == 9)
+        until(lambda: sum(p.sender.appender.pending_messages for p in producers) == 9)
         time.sleep(0.3)
     for thread in threads:
         thread.join(10)

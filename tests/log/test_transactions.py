@@ -889,7 +889,7 @@ def test_e2_a_commit_that_is_refused_just_before_a_hand_over_says_why(desk, monk
     """A producer is fenced; its engine has not been notified yet, and pauses it for a hand-over
     that it was asked for before. A commit retries while it is paused, but not for ever."""
     a, engine = desk.producers[0], desk.engine
-    session = a._session
+    session = a.sender.session
     with engine.ledger.write_exclusive() as tables:
         row = tables.topics.get(a.session.topic)
         engine.backend.sessions.succession.drop_holder(tables, row, a.session, "evict", "test")

@@ -232,7 +232,7 @@ def test_b3_a_fenced_producer_does_not_move_its_successor_of_the_same_name(
         with pytest.raises(xl.ProducerFencedError) as second:
             old.move_async(to=b.id)
         assert second.value is first.value
-    assert new._session.usable
+    assert new.sender.session.usable
     assert new.send(b"") == 0
     assert old.state == "fenced"
 

@@ -408,7 +408,7 @@ def test_c3_a_hung_waiter_whose_name_is_taken_is_told(
     better = topic.producer_async(WAIT, priority=9)  # nobody looks behind who lives
     process.start(open_producer, WAIT, name="leader", timeout=PATIENCE)
     until(lambda: len(topic.waiters) == 2)
-    owner._engine.sessions.evict = lambda engine: iter(())  # nobody is to remove it before
+    owner.sender.engine.sessions.evict = lambda engine: iter(())  # nobody is to remove it before
     hang(process)
 
     def take_its_name() -> bool:
@@ -935,7 +935,7 @@ FORKS_WHILE_IT_WAITS = """
         print(os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]), flush=True)
         over.set()
         if place == "move":
-            owner._session.pauses.end()
+            owner.sender.session.pauses.end()
         elif place != "commit":
             owner.close()
 
@@ -944,7 +944,7 @@ FORKS_WHILE_IT_WAITS = """
     elif place == "read":
         shared = xl.SharedState(topic, apply=lambda state, op: None)
     if place == "move":
-        owner._session.pauses.begin()
+        owner.sender.session.pauses.begin()
     elif place != "queue":
         threading.Thread(target=hold).start()
         time.sleep(0.1)
@@ -1091,7 +1091,7 @@ def test_c6_a_callback_that_cannot_be_called_is_called_later(
                     tables.topics.put(row)
                 with pytest.raises(FENCED):
                     producer.send(b"x")
-            until(lambda: producer._lost)
+            until(lambda: producer.sender._lost)
             time.sleep(0.1)
             assert not told
         until(lambda: told)

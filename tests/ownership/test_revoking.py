@@ -283,7 +283,7 @@ USES: dict[str, Callable[[xl.Producer], Any]] = {
 
 
 def _in_a_transaction(producer: xl.Producer) -> None:
-    with xl.Transaction(producer._engine) as txn:
+    with xl.Transaction(producer.sender.engine) as txn:
         producer.send(b"x", transaction=txn)
 
 
@@ -516,7 +516,7 @@ def test_b2_a_claim_is_checked_in_the_critical_section_of_the_commit(
     """It is revoked when the commit has begun, and only its writing is still to come."""
     claim = engine.own("g", {"r": None})
     with xl.open(path, name="rival") as rival, topic.producer() as producer:
-        session = producer._session
+        session = producer.sender.session
         pause = session.pause_for_transaction
 
         def revoke_first() -> bool:

@@ -1394,7 +1394,7 @@ def test_b4_a_producer_of_a_role_that_is_fenced_is_told_the_same_by_its_mail(pat
     with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
         producer = a.role("billing", topics=["invoices"]).producer("invoices")
         with b.role("billing", topics=["invoices"], access_mode=FENCING):
-            until(lambda: producer._lost is not None)
+            until(lambda: producer.sender._lost is not None)
             with pytest.raises(xl.ProducerRevokedError):
                 producer.send(b"stale")
 
