@@ -50,6 +50,14 @@ cdef extern from "_native/sections.h":
         uint32_t size
         uint32_t sum
 
+cdef extern from "_native/ahead.h":
+    ctypedef struct Job "xa_job":
+        const char* from_ "from"
+        char* to
+        const ChunkPlace* places
+        size_t chunk
+        uint32_t* states
+
 
 cdef class Deserializer:
     cdef readonly str topic
@@ -71,11 +79,15 @@ cdef class Entry:
     cdef uint32_t sound_to                  # ... to before here are known to be sound
     cdef ChunkPlace* places                 # of a compressed entry: its chunks in `view`
     cdef object decompress
+    cdef Job* job                           # NULL: only `decompress` can decompress it
+    cdef int generation                     # the process that has begun the job
     cdef readonly str damage                # what is wrong with the chunk that was damaged last
     cdef int _find_blocks(self) except -1
     cdef int _open_compressed(self) except -1
     cdef bint _decompress_requested(self) except -1
     cdef bint _decompress(self, size_t number) except -1
+    cdef int _open_job(self) except -1
+    cdef bint _make(self, size_t number) except -1
     cdef bint _are_sound(self, uint32_t start, uint32_t stop, bint out_of_order) except -1
     cdef bint _is_section_sound(self, const void* section) except -1
     cdef bint verify(self, uint32_t index, uint32_t ahead) except -1

@@ -23,6 +23,29 @@ cdef str _method_name(uint8_t method):
     return str(_codec(method)[0])
 
 
+cdef extern from "_native/ahead.h":
+    uint32_t XA_FREE
+    uint32_t XA_TAKEN
+    uint32_t XA_MADE
+    size_t XA_MOST
+    bint xa_load() noexcept nogil
+    void xa_request(Job*, size_t, size_t) noexcept nogil
+    uint32_t xa_try(Job*, size_t) noexcept nogil
+    uint32_t xa_await(Job*, size_t) noexcept nogil
+    void xa_withdraw(Job*) noexcept nogil
+
+
+cdef int _lz4 = 0               # the number of the method that ahead.h decompresses; 0: none
+
+
+def use_system_lz4(uint8_t method):
+    """Decompress entries of this method by the system's liblz4 from now on, without the function that
+    `use_codecs` finds; 0: none. False if there is no such library."""
+    global _lz4
+    _lz4 = method if xa_load() else 0
+    return _lz4 != 0
+
+
 def compression_of(data not None):
     """(number of the method, topic id, bytes of its sections) of a compressed entry; None of any other
     data. Checks no checksum."""

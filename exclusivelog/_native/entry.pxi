@@ -73,7 +73,20 @@ cdef class Entry:
             return BAD_CHUNKS
         self.data = PyBytes_FromStringAndSize(NULL, laid.sections)
         xe_pass_decompressed(laid, PyBytes_AS_STRING(self.data))
+        if laid.method == _lz4:
+            self._open_job()
         return WHOLE
+
+    cdef int _open_job(self) except -1:
+        cdef size_t states = self.laid.blocks * sizeof(uint32_t)
+        self.job = <Job*>calloc(1, sizeof(Job) + states)
+        if self.job == NULL:
+            raise MemoryError
+        self.job.from_, self.job.to = <const char*>self.view.buf, PyBytes_AS_STRING(self.data)
+        self.job.places, self.job.chunk = self.places, self.laid.chunk
+        self.job.states = <uint32_t*>(<char*>self.job + sizeof(Job))
+        self.generation = _generation
+        return 0
 
     cdef bint _decompress_requested(self) except -1:
         """Decompress the chunks that were asked for. False if there were none: then what they were
@@ -87,9 +100,38 @@ cdef class Entry:
                 some = True
         return some
 
+    cdef bint _make(self, size_t number) except -1:
+        """Decompress the chunk without a copy; where chunks are read in order, have those behind it
+        decompressed meanwhile. False: it cannot be done."""
+        cdef Job* job = self.job
+        cdef size_t last = min(number + XA_MOST, self.laid.blocks - 1)
+        cdef const ChunkPlace* end = &self.places[last]
+        cdef uint32_t state
+        cdef size_t i
+        if self.generation != _generation:      # what the parent's thread was at work on
+            self.generation = _generation
+            for i in range(self.laid.blocks):
+                if job.states[i] == XA_TAKEN:
+                    job.states[i] = XA_FREE
+        if job.states[number] == XA_FREE:
+            if number == 0 or self.seen[number - 1] != XB_SOUND:
+                last, end = number, &self.places[number]
+            if self.mapped:
+                xl_request(job.from_ + self.places[number].at, end.at + end.size - self.places[number].at)
+            if last > number:
+                xa_request(job, number + 1, last + 1)
+        state = xa_try(job, number)
+        if state == XA_TAKEN:
+            with nogil:
+                state = xa_await(job, number)
+        return state == XA_MADE
+
     cdef bint _decompress(self, size_t number) except -1:
         # Another thread may do the same meanwhile: it writes the same bytes.
         cdef const ChunkPlace* place = &self.places[number]
+        if self.job != NULL and self._make(number):
+            self.seen[number] = XB_SOUND
+            return True
         cdef const char* chunk = <const char*>self.view.buf + place.at
         cdef char* to = PyBytes_AS_STRING(self.data) + number * self.laid.chunk
         cdef object made
@@ -192,6 +234,9 @@ cdef class Entry:
         return self.end if index >= self.laid.count else _offset_at(self, index)
 
     def __dealloc__(self):
+        if self.job != NULL:
+            xa_withdraw(self.job)
+            free(self.job)
         free(self.seen)
         free(self.places)
         PyBuffer_Release(&self.view)

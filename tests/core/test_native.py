@@ -42,6 +42,7 @@ TESTS = [
     "fraction",
     "sections",
     "blocks",
+    "ahead",
 ]
 # ThreadSanitizer follows one process: it takes a mutex that a dead process has left for unlocked.
 RUNS = [(s, t) for s in SANITIZERS for t in TESTS if (s, t) != ("thread", "journal_deaths")]
@@ -75,7 +76,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             program = directory / sanitizer
             source = NATIVE / "native_test.c"
             flags = [*STRICT, "-O1", "-g", *SANITIZERS[sanitizer]]
-            compiled = run(COMPILER, *flags, source, "-o", program, "-lpthread")
+            compiled = run(COMPILER, *flags, source, "-o", program, "-lpthread", "-ldl")
             assert (compiled.returncode, compiled.stderr) == (0, "")
             made[sanitizer] = program
         return made[sanitizer]

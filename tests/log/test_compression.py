@@ -12,7 +12,7 @@ import struct
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ from testing.entries import (
     values,
 )
 from testing.journals import checkpoint, no_checkpoints
-from testing.processes import PATIENCE, State, Worker
+from testing.processes import PATIENCE, State, Worker, forked
 from tests.log.test_blocks import everything, lost
 from tests.log.test_damage import Damage, caught
 from tests.log.test_readers import moment
@@ -90,9 +90,30 @@ def methods_of(engine: xl.Engine, topic: xl.Topic) -> list[int]:
         ]
 
 
+@pytest.fixture(params=["liblz4", "lz4"])
+def library(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What decompresses LZ4: the system's library, or the Python package."""
+    compression.method(LZ4)
+    found = _core.use_system_lz4(LZ4 if request.param == "liblz4" else 0)
+    if request.param == "liblz4" and not found:
+        pytest.skip("this system has no liblz4.so.1")
+    yield request.param
+    _core.use_system_lz4(LZ4)
+
+
+@pytest.fixture
+def by_package() -> Iterator[None]:
+    """The Python package decompresses LZ4, also where the system has the library."""
+    compression.method(LZ4)
+    _core.use_system_lz4(0)
+    yield
+    _core.use_system_lz4(LZ4)
+
+
 # ---- entries -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 @pytest.mark.parametrize("make", [packed, None], ids=["the library's", "by hand"])
 def test_a_compressed_entry_gives_back_what_went_in(method: int, make: Any) -> None:
@@ -153,6 +174,7 @@ def test_the_journal_takes_no_compressed_entry_for_its_own() -> None:
 # ---- entries that are damaged, or made to harm -----------------------------------------------
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_h6_every_flipped_bit_of_a_compressed_entry_is_found(method: int) -> None:
     data = everything(COUNT)
@@ -184,6 +206,7 @@ BROKEN: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("kind", BROKEN)
 def test_h6_a_block_of_another_size_is_damage_however_it_is_summed(kind: str) -> None:
     entry = _core.Entry(entry_with(BROKEN[kind]))
@@ -310,6 +333,7 @@ def test_h6_sizes_of_chunks_that_do_not_fit_are_refused(sizes: list[int], data: 
     assert _core.decompressed(resealed(bytes(changed)))
 
 
+@pytest.mark.usefixtures("by_package")
 def test_an_interrupted_call_leaves_no_damage_to_others(monkeypatch) -> None:
     """It had asked for a damaged block, and was interrupted before that was found."""
     halves = [
@@ -378,6 +402,38 @@ def test_a_compressed_topic_is_shorter_and_reads_the_same(engine, topic, sent, s
     assert (report.ok, report.messages) == (True, len(sent))
 
 
+@pytest.mark.usefixtures("library")
+def test_chunks_are_decompressed_ahead_of_readers_that_leave_at_any_time(topic, sent) -> None:
+    """A reader may be gone before the thread that works for it, and others read beside it."""
+    dice, others = random.Random(7), [topic.reader() for _ in range(3)]
+    ahead = [iter(other.values()) for other in others]
+    for _ in range(100):
+        start, count = dice.randrange(len(sent) - 3000), dice.choice([700, 1500, 3000])
+        with topic.reader(start) as reader:
+            values = iter(reader.values())
+            assert [next(values) for _ in range(count)] == sent[start : start + count]
+        for number, other in enumerate(ahead):
+            at = others[number].position
+            assert [next(other) for _ in range(500)] == sent[at : at + 500]
+
+
+@pytest.mark.usefixtures("library")
+def test_c5_a_child_decompresses_what_its_parent_had_begun() -> None:
+    """The thread that is at work on a chunk is the parent's alone."""
+    data, items = packed(values(events(30_000))), events(30_000)
+
+    def read_the_rest() -> bool:
+        entry.check()
+        return [entry.message(n).value for n in range(0, 30_000, 50)] == items[::50]
+
+    for _ in range(20):
+        entry = _core.Entry(data)
+        for index in range(1000):
+            entry.message(index)
+        assert forked(read_the_rest)
+        assert read_the_rest()
+
+
 def test_points_of_a_compressed_topic_are_read_in_any_order(topic, sent) -> None:
     reader, dice = topic.reader(), random.Random(5)
     for _ in range(1000):
@@ -389,6 +445,7 @@ def test_points_of_a_compressed_topic_are_read_in_any_order(topic, sent) -> None
     assert topic.reader(moment(published + 60_000)).position == len(sent)
 
 
+@pytest.mark.usefixtures("by_package")
 @pytest.mark.parametrize("how", ["read_next", "read_batch", "iterate", "values", "read_arrow"])
 def test_a_signal_handler_may_use_a_reader_that_decompresses(
     topic, sent, monkeypatch, how: str

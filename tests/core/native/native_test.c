@@ -9,6 +9,7 @@
 #include "_native/crc32c.h"
 #include "_native/fraction.h"
 #include "_native/blocks.h"
+#include "_native/ahead.h"
 
 #include <sched.h>
 #include <stdio.h>
@@ -470,6 +471,81 @@ static void test_blocks(void) {
     for (uint16_t flags = 0; flags <= XE_KNOWN_FLAGS; flags += 1 + flags % 3) check_blocks(flags);
 }
 
+/* ---- ahead ---------------------------------------------------------------------------- */
+
+#define AHEAD_CHUNKS 40
+#define AHEAD_BYTES ((size_t)4096)
+
+/* Each byte stands for 16 of its kind. */
+static int widen(const char *from, char *to, int size, int room) {
+    if (size * 16 != room) return -1;
+    for (int i = 0; i < room; i++) to[i] = from[i / 16];
+    return room;
+}
+
+static xa_job *ahead_job(size_t damaged) {
+    const size_t size = AHEAD_BYTES / 16;
+    xa_job *job = calloc(1, sizeof *job);
+    xe_place_of_chunk *places = calloc(AHEAD_CHUNKS, sizeof *places);
+    char *from = malloc(size * AHEAD_CHUNKS);
+    for (size_t i = 0; i < AHEAD_CHUNKS; i++) {
+        memset(from + i * size, (int)(i + 1), size);
+        places[i] = (xe_place_of_chunk){i * size, AHEAD_BYTES, (uint32_t)size,
+                                        xl_crc32c(from + i * size, size) + (i == damaged)};
+    }
+    job->from = from, job->places = places, job->chunk = AHEAD_BYTES;
+    job->to = malloc(AHEAD_BYTES * AHEAD_CHUNKS);
+    job->states = calloc(AHEAD_CHUNKS, sizeof *job->states);
+    return job;
+}
+
+static void end_job(xa_job *job) {
+    xa_withdraw(job);
+    free((void *)(uintptr_t)job->from);
+    free((void *)(uintptr_t)job->places);
+    free(job->to);
+    free(job->states);
+    free(job);
+}
+
+static void read_chunk(xa_job *job, size_t number, size_t damaged) {
+    uint32_t state = xa_try(job, number);
+    if (state == XA_TAKEN) state = xa_await(job, number);
+    if (number == damaged) {
+        CHECK(state == XA_FAILED);
+        return;
+    }
+    CHECK(state == XA_MADE);
+    for (size_t i = 0; i < AHEAD_BYTES; i++)
+        CHECK(job->to[number * AHEAD_BYTES + i] == (char)(number + 1));
+}
+
+/* Entries are read to their end or left at once, and their memory is gone afterwards. */
+static void read_with_a_thread(void *nothing) {
+    (void)nothing;
+    for (size_t round = 0; round < 300; round++) {
+        const size_t damaged = round % 3 ? AHEAD_CHUNKS : round % AHEAD_CHUNKS;
+        xa_job *job = ahead_job(damaged), *other = ahead_job(AHEAD_CHUNKS);
+        xa_request(job, 1, AHEAD_CHUNKS);
+        xa_request(other, 0, AHEAD_CHUNKS);     /* as a rule the thread is at work already */
+        for (size_t number = 0; number < round % (AHEAD_CHUNKS + 1); number++) {
+            read_chunk(job, number, damaged);
+            read_chunk(other, number, AHEAD_CHUNKS);
+        }
+        end_job(job);
+        end_job(other);
+    }
+}
+
+static void test_ahead(void) {
+    int found = xa_load();
+    CHECK(found == (xa_decompress != NULL));
+    xl_crc_start();
+    xa_decompress = widen;
+    read_with_a_thread(NULL);
+    await_death(in_a_child(read_with_a_thread, NULL), 0);   /* which has no such thread at first */
+}
+
 /* -------------------------------------------------------------------------------------- */
 
 static const struct { const char *name; void (*run)(void); } TESTS[] = {
@@ -483,6 +559,7 @@ static const struct { const char *name; void (*run)(void); } TESTS[] = {
     {"fraction", test_fraction},
     {"sections", test_sections},
     {"blocks", test_blocks},
+    {"ahead", test_ahead},
 };
 
 int main(int count, char **names) {

@@ -1,0 +1,138 @@
+/* LZ4 chunks of a compressed entry, decompressed where they are needed, without a copy: by the reader,
+   and ahead of it by one thread of this process.
+
+   The function is that of the system's liblz4. Each chunk is taken once, by the reader or by the thread.
+   The thread works on one entry at a time; a reader that finds it at work elsewhere goes without it. */
+#ifndef EXCLUSIVELOG_AHEAD_H
+#define EXCLUSIVELOG_AHEAD_H
+
+#include "futex.h"
+#include "blocks.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+
+#define XA_LIBRARY "liblz4.so.1"
+#define XA_MOST ((size_t)16)    /* chunks that are decompressed before the reader needs them */
+
+enum { XA_FREE, XA_TAKEN, XA_MADE, XA_FAILED };
+
+typedef int (*xa_function)(const char *from, char *to, int size, int room);
+
+/* The chunks of one entry. */
+typedef struct {
+    const char *from;
+    char *to;
+    const xe_place_of_chunk *places;
+    size_t chunk, first, end;   /* bytes of one; the thread works on first to end - 1 */
+    uint32_t *states;
+    uint32_t stop;
+} xa_job;
+
+static xa_function xa_decompress;
+static uintptr_t xa_slot;       /* the job that waits for the thread; + 1: it is at work on it */
+static uint32_t xa_bell;        /* counts jobs: the thread sleeps on it */
+static pid_t xa_pid;            /* the process that has the thread; a forked child has none */
+
+/* Find the function; 0 if this system has no such library. */
+static inline int xa_load(void) {
+    void *library = xa_decompress == NULL ? dlopen(XA_LIBRARY, RTLD_NOW | RTLD_LOCAL) : NULL;
+    if (library != NULL) *(void **)&xa_decompress = dlsym(library, "LZ4_decompress_safe");
+    return xa_decompress != NULL;
+}
+
+static inline int xa_make(const xa_job *job, size_t number) {
+    const xe_place_of_chunk *place = &job->places[number];
+    const char *from = job->from + place->at;
+    char *to = job->to + number * job->chunk;
+    if (xl_crc32c(from, place->size) != place->sum) return 0;
+    if (place->size == place->decompressed) {
+        memcpy(to, from, place->size);
+        return 1;
+    }
+    return xa_decompress(from, to, (int)place->size, (int)place->decompressed)
+        == (int)place->decompressed;
+}
+
+/* Make the chunk unless another thread has it; XA_TAKEN: one is at work on it. */
+static inline uint32_t xa_try(xa_job *job, size_t number) {
+    uint32_t *state = &job->states[number];
+    if (xl_swap(state, XA_FREE, XA_TAKEN))
+        xl_store(state, xa_make(job, number) ? XA_MADE : XA_FAILED);
+    return xl_load(state);
+}
+
+/* Sleeping costs more than a chunk: look again until the thread has made it. */
+static inline uint32_t xa_await(xa_job *job, size_t number) {
+    uint32_t state;
+    while ((state = xl_load(&job->states[number])) == XA_TAKEN)
+        if (!xl_watch(&job->states[number], XA_TAKEN, 20000)) sched_yield();
+    return state;
+}
+
+static inline void *xa_work(void *nothing) {
+    for (;;) {
+        const uint32_t seen = xl_load(&xa_bell);
+        uintptr_t slot = __atomic_load_n(&xa_slot, __ATOMIC_ACQUIRE);
+        /* Only what is at work on a job may look into it: its reader may withdraw it. */
+        if (slot == 0 || !__atomic_compare_exchange_n(&xa_slot, &slot, slot + 1, 0,
+                                                      __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
+            xl_wait(&xa_bell, seen, -1);
+            continue;
+        }
+        xa_job *job = (xa_job *)slot;
+        for (size_t number = job->first; number < job->end && !xl_load(&job->stop); number++)
+            xa_try(job, number);
+        __atomic_store_n(&xa_slot, (uintptr_t)0, __ATOMIC_RELEASE);
+    }
+    return nothing;
+}
+
+static inline int xa_start(void) {
+    pthread_t thread;
+    pthread_attr_t attr;
+    sigset_t all, old;
+    cpu_set_t cpus;
+    int failed;
+    if (sched_getaffinity(0, sizeof cpus, &cpus) != 0 || CPU_COUNT(&cpus) < 2) return 0;
+    pthread_attr_init(&attr);
+    pthread_attr_setstacksize(&attr, 256 * 1024);
+    pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    failed = pthread_create(&thread, &attr, xa_work, NULL);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    pthread_attr_destroy(&attr);
+    return !failed;
+}
+
+/* Have the thread make chunks first to end - 1. Callers exclude one another. `job` stays where it is,
+   and with it all that it names, until xa_withdraw. */
+static inline void xa_request(xa_job *job, size_t first, size_t end) {
+    uintptr_t none = 0;
+    if (xa_pid != getpid()) {
+        xa_slot = 0;        /* it was the parent's */
+        if (!xa_start()) return;
+        xa_pid = getpid();
+    }
+    if (__atomic_load_n(&xa_slot, __ATOMIC_ACQUIRE) != 0) return;
+    job->first = first, job->end = end, job->stop = 0;
+    if (!__atomic_compare_exchange_n(&xa_slot, &none, (uintptr_t)job, 0, __ATOMIC_ACQ_REL,
+                                     __ATOMIC_ACQUIRE)) return;
+    xl_add(&xa_bell, 1);
+    syscall(SYS_futex, &xa_bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+/* The thread is at work on this job no more. */
+static inline void xa_withdraw(xa_job *job) {
+    uintptr_t waiting = (uintptr_t)job;
+    if (xa_pid != getpid()) return;
+    xl_store(&job->stop, 1);
+    if (__atomic_compare_exchange_n(&xa_slot, &waiting, (uintptr_t)0, 0, __ATOMIC_ACQ_REL,
+                                    __ATOMIC_ACQUIRE)) return;
+    while (__atomic_load_n(&xa_slot, __ATOMIC_ACQUIRE) == (uintptr_t)job + 1) sched_yield();
+}
+
+#endif
