@@ -19,7 +19,7 @@ from bench.concurrent_appends import (
     sum_of_processes,
     sum_of_threads,
 )
-from bench.measure import POWER, Arm, Figure, Series, Settings, Stores, Target, take_turns
+from bench.measure import POWER, Arm, Figure, Row, Series, Settings, Stores, Target, take_turns
 from bench.native import build
 from bench.peers import Lmdb, RawFile
 from testing.processes import Worker, workers
@@ -63,6 +63,11 @@ def _judge(figure: Figure, results: dict[str, Series]) -> None:
     for how in ("1 thread", f"{THREADS} threads", f"{PROCESSES} processes"):
         figure.compare(f"{how}: the sum, against {BOUND}", results[f"{OURS}, {how}"],
                        results[f"{BOUND}, {how}"], Target(least_ratio=0.85))  # fmt: skip
+    for how in (f"{THREADS} threads", f"{PROCESSES} processes"):
+        gain, bound = (results[f"{name}, {how}"].median / results[f"{name}, 1 thread"].median
+                       for name in (OURS, BOUND))  # fmt: skip
+        figure.rows.append(Row(f"{how}: times one thread, against {BOUND}", gain, "", bound, BOUND,
+                               Target(least_ratio=0.9)))  # fmt: skip
     for peer in (LMDB, RAW):
         for ours, how in ((one, "1 thread"), (threads, f"{THREADS} threads"),
                           (processes, f"{PROCESSES} processes")):  # fmt: skip
