@@ -117,7 +117,7 @@ cdef class Entry:
             if number == 0 or self.seen[number - 1] != XB_SOUND:
                 last, end = number, &self.places[number]
             if self.mapped:
-                xl_request(job.from_ + self.places[number].at, end.at + end.size - self.places[number].at)
+                xl_prefetch(job.from_ + self.places[number].at, end.at + end.size - self.places[number].at)
             if last > number:
                 xa_request(job, number + 1, last + 1)
         state = xa_try(job, number)

@@ -3,8 +3,8 @@
 A topic's setting says how its entries are compressed: "lz4" all new ones by LZ4; "zstd" new ones
 by LZ4, and older ones again by Zstandard, in the background. The libraries are optional: what
 needs one that is missing raises MissingLibraryError. The compiled core knows the number of a method
-alone, and finds the rest here. Where the system has liblz4, it decompresses by that, in the thread that
-reads and ahead of it in another one.
+alone, and finds the rest here. Where the system has liblz4, it decompresses by that, in the thread
+that reads and ahead of it in another one.
 """
 
 from __future__ import annotations
