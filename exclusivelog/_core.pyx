@@ -21,7 +21,7 @@ The parts are in `_native/`, each with one subject:
 | `group` | the commit of a queue: many producers, one write |
 | `replica` | get and put of a shared map |
 | `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
-| `*.h` | the C below: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, SIGBUS |
+| `*.h` | the C below: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, LZ4 ahead of readers, SIGBUS |
 
 Nothing here knows about files, tables or policy.
 """
