@@ -83,7 +83,14 @@ __all__ = [
 
 
 class ExclusiveLogError(Exception):
-    """The root of every error of this library."""
+    """The root of every error of this library.
+
+    >>> try:
+    ...     engine.topic("order", create=False)
+    ... except xl.ExclusiveLogError as error:
+    ...     print(type(error).__name__, error.retriable, error.maybe_written)
+    TopicNotFoundError False False
+    """
 
     retriable: bool = False
     maybe_written: bool = False
@@ -101,7 +108,14 @@ def describe_engine(engine: EngineInfo) -> str:
 
 
 class ProducerBusyError(ExclusiveLogError):
-    """The topic, or the producer's name, is held by a live session (rules A1, A3, A6)."""
+    """The topic, or the producer's name, is held by a live session (rules A1, A3, A6).
+
+    >>> leader = topic.producer("exclusive")
+    >>> topic.producer("shared")
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.ProducerBusyError: topic 'orders' ...
+    """
 
     retriable = True
 
@@ -109,18 +123,41 @@ class ProducerBusyError(ExclusiveLogError):
 class ProducerFencedError(ExclusiveLogError):
     """Another producer has taken the topic, or has it. Final for this producer (rule B4).
 
-    Open a new one."""
+    Open a new one.
+
+    >>> leader = topic.producer("exclusive")
+    >>> successor = topic.producer("exclusive_with_fencing")
+    >>> leader.send(b"too late")
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.ProducerFencedError: topic 'orders': producer ... was fenced; ...
+    >>> leader.state
+    'fenced'
+    """
 
 
 class ProducerMovedError(ProducerFencedError):
     """The topic was handed over (rule E2). `successor` is the destination: id, name, pid,
-    properties."""
+    properties.
+
+    >>> def send(producer, value):
+    ...     try:
+    ...         producer.send(value)
+    ...     except xl.ProducerMovedError as moved:
+    ...         print("ask", moved.successor.name, "at", moved.successor.properties["address"])
+    """
 
     successor: EngineInfo | None = None
 
 
 class InvalidEpochError(ExclusiveLogError, ValueError):
-    """`topic_epoch` is higher than the topic's epoch ever was (rule B5)."""
+    """`topic_epoch` is higher than the topic's epoch ever was (rule B5).
+
+    >>> topic.producer("exclusive", topic_epoch=7)
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.InvalidEpochError: ...
+    """
 
 
 class DuplicateSequenceError(ExclusiveLogError):
@@ -128,6 +165,15 @@ class DuplicateSequenceError(ExclusiveLogError):
 
     Nothing was appended. After a crash this is good news: the message that was
     sent again had arrived.
+
+    >>> shared = topic.producer(name="feed")
+    >>> shared.send(b"x", sequence_id=7)
+    0
+    >>> try:
+    ...     shared.send(b"x", sequence_id=7)
+    ... except xl.DuplicateSequenceError as error:
+    ...     print(error.sequence_id, error.last_sequence_id)
+    7 7
     """
 
     def __init__(self, message: str, *, sequence_id: int, last_sequence_id: int) -> None:
@@ -140,7 +186,14 @@ class OwnershipError(ExclusiveLogError):
     """A claim was refused (rules F2, F3).
 
     A live owner has a higher generation; then it is retriable, since that owner may leave. Or the
-    resource has had a higher generation before; then ask for None or a higher one."""
+    resource has had a higher generation before; then ask for None or a higher one.
+
+    >>> claim = engine.own({"shard-7": 5})
+    >>> engine.own({"shard-7": 4})
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.OwnershipError: ...
+    """
 
 
 class _SuccessorError(ExclusiveLogError):
@@ -158,32 +211,77 @@ class _SuccessorError(ExclusiveLogError):
 class OwnershipLostError(_SuccessorError):
     """A claim was revoked by a later one, released, or handed over with its topic (rule F5).
 
-    After a hand-over, `successor` is the destination: id, name, pid, properties."""
+    After a hand-over, `successor` is the destination: id, name, pid, properties.
+
+    >>> claim, later = engine.own({"shard-7": None}), engine.own({"shard-7": None})
+    >>> claim.check()
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.OwnershipLostError: ...
+    """
 
 
 class ProducerRevokedError(ProducerFencedError, OwnershipLostError):
     """The claim that this producer was bound to is lost, so the producer is, too (rules B4, F5).
 
-    Make a new claim, and open a new producer."""
+    Make a new claim, and open a new producer.
+
+    >>> claim = engine.own({"shard-7": None})
+    >>> bound = topic.producer(claim=claim)
+    >>> later = engine.own({"shard-7": None})
+    >>> bound.send(b"too late")
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.ProducerRevokedError: topic 'orders': ...
+    """
 
 
 class ReaderFencedError(_SuccessorError):
     """A later reader of the same group took over, or the group was handed over with its topic
-    (rule F6). After a hand-over, `successor` is the destination."""
+    (rule F6). After a hand-over, `successor` is the destination.
+
+    >>> first, second = topic.reader(group="billing"), topic.reader(group="billing")
+    >>> first.commit()
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.ReaderFencedError: ...
+    """
 
 
 class TopicNotFoundError(ExclusiveLogError, KeyError):
-    """There is no such topic, and the call does not create one. Names like it are in the text."""
+    """There is no such topic, and the call does not create one. Names like it are in the text.
+
+    >>> engine.topic("order", create=False)
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.TopicNotFoundError: ...
+    """
 
     __str__ = Exception.__str__
 
 
 class TopicTerminatedError(ExclusiveLogError):
-    """The topic is terminated: it can be read, and never written again (rule G8)."""
+    """The topic is terminated: it can be read, and never written again (rule G8).
+
+    >>> _ = topic.terminate()
+    >>> topic.producer()
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.TopicTerminatedError: ...
+    """
 
 
 class OffsetTrimmedError(ExclusiveLogError):
-    """The position asked for lies before the topic's first offset (rule G8)."""
+    """The position asked for lies before the topic's first offset (rule G8).
+
+    >>> _ = topic.producer().send_many([b"a", b"b", b"c"])
+    >>> topic.trim(before=2)
+    2
+    >>> topic.reader(0).read_next(timeout=1)
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.OffsetTrimmedError: ...
+    """
 
 
 class DeserializationError(ExclusiveLogError, ValueError):
@@ -194,6 +292,13 @@ class DeserializationError(ExclusiveLogError, ValueError):
 
     The message counts as read, and the next read returns the one after it. So a reader passes over
     such a message by reading on; `reader.seek(error.offset)` reads it again.
+
+    >>> _ = topic.producer().send(b"no JSON")
+    >>> try:
+    ...     next(topic.reader(deserializer="json")).value
+    ... except xl.DeserializationError as error:
+    ...     print(error.topic, error.offset, error.part, error.raw)
+    orders 0 value b'no JSON'
     """
 
     def __init__(
@@ -222,34 +327,72 @@ def undeserialised(
 
 
 class WaitTimeoutError(ExclusiveLogError, TimeoutError):
-    """The timeout has passed. The request has left nothing behind (rules A2, D5)."""
+    """The timeout has passed. The request has left nothing behind (rules A2, D5).
+
+    >>> topic.reader().read_next(timeout=0.01)
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.WaitTimeoutError: ...
+    """
 
     retriable = True
 
 
 class TransactionAbortedError(ExclusiveLogError):
-    """The transaction was rolled back; none of it is in the log (rule G3)."""
+    """The transaction was rolled back; none of it is in the log (rule G3).
+
+    >>> txn = engine.transaction()
+    >>> txn.abort()
+    >>> txn.commit()
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.TransactionAbortedError: ...
+    """
 
 
 class StateError(ExclusiveLogError):
     """An applier failed at a message; the message remains in the log (rule I3).
 
-    This state applies no further messages. Open it again with an applier that can."""
+    This state applies no further messages. Open it again with an applier that can.
+
+    >>> with xl.SharedMap(engine.topic("settings")) as settings:
+    ...     settings.put("limit", 10)
+    >>> xl.SharedState(engine.topic("settings"), dict, lambda state, op: None)
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.StateError: ...
+    """
 
 
 class UnsupportedError(ExclusiveLogError, NotImplementedError):
-    """This kind of engine cannot do what was asked. `Engine.supports` tells before."""
+    """This kind of engine cannot do what was asked. `Engine.supports` tells before.
+
+    >>> engine.supports("transactions")
+    True
+    """
 
 
 class ClusterError(ExclusiveLogError):
     """A cluster cannot be used as it is: it is unreachable or full, it refuses, or its policies
-    could lose messages. The message names the cluster, the cause and the way out."""
+    could lose messages. The message names the cluster, the cause and the way out.
+
+    >>> def open_or_tell(url):
+    ...     try:
+    ...         return xl.open(url)
+    ...     except xl.ClusterError as error:
+    ...         print("no cluster:", error)
+    """
 
 
 class MirrorMismatchError(ClusterError):
     """Source and target of a mirror disagree (rule J4). Nothing was written.
 
-    `topic` names the topic, `offset` the first offset at which they differ."""
+    `topic` names the topic, `offset` the first offset at which they differ.
+
+    >>> error = MirrorMismatchError("they differ", topic="orders", offset=7)
+    >>> error.topic, error.offset
+    ('orders', 7)
+    """
 
     def __init__(self, message: str, *, topic: str, offset: int) -> None:
         super().__init__(message)
@@ -258,7 +401,14 @@ class MirrorMismatchError(ClusterError):
 
 
 class EngineClosedError(ExclusiveLogError):
-    """The engine is closed, or was inherited through fork() (rule C5). Open a new one."""
+    """The engine is closed, or was inherited through fork() (rule C5). Open a new one.
+
+    >>> engine.close()
+    >>> engine.topic("orders")
+    Traceback (most recent call last):
+        ...
+    exclusivelog.errors.EngineClosedError: ...
+    """
 
 
 class LedgerError(ExclusiveLogError, OSError):
@@ -284,6 +434,14 @@ class LedgerCorruptedError(LedgerError):
 
     `topic` names the topic, `offsets` the messages that cannot be read. The rest stays
     readable: `reader.seek(error.offsets.stop)` steps over the damage.
+
+    >>> def values(reader):
+    ...     while reader.has_message_available():
+    ...         try:
+    ...             yield from reader.values()
+    ...         except xl.LedgerCorruptedError as damage:
+    ...             print(damage.topic, "cannot be read at", damage.offsets)
+    ...             reader.seek(damage.offsets.stop)
     """
 
     def __init__(
@@ -295,7 +453,11 @@ class LedgerCorruptedError(LedgerError):
 
 
 class LedgerFullError(LedgerError):
-    """Disk, quota or map is full. Nothing was written; works again when there is room."""
+    """Disk, quota or map is full. Nothing was written; works again when there is room.
+
+    >>> LedgerFullError("the disk is full").retriable
+    True
+    """
 
     retriable = True
     usual_errno = errno.ENOSPC
@@ -306,13 +468,25 @@ class LedgerVersionError(LedgerError):
 
     Its format is another one, the files are not a ledger's, or engines of a version that cannot
     share it have it open. The message names the format, the version that opens it, and what to do
-    (see `upgrade`)."""
+    (see `upgrade`).
+
+    >>> def open_or_upgrade(path):
+    ...     try:
+    ...         return xl.open(path)
+    ...     except xl.LedgerVersionError:
+    ...         xl.upgrade(path)
+    ...         return xl.open(path)
+    """
 
 
 class MissingLibraryError(LedgerError):
     """A topic is compressed, and the library that this takes cannot be imported.
 
-    The message names the topic, and the extra that installs the library. Nothing was changed."""
+    The message names the topic, and the extra that installs the library. Nothing was changed.
+
+    >>> issubclass(MissingLibraryError, LedgerError)
+    True
+    """
 
 
 def called_reentrantly(what: str) -> LedgerError:
@@ -327,6 +501,12 @@ class LedgerIOError(LedgerError):
     """A read, write or flush failed. What was not acknowledged may or may not be in the log.
 
     The engine refuses everything from then on: close it and open it again.
+
+    >>> def send(producer, value):
+    ...     try:
+    ...         return producer.send(value, sequence_id=producer.last_sequence_id + 1)
+    ...     except xl.LedgerIOError as error:
+    ...         print("open the ledger again, and send the same id; written:", error.maybe_written)
     """
 
     maybe_written = True

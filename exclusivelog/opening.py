@@ -226,6 +226,11 @@ class Upgrade:
     - `backup`: the directory of the backup; None if there was nothing to upgrade.
     - `problems`: the damage found in the backup, and so in the ledger; empty unless
       `despite_damage` was given.
+
+    >>> engine.close()
+    >>> done = xl.upgrade(path)
+    >>> done.before == done.after    # it had this version's format already
+    True
     """
 
     path: str

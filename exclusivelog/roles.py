@@ -359,7 +359,13 @@ _OPTIONS = Options(follow=False)  # of the producer that has a role's seat
 
 class RoleFuture(GrantFuture[Role]):
     """A role that may have to be waited for; made by `engine.role_async`. `cancel()` leaves no
-    trace (rule D5)."""
+    trace (rule D5).
+
+    >>> role = engine.role("billing", topics=["invoices"])
+    >>> future = engine.role_async("billing", topics=["invoices"])
+    >>> future.done(), future.cancel()
+    (False, True)
+    """
 
     _engine: EngineBackend
 

@@ -283,6 +283,13 @@ class Transaction:
 
     A producer that has sent in the transaction warns once (UserWarning) if the same thread or task
     then sends by it within the block without `transaction=`: that message is not a part of it.
+
+    >>> shared = topic.producer()
+    >>> with engine.transaction() as txn:
+    ...     _ = shared.send(b"a", transaction=txn)
+    ...     _ = shared.send(b"b", transaction=txn)
+    >>> txn.state, txn.offsets[shared]
+    ('committed', range(0, 2))
     """
 
     def __init__(self, engine: Backend) -> None:

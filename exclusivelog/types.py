@@ -74,7 +74,12 @@ wait_for_exclusive or exclusive_with_fencing
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """One live engine on a ledger. `heartbeat_age` is in seconds."""
+    """One live engine on a ledger. `heartbeat_age` is in seconds.
+
+    >>> [info] = engine.engines()
+    >>> info.name, info.id == engine.id
+    ('test', True)
+    """
 
     id: str
     name: str
@@ -85,7 +90,12 @@ class EngineInfo:
 
 @dataclass(frozen=True)
 class OwnerInfo:
-    """A session that holds a topic, its engine and its epoch. `since` is in ms since 1970."""
+    """A session that holds a topic, its engine and its epoch. `since` is in ms since 1970.
+
+    >>> leader = topic.producer("exclusive", name="leader")
+    >>> topic.owner.producer_name, topic.owner.engine_name, topic.owner.epoch
+    ('leader', 'test', 1)
+    """
 
     engine_id: str
     engine_name: str
@@ -104,7 +114,13 @@ class Announcement:
     """The last announcement of a topic (`producer.announce`), and the owner that made it.
 
     `epoch` is that owner's epoch, `time` is in ms since 1970. If the topic's epoch is higher, a
-    later owner has announced nothing yet."""
+    later owner has announced nothing yet.
+
+    >>> leader = topic.producer("exclusive")
+    >>> leader.announce({"address": "unix:/run/leader"})
+    >>> topic.announcement.info["address"], topic.announcement.epoch
+    ('unix:/run/leader', 1)
+    """
 
     info: Mapping[str, str]
     epoch: int
@@ -118,7 +134,13 @@ class Announcement:
 
 @dataclass(frozen=True)
 class WaiterInfo:
-    """A session that waits in a topic's queue. `since` is in ms since 1970."""
+    """A session that waits in a topic's queue. `since` is in ms since 1970.
+
+    >>> leader = topic.producer("exclusive")
+    >>> future = topic.producer_async("wait_for_exclusive", priority=2)
+    >>> [waiter.priority for waiter in topic.waiters], future.cancel()
+    ([2], True)
+    """
 
     engine_id: str
     engine_name: str
@@ -135,7 +157,12 @@ class ClaimInfo:
     """A claim that is held.
 
     `group` is "" if it was left out; `since` is in ms since 1970. `reader` is true for the claim of
-    a group reader, whose resources are the names of its topics."""
+    a group reader, whose resources are the names of its topics.
+
+    >>> claim = engine.own("workers", {"shard-7": None})
+    >>> [(info.group, dict(info.generations)) for info in engine.claims()]
+    [('workers', {'shard-7': 1})]
+    """
 
     id: int
     group: str
@@ -156,6 +183,10 @@ class RoleInfo:
     - `topics`, `groups` ({group: names of its topics}), `claims` ({group: resources}): what its
       last holder's request bound.
     - `waiters`: who waits for it, in the order of their promotion.
+
+    >>> role = engine.role("billing", topics=["invoices"])
+    >>> [(info.name, info.epoch, info.topics) for info in engine.roles()]
+    [('billing', 1, ('invoices',))]
     """
 
     name: str
@@ -173,7 +204,14 @@ class GroupInfo:
 
     `position` is the offset that the group has committed, the next one to read; `lag` is the number
     of messages from there to the end. Both are None before its first commit. `reader` is the claim
-    of its reader; None if it has none."""
+    of its reader; None if it has none.
+
+    >>> _ = topic.producer().send_many([b"a", b"b"])
+    >>> with topic.reader(group="billing") as group:
+    ...     group.commit()
+    >>> [(info.group, info.topic, info.lag) for info in topic.stats().groups]
+    [('billing', 'orders', 2)]
+    """
 
     group: str
     topic: str
@@ -195,6 +233,9 @@ class TransferInfo:
     - `producer`: the name of the shared producer that moves alone; None if the ownership of the
       topic moves.
     - `groups`: the groups whose claims on the topic move with it.
+
+    >>> topic.transfer is None    # no hand-over is under way
+    True
     """
 
     topic: str
@@ -217,6 +258,12 @@ class Move:
     - "failed": it was not moved; `reason` says why, and `source` is its present holder.
 
     `producer` is the name of the producer that was moved alone; None if the topic was moved.
+
+    >>> with xl.open(path, "a") as a, xl.open(path, "b") as b:
+    ...     leader = a.topic("jobs").producer("exclusive")
+    ...     [move] = a.unload("jobs", to=b.id)
+    ...     move.ok, move.state, move.target.name
+    (True, 'assigned', 'b')
     """
 
     topic: str
@@ -310,6 +357,10 @@ class EngineStats:
     - `pending_messages`, `pending_bytes`: what producers of this engine have queued for a commit.
 
     `stats["topics"]` is `stats.topics`, and `dict(stats)` has all fields.
+
+    >>> stats = engine.stats()
+    >>> stats.engines, stats.disk_low
+    (1, False)
     """
 
     topics: int = 0
@@ -363,6 +414,11 @@ class ProducerStats:
     - `messages`: that were appended, but for those of transactions.
     - `pending_messages`, `pending_bytes`: queued for a commit.
     - `last_sequence_id`: the last one given to a message; -1 if there is none.
+
+    >>> shared = topic.producer(name="feed")
+    >>> _ = shared.send(b"x")
+    >>> shared.stats().messages, shared.stats().pending_messages
+    (1, 0)
     """
 
     topic: str
@@ -390,6 +446,10 @@ class TopicStats:
     - `entries`, `raw_bytes`, `stored_bytes`: how many there are, and their bytes without
       compression and as they are stored.
     - `methods`: {"lz4", "zstd" or "none": stored bytes}.
+
+    >>> _ = topic.producer().send_many([b"a", b"b"])
+    >>> topic.stats().messages, topic.stats().next_offset
+    (2, 2)
     """
 
     compression: str | None
@@ -413,7 +473,12 @@ class TopicStats:
 
 @dataclass(frozen=True)
 class Report:
-    """What `engine.verify()` found. `problems` is empty on a sound ledger."""
+    """What `engine.verify()` found. `problems` is empty on a sound ledger.
+
+    >>> report = engine.verify()
+    >>> report.ok, report.topics
+    (True, 1)
+    """
 
     topics: int
     entries: int

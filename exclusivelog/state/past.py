@@ -100,7 +100,11 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class MapChange(Generic[K, V]):
-    """A change of a key's value by the message at `offset`; the value None is no value."""
+    """A change of a key's value by the message at `offset`; the value None is no value.
+
+    >>> MapChange("limit", None, 20, 3).value
+    20
+    """
 
     key: K
     previous: V | None
@@ -118,6 +122,13 @@ class MapWatch(Closing, Generic[K, V]):
     A watch has its own copy of the keys that it watches, and its own reader: it goes on after the
     map is closed, and a slow one does not slow down others. If messages are trimmed that it has
     not read yet, it has fallen behind and raises OffsetTrimmedError; open another one.
+
+    >>> with xl.SharedMap(engine.topic("settings")) as settings:
+    ...     watch = settings.watch("limit")
+    ...     settings.put("limit", 20)
+    ...     change = watch.read_next(timeout=5)
+    ...     change.key, change.previous, change.value
+    ('limit', None, 20)
     """
 
     def __init__(

@@ -1,0 +1,69 @@
+"""Every public name has a docstring, and an example that runs: pytest collects all of them, by
+--doctest-modules in pyproject.toml."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+from tests.faces.test_docs import MODULES
+
+pytestmark = pytest.mark.once
+
+# Whose examples need what a docstring cannot have, and where they are.
+ELSEWHERE = {
+    "Mirror": "a broker: docs/cluster.md", "Comparison": "a broker", "Progress": "a broker",
+    "Message": "compiled: those of Reader.read_next and Topic.reader",
+    "Receipt": "compiled: that of Producer.send_async",
+    "register": "Java: docs/spark.md", "scan": "Java: docs/spark.md",
+    "ledger": "a test: docs/testing.md", "second_process": "a test: docs/testing.md",
+    "Process": "a test: docs/testing.md", "Start": "a test: docs/testing.md",
+}  # fmt: skip
+
+
+def public(module: str) -> dict[str, Any]:
+    """The names that have docstrings of their own."""
+    found = importlib.import_module(module)
+    names = {name: getattr(found, name) for name in found.__all__ if name != "__version__"}
+    if module == "exclusivelog.aio":
+        import exclusivelog
+
+        return {n: one for n, one in names.items() if one is not getattr(exclusivelog, n)}
+    return names
+
+
+def members(one: Any) -> list[tuple[str, Any]]:
+    """The public methods and properties that a class itself defines."""
+    if not inspect.isclass(one):
+        return []
+    return [
+        (name, member)
+        for name, member in vars(one).items()
+        if not name.startswith("_")
+        and (callable(member) or isinstance(member, (property, classmethod, staticmethod)))
+        and not inspect.isclass(member)
+    ]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_and_method_tells_what_it_is(module: str) -> None:
+    for name, one in public(module).items():
+        assert inspect.getdoc(one), name
+        assert (inspect.getdoc(one) or "")[0] != "(", f"{name}: made by dataclass"
+        for member, found in members(one):
+            assert inspect.getdoc(found), f"{name}.{member}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "exclusivelog.aio"])
+def test_every_public_name_has_an_example(module: str) -> None:
+    """In its own docstring, or in one of a method. Those of aio are in docs/asyncio.md."""
+    missing = {
+        name
+        for name, one in public(module).items()
+        if ">>>" not in (inspect.getdoc(one) or "")
+        and not any(">>>" in (inspect.getdoc(member) or "") for _, member in members(one))
+    }
+    assert missing <= set(ELSEWHERE), sorted(missing - set(ELSEWHERE))
