@@ -201,9 +201,13 @@ class Reader:
                 if expected.strip():
                     self._await(Block("text", expected, "", block.line), self._jobs[name])
                 continue
-            self._compare(
-                Block("text", expected, "", block.line), self._run(words), f"$ {command}\n"
-            )
+            found = self._run(words)
+            deadline = time.monotonic() + PATIENCE / 6
+            while not matches(expected, found) and words[1:2] == ["owners"]:
+                if time.monotonic() > deadline:  # a worker may not have joined the queue yet
+                    break
+                found = self._run(words)
+            self._compare(Block("text", expected, "", block.line), found, f"$ {command}\n")
 
     def _run(self, words: list[str]) -> str:
         if words[0] == "exclusivelog":
