@@ -230,6 +230,9 @@ SNAPSHOT = _line(
 BACKUP = _line("backup", _I, "%(ledger)s: backed up into %(target)s in %(seconds).3f s")
 NO_SNAPSHOT = _line("no_snapshot", _W, "topic %(topic)r: no snapshot: %(reason)s")
 SNAPSHOT_DAMAGED = _line("snapshot_damaged", _W, "%(reason)s; reading all messages instead")
+CHECKPOINT_NOT_KEPT = _line(
+    "checkpoint_not_kept", _W, "topic %(topic)r: no checkpoint was kept: %(reason)s"
+)
 RETENTION_REFUSED = _line("retention_refused", _W, "retention: %(reason)s")
 RETENTION_FAILED = _line("retention_failed", _E, "retention failed")
 RETENTION_WAITS = _line(

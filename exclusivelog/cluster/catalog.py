@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from exclusivelog import _core
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
+from exclusivelog.cluster import snapshots
 from exclusivelog.cluster.claims import ClusterClaims
 from exclusivelog.cluster.deciding import look
+from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.place import Place
 from exclusivelog.cluster.refused import refuses
+from exclusivelog.cluster.registry import Registry
 from exclusivelog.cluster.topics import Topics
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
     Announcement,
     ClaimInfo,
     EngineInfo,
+    EngineStats,
     GroupInfo,
     OwnerInfo,
+    TopicStats,
     TransferInfo,
     WaiterInfo,
 )
@@ -57,6 +63,23 @@ class Host(Protocol):
 
     def followed(self, topic: int) -> TopicLog:
         """The topic's log."""
+
+    figures: Figures
+
+    @property
+    def registry(self) -> Registry:
+        """Its sessions."""
+
+
+def stats_of(log: TopicLog, lives: Callable[[str], bool]) -> TopicStats:
+    """How much a topic has, as far as its log was read."""
+    seen = look(log, lives)
+    with log.changed:
+        first, end, epoch = max(0, log.recent.first), log.state.next, log.state.epoch
+    return TopicStats(
+        None, 0, 0, 0, {}, messages=end - first, first_offset=first, next_offset=end, epoch=epoch,
+        holders=len(seen.holders), waiters=len(seen.queue),
+    )  # fmt: skip
 
 
 class ClusterCatalog:
@@ -103,9 +126,27 @@ class ClusterCatalog:
         """There is no critical section."""
         return None
 
-    stats = refuses("statistics")
-    topic_stats = refuses("statistics")
     verify = refuses("verify")
+
+    def stats(self) -> EngineStats:
+        """What this engine has counted, and what it knows of topics, engines and queues."""
+        messages, size = self._engine.registry.pending()
+        followed = [each for each in self._engine.topics.all() if not is_internal(each.name)]
+        return EngineStats(
+            topics=len(self.topics()), engines=len(self.engines()),
+            waiters=sum(stats_of(each, self._engine.lives).waiters for each in followed),
+            groups=tuple(self.groups()), pending_messages=messages, pending_bytes=size,
+            **self._engine.figures.counted(),
+        )  # fmt: skip
+
+    def topic_stats(self) -> list[tuple[str, TopicStats]]:
+        """How much each topic has that this engine follows, as far as its log was read."""
+        self._engine.check_open()
+        return sorted(
+            (each.name, stats_of(each, self._engine.lives))
+            for each in self._engine.topics.all()
+            if not is_internal(each.name)
+        )
 
 
 class ClusterTopic:
@@ -173,9 +214,15 @@ class ClusterTopic:
         """Record what the topic holds; StateError if it holds something else."""
         self._engine.kinds.record(self._log().name, kind)
 
+    def stats(self, storage: bool) -> TopicStats:
+        """How much it has; how its records are stored is up to the cluster."""
+        return stats_of(self._log(), self._engine.lives)
+
     def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
-        """The topic's first offset; there are no snapshots."""
-        return max(0, self._log().recent.first), None
+        """The topic's first offset, and its newest snapshot; there are no compacted views."""
+        log = self._log()
+        found = snapshots.newest(self._engine.place, log, position)
+        return max(0, log.recent.first), found
 
     def change_counter(self) -> tuple[_core.SharedWords, int]:
         """Where the counter lies that changes with every frame."""
@@ -189,5 +236,4 @@ class ClusterTopic:
     trim = refuses("retention")
     retain = refuses("retention")
     compress = refuses("compression")
-    stats = refuses("statistics")
     terminate = refuses("termination")

@@ -15,9 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import ProducerRequest, SessionOptions
+from exclusivelog.cluster import snapshots
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
 from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
 from exclusivelog.cluster.cursor import ClusterCursor
+from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.history import history
 from exclusivelog.cluster.inspection import Inspection
@@ -34,6 +36,7 @@ from exclusivelog.cluster.topics import Topics
 from exclusivelog.cluster.working import BELL, Committer, Worker
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
 from exclusivelog.events import Event
+from exclusivelog.messages import Item
 from exclusivelog.waits import AnyFuture
 
 __all__ = ["ClusterEngine"]
@@ -44,18 +47,15 @@ _engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
 class ClusterEngine(Identity):
     """One open engine; see `exclusivelog.backend.EngineBackend`."""
 
-    capabilities = frozenset(
-        {
-            "claims", "history", "inspection", "reader_groups", "settle", "shared_producers",
-            "shared_state", "unload",
-        }
-    )  # fmt: skip
+    capabilities = frozenset({
+        "claims", "history", "inspection", "reader_groups", "settle", "shared_producers",
+        "shared_state", "snapshots", "statistics", "unload",
+    })  # fmt: skip
     latest_needs_log = True  # another machine may own the topic by now
 
     role_store = Refusing("roles")
     once = Refusing("once")
     commit_transaction = refuses("transactions")
-    snapshot = refuses("snapshots")
     backup = refuses("backup")
     open_producers = refuses("many_producers")
 
@@ -64,6 +64,7 @@ class ClusterEngine(Identity):
     ) -> None:
         super().__init__(place.url, name, properties, readonly)
         self.place = place
+        self.figures = Figures()
         self.topics = Topics(self)
         self.kinds = Kinds(lambda: place.open(KINDS))
         words = _core.SharedWords(bytearray(8))
@@ -127,6 +128,11 @@ class ClusterEngine(Identity):
     ) -> ClusterGroupCursor:
         """Become the group's reader of a topic; the one before is fenced."""
         return self.claims.join_group(group, topics, generation)
+
+    def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
+        """Keep what a topic's messages before an offset add up to (rule I4)."""
+        self.check_writable()
+        snapshots.store(self.place, self.followed(topic), offset, items)
 
     def make_visible(self) -> None:
         """Readers see what counts."""

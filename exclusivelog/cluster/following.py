@@ -16,13 +16,16 @@ from typing import Protocol
 
 from exclusivelog import _core, threads
 from exclusivelog.cluster.appending import Appending
+from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Checkpoint, Saving
+from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.frames import Frame, Grant, Holder, Join, Release, encode
 from exclusivelog.cluster.log import Reader, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.owning import ANSWER_SECONDS, LIVING, Owning
+from exclusivelog.cluster.place import Place
 from exclusivelog.cluster.queueing import Queue, Told
 from exclusivelog.cluster.recent import Recent
-from exclusivelog.cluster.rule import Judged, Verdict
+from exclusivelog.cluster.rule import Judged, State, Verdict
 from exclusivelog.cluster.waiting import Noted, Wait, Waiters, decode
 from exclusivelog.errors import (
     EngineClosedError,
@@ -40,6 +43,12 @@ class Host(Protocol):
 
     id: str
     path: str
+    readonly: bool
+    figures: Figures
+
+    @property
+    def place(self) -> Place:
+        """Where the topics are."""
 
     @property
     def commit_queue(self) -> _core.CommitQueue:
@@ -82,16 +91,23 @@ class TopicLog:
 
     `changed` guards everything here, and is notified with every record."""
 
-    def __init__(self, host: Host, name: str, number: int, log: OrderedLog) -> None:
+    def __init__(
+        self, host: Host, name: str, number: int, log: OrderedLog,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:  # fmt: skip
         self.host, self.name, self.id = host, name, number
         self.log = log
         self.changed = threading.Condition()
         self.frames = Changes()  # changes with every frame
-        self.recent = Recent()
+        start = checkpoint or Checkpoint(NOWHERE, State(), -1)
+        self.recent = Recent(start.first, start.marks, start.state.next)
         self._appending = Appending(log, self._stored)
         self.queue = Queue(host, self._appending.append)
-        self._reader = Reader(log)
-        self.state = self._reader.state
+        for record in start.queue:
+            self.waiters.take(record)
+        self.saving = Saving(host.place, name, start.anchor, not host.readonly)
+        self.state = start.state
+        self._reader = Reader(log, self.state)
         self._owning: list[Owning] = []
         self._closed = False
         self._error: ExclusiveLogError | None = None
@@ -252,8 +268,10 @@ class TopicLog:
         with self.changed:
             answers, state = self._appending.answers, self.state
             while record is not None or (record := answers.next(state.position)) is not None:
-                look = self._take(self._reader.fold(record), record.data) or look
+                look = self._take(self._reader.fold(record), record) or look
                 record = None
+            if self.saving.is_due() and self._may_save:
+                self.saving.save(self._checkpoint())
             if self._appending.is_due():
                 self._try_again()
             news = [owning for owning in self._owning if owning.has_news]
@@ -263,8 +281,23 @@ class TopicLog:
             self._forget_ended()
             self.host.look_at_waiters()
 
-    def _take(self, judged: Judged, data: bytes) -> bool:
+    @property
+    def _may_save(self) -> bool:
+        """Does this engine write to the topic, or nobody?"""
+        mine = any(each.writer.status == "owner" for each in self._owning)
+        return mine or not (self.state.owned or self.state.shared)
+
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(
+            self.saving.anchor, self.state, self.recent.first, self.recent.marks,
+            self.waiters.records(),
+        )  # fmt: skip
+
+    def _take(self, judged: Judged, record: Record) -> bool:
         """The next record; may somebody who waits have his turn now?"""
+        data = record.data
+        if judged.verdict is not Verdict.REPEATED:
+            self.saving.saw(record)
         for owning in self._owning:
             owning.writer.saw(judged)
         self.recent.take(judged, self.state, len(data))
@@ -332,11 +365,14 @@ class TopicLog:
     def close(self) -> None:
         """End the thread, and close the log. Sends that were not read back are in doubt."""
         with self.changed:
+            if not self._ended and self.saving.is_due(AT_CLOSING) and self._may_save:
+                self.saving.save(self._checkpoint())
             self._closed = True
             self.changed.notify_all()
         self._reader.close()
         if threading.current_thread() is not self._thread:
             self._thread.join(10.0)
+        self.saving.close()
         self.log.close()
         self.frames.wake()
 

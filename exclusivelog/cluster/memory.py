@@ -80,6 +80,13 @@ class MemoryLog:
             self._check_open()
             return _position(self._trimmed + 1) if self._records else None
 
+    def last(self) -> Record | None:
+        """The last record; None for an empty log."""
+        with self._changed:
+            self._check_open()
+            end = self._trimmed + len(self._records)
+            return Record(_position(end), self._records[-1]) if self._records else None
+
     def follows(self, position: Position, last: Position) -> bool:
         """Is `position` that of the record directly behind the one at `last`?"""
         return int.from_bytes(position, "big") == int.from_bytes(last, "big") + 1
@@ -232,6 +239,10 @@ class UnreliableLog:
     def first(self) -> Position | None:
         """The position of the first record."""
         return self._log.first()
+
+    def last(self) -> Record | None:
+        """The last record."""
+        return self._log.last()
 
     def follows(self, position: Position, last: Position) -> bool:
         """Is `position` that of the record directly behind the one at `last`?"""

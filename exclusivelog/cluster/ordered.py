@@ -1,5 +1,5 @@
-"""What the cluster engine needs of a place that keeps a totally ordered log: five calls, and the
-order of positions.
+"""What the cluster engine needs of a place that keeps a totally ordered log: five calls, the
+last record, and the order of positions.
 
 An ordered log is a sequence of records that only grows, in one order that all readers see: a topic
 of Apache Pulsar, a partition of Kafka, or a list in memory (`exclusivelog.cluster.memory`). Nothing
@@ -99,6 +99,10 @@ class OrderedLog(Protocol):
 
     def first(self) -> Position | None:
         """The position of the first record that is still kept; None for an empty log."""
+        ...
+
+    def last(self) -> Record | None:
+        """The last record at this moment; None for an empty log."""
         ...
 
     def follows(self, position: Position, last: Position) -> bool:

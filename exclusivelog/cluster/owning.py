@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from exclusivelog import _core
+from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.log import Ticket, Writer
 from exclusivelog.cluster.waiting import Wait, Waiters
 from exclusivelog.errors import ExclusiveLogError, ProducerMovedError
@@ -33,6 +34,8 @@ def now_ms() -> int:
 
 class Host(Protocol):
     """The engine of the topic."""
+
+    figures: Figures
 
     @property
     def commit_queue(self) -> _core.CommitQueue:
@@ -90,6 +93,7 @@ class Owning:
         self._session: Callable[[], Lost | None] = _no_session
         self._batches: dict[Ticket, _core.Batch] = {}  # those under way
         self._taken: set[int] = set()  # their ids
+        self._begun: dict[Ticket, float] = {}  # when they were handed on
         self._done: list[Ticket] = []
         self._numbers: dict[Ticket, int] = {}  # those of `append` under way
         self._number = self._counted = 0  # the last one given, the last one with an outcome
@@ -121,6 +125,7 @@ class Owning:
         except ExclusiveLogError as error:
             _fail(appender, [], error)
         else:
+            self._begun[ticket] = time.monotonic()
             self._batches[ticket] = batch
             self._taken.add(id(batch))
 
@@ -137,6 +142,7 @@ class Owning:
                 raise appender.error
             expected = self.writer.next_offset
             ticket = self.writer.send(messages, now_ms(), self._note)
+            self._begun[ticket] = time.monotonic()
             appender.advance(self.writer.last_sequence)
             self._number += 1
             self._numbers[ticket] = self._number
@@ -150,6 +156,10 @@ class Owning:
 
     def _note(self, ticket: Ticket) -> None:
         self._done.append(ticket)
+        begun = self._begun.pop(ticket, None)
+        if ticket.error is None and begun is not None:
+            size, seconds = ticket.weight, time.monotonic() - begun
+            self.topic.host.figures.sent(ticket.count, size, seconds)
         number = self._numbers.pop(ticket, None)
         if number is not None:  # in order; after one that has failed, all do
             self._counted = number

@@ -17,7 +17,7 @@ import time
 from typing import ClassVar, Protocol
 
 from exclusivelog.cluster.memory import MemoryLog
-from exclusivelog.cluster.ordered import Answered, OrderedLog, Position, Tail, ignore
+from exclusivelog.cluster.ordered import Answered, OrderedLog, Position, Record, Tail, ignore
 from exclusivelog.errors import EngineClosedError
 from exclusivelog.types import EngineInfo
 
@@ -105,6 +105,11 @@ class _Link:
         """The position of the first record."""
         self._check()
         return self._log.first()
+
+    def last(self) -> Record | None:
+        """The last record."""
+        self._check()
+        return self._log.last()
 
     def follows(self, position: Position, last: Position) -> bool:
         """Is `position` that of the record directly behind the one at `last`?"""

@@ -64,6 +64,10 @@ def _position(place: Any) -> Position:
     return Position(PLACE.pack(place.ledger_id(), place.entry_id(), place.batch_index() + 1))
 
 
+def _place_of(message: Any) -> Position | None:
+    return None if message is None else _position(message.message_id())
+
+
 def _unpack(position: Position) -> tuple[int, int, int]:
     if len(position) != PLACE.size:
         raise ValueError(f"after={position!r} is no position of a Pulsar topic")
@@ -132,13 +136,20 @@ class PulsarLog(Closing):
         """The position of the last record at this moment; None for an empty log."""
         import _pulsar
 
-        return self._look(_pulsar.MessageId.latest)
+        return _place_of(self._look(_pulsar.MessageId.latest))
 
     def first(self) -> Position | None:
         """The position of the first record that is still kept; None for an empty log."""
         import _pulsar
 
-        return self._look(_pulsar.MessageId.earliest)
+        return _place_of(self._look(_pulsar.MessageId.earliest))
+
+    def last(self) -> Record | None:
+        """The last record at this moment; None for an empty log."""
+        import _pulsar
+
+        message = self._look(_pulsar.MessageId.latest)
+        return None if message is None else Record(_position(message.message_id()), message.data())
 
     def follows(self, position: Position, last: Position) -> bool:
         """Is `position` that of the record directly behind the one at `last`? Pulsar numbers the
@@ -148,16 +159,15 @@ class PulsarLog(Closing):
         )
         return index == last_index == -1 and (ledger, entry) == (last_ledger, last_entry + 1)
 
-    def _look(self, start: Any) -> Position | None:
-        """The position of the message there."""
+    def _look(self, start: Any) -> Any:
+        """The message there; None if there is none."""
         deadline = time.monotonic() + self._timeout
         while True:
             reader = self.reader(start, 1)
             try:
                 if not reader.use().has_message_available():
                     return None
-                message = reader.use().read_next(int(min(PATIENCE_SECONDS, self._timeout) * 1000))
-                return _position(message.message_id())
+                return reader.use().read_next(int(min(PATIENCE_SECONDS, self._timeout) * 1000))
             except Exception as error:
                 self.check_open()
                 if type(error).__name__ != "Timeout" or time.monotonic() > deadline:

@@ -8,6 +8,7 @@ from the last *mark* before its position: a position and the state of the rule t
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from exclusivelog.cluster.frames import Frame
@@ -16,7 +17,8 @@ from exclusivelog.cluster.rule import Judged, State
 __all__ = ["Mark", "Recent"]
 
 KEPT_BYTES = 8 << 20  # of frames, about
-MARK_EVERY = 500  # records
+MARK_EVERY, MARK_BYTES = 500, 4 << 20  # records, or bytes of records
+MOST_MARKS = 1024  # then every other one is dropped, and they are set half as often
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,12 @@ class Mark:
 class Recent:
     """See the module's text. Its owner serialises all calls."""
 
-    def __init__(self) -> None:
-        self.first = -1  # the first offset that the log has; -1: it has no message
-        self._marks = [Mark.of(State())]
-        self._since_mark = 0
-        self._kept_from = 0  # all messages from this offset on are kept
+    def __init__(self, first: int = -1, marks: Sequence[Mark] = (), kept_from: int = 0) -> None:
+        self.first = first  # the first offset that the log has; -1: it has no message
+        self._marks = [*marks] or [Mark.of(State())]
+        self._since_mark = self._bytes_since_mark = 0
+        self._stride = 1
+        self._kept_from = kept_from  # all messages from this offset on are kept
         self._frames: list[Frame] = []
         self._sizes: list[int] = []
         self._bytes = 0
@@ -53,11 +56,23 @@ class Recent:
     def take(self, judged: Judged, state: State, size: int) -> None:
         """The next record of `size` bytes, after `state` was folded over it."""
         self._since_mark += 1
-        if self._since_mark >= MARK_EVERY:
-            self._since_mark = 0
-            self._marks.append(Mark.of(state))
+        self._bytes_since_mark += size
+        if max(self._since_mark / MARK_EVERY, self._bytes_since_mark / MARK_BYTES) >= self._stride:
+            self._mark(state)
         if judged.counts and isinstance(judged.parsed, Frame):
             self._keep(judged.parsed, size)
+
+    def _mark(self, state: State) -> None:
+        self._since_mark = self._bytes_since_mark = 0
+        self._marks.append(Mark.of(state))
+        if len(self._marks) > MOST_MARKS:
+            del self._marks[1::2]
+            self._stride *= 2
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The places to read from, in order."""
+        return list(self._marks)
 
     # ---- frames --------------------------------------------------------------------------
 
@@ -82,10 +97,10 @@ class Recent:
     def frames(self, position: int, most: int) -> list[Frame] | None:
         """The frames with this offset or later ones, of about `most` bytes, one at least; None if
         the first of them is not kept."""
-        if not self._frames:
-            return []
         if position < self._kept_from:
             return None
+        if not self._frames:
+            return []
         start = bisect.bisect_right(self._frames, position, key=lambda frame: frame.end)
         stop, size = start, 0
         while stop < len(self._frames) and size < most:

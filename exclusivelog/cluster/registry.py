@@ -50,6 +50,11 @@ class Registry:
         """All that were granted, and not released."""
         return list(self._owning.values())
 
+    def pending(self) -> tuple[int, int]:
+        """Messages, and their bytes, that producers have queued."""
+        there = [each.appender for each in self.all() if each.appender is not None]
+        return sum(each.pending_messages for each in there), sum(e.pending_bytes for e in there)
+
     # ---- dropped -------------------------------------------------------------------------
 
     def finalizer(self, owning: Owning) -> _core.Finalizer:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from typing import Protocol
 
+from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.following import Host as FollowingHost
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.place import Place
@@ -62,14 +63,19 @@ class Topics:
             if found is None:
                 name = next(name for name, each in self._numbers.items() if each == number)
                 log = self._host.place.open(name)
-                found = self._followed[number] = TopicLog(self._host, name, number, log)
+                checkpoint = checkpoints.load(self._host.place, name, log)
+                found = TopicLog(self._host, name, number, log, checkpoint)
+                self._followed[number] = found
             return found
+
+    def all(self) -> list[TopicLog]:
+        """Those that are followed."""
+        with self._lock:
+            return list(self._followed.values())
 
     def close(self) -> None:
         """End all."""
-        with self._lock:
-            followed = list(self._followed.values())
-        for each in followed:
+        for each in self.all():
             each.close()
 
     def forget(self) -> None:

@@ -212,6 +212,10 @@ class Waiters:
     def __contains__(self, number: int) -> bool:
         return number in self._waiting
 
+    def records(self) -> list[Noted]:
+        """Records that add up to the same."""
+        return [*self._waiting.values(), *([] if self.assigned is None else [self.assigned])]
+
     def in_order(self) -> list[Wait]:
         """The waiters in the order of their promotion (rule D1)."""
         return sorted(self._waiting.values(), key=lambda each: -each.priority)

@@ -42,12 +42,6 @@ def announce(engine: xl.Engine) -> None:
     engine.topic("orders").producer("exclusive").announce({"at": "here"})
 
 
-def snapshot(engine: xl.Engine) -> None:
-    with xl.SharedMap(engine.topic("map")) as state:
-        state.put("a", 1)
-        state.snapshot()
-
-
 Call = Callable[[xl.Engine], Any]
 CALLS: dict[str, list[Call]] = {
     "announcements": [
@@ -70,8 +64,6 @@ CALLS: dict[str, list[Call]] = {
     "roles": [lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r")],
     "several_claims": [lambda e: e.own("g", {"r": None, "s": None}),
                        lambda e: e.reader([e.topic(n).name for n in "ab"], group="g")],
-    "snapshots": [snapshot],
-    "statistics": [lambda e: e.topic("orders").stats(), lambda e: e.stats()],
     "termination": [lambda e: e.topic("orders").terminate()],
     "transactions": [transact],
     "verify": [lambda e: e.verify()],
