@@ -218,14 +218,19 @@ def _promoted(
     return made
 
 
-def _hand_over(tracer: trace.Tracer, topics: Sequence[str], to: str, ledger: str) -> trace.Span:
+def _hand_over(
+    tracer: trace.Tracer, topics: Sequence[str], to: str, ledger: str | None = None
+) -> trace.Span:
     name = topics[0] if len(topics) == 1 else f"{len(topics)} topics"
     attributes = _messaging(name, "hand over")
     if len(topics) != 1:
         del attributes["messaging.destination.name"]
     return tracer.start_span(
         f"hand over {name}",
-        attributes={**attributes, "exclusivelog.target": to, "exclusivelog.ledger": ledger},
+        attributes={
+            **attributes, "exclusivelog.target": to,
+            **({} if ledger is None else {"exclusivelog.ledger": ledger}),
+        },
     )  # fmt: skip
 
 
@@ -285,7 +290,7 @@ def _move(
     tracer: trace.Tracer, original: Any, producer: Producer, to: str, *arguments: Any,
     **options: Mapping[str, Any],
 ) -> Move:  # fmt: skip
-    span = _hand_over(tracer, [producer.topic], to, str(getattr(producer.ledger, "path", "")))
+    span = _hand_over(tracer, [producer.topic], to)
     call = functools.partial(original, producer, to, *arguments, **options)
     move: Move = _traced(span, call, lambda move: _tell(span, [move]))
     return move
