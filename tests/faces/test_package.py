@@ -260,8 +260,8 @@ importlib.import_module("exclusivelog." + sys.argv[1])
     everything = (
         source + "for name in sys.argv[2:]: importlib.import_module('exclusivelog.' + name)"
     )
-    # Those of Spark and of the command need their extras; the packages themselves say so.
-    extra = ("spark.", "audit.runs", "cli.", "testing")
+    # Those of Spark, of the command and of traces need their extras, and say so.
+    extra = ("spark.", "audit.runs", "cli.", "testing", "tracing")
     bare.python(everything, *(n for n in names if not n.startswith(extra)), cwd=tmp_path)
 
 
