@@ -33,6 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 
 test: lint docs
+	tools/chromium
 	$(PYTEST) -m "not broker" --durations=10
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
 	$(PYTEST) -m broker -n 2 tests/cluster tests/spark proof/tests

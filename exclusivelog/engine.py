@@ -444,7 +444,7 @@ class Engine(Closing):
         if told is not None:
             return told
         try:
-            reader = self.topic(EVENTS, create=False).reader()
+            reader = self.topic(EVENTS, create=False).reader(trimmed="earliest")
         except TopicNotFoundError:  # nothing has happened yet
             return iter(())
         return select(iter(reader), topic, group)

@@ -375,7 +375,8 @@ producer; it is held by producer 'leader' ...
         - `max_bytes`: how many bytes of the newest entries are kept; of compressed ones those that
           are stored.
 
-        Messages that a shared state's newest snapshot does not cover are kept (rule I4).
+        Messages that a shared state's newest snapshot does not cover are kept (rule I4). The topic
+        `__events__` keeps its newest 250,000 by default; `max_age=math.inf` keeps all of them.
 
         >>> topic.retention(max_age=7 * 86400, max_bytes=1 << 30)
         """

@@ -1,12 +1,17 @@
 """Audits and reports of a ledger, from the log alone.
 
 `audit` says whether topics are what exclusive access promises; `report` writes an HTML page about
-who led when, what each failover cost, and where the load went. Both need the extra `[arrow]`. For
-logs too large for one process, `exclusivelog.spark` does the same with Spark.
+who led when, what each failover cost, and where the load went. `audit` needs the extra `[arrow]`,
+`report` the extra `[report]`. For logs too large for one process, `exclusivelog.spark` does the
+same with Spark.
 
 ```text
-judging.py   the claims about a topic, and whether they hold      page.py   the page
-leaders.py   who led when, and what a failover cost               runs.py   messages summed up
+changes.py   grants and the ends of grants, as they were recorded
+runs.py      messages summed up
+judging.py   the claims about a topic, and whether they hold
+leaders.py   who led when, and what a failover cost
+charts.py    that, as far as a page can show it
+page.py      the page, of page.html.j2, page.css and page.js
 ```
 """
 
@@ -32,7 +37,7 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
     exclusive epoch has one producer, sequence ids rise, and every exclusive epoch with messages was
     granted once (rules B1, B8, E5, G2). A verdict for each of these claims.
 
-    Raises TopicNotFoundError, and MissingLibraryError without pyarrow.
+    Raises TopicNotFoundError, and ImportError without pyarrow.
 
     >>> from exclusivelog.audit import audit
     >>> producer.send(b"paid")
@@ -41,20 +46,21 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
     []
     """
     import_pyarrow()
+    from exclusivelog.audit.changes import read_changes
     from exclusivelog.audit.judging import names_of, owned, verdicts
     from exclusivelog.audit.runs import runs
 
     names = names_of(engine, topics)
     found = [run for name in names for run in runs(engine.topic(name, create=False))]
-    events = list(engine.history())  # of leaders that came meanwhile, too
-    return verdicts(names, found, events, owned(engine, names))
+    changes = read_changes(engine)  # of leaders that came meanwhile, too
+    return verdicts(names, found, changes, owned(engine, names))
 
 
 def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) -> LeaderReport:
-    """Write the page about some topics (None: all) to the file `to`. It loads nothing from
-    elsewhere.
+    """Write the page about some topics (None: all) to the file `to`: one file of 5 MB or more, most
+    of it the library that draws. It loads nothing from elsewhere.
 
-    Raises TopicNotFoundError, OSError, and MissingLibraryError without pyarrow.
+    Raises TopicNotFoundError, OSError, and ImportError without the extra `[report]`.
     """
     import_pyarrow()
     from exclusivelog.audit.judging import names_of
@@ -72,16 +78,17 @@ def write_page(
     read: Callable[[Mapping[str, int]], Iterable[Record]],
 ) -> LeaderReport:  # fmt: skip
     """Write the page about topics whose runs `read` gives: {topic: length of its buckets in ms}."""
+    from exclusivelog.audit.changes import read_changes
     from exclusivelog.audit.judging import owned, verdicts
-    from exclusivelog.audit.leaders import LeaderReport, bucket_of, story_of
-    from exclusivelog.audit.page import page
+    from exclusivelog.audit.leaders import LeaderReport, bucket_of, stories_of
+    from exclusivelog.audit.page import page, parts
 
+    parts()  # what is missing is told before the log is read
     buckets = {name: bucket_of(_span(engine, name)) for name in names}
     found = list(read(buckets))
-    events = list(engine.history())
-    stories = [story_of(name, buckets[name], found, events) for name in names]
-    stories.sort(key=lambda story: -story.messages)
-    judged = verdicts(names, found, events, owned(engine, names))
+    changes = read_changes(engine)
+    stories = stories_of(buckets, found, changes)
+    judged = verdicts(names, found, changes, owned(engine, names))
     silences = [t.silence for s in stories for t in s.take_overs if t.silence is not None]
     told = LeaderReport(engine.path, stories, judged, silences)
     Path(to).write_text(page(told), encoding="utf-8")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
+from exclusivelog.audit.changes import Change, Changes
 from exclusivelog.audit.leaders import Verdict
 from exclusivelog.engine import Engine
 from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.events import Event
 
 Record = dict[str, Any]
 Epoch = tuple[str, int]  # topic, number
@@ -70,13 +71,18 @@ class Summary:
             self.falls.append(f"{run['producer']} at offset {run['first_offset']}")
         self.sequences[run["producer"]] = run["last_sequence_id"]
 
-    @property
+    @functools.cached_property
     def epochs(self) -> list[list[Span]]:
         """The spans of each epoch, by epoch."""
         found: dict[int, list[Span]] = {}
         for span in self.spans.values():
             found.setdefault(span.epoch, []).append(span)
         return [found[epoch] for epoch in sorted(found)]
+
+    @property
+    def crowded(self) -> set[int]:
+        """The epochs under which several producers have written."""
+        return {spans[0].epoch for spans in self.epochs if len(spans) > 1}
 
 
 def names_of(engine: Engine, topics: Sequence[str] | None) -> list[str]:
@@ -96,13 +102,19 @@ def owned(engine: Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
 
 
 def verdicts(
-    topics: Iterable[str], found: Iterable[Record], events: Sequence[Event],
-    held: Set[tuple[str, int]] = frozenset(),
+    topics: Iterable[str], found: Iterable[Record], changes: Changes,
+    held: Set[Epoch] = frozenset(),
 ) -> list[Verdict]:  # fmt: skip
-    """Every claim about each of these topics, judged by its `runs`; the events were read after
-    them, and `held` is what is `owned` now."""
-    grants, tenures = _grants(events), _tenures(events, held)
-    return [verdict for one in _summaries(found, topics) for verdict in judge(one, grants, tenures)]
+    """Every claim about each of these topics, judged by its `runs`; the changes of owner were read
+    after them, and `held` is what is `owned` now."""
+    judged = []
+    for summary in _summaries(found, topics):
+        about = changes.of.get(summary.topic, [])
+        grants = _grants(about)
+        since = 0 if changes.complete else _known_since(grants)
+        tenures = _tenures(summary.topic, about, held, summary.crowded)
+        judged += judge(summary, grants, tenures, since)
+    return judged
 
 
 def _summaries(found: Iterable[Record], topics: Iterable[str]) -> list[Summary]:
@@ -112,29 +124,38 @@ def _summaries(found: Iterable[Record], topics: Iterable[str]) -> list[Summary]:
     return list(summaries.values())
 
 
-def _grants(events: Iterable[Event]) -> Counter[Epoch]:
-    """(topic, epoch) -> how often it was granted, not counting who only came back."""
+def _grants(changes: Iterable[Change]) -> Counter[int]:
+    """Epoch -> how often it was granted, not counting who only came back."""
     return Counter(
-        (event.topic, event.epoch)
-        for event in events
-        if event.kind == "grant" and event.reason != "reconnect"
-    )
+        change.epoch for change in changes
+        if change.kind == "grant" and change.reason != "reconnect"
+    )  # fmt: skip
 
 
-def _tenures(events: Iterable[Event], held: Set[tuple[str, int]]) -> dict[Epoch, Tenure]:
-    """(topic, epoch) -> its owner. A run of batches (`once.py`) holds the topic within its
-    transactions alone, and gives nothing back."""
-    found: dict[Epoch, Tenure] = {}
-    since: dict[Epoch, int] = {}
-    for event in events:
-        epoch = event.topic, event.epoch
-        if event.kind == "grant" and event.target is not None:
-            found.setdefault(epoch, Tenure(event.target["producer"]))
-            since[epoch] = event.time
-        elif event.kind in ("release", "evict") and epoch in since:
-            found[epoch].held.append((since.pop(epoch), event.time))
-    for epoch in since.keys() & held:
-        found[epoch].held.append((since[epoch], FOREVER))
+def _known_since(grants: Counter[int]) -> int:
+    """The first epoch whose grant is among the changes that were kept (rule E5)."""
+    return min(grants, default=FOREVER)
+
+
+def _tenures(
+    topic: str, changes: Iterable[Change], held: Set[Epoch], epochs: Set[int]
+) -> dict[int, Tenure]:
+    """Epoch -> its owner, of these epochs of one topic. A run of batches (`once.py`) holds the
+    topic within its transactions alone, and gives nothing back."""
+    found: dict[int, Tenure] = {}
+    since: dict[int, int] = {}
+    for change in changes if epochs else ():
+        epoch = change.epoch
+        if epoch not in epochs:
+            continue
+        if change.kind == "grant":
+            found.setdefault(epoch, Tenure(change.producer))
+            since[epoch] = change.time
+        elif epoch in since:
+            found[epoch].held.append((since.pop(epoch), change.time))
+    for epoch in since:
+        if (topic, epoch) in held:
+            found[epoch].held.append((since[epoch], FOREVER))
     return found
 
 
@@ -142,9 +163,10 @@ def _tenures(events: Iterable[Event], held: Set[tuple[str, int]]) -> dict[Epoch,
 
 
 def judge(
-    summary: Summary, grants: Counter[Epoch], tenures: Mapping[Epoch, Tenure] | None = None
-) -> list[Verdict]:
-    """Every claim about one topic.
+    summary: Summary, grants: Counter[int], tenures: Mapping[int, Tenure] | None = None,
+    since: int = 0,
+) -> list[Verdict]:  # fmt: skip
+    """Every claim about one topic. The grants of epochs before `since` are not known any more.
 
     >>> summary = Summary("orders")
     >>> summary.add(dict(epoch=1, producer="a", first_offset=0, last_offset=4, messages=5,
@@ -159,9 +181,11 @@ def judge(
         for claim, (faults, facts) in {
             "epochs never interleave": _interleaving(summary),
             "offsets are dense": _density(summary),
-            "one producer in each exclusive epoch": _producers(summary, grants, tenures or {}),
+            "one producer in each exclusive epoch": _producers(
+                summary, grants, tenures or {}, since
+            ),
             "sequence ids rise": (summary.falls, f"{len(summary.sequences)} producers"),
-            "every epoch is granted once": _granted(summary, grants),
+            "every epoch is granted once": _granted(summary, grants, since),
         }.items()
     ]
 
@@ -191,18 +215,20 @@ def _density(summary: Summary) -> Found:
     return faults, f"{count:,} messages from {first} to {last}"
 
 
-def _producers(summary: Summary, grants: Counter[Epoch], tenures: Mapping[Epoch, Tenure]) -> Found:
+def _producers(
+    summary: Summary, grants: Counter[int], tenures: Mapping[int, Tenure], since: int
+) -> Found:
     """Others may share an exclusive epoch while its owner is away: never while it holds it."""
     faults, exclusive = [], 0
     for spans in summary.epochs:
         epoch = spans[0].epoch
-        if not grants[summary.topic, epoch]:
+        if epoch < since or not grants[epoch]:
             continue  # shared producers write under the epoch that was there before them
         exclusive += 1
-        others = _in_between(spans, tenures.get((summary.topic, epoch)))
+        others = _in_between(spans, tenures.get(epoch))
         if others:
             faults.append(f"epoch {epoch}: {', '.join(sorted(others))} in between")
-    return faults, f"{exclusive} exclusive epochs"
+    return faults, f"{exclusive} exclusive epochs{_unknown(summary, since)}"
 
 
 def _in_between(spans: Sequence[Span], tenure: Tenure | None) -> list[str]:
@@ -218,11 +244,16 @@ def _in_between(spans: Sequence[Span], tenure: Tenure | None) -> list[str]:
     ]  # fmt: skip
 
 
-def _granted(summary: Summary, grants: Counter[Epoch]) -> Found:
+def _granted(summary: Summary, grants: Counter[int], since: int) -> Found:
     faults = []
     for spans in summary.epochs:
         epoch = spans[0].epoch
-        count = grants[summary.topic, epoch]
-        if count > 1 or (count == 0 and epoch > 0):
+        count = grants[epoch]
+        if count > 1 or (count == 0 and epoch > 0 and epoch >= since):
             faults.append(f"epoch {epoch} was granted {count} times")
-    return faults, f"{sum(1 for topic, _ in grants if topic == summary.topic)} grants"
+    return faults, f"{len(grants)} grants{_unknown(summary, since)}"
+
+
+def _unknown(summary: Summary, since: int) -> str:
+    count = sum(0 < spans[0].epoch < since for spans in summary.epochs)
+    return f"; {count} epochs are older than the record of owners" if count else ""

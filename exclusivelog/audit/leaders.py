@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from exclusivelog.events import Event
+from exclusivelog.audit.changes import Change, Changes
 
 Record = dict[str, Any]
 
@@ -17,12 +18,13 @@ BUCKETS_MS = (
     10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 30_000, 60_000, 300_000, 900_000,
     3_600_000, 21_600_000, 86_400_000,
 )  # fmt: skip
-MOST_BUCKETS = 150
-MOST_TOPICS = 12
+MOST_BUCKETS = 400
+SHARED = "shared producers"
 SUPERSEDED = "superseded"
+CRASHES = ("dead", "hung")
 
 
-@dataclass
+@dataclass(slots=True)
 class Tenure:
     """One leader's time. Times are in ms since 1970; `end` None: it leads still, or nobody knows.
 
@@ -50,8 +52,7 @@ class Tenure:
         return self.messages * 1000 / lasted if lasted else None
 
 
-@dataclass(frozen=True)
-class TakeOver:
+class TakeOver(NamedTuple):
     """From one leader to the next: how long nobody led, and how long no message came (ms).
     `last_message`: when the last one had come, from whomever."""
 
@@ -83,7 +84,9 @@ class TakeOver:
 
 @dataclass
 class Story:
-    """A topic's: its leaders, and its load: producer -> {beginning of a bucket: messages}."""
+    """A topic's: its leaders, and its load: engine -> {beginning of a bucket: messages}; what
+    shared producers wrote has `SHARED` for its engine. `pauses`: (from, to, in ms) without a
+    message, which are longer than two buckets."""
 
     topic: str
     tenures: list[Tenure]
@@ -91,8 +94,9 @@ class Story:
     bucket_ms: int = 1000
     load: dict[str, dict[int, int]] = field(default_factory=dict)
     shared: list[Tenure] = field(default_factory=list)
+    pauses: list[tuple[int, int]] = field(default_factory=list)
 
-    @property
+    @functools.cached_property
     def take_overs(self) -> list[TakeOver]:
         """Every change from one leader to another."""
         found, last = [], None
@@ -102,18 +106,17 @@ class Story:
         return found
 
     @property
-    def producers(self) -> list[str]:
-        """Everybody who led or wrote, in the order of appearance."""
-        everyone = sorted(self.tenures + self.shared, key=lambda tenure: tenure.start)
-        return list(dict.fromkeys(tenure.producer for tenure in everyone))
+    def crashes(self) -> int:
+        """How many leaders crashed or hung, and had a successor."""
+        return sum(t.why in CRASHES for t in self.take_overs)
 
     @property
     def span(self) -> tuple[int, int]:
         """From the first moment to the last one, in ms."""
-        times = [time for t in self.tenures + self.shared
-                 for time in (t.start, t.end, t.first_message, t.last_message)
-                 if time is not None]  # fmt: skip
-        return (min(times), max(times)) if times else (0, 1)
+        parts = [*self.tenures, *self.shared]
+        last = [time for t in parts for time in (t.end, t.last_message) if time is not None]
+        starts = [t.start for t in parts]
+        return (min(starts), max(starts + last)) if parts else (0, 1)
 
 
 @dataclass(frozen=True)
@@ -136,67 +139,81 @@ class LeaderReport:
     silences: list[int]
 
 
-def story_of(topic: str, bucket_ms: int, found: Iterable[Record], events: Iterable[Event]) -> Story:
-    """One topic's story, from all that was found."""
-    story = Story(
-        topic, tenures(event for event in events if event.topic == topic), bucket_ms=bucket_ms
-    )
-    _add_messages(story, (record for record in found if record["topic"] == topic))
-    return story
+def stories_of(
+    buckets: Mapping[str, int], found: Iterable[Record], changes: Changes
+) -> list[Story]:
+    """The topics' stories, from all that was found; those with the most messages first. `buckets`:
+    {topic: their length in ms}."""
+    records: dict[str, list[Record]] = {name: [] for name in buckets}
+    for record in found:
+        records[record["topic"]].append(record)
+    stories = []
+    for name, length in buckets.items():
+        story = Story(name, tenures(changes.of.get(name, [])), bucket_ms=length)
+        _add_messages(story, records[name])
+        stories.append(story)
+    return sorted(stories, key=lambda story: (-story.messages, -len(story.tenures), story.topic))
 
 
 def bucket_of(span_ms: int) -> int:
     """How long a bucket is, that the load over so long a time is drawn with.
 
     >>> bucket_of(0), bucket_of(12_000), bucket_of(86_400_000)
-    (10, 100, 900000)
+    (10, 50, 300000)
     """
     return next((ms for ms in BUCKETS_MS if span_ms / ms <= MOST_BUCKETS), BUCKETS_MS[-1])
 
 
-def tenures(events: Iterable[Event]) -> list[Tenure]:
+def tenures(changes: Iterable[Change]) -> list[Tenure]:
     """Who led a topic, one behind the other.
 
-    >>> party = {"producer": "a", "engine_name": "e", "pid": 1}
-    >>> grant = Event(5, "orders", 1, "grant", "request", 0, None, party)
-    >>> evict = Event(9, "orders", 1, "evict", "dead", 0, party, None)
+    >>> grant = Change(5, "orders", 1, "grant", "request", "a", "e", 1)
+    >>> evict = Change(9, "orders", 1, "evict", "dead", "a", "e", 1)
     >>> [(tenure.start, tenure.end, tenure.why) for tenure in tenures([grant, evict])]
     [(5, 9, 'dead')]
     """
     found: list[Tenure] = []
     leads: Tenure | None = None
-    for event in events:
-        if event.kind == "grant" and event.target is not None:
+    for time, _, epoch, kind, reason, producer, engine, pid in changes:
+        if kind == "grant":
             if leads is not None:
-                leads.end, leads.why = event.time, SUPERSEDED
-            party = event.target
-            leads = Tenure(event.epoch, party["producer"] or "?", party["engine_name"],
-                           party["pid"], event.time)  # fmt: skip
+                leads.end, leads.why = time, SUPERSEDED
+            leads = Tenure(epoch, producer, engine, pid, time)
             found.append(leads)
-        elif event.kind in ("release", "evict") and leads is not None:
-            leads.end, leads.why = event.time, event.reason
+        elif leads is not None:
+            leads.end, leads.why = time, reason
             leads = None
     return found
 
 
-def _add_messages(story: Story, found: Iterable[Record]) -> None:
-    led = {(t.epoch, t.producer): t for t in story.tenures}
+def _add_messages(story: Story, found: Sequence[Record]) -> None:
+    led = {(t.epoch, t.producer): t for t in story.tenures} if found else {}
     shared: dict[tuple[int, str], Tenure] = {}
     for record in found:
         key = record["epoch"], record["producer"]
         first, last = record["first_time"], record["last_time"]
         tenure = led.get(key) or shared.get(key)
         if tenure is None:
-            tenure = shared[key] = Tenure(*key, "", 0, first)
+            tenure = shared[key] = Tenure(*key, SHARED, 0, first)
         tenure.messages += record["messages"]
         tenure.first_message = min(first, tenure.first_message or first)
         tenure.last_message = max(last, tenure.last_message or last)
         if key in shared:
             tenure.end = tenure.last_message
         story.messages += record["messages"]
-        buckets = story.load.setdefault(record["producer"], Counter())
+        buckets = story.load.setdefault(tenure.engine, Counter())
         buckets[record["bucket"]] += record["messages"]
     story.shared = list(shared.values())
+    story.pauses = _pauses(found, 2 * story.bucket_ms)
+
+
+def _pauses(found: Sequence[Record], least: int) -> list[tuple[int, int]]:
+    pauses, end = [], None
+    for first, last in sorted((record["first_time"], record["last_time"]) for record in found):
+        if end is not None and first - end >= least:
+            pauses.append((end, first))
+        end = last if end is None else max(end, last)
+    return pauses
 
 
 def median(numbers: Sequence[int]) -> float:

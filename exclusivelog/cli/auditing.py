@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 
 import click
@@ -34,6 +35,7 @@ def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
     """
     from exclusivelog.audit import audit
 
+    gc.disable()  # millions of objects that stay until the end
     with open_to_read(path) as engine:
         verdicts = audit(engine, topics or None)
     if as_json:
@@ -56,6 +58,7 @@ def report(path: str, page: str, topics: tuple[str, ...]) -> None:
     """Write an HTML page: who led when, what each take-over cost, and where the load went."""
     from exclusivelog.audit import report
 
+    gc.disable()  # as above
     with open_to_read(path) as engine:
         told = report(engine, page, topics or None)
     print(f"{page}: {len(told.stories)} topics, {len(told.silences)} take-overs")

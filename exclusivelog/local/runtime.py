@@ -33,7 +33,7 @@ from exclusivelog.local.log.cursor import LogCursor
 from exclusivelog.local.log.inspection import Inspection
 from exclusivelog.local.log.sending import Committer
 from exclusivelog.local.maintenance.backup import backup
-from exclusivelog.local.maintenance.deletion import delete_pending
+from exclusivelog.local.maintenance.deletion import AT_OPEN, delete_pending
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.maintenance.views import compact, write_snapshot
 from exclusivelog.local.once import LocalOnce
@@ -148,7 +148,7 @@ class OpenEngine(abc.ABC):
         """Finish what processes left that died while they deleted a topic, or before they read
         their notifications."""
         try:
-            delete_pending(self.ledger)
+            delete_pending(self.ledger, AT_OPEN)
             self.sessions.drop_notifications_of_dead_engines()
         except ExclusiveLogError as error:
             self._log(logs.NOT_CLEARED, reason=str(error))

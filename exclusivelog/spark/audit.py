@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from exclusivelog.audit.changes import read_changes
 from exclusivelog.audit.judging import names_of, owned, verdicts
 from exclusivelog.audit.leaders import Verdict
 from exclusivelog.spark.clusters import open_log
@@ -35,5 +36,5 @@ def run(
         names = names_of(engine, topics)
         with progress.step(f"reading {len(names)} topics"):
             found = source.runs(spark, engine.path, names, access=access)
-        events = list(engine.history())  # of leaders that came meanwhile, too
-        return verdicts(names, found, events, owned(engine, names))
+        changes = read_changes(engine)  # of leaders that came meanwhile, too
+        return verdicts(names, found, changes, owned(engine, names))

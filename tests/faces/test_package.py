@@ -148,7 +148,8 @@ def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "exclusivelog").rglob("*.py")}
     assert modules <= inside
     assert {"exclusivelog/py.typed", "exclusivelog/_core.pyi"} <= inside
-    assert "exclusivelog/audit/page.css" in inside
+    page = {f"exclusivelog/audit/page.{kind}" for kind in ("css", "js", "html.j2")}
+    assert page <= inside
     assert len([name for name in inside if re.match(r"exclusivelog/_core\..*\.so$", name)]) == 1
     tops = {name.partition("/")[0] for name in inside}
     assert {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops} == {
@@ -259,8 +260,8 @@ importlib.import_module("exclusivelog." + sys.argv[1])
     everything = (
         source + "for name in sys.argv[2:]: importlib.import_module('exclusivelog.' + name)"
     )
-    # Those of Spark and of the command need their extras; the packages themselves say so.
-    extra = ("spark.", "audit.runs", "cli.", "testing")
+    # Those of Spark, of the command and of traces need their extras, and say so.
+    extra = ("spark.", "audit.runs", "cli.", "testing", "tracing")
     bare.python(everything, *(n for n in names if not n.startswith(extra)), cwd=tmp_path)
 
 

@@ -6,9 +6,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-import re
 import time
-import xml.dom.minidom
 from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
@@ -21,6 +19,7 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.audit import audit as judge_here
 from exclusivelog.audit import judging, leaders
+from exclusivelog.audit.changes import Change
 from exclusivelog.audit.judging import Summary, judge
 from exclusivelog.audit.leaders import LeaderReport, Story, Tenure
 from exclusivelog.audit.page import page
@@ -457,7 +456,7 @@ def test_what_is_wrong_is_named(records, claim, words) -> None:
     summary = Summary("orders")
     for record in records:
         summary.add(record)
-    grants = Counter({("orders", 1): 1, ("orders", 2): 1})
+    grants = Counter({1: 1, 2: 1})
     [failed] = [v for v in judge(summary, grants) if not v.holds and v.claim == claim]
     assert words in failed.facts
 
@@ -504,14 +503,14 @@ def test_who_wrote_while_another_held_the_topic_is_named() -> None:
     for record in (run_of(1, "a", 0, 9, messages=9, first_time=10, last_time=90),
                    run_of(1, "b", 5, 5, first_time=50, last_time=50)):  # fmt: skip
         summary.add(record)
-    party = {"producer": "a"}
-    grant = xl.Event(5, "orders", 1, "grant", "request", 0, None, party)
+    grant = Change(5, "orders", 1, "grant", "request", "a", "e", 1)
     for end, count in ((95, 1), (40, 0)):
-        last = xl.Event(end, "orders", 1, "release", "closed", 0, party, None)
-        grants, tenures = judging._grants([grant, last]), judging._tenures([grant, last], set())
+        last = Change(end, "orders", 1, "release", "closed", "a", "e", 1)
+        grants = judging._grants([grant, last])
+        tenures = judging._tenures("orders", [grant, last], set(), {1})
         failed = [v.facts for v in judge(summary, grants, tenures) if not v.holds]
         assert failed == ["epoch 1: b in between"] * count
-    tenures = judging._tenures([grant], {("orders", 1)})  # it holds it still
+    tenures = judging._tenures("orders", [grant], {("orders", 1)}, {1})  # it holds it still
     assert any(v.facts == "epoch 1: b in between" for v in judge(summary, grants, tenures))
 
 
@@ -545,9 +544,6 @@ def outline(text: str) -> Outline:
     found.feed(text)
     assert found.open == []
     assert found.loads == []
-    assert "http" not in text
-    for picture in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
-        xml.dom.minidom.parseString(picture)
     return found
 
 
@@ -564,7 +560,7 @@ def test_the_report_is_one_page_with_its_pictures(spark, path, tmp_path) -> None
     assert sum(sum(buckets.values()) for buckets in orders.load.values()) == 3001
     text = to.read_text()
     found = outline(text)
-    assert found.tags["figure"] == 5  # three about orders, two about chat
+    assert found.tags["figure"] == 2  # of orders, of chat
     assert "superseded" in text
     assert "every epoch is granted once" in text
 
@@ -585,7 +581,7 @@ def test_names_cannot_break_the_page() -> None:
     ]
     story = Story(evil, tenures, 10, 100, {evil: {1000: 5, 2000: 5}})
     text = page(LeaderReport(evil, [story], [leaders.Verdict(evil, "c", False, evil)], [16]))
-    assert outline(text).tags["script"] == 0
+    assert outline(text).tags["script"] == 3  # the chart's data, Plotly, and the page's own
     assert "16 ms" in text
 
 
@@ -597,11 +593,7 @@ def test_the_demo_draws_its_leaders(spark_home, tmp_path) -> None:
     )
     assert sound, out.getvalue()
     assert "Spark's audit" in out.getvalue()
-    with xl.open(tmp_path / "log", readonly=True) as engine:
-        [topic] = [engine.topic(name) for name in engine.topics()]
-        leaders = {message.epoch for message in topic.reader()}
-    # The silence at each take-over is there to be drawn if not one of them has written all.
-    assert outline(to.read_text()).tags["figure"] == 2 + (len(leaders) > 1)
+    assert outline(to.read_text()).tags["figure"] == 1
 
 
 def test_without_java_the_demo_says_how_to_get_it(tmp_path, monkeypatch) -> None:

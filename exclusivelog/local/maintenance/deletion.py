@@ -1,24 +1,32 @@
 """Deleting what transactions have left to delete: rows of topics, old messages, views (rule G8).
 
 A bounded number of rows goes in each transaction, beside those that append. The next open of the
-ledger deletes what a crash has left.
+ledger deletes what a crash has left; of very much, the retention worker deletes the rest.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable
 
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.tables import Store
 
 DROPPED_AT_ONCE = 1000
+AT_OPEN = 20  # transactions, of some milliseconds each
 
 
-def delete_pending(ledger: Store) -> None:
-    """Delete the rows of deleted and trimmed topics, a bounded number in each transaction."""
+def delete_pending(
+    ledger: Store, most: float = math.inf, ended: Callable[[], bool] = lambda: False
+) -> None:
+    """Delete the rows of deleted and trimmed topics, a bounded number in each transaction; in at
+    most so many transactions, and until `ended()`."""
     _give_up_views(ledger)
     with ledger.read() as tables:
         discarded = tables.deletions.all()
     for topic, before in discarded.items():
-        while True:
+        while most > 0 and not ended():
+            most -= 1
             with ledger.write_concurrent() as tables:
                 if not tables.entries.drop(topic, DROPPED_AT_ONCE, before):
                     tables.deletions.remove(topic, before)

@@ -244,8 +244,8 @@ def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
 
 
 class RetentionWorker:
-    """Applies the retention of every topic every few seconds, and compresses old entries again. Its
-    thread starts once a topic has a retention, or a compression of old entries."""
+    """Applies the retention of every topic every few seconds, deletes what is pending, and
+    compresses old entries again. Its thread starts once there is any of that to do."""
 
     def __init__(self, ledger: Store, renew: Renew) -> None:
         self._ledger = ledger
@@ -262,9 +262,10 @@ class RetentionWorker:
         if self._thread is None and now - self._checked >= ROUND_SECONDS:
             self._checked = now
             with self._ledger.read() as tables:
-                if tables.retention.all() or not OLD.keys().isdisjoint(
-                    tables.compression.all().values()
-                ):
+                if (
+                    tables.retention.all() or tables.deletions.all()
+                    or not OLD.keys().isdisjoint(tables.compression.all().values())
+                ):  # fmt: skip
                     self.start()
 
     def start(self) -> None:
@@ -309,6 +310,7 @@ class RetentionWorker:
             except (LedgerCorruptedError, MissingLibraryError, TopicNotFoundError) as error:
                 # The others are trimmed.
                 logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
+        delete_pending(self._ledger, ended=self._ended.is_set)
         compress_old(self._ledger, self._ended.is_set)
 
 

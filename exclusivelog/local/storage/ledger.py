@@ -55,6 +55,8 @@ MOST_ATTEMPTS = 100
 
 EVENT_WRITER = b"exclusivelog"
 MOST_IN_ONE_ENTRY = 1 << 20
+MOST_EVENTS = 250_000  # of `__events__` that are kept, unless it has a retention of its own
+LEFT_TO_DELETE = 1000  # more old events than this are deleted apart from changes of ownership
 
 Found = TypeVar("Found")
 Calls = list[tuple[Callable[..., None], tuple[Any, ...]]]
@@ -460,9 +462,25 @@ def write_events(tables: Tables) -> None:
         tables.entries.put(row.id, last, entry)
         row.next_offset = last + 1
     row.last_publish_time = published
+    _trim_events(tables, row, 2 * len(tables.events))
     tables.topics.put(row)
     tables.announce.add(row.id)
     tables.committed, tables.events = tables.events, []
+
+
+def _trim_events(tables: Tables, row: _core.TopicRow, most: int) -> None:
+    """Keep the newest `MOST_EVENTS` (rule E5), and delete up to `most` of the entries before them.
+    It is done here, and not in the background: no engine may be open for long enough."""
+    first = row.next_offset - MOST_EVENTS
+    if first <= row.first_offset or tables.retention.get(row.id) != (None, None):
+        return
+    if tables.views.view(row.id) is not None:
+        return  # it would show events that others have replaced (rule G7): `trim` renews it
+    if first - row.first_offset > LEFT_TO_DELETE:  # a ledger of an earlier version
+        tables.deletions.add_before(row.id, first)
+    row.first_offset = first
+    tables.topics.drop_marks(row.id, first)
+    tables.entries.drop(row.id, most, first)
 
 
 # ---- recovery, and forks -----------------------------------------------------------------
