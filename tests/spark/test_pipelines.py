@@ -664,8 +664,8 @@ def test_an_audit_that_finds_something_says_so_by_its_status(command, path, monk
 def test_what_spark_passes_on_is_told_in_a_line(command, path, monkeypatch) -> None:
     fill(path)
 
-    def read_on(spark, ledger, topic, number, start, stop):
-        return read(spark, ledger, topic, number, start, stop + 1)
+    def read_on(spark, ledger, topic, number, start, stop, access):
+        return read(spark, ledger, topic, number, start, stop + 1, access)
 
     from exclusivelog.spark import source
 
