@@ -16,6 +16,7 @@ from pathlib import Path
 from bench import (
     append,
     busy,
+    cluster,
     compressed,
     growth,
     handover,
@@ -65,6 +66,7 @@ FIGURES: dict[str, Callable[[Settings], Figure]] = {
     "P20": values.p20,
     "P22": compressed.p22,
     "P23": start.p23,
+    "P25": cluster.p25,
 }
 
 
