@@ -307,7 +307,7 @@ def test_while_a_hand_over_pauses_the_producer(
     async def main() -> list[Any]:
         producer, mine = aio.Producer(plain), aio.Engine(engine)
         async with Heartbeat() as heartbeat:
-            plain._session.pauses.begin()
+            plain.sender.session.pauses.begin()
             first = producer.send_async(b"0")
             second = asyncio.create_task(producer.send(b"1", timeout=PATIENCE))
             await asyncio.sleep(0)
@@ -327,7 +327,7 @@ def test_while_a_hand_over_pauses_the_producer(
             await asyncio.sleep(STILL)
             waiting = (first, second, third, many, flush, announce, commit)
             assert not any(one.done() for one in waiting)
-            plain._session.resume()
+            plain.sender.session.resume()
             found = [await one for one in waiting]
             await read
         heartbeat.check()
@@ -348,12 +348,12 @@ def test_e2_what_is_sent_after_a_message_that_waits_follows_it(topic: xl.Topic) 
     async def main() -> None:
         producer = aio.Producer(plain)
         for _ in range(20):
-            plain._session.pauses.begin()
+            plain.sender.session.pauses.begin()
             first = producer.send_async(b"first")
             rest = asyncio.create_task(producer.send_many([b"second", b"third"]))
             await asyncio.sleep(0.01)
             last = producer.send_async(b"last")
-            plain._session.resume()
+            plain.sender.session.resume()
             await asyncio.gather(first, rest, last)
 
     play(main)
@@ -372,7 +372,7 @@ def test_e2_a_cancelled_send_does_not_wait_for_the_hand_over(
     async def main() -> int:
         producer = aio.Producer(plain)
         before = threading.active_count()
-        plain._session.pauses.begin()
+        plain.sender.session.pauses.begin()
         for _ in range(60):
             sending = asyncio.create_task(producer.send(b"never"))
             await asyncio.sleep(0.002)
@@ -383,7 +383,7 @@ def test_e2_a_cancelled_send_does_not_wait_for_the_hand_over(
         assert await asyncio.to_thread(lambda: "a thread is free") == "a thread is free"
         last = asyncio.create_task(producer.send(b"last"))
         await asyncio.sleep(0.05)
-        plain._session.resume()
+        plain.sender.session.resume()
         return await last
 
     assert play(main, loop=loop) == 0
