@@ -670,6 +670,51 @@ def test_h2_a_write_or_flush_that_fails(path, call, error, expected, when) -> No
     assert set(failed) <= expected
 
 
+QUEUED = """
+    import sys, threading
+    import exclusivelog as xl
+    engine = xl.open(sys.argv[1])
+    producers = [engine.topic(name).producer("exclusive") for name in ("a", "b")]
+    [producer.send(b"first") for producer in producers]
+    print("ready", flush=True)
+    input()
+    outcomes = []
+    def send():
+        receipts = [p.send_async(b"queued") for _ in range(20) for p in producers]
+        for receipt in receipts:
+            try:
+                outcomes.append(type(receipt.result(60)).__name__)
+            except xl.ExclusiveLogError as error:
+                outcomes.append((type(error).__name__, error.maybe_written))
+    thread = threading.Thread(target=send)
+    thread.start()
+    thread.join()
+    print(set(outcomes), flush=True)
+    input()
+"""
+
+
+@needs_strace
+def test_h1_a_queue_whose_flush_failed_is_not_acknowledged(path) -> None:
+    """Every flush fails while messages of two topics are queued: each send is told that its message
+    may be in the log, and none that it is."""
+    with child(QUEUED, path) as process:
+        line(process)
+        strace = subprocess.Popen(
+            ["strace", "-f", "-p", str(process.pid), "-o", os.devnull, "-e",
+             "inject=fdatasync:error=EIO"], stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert "attached" in strace.stderr.readline()
+            tell(process)
+            outcomes = eval(line(process))
+        finally:
+            strace.terminate()
+            strace.communicate(timeout=20)
+        process.kill()
+    assert outcomes == {("LedgerIOError", True)}
+
+
 # ---- H2: too many readers ----------------------------------------------------------------
 
 
