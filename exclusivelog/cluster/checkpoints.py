@@ -27,7 +27,7 @@ from exclusivelog._core import crc32c
 from exclusivelog.cluster import blobs, waiting
 from exclusivelog.cluster.anchors import Anchor, holds
 from exclusivelog.cluster.ordered import OrderedLog, Record
-from exclusivelog.cluster.place import Place
+from exclusivelog.cluster.place import Place, is_known
 from exclusivelog.cluster.recent import Mark
 from exclusivelog.cluster.rule import State
 from exclusivelog.errors import ExclusiveLogError
@@ -103,7 +103,7 @@ def _mark(data: bytes) -> Mark:
 
 def load(place: Place, topic: str, topic_log: OrderedLog) -> Checkpoint | None:
     """The newest checkpoint of this topic, if it is of this very log."""
-    if topic.startswith(BESIDE) or not place.has(PREFIX + topic):
+    if topic.startswith(BESIDE) or not is_known(place, PREFIX + topic):
         return None
     beside = place.open(PREFIX + topic)
     try:

@@ -18,10 +18,10 @@ from typing import ClassVar, Protocol
 
 from exclusivelog.cluster.memory import MemoryLog
 from exclusivelog.cluster.ordered import Answered, OrderedLog, Position, Record, Tail, ignore
-from exclusivelog.errors import EngineClosedError
+from exclusivelog.errors import ClusterError, EngineClosedError
 from exclusivelog.types import EngineInfo
 
-__all__ = ["MemoryPlace", "Place"]
+__all__ = ["MemoryPlace", "Place", "is_known"]
 
 
 class Place(Protocol):
@@ -60,6 +60,14 @@ class Place(Protocol):
     def forget(self) -> None:
         """In a forked child: all of it is the parent's."""
         ...
+
+
+def is_known(place: Place, topic: str) -> bool:
+    """Has the place told that it has this topic? False, too, where it cannot be asked."""
+    try:
+        return place.has(topic)
+    except ClusterError:  # the admin API cannot be reached
+        return False
 
 
 # ---- in memory ---------------------------------------------------------------------------

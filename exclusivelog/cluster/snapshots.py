@@ -15,7 +15,7 @@ from exclusivelog.backend import Snapshot
 from exclusivelog.cluster import blobs
 from exclusivelog.cluster.anchors import Anchor, holds
 from exclusivelog.cluster.following import TopicLog
-from exclusivelog.cluster.place import Place
+from exclusivelog.cluster.place import Place, is_known
 from exclusivelog.errors import LedgerCorruptedError
 from exclusivelog.messages import Item
 
@@ -41,7 +41,7 @@ def newest(place: Place, topic: TopicLog, position: int) -> Snapshot | None:
     """The newest snapshot of this very topic, if it is ahead of this offset.
 
     Raises `LedgerCorruptedError` for one that is damaged."""
-    if not place.has(PREFIX + topic.name):
+    if not is_known(place, PREFIX + topic.name):
         return None
     beside = place.open(PREFIX + topic.name)
     try:
