@@ -69,7 +69,7 @@ def browser(width: int, height: int = 900, dark: bool = False) -> Iterator[Any]:
     """A browser whose page is `width` CSS pixels wide; skips the test where none is installed."""
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or driver is None:
-        pytest.skip("needs Chromium: apt-get install chromium chromium-driver (.ci/run does that)")
+        pytest.skip("needs Chromium: apt-get install chromium chromium-driver (tools/chromium)")
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
