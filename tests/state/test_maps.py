@@ -489,7 +489,9 @@ def test_i5_calls_of_many_tasks_share_flushes_and_each_gets_its_own_result(
         with flushes.held():
             futures = [shared.update_async("n", one_more) for _ in range(200)]
             failed = shared.update_async("n", lambda old: 1 / 0)
-            futures.append(shared.update_async("n", one_more))
+            computed = threading.Event()
+            futures.append(shared.update_async("n", lambda old: computed.set() or one_more(old)))
+            assert computed.wait(PATIENCE)
         assert [future.result(PATIENCE).value for future in futures] == list(range(1, 202))
         assert isinstance(failed.exception(PATIENCE), ZeroDivisionError)
         assert len(flushes) < 20

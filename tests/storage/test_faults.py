@@ -673,7 +673,7 @@ def test_h2_a_write_or_flush_that_fails(path, call, error, expected, when) -> No
 QUEUED = """
     import sys, threading
     import exclusivelog as xl
-    engine = xl.open(sys.argv[1])
+    engine = xl.open(sys.argv[1], durability="power")
     producers = [engine.topic(name).producer("exclusive") for name in ("a", "b")]
     [producer.send(b"first") for producer in producers]
     print("ready", flush=True)
