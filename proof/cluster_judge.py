@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release
+from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, Terminate
 from exclusivelog.cluster.rule import State, is_written
 from proof.cluster_world import Player, Records, Violation, World, contents, value
 
@@ -20,6 +20,7 @@ class History(NamedTuple):
     joins: tuple[Join, ...] = ()  # all that have counted
     shared: tuple[int, ...] = ()  # the sessions that share the topic
     sequences: tuple[tuple[str, int], ...] = ()  # producer name, sequence id: by offset
+    terminated: bool = False
 
     @property
     def sessions(self) -> list[int]:
@@ -63,6 +64,11 @@ class Judge:
         return self._count(history, judged.parsed)
 
     def _count(self, history: History, parsed: Parsed) -> History:
+        if history.terminated:
+            raise Violation(f"G8: {parsed} counts, and the topic is terminated")
+        if isinstance(parsed, Terminate):
+            judge_termination(history, parsed)
+            return history._replace(terminated=True, owned=False, shared=())
         if isinstance(parsed, Grant):
             judge_grant(history, parsed)
             return history._replace(grants=(*history.grants, parsed), owned=True, shared=())
@@ -160,6 +166,14 @@ def judge_grant(history: History, grant: Grant) -> None:
         last is None or (grant.epoch, grant.continues) != (epoch, last.session)
     ):
         raise Violation(f"B5: {grant} goes on with another session than the last, of {last}")
+
+
+def judge_termination(history: History, termination: Terminate) -> None:
+    """May this termination count?"""
+    last = history.grants[-1] if history.grants else None
+    seen = (termination.epoch, termination.granted)
+    if seen != ((last.epoch, last.session) if last else (0, 0)):
+        raise Violation(f"G8: {termination} counts behind {last}, and has not seen it")
 
 
 def judge_join(history: History, join: Join) -> None:

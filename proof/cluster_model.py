@@ -1,10 +1,11 @@
 """Every interleaving of small worlds of writers on one ordered log (rules J1, J2; B1-B10).
 
 Up to three processes ask for the topic, alone or to share it, from what they know now or knew
-earlier, with and without an old epoch; send, send again, cancel, release, evict, die and start
-again. Whatever they have ever appended the backend lets in at once, much later, behind any other,
-many times, or never. Each process reads one record at a time, as late as it likes, so that a stale
-owner sends on, and a late grant races with another. All of it is the library's own code:
+earlier, with and without an old epoch; send, send again, cancel, release, evict, terminate the
+topic, die and start again. Whatever they have ever appended the backend lets in at once, much
+later, behind any other, many times, or never. Each process reads one record at a time, as late as
+it likes, so that a stale owner sends on, and a late grant races with another. All of it is the
+library's own code:
 `exclusivelog.cluster.log` and `exclusivelog.cluster.rule`.
 
 Every state that can be reached is visited once and judged (`proof.cluster_judge`):
@@ -16,6 +17,7 @@ Every state that can be reached is visited once and judged (`proof.cluster_judge
 - shared producers are let in while the topic has no owner, each name once at a time, and what
   counts of each is in the order in which it was sent; a grant has seen all of them, and ends them
   (A1, A6);
+- nothing counts behind a termination, which every session has learned that has read so far (G8);
 - an acknowledged send is in the log, once, at its offset, for good; one that has failed is not, and
   never will be; none is settled twice (J2, B9);
 - what a dead process had under way is where the next grant says that it is (J2);
@@ -35,7 +37,12 @@ from dataclasses import replace
 from unittest import mock
 
 from exclusivelog.cluster.frames import Frame, decode
-from exclusivelog.errors import InvalidEpochError, ProducerBusyError, ProducerFencedError
+from exclusivelog.errors import (
+    InvalidEpochError,
+    ProducerBusyError,
+    ProducerFencedError,
+    TopicTerminatedError,
+)
 from proof.cluster_judge import Judge
 from proof.cluster_rules import Patch
 from proof.cluster_world import Hands, Outcome, Player, Records, Size, Violation, World, spend
@@ -65,6 +72,10 @@ class Steps:
                 yield from self.play(world, number, player)
             if world.releases and self.size.evicts:
                 yield from self.evict(world, number, player)
+            if world.terminations:
+                hands = self.hands(world, number)
+                hands.terminate()
+                yield f"{number} terminates", hands.done(terminations=1)
             if world.crashes and player != Player():
                 yield f"{number} dies", self.die(world, number)
         yield from self.let_in_any(world)
@@ -90,7 +101,7 @@ class Steps:
         hands = self.hands(world, number, shares=True)
         if not stale:
             hands.catch_up()
-        with contextlib.suppress(ProducerBusyError):
+        with contextlib.suppress(ProducerBusyError, TopicTerminatedError):
             hands.writer.ask()
             yield f"{number} asks to share {stale}", hands.done(asks=1)
 
@@ -98,6 +109,8 @@ class Steps:
         """Ask; is the claim not refused at once, as it should be?"""
         try:
             hands.writer.ask(claim or None)
+        except TopicTerminatedError:
+            return False
         except (ProducerFencedError, InvalidEpochError) as error:
             stale = isinstance(error, ProducerFencedError)
             if claim in (0, epoch) or stale != (claim < epoch):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from exclusivelog.cluster import rule
-from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, encode
+from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, Terminate, encode
 from exclusivelog.cluster.log import Sent, Writer
 from exclusivelog.cluster.ordered import Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
+from exclusivelog.errors import ExclusiveLogError
 from proof import cluster_judge
 
 Patch = tuple[object, str, Any]  # of which module or class, the name, what stands there instead
@@ -18,7 +19,7 @@ _judge, _judge_owner, _judge_offset = rule.judge, rule._judge_owner, rule._judge
 _judge_grant, _fold, _save = rule._judge_grant, State.fold, State.save
 _judge_join, _judge_shared, _apply = rule._judge_join, rule._judge_shared, State._apply
 _ask, _send_frame, _resend = Writer.ask, Writer._send_frame, Writer.resend
-_acknowledge = Writer._acknowledge
+_acknowledge, _saw_as_owner = Writer._acknowledge, Writer._saw_as_owner
 
 
 def counts(good: bool) -> Verdict:
@@ -122,6 +123,46 @@ def grant_beside_shared(state: State, parsed: Parsed) -> Parsed:
     return placed
 
 
+def grants_behind_the_end(state: State, parsed: Parsed) -> Verdict:
+    """A termination ends the owner's session only."""
+    return _without_the_end(state, parsed, Grant)
+
+
+def frames_behind_the_end(state: State, parsed: Parsed) -> Verdict:
+    """A termination keeps others from asking only."""
+    return _without_the_end(state, parsed, Frame)
+
+
+def _without_the_end(state: State, parsed: Parsed, kind: type) -> Verdict:
+    verdict = _judge(state, parsed)
+    if verdict is not Verdict.TERMINATED or not isinstance(parsed, kind):
+        return verdict
+    state.terminated = False
+    try:
+        return _judge(state, parsed)
+    finally:
+        state.terminated = True
+
+
+def late_termination(state: State, record: Terminate) -> Verdict:
+    return Verdict.COUNTS
+
+
+def terminate_and_keep(state: State, parsed: Parsed) -> Parsed:
+    """A termination leaves the owner and the shared sessions."""
+    owned, shared = state.owned, dict(state.shared)
+    placed = _apply(state, parsed)
+    if isinstance(parsed, Terminate):
+        state.owned, state.shared = owned, shared
+    return placed
+
+
+def ignore_the_end(writer: Writer, judged: Judged) -> None:
+    """A writer takes no notice of a termination."""
+    if not isinstance(judged.parsed, Terminate):
+        _saw_as_owner(writer, judged)
+
+
 def fold_all(state: State, record: Record) -> Judged:
     """What does not count raises the epoch all the same."""
     judged = _fold(state, record)
@@ -164,7 +205,7 @@ def resend_behind(writer: Writer) -> None:
     _resend(writer)
 
 
-def fence_as_written(writer: Writer, grant: Grant | None) -> None:
+def fence_as_written(writer: Writer, error: ExclusiveLogError) -> None:
     writer._acknowledge(writer._first)
     writer.status = "fenced"
 
@@ -204,8 +245,20 @@ SHARED_CONTROLS: dict[str, tuple[Patch, ...]] = {
         (Writer, "_acknowledge", acknowledge_by_number),
     ),
 }
+TERMINATION_CONTROLS: dict[str, tuple[Patch, ...]] = {
+    "a grant counts behind a termination": ((rule, "judge", grants_behind_the_end),),
+    "a frame counts behind a termination": (
+        (State, "_apply", terminate_and_keep),
+        (rule, "judge", frames_behind_the_end),
+    ),
+    "a termination counts that has not seen the last grant": (
+        (rule, "_judge_termination", late_termination),
+    ),
+    "a writer ignores a termination": ((Writer, "_saw_as_owner", ignore_the_end),),
+}
 CONTROLS: dict[str, tuple[Patch, ...]] = {
     **SHARED_CONTROLS,
+    **TERMINATION_CONTROLS,
     "frames of any owner count": ((rule, "_judge_owner", any_writer),),
     "frames of any session of the epoch count": ((rule, "_judge_owner", any_writer_of_the_epoch),),
     "a release of any owner counts": ((rule, "_judge_owner", any_release),),

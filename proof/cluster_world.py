@@ -12,7 +12,16 @@ from collections.abc import Iterable
 from functools import partial
 from typing import NamedTuple
 
-from exclusivelog.cluster.frames import Content, Grant, Holder, Join, Release, decode, encode
+from exclusivelog.cluster.frames import (
+    Content,
+    Grant,
+    Holder,
+    Join,
+    Release,
+    Terminate,
+    decode,
+    encode,
+)
 from exclusivelog.cluster.log import Sent, Status, Ticket, Writer
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import Judged, State
@@ -80,12 +89,14 @@ class World(NamedTuple):
     releases: int
     crashes: int
     copies: int
+    terminations: int
 
 
 class Size(NamedTuple):
     """How much may happen in a walk. `window` is the writers'; where it `evicts`, a process may
     release the session of another one, which uses up one of `releases`, too. `shared`: 1, shared
-    producers of one name ask as well; 2, each has its own name."""
+    producers of one name ask as well; 2, each has its own name. `terminations`: of the topic, by
+    any process."""
 
     name: str
     players: int = 2
@@ -94,6 +105,7 @@ class Size(NamedTuple):
     releases: int = 1
     crashes: int = 0
     copies: int = 0
+    terminations: int = 0
     window: int = 2
     keeps: bool = False
     evicts: bool = False
@@ -104,18 +116,23 @@ class Size(NamedTuple):
 
     def start(self) -> World:
         """The first state."""
-        return World((), (), (Player(),) * self.players, (), *self[2:7])
+        return World((), (), (Player(),) * self.players, (), *self[2:8])
 
 
 SHARED_SIZES = (
     Size("shared producers of one name", asks=2, sends=1, releases=2, shared=1, evicts=True),
     Size("shared producers", shared=2),
 )
+TERMINATION_SIZES = (
+    Size("terminations", asks=2, sends=2, terminations=1),
+    Size("terminations beside shared producers", sends=1, shared=2, terminations=1),
+)
 SMALL_SIZES = (
     Size("rival owners", asks=3, sends=2),
     Size("deaths", asks=3, sends=2, releases=0, crashes=1),
     Size("a full window", asks=2, sends=3, window=1),
     Size("evictions", asks=2, sends=2, releases=2, evicts=True),
+    *TERMINATION_SIZES,
     Size("what does not count is kept", sends=1, copies=1, keeps=True),
     *SHARED_SIZES,
 )
@@ -124,6 +141,7 @@ LARGE_SIZES = (
     Size("many hand-overs", asks=4, sends=2, releases=2),
     Size("deaths and releases", asks=3, sends=3, crashes=1),
     Size("evictions and hand-overs", asks=3, sends=2, releases=2, evicts=True),
+    Size("rivals that terminate", asks=3, sends=2, terminations=2),
     Size("three shared producers", players=3, asks=3, sends=3, shared=2),
     Size("shared producers that die", asks=3, crashes=1, shared=2, evicts=True),
     Size("shared producers and owners", asks=3, shared=2),
@@ -250,6 +268,11 @@ class Hands:
     def evict(self, session: int) -> None:
         """Release a session that has the topic, as far as this process knows."""
         self._appended.append(encode(Release(self.writer.state.epoch, session, "evicted")))
+
+    def terminate(self) -> None:
+        """End the topic, as far as this process knows it."""
+        state = self.writer.state
+        self._appended.append(encode(Terminate(state.epoch, state.session)))
 
     def catch_up(self) -> None:
         """Read all records, before the writer asks."""

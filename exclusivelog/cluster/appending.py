@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position, Record
 
-__all__ = ["Answers", "Appending"]
+__all__ = ["RESEND_SECONDS", "Answers", "Appending"]
 
 RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from exclusivelog import _core
+from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
 from exclusivelog.cluster import snapshots
 from exclusivelog.cluster.claims import ClusterClaims
@@ -31,6 +32,8 @@ from exclusivelog.types import (
 )
 
 __all__ = ["ClusterCatalog", "ClusterTopic"]
+
+logger = logging.getLogger(__name__)
 
 
 class Host(Protocol):
@@ -171,6 +174,7 @@ class ClusterTopic:
             row.epoch, row.next_offset = log.state.epoch, log.state.next
             row.first_offset = max(0, log.recent.first)
             row.last_publish_time = log.state.published
+            row.flags = _core.TERMINATED if log.state.terminated else 0
         return row
 
     def next_offset(self) -> int:
@@ -232,8 +236,14 @@ class ClusterTopic:
         """No owner can announce anything."""
         return None
 
+    def terminate(self) -> int:
+        """End all writing for good; the next offset."""
+        log = self._log()
+        end = log.terminate()
+        logs.emit(logger, logs.TERMINATED, ledger=log.host.path, topic=log.name, offset=end)
+        return end
+
     compact = refuses("compaction")
     trim = refuses("retention")
     retain = refuses("retention")
     compress = refuses("compression")
-    terminate = refuses("termination")

@@ -226,8 +226,9 @@ class ClusterCursor(_core.Cursor):
         return self._log.state.next
 
     def is_over(self) -> bool:
-        """A topic on a cluster cannot be terminated."""
-        return False
+        """Is this the end of a terminated topic, as far as its log was read?"""
+        state = self._log.state
+        return state.terminated and self.position >= state.next
 
     def mark(self) -> int:
         """A number that changes with every append to the topic, for `wait`."""

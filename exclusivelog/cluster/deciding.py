@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Grant, Join
+from exclusivelog.cluster.log import terminated_error
 from exclusivelog.cluster.owning import now_ms
 from exclusivelog.cluster.waiting import Assign, Wait
 from exclusivelog.errors import InvalidEpochError, ProducerBusyError, ProducerFencedError
@@ -20,6 +21,7 @@ __all__ = [
     "Seen",
     "check_claim",
     "check_name",
+    "check_not_terminated",
     "fenced_error",
     "look",
     "name_error",
@@ -92,6 +94,12 @@ def _waiter(waiter: Wait) -> OwnerInfo:
 
 
 # ---- what is refused ---------------------------------------------------------------------
+
+
+def check_not_terminated(topic: TopicLog) -> None:
+    """TopicTerminatedError if nothing may be written any more (rule G8)."""
+    if topic.state.terminated:
+        raise terminated_error(f"topic {topic.name!r}", topic.state)
 
 
 def check_claim(topic: TopicLog, claim: int | None) -> None:

@@ -49,7 +49,7 @@ class ClusterEngine(Identity):
 
     capabilities = frozenset({
         "claims", "history", "inspection", "reader_groups", "settle", "shared_producers",
-        "shared_state", "snapshots", "statistics", "unload",
+        "shared_state", "snapshots", "statistics", "termination", "unload",
     })  # fmt: skip
     latest_needs_log = True  # another machine may own the topic by now
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from exclusivelog import _core, threads
-from exclusivelog.cluster.appending import Appending
+from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
 from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Checkpoint, Saving
 from exclusivelog.cluster.figures import Figures
-from exclusivelog.cluster.frames import Frame, Grant, Holder, Join, Release, encode
+from exclusivelog.cluster.frames import Frame, Grant, Holder, Join, Release, Terminate, encode
 from exclusivelog.cluster.log import Reader, Writer
 from exclusivelog.cluster.ordered import OrderedLog, Position, Record
 from exclusivelog.cluster.owning import ANSWER_SECONDS, LIVING, Owning
@@ -178,7 +179,9 @@ class TopicLog:
             self.check()
             if self.state.tenure != seen:
                 return None
-            writer = Writer(self.state, self._appending.append, holder)
+            writer = Writer(
+                self.state, self._appending.append, holder, topic=f"topic {self.name!r}"
+            )
             owning = Owning(self, writer)
             writer.ask(topic_epoch)
             self._owning.append(owning)
@@ -214,6 +217,33 @@ class TopicLog:
             lambda: self.queue.is_told(record), ANSWER_SECONDS,
             "the record of a waiting producer or of a move was not read back",
         )  # fmt: skip
+
+    def terminate(self) -> int:
+        """End all writing for good; the next offset, which no message will have (rule G8)."""
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not self._try_to_terminate():
+            if time.monotonic() > deadline:
+                raise WaitTimeoutError(
+                    f"topic {self.name!r}: its termination was not read back within "
+                    f"{ANSWER_SECONDS} s"
+                )
+        return self.state.next
+
+    def _try_to_terminate(self) -> bool:
+        """Append a termination, and wait until it counts, cannot count any more, or may be lost."""
+        state = self.state
+        with self.changed:
+            self.check()
+            seen = state.epoch, state.session
+            if not state.terminated:
+                self._appending.append(encode(Terminate(*seen)))
+
+        def is_settled() -> bool:
+            return state.terminated or (state.epoch, state.session) != seen
+
+        with contextlib.suppress(WaitTimeoutError):
+            self.await_change(is_settled, RESEND_SECONDS, "")
+        return state.terminated
 
     def leave_queue(self, number: int) -> None:
         """This producer waits no more."""
@@ -323,6 +353,8 @@ class TopicLog:
             for owning in self._owning:
                 if owning.writer.session == parsed.session:
                     owning.behind = tuple(self.waiters)
+        elif isinstance(parsed, Terminate):
+            self.frames.wake()  # readers at the end
         self.host.ownership_changed()
         return True
 

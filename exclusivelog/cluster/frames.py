@@ -1,4 +1,4 @@
-"""The records of an ordered log as bytes: frames of messages, grants, joins and releases.
+"""The records of an ordered log as bytes: frames, grants, joins, releases and terminations.
 
 ```text
 0  3 bytes  magic XLO
@@ -16,6 +16,7 @@ grant    ["g", epoch, first offset, session, continues, joins, engine id, engine
 join     ["j", epoch, granted, joins, session, engine id, engine name, pid, producer name,
           access mode, priority, since, properties]
 release  ["r", epoch, session, reason]
+terminate  ["t", epoch, granted]
 ```
 
 The columns of a frame have one element for each message, or are shorter: `producers` is one str if
@@ -59,7 +60,7 @@ from exclusivelog.types import AccessMode, OwnerInfo
 
 __all__ = [
     "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Join", "Packed", "Parsed",
-    "Release", "decode", "encode", "split",
+    "Release", "Terminate", "decode", "encode", "split",
 ]  # fmt: skip
 
 # Pulsar takes 5 MiB with its own headers and properties; this leaves them 240 kB.
@@ -310,7 +311,17 @@ class Release:
     reason: str = ""
 
 
-Parsed = Frame | Grant | Join | Release
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """Ends the topic for good, if it counts (rule G8): nothing counts behind it.
+
+    Its sender has seen the last grant, of the session `granted` (0: none), under that epoch."""
+
+    epoch: int
+    granted: int
+
+
+Parsed = Frame | Grant | Join | Release | Terminate
 
 
 # ---- encoding ----------------------------------------------------------------------------
@@ -345,6 +356,8 @@ def _row(record: Parsed) -> list[Any]:
             "j", record.epoch, record.granted, record.joins, record.session,
             *_holder_row(record.holder),
         ]  # fmt: skip
+    elif isinstance(record, Terminate):
+        row = ["t", record.epoch, record.granted]
     else:
         row = ["r", record.epoch, record.session, record.reason]
     try:
@@ -568,9 +581,17 @@ def _parse_release(row: list[Any]) -> Release:
     )  # fmt: skip
 
 
+def _parse_terminate(row: list[Any]) -> Terminate:
+    _, epoch, granted = row
+    return Terminate(
+        _check_int("epoch", epoch, 0, U63), _check_int("granted", granted, 0, U64)
+    )  # fmt: skip
+
+
 PARSERS: dict[str, tuple[Callable[[list[Any]], Parsed], int]] = {
     "f": (_parse_frame, 13), "e": (_parse_packed, 5), "s": (_parse_shared, 11),
     "g": (_parse_grant, 14), "j": (_parse_join, 13), "r": (_parse_release, 4),
+    "t": (_parse_terminate, 3),
 }  # fmt: skip
 EXCLUSIVE_MODES = [str(mode) for mode in AccessMode if mode is not AccessMode.SHARED]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exclusivelog.cluster.following import TopicLog
-from exclusivelog.cluster.frames import Grant, Release
+from exclusivelog.cluster.frames import Grant, Release, Terminate
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.rule import Judged, State
 from exclusivelog.events import Event, Party
@@ -42,9 +42,10 @@ def _time(judged: Judged, state: State) -> int:
 
 def _told(topic: str, judged: Judged, before: Grant | None, time: int) -> Iterator[Event]:
     record = judged.parsed
-    if isinstance(record, Release) and before is not None:
+    if isinstance(record, Release | Terminate) and before is not None:
+        why = "terminated" if isinstance(record, Terminate) else record.reason or "closed"
         yield Event(
-            time, topic, record.epoch, "release", record.reason or "closed",
+            time, topic, record.epoch, "release", why,
             before.holder.priority, _party(before), None,
         )  # fmt: skip
     elif isinstance(record, Grant):

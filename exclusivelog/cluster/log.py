@@ -6,8 +6,8 @@ what a backend answers to an append: an answer may be lost, late or doubled. So:
 
 - `Writer.resend` appends again what has not been read back. A copy too many does not count.
 - Each send has one outcome (rule B9). It is acknowledged with its offset, or it fails with
-  `ProducerFencedError` when another owner's grant counts; then its messages are not in the log, and
-  never will be.
+  `ProducerFencedError` when another owner's grant counts, or with `TopicTerminatedError` when a
+  termination does; then its messages are not in the log, and never will be.
 
 A driver calls the steps: a thread that follows the log (`exclusivelog.cluster.follower`), or a
 test. It folds each record into the `State` that it shares with the writer, and passes the verdict
@@ -53,6 +53,7 @@ from exclusivelog.cluster.frames import (
     Join,
     Packed,
     Release,
+    Terminate,
     encode,
 )
 from exclusivelog.cluster.ordered import OrderedLog, Record
@@ -64,12 +65,22 @@ from exclusivelog.errors import (
     InvalidEpochError,
     ProducerBusyError,
     ProducerFencedError,
+    TopicTerminatedError,
     UnsupportedError,
 )
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
 
-__all__ = ["Message", "Reader", "Status", "Ticket", "Writer", "draw_session", "messages"]
+__all__ = [
+    "Message",
+    "Reader",
+    "Status",
+    "Ticket",
+    "Writer",
+    "draw_session",
+    "messages",
+    "terminated_error",
+]
 
 Status = Literal["asking", "refused", "cancelled", "owner", "closing", "fenced", "closed"]
 
@@ -216,9 +227,11 @@ class Asking:
         append: Callable[[bytes], Any],
         holder: Holder,
         *,
+        topic: str = "the topic",
         draw: Callable[[int], int] = draw_session,
     ) -> None:
         self.state = state
+        self.topic = topic
         self.status: Status = "refused"
         self.epoch = self.session = 0
         self.is_shared = holder.access_mode is AccessMode.SHARED
@@ -235,13 +248,15 @@ class Asking:
         and `ProducerBusyError` unless `status` is "refused", or "cancelled" with the same
         `topic_epoch`: then that request is made again. A shared session stays in the topic's epoch;
         where the topic has an owner, or a shared session of its producer name, `ProducerBusyError`
-        is raised."""
+        is raised. `TopicTerminatedError` for a topic that is terminated."""
         if self.status == "cancelled" and self._has_asked(topic_epoch):
             self.status = "asking"
             self.resend()
             return
         if self.status != "refused":
             raise ProducerBusyError(f"this writer has asked already, and is {self.status!r}")
+        if self.state.terminated:
+            raise terminated_error(self.topic, self.state)
         continued = topic_epoch is not None and self._check_epoch(topic_epoch)
         self._request = self._join() if self.is_shared else self._grant(continued)
         self.epoch, self.session = self._request.epoch, self._request.session
@@ -302,6 +317,7 @@ class Writer(Asking):
 
     - `state` is the reader's whose records are passed to `saw`.
     - `append` hands bytes to the log. It need not append them, nor only once.
+    - `topic`: what errors call it.
     - `draw` returns an unused session id above the one given.
 
     `status` goes from "asking" to "owner", "refused" (ask again, or give up) or "cancelled"; from
@@ -314,10 +330,11 @@ class Writer(Asking):
         append: Callable[[bytes], Any],
         holder: Holder,
         *,
+        topic: str = "the topic",
         window: int = WINDOW,
         draw: Callable[[int], int] = draw_session,
     ) -> None:
-        super().__init__(state, append, holder, draw=draw)
+        super().__init__(state, append, holder, topic=topic, draw=draw)
         self.error: ExclusiveLogError | None = None
         self._window = window
         self._unsent: deque[Ticket] = deque()
@@ -490,7 +507,9 @@ class Writer(Asking):
     def _saw_as_owner(self, judged: Judged) -> None:
         parsed = judged.parsed
         if isinstance(parsed, Grant):
-            self._fence(parsed)
+            self._fence(_fenced_by(parsed, f"session {self.session} lost the topic"))
+        elif isinstance(parsed, Terminate):
+            self._fence(terminated_error(self.topic, self.state))
         elif parsed is None or parsed.session != self.session:
             return  # of another one that shares the topic
         elif isinstance(parsed, Frame):
@@ -502,7 +521,7 @@ class Writer(Asking):
         elif self.status == "closing" and not self._sent:
             self.status = "closed"
         else:
-            self._fence(None)
+            self._fence(_fenced_by(None, f"session {self.session} lost the topic"))
 
     def _acknowledge(self, end: int, placed: int | None = None) -> None:
         """All that was sent before this offset is in the log; of a shared session, its frame before
@@ -513,12 +532,12 @@ class Writer(Asking):
                 ticket.settle(offset)
                 offset += ticket.count
 
-    def _fence(self, grant: Grant | None) -> None:
-        """Another owner's grant counts, or this session was released by another process. What was
-        not acknowledged before that does not count, and never will."""
+    def _fence(self, error: ExclusiveLogError) -> None:
+        """Another owner's grant counts, this session was released by another process, or the topic
+        is terminated. What was not acknowledged before that does not count, and never will."""
         self.status = "fenced"
-        self.error = _fenced_by(grant, f"session {self.session} lost the topic")
-        self._fail(self.error, self.error)
+        self.error = error
+        self._fail(error, error)
 
     # ---- ending --------------------------------------------------------------------------
 
@@ -577,6 +596,11 @@ def _fenced_by(grant: Grant | None, what: str) -> ProducerFencedError:
         f"{owner.engine_name!r} (id {owner.engine_id}, pid {owner.pid})",
         holder=owner,
     )
+
+
+def terminated_error(topic: str, state: State) -> TopicTerminatedError:
+    """The error of those who want to write to a topic that is terminated."""
+    return TopicTerminatedError(f"{topic} was terminated at offset {state.next}")
 
 
 def _weigh(message: Encoded) -> int:

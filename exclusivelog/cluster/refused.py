@@ -27,7 +27,6 @@ REASONS = {
     "retention": "grants count from a log's first record on; nothing may be removed",
     "roles": "roles need transactions; own each topic by itself",
     "several_claims": "several resources at once need a transaction; own each by itself",
-    "termination": "no record of a log ends it; stop its producers",
     "transactions": "a cluster has none; send_many appends to one topic atomically",
     "verify": "records are verified when they are read; read the topics",
 }

@@ -26,6 +26,7 @@ from exclusivelog.cluster.deciding import (
     Seen,
     check_claim,
     check_name,
+    check_not_terminated,
     fenced_error,
     look,
     name_error,
@@ -218,6 +219,7 @@ class Requests:
         """Decide, and ask. False if it waits, or another record came first."""
         topic = asking.topic
         topic.catch_up()
+        check_not_terminated(topic)
         fencing = asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING
         with contextlib.nullcontext() if patient or not fencing else _alone(topic.log):
             if not patient:
@@ -356,6 +358,7 @@ class Requests:
         topic = asking.topic
         try:
             topic.check()
+            check_not_terminated(topic)
             queued = any(each.number == asking.number for each in seen.queue)
             if not queued and asking.number not in topic.waiters:
                 raise fenced_error(

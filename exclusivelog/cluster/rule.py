@@ -15,6 +15,8 @@ agree on who owns the topic and what is in it, whatever the backend has let in:
 - A **copied frame**, which a mirror writes, counts in a log without any grant or join that counts:
   if it comes from the same source as all before it, its gap begins at the next offset, and its
   epoch is not lower than the last one. The first grant or join that counts ends the mirroring.
+- A **termination** counts if no grant has counted that its sender had not seen. It ends all
+  sessions, and nothing counts behind it (rule G8).
 - Nothing else counts, and what does not count changes nothing.
 
 Therefore epochs only grow, offsets rise, a frame that was appended twice counts once, and no frame
@@ -50,7 +52,16 @@ from typing import Any, NamedTuple
 import msgpack
 
 from exclusivelog._core import crc32c
-from exclusivelog.cluster.frames import Frame, Grant, Join, Parsed, Release, decode, encode
+from exclusivelog.cluster.frames import (
+    Frame,
+    Grant,
+    Join,
+    Parsed,
+    Release,
+    Terminate,
+    decode,
+    encode,
+)
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
 
@@ -72,6 +83,7 @@ class Verdict(enum.Enum):
     NAMED = "a shared session has its producer name"
     OWNED = "it is a copy, and the topic has an owner or had one"
     SOURCE = "it is a copy of another log than the frames before it"
+    TERMINATED = "the topic is terminated"
 
 
 class Shared(NamedTuple):
@@ -107,6 +119,7 @@ class State:
     - `published`: the highest publish time, in ms since 1970.
     - `source`: which log the frames are copied from; None if they are not.
     - `shared`: the shared sessions, by number; `joins`: how many joins have counted, ever.
+    - `terminated`: nothing counts any more.
     """
 
     position: Position | None = None
@@ -120,6 +133,7 @@ class State:
     source: str | None = None
     shared: dict[int, Shared] = field(default_factory=dict)
     joins: int = 0
+    terminated: bool = False
 
     def fold(self, record: Record) -> Judged:
         """Judge the next record, and apply it if it counts.
@@ -147,6 +161,9 @@ class State:
         elif isinstance(parsed, Join):
             self.shared[parsed.session] = Shared(parsed)
             self.joins, self.source = self.joins + 1, None
+        elif isinstance(parsed, Terminate):
+            self.terminated, self.owned = True, False
+            self.shared.clear()
         elif self.shared.pop(parsed.session, None) is None:
             self.owned = False
         return parsed
@@ -192,6 +209,7 @@ class State:
             None if self.grant is None else encode(self.grant),
             self.sequences, self.published, self.source,
             [[encode(join), number] for join, number in self.shared.values()], self.joins,
+            self.terminated,
         ])  # fmt: skip
         return SAVED.pack(SAVED_MAGIC, SAVED_VERSION, crc32c(body)) + body
 
@@ -215,7 +233,7 @@ class State:
     @classmethod
     def _unpack(cls, row: list[Any]) -> State:
         position, epoch, session, owned, following, packed, sequences, published, *rest = row
-        source, shared, joins = rest
+        source, shared, joins, terminated = rest
         grant = None if packed is None else decode(packed)
         if grant is not None and not isinstance(grant, Grant):
             raise LedgerCorruptedError(
@@ -225,6 +243,7 @@ class State:
         return cls(
             place, epoch, session, owned, following, grant, sequences, published, source,
             {join.session: Shared(join, number) for join, number in _joined(shared)}, joins,
+            terminated,
         )  # fmt: skip
 
 
@@ -238,7 +257,7 @@ def _joined(rows: list[list[Any]]) -> Iterator[tuple[Join, int]]:
 
 SAVED = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
 SAVED_MAGIC = b"XLS"
-SAVED_VERSION = 1
+SAVED_VERSION = 2
 
 
 # ---- the rule ----------------------------------------------------------------------------
@@ -246,6 +265,10 @@ SAVED_VERSION = 1
 
 def judge(state: State, parsed: Parsed) -> Verdict:
     """Does this record count, as the next one after this state?"""
+    if state.terminated:
+        return Verdict.TERMINATED
+    if isinstance(parsed, Terminate):
+        return _judge_termination(state, parsed)
     if isinstance(parsed, Grant):
         return _judge_grant(state, parsed)
     if isinstance(parsed, Join):
@@ -291,6 +314,12 @@ def _judge_join(state: State, join: Join) -> Verdict:
         return Verdict.SESSION
     names = [each.join.holder.producer_name for each in state.shared.values()]
     return Verdict.NAMED if join.holder.producer_name in names else Verdict.COUNTS
+
+
+def _judge_termination(state: State, record: Terminate) -> Verdict:
+    if record.epoch != state.epoch:
+        return Verdict.EPOCH
+    return Verdict.COUNTS if record.granted == state.session else Verdict.UNSEEN
 
 
 def _judge_shared(state: State, frame: Frame) -> Verdict:

@@ -28,6 +28,7 @@ from exclusivelog.errors import (
     ExclusiveLogError,
     ProducerFencedError,
     ProducerMovedError,
+    TopicTerminatedError,
     UnsupportedError,
     WaitTimeoutError,
 )
@@ -418,7 +419,8 @@ class ClusterSession:
             return None
         self._host.committer.commit(self.owning)
         error = waiting.exception(ANSWER_SECONDS)
-        return None if isinstance(error, ProducerFencedError) else error
+        over = isinstance(error, ProducerFencedError | TopicTerminatedError)
+        return None if over else error
 
     def abandon(self) -> None:
         """Nobody has this session, as after an interrupt: its engine releases it."""

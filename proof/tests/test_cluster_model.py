@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from proof.cluster_model import find_out, walk
-from proof.cluster_rules import CONTROLS, SHARED_CONTROLS, Patch
-from proof.cluster_world import SHARED_SIZES, SMALL_SIZES, Size
+from proof.cluster_rules import CONTROLS, SHARED_CONTROLS, TERMINATION_CONTROLS, Patch
+from proof.cluster_world import SHARED_SIZES, SMALL_SIZES, TERMINATION_SIZES, Size
 
 pytestmark = pytest.mark.once
 
@@ -25,5 +25,9 @@ def test_every_interleaving_on_an_ordered_log_keeps_the_rules(
 
 @pytest.mark.parametrize("patches", CONTROLS.values(), ids=CONTROLS)
 def test_a_broken_rule_of_the_cluster_is_found_out(patches: tuple[Patch, ...]) -> None:
-    sizes = SHARED_SIZES if patches in SHARED_CONTROLS.values() else SMALL_SIZES
+    sizes = SMALL_SIZES
+    if patches in SHARED_CONTROLS.values():
+        sizes = SHARED_SIZES
+    elif patches in TERMINATION_CONTROLS.values():
+        sizes = TERMINATION_SIZES
     assert find_out(patches, sizes), "the walk has not noticed"

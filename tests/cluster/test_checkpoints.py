@@ -14,7 +14,16 @@ import exclusivelog as xl
 from exclusivelog.cluster import blobs, checkpoints, waiting
 from exclusivelog.cluster.anchors import Anchor, holds
 from exclusivelog.cluster.checkpoints import NOWHERE, PREFIX, Checkpoint, load
-from exclusivelog.cluster.frames import Content, Frame, Grant, Holder, Join, Release, encode
+from exclusivelog.cluster.frames import (
+    Content,
+    Frame,
+    Grant,
+    Holder,
+    Join,
+    Release,
+    Terminate,
+    encode,
+)
 from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.memory import MemoryLog
 from exclusivelog.cluster.place import MemoryPlace
@@ -41,6 +50,7 @@ RECORDS = [
     frame(1, 9, 1, sequence=5),
     frame(2, 8, 1, name="q"),
     encode(Release(1, 7)),
+    encode(Terminate(1, 7)),
     encode(Join(1, 7, 0, 10, replace(HOLDER, access_mode=AccessMode.SHARED))),
     encode(Frame(1, 10, 0, (Content(b"s", None, {}, None, 3, "p", 6),), number=1)),
     encode(Frame(1, 0, 0, (Content(b"c", None, {}, None, 1, "m", 1),), 0, "source")),
@@ -111,6 +121,7 @@ def test_j1_each_log_reads_alike_from_each_of_its_checkpoints() -> None:
         "published",
         "joins",
         "shared",
+        "terminated",
     ],
 )
 def test_j1_control_a_checkpoint_that_forgets_a_field_is_found_out(field: str) -> None:

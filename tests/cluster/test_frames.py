@@ -26,6 +26,7 @@ from exclusivelog.cluster.frames import (
     Packed,
     Parsed,
     Release,
+    Terminate,
     decode,
     encode,
     split,
@@ -75,6 +76,7 @@ shared = st.builds(
     number=st.integers(1, 2**63 - 1),
 )  # fmt: skip
 releases = st.builds(Release, u63, st.integers(1, 2**64 - 1), text)
+terminations = st.builds(Terminate, u63, u64)
 
 
 def make_packed(epoch: int, session: int, first: int, messages: list[Content]) -> Packed:
@@ -94,7 +96,7 @@ packed_frames = st.builds(
     make_packed, st.integers(1, 2**63 - 1), st.integers(1, 2**64 - 1), st.integers(0, 2**60),
     st.lists(contents, min_size=1, max_size=8),
 )  # fmt: skip
-records = frames | copies | shared | grants | joins | releases | packed_frames
+records = frames | copies | shared | grants | joins | releases | terminations | packed_frames
 
 SMALL = Frame(3, 4, 5, (Content(b"value", b"key", {"a": "b"}, 6, 7, "p", 8),))
 

@@ -64,7 +64,6 @@ CALLS: dict[str, list[Call]] = {
     "roles": [lambda e: e.role("r"), lambda e: e.roles(), lambda e: e.delete_role("r")],
     "several_claims": [lambda e: e.own("g", {"r": None, "s": None}),
                        lambda e: e.reader([e.topic(n).name for n in "ab"], group="g")],
-    "termination": [lambda e: e.topic("orders").terminate()],
     "transactions": [transact],
     "verify": [lambda e: e.verify()],
 }  # fmt: skip

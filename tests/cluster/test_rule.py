@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exclusivelog.cluster.frames import Content, Frame, Grant, Holder, Join, Parsed, Release, encode
+from exclusivelog.cluster.frames import (
+    Content,
+    Frame,
+    Grant,
+    Holder,
+    Join,
+    Parsed,
+    Release,
+    Terminate,
+    encode,
+)
 from exclusivelog.cluster.ordered import Position, Record
 from exclusivelog.cluster.rule import State, Verdict, is_written
 from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
@@ -316,3 +326,17 @@ def test_a_damaged_saved_state_is_refused() -> None:
             State.restore(bytes(damaged))
     with pytest.raises(LedgerCorruptedError):
         State.restore(sound[:5])
+
+
+# ---- the end -----------------------------------------------------------------------------
+
+
+@pytest.mark.rule("G8")
+def test_nothing_counts_behind_a_termination() -> None:
+    log = Log()
+    assert log.folds(grant(1, 0, 5), frame(1, 5, 0)) == ["COUNTS"] * 2
+    assert log.folds(Terminate(0, 0), Terminate(1, 4)) == ["EPOCH", "UNSEEN"]
+    assert log.folds(Terminate(1, 5)) == ["COUNTS"]
+    late = frame(1, 5, 1), grant(2, 1, 6), join(7, 0, epoch=1, granted=5), Release(1, 5)
+    assert log.folds(*late, Terminate(1, 5)) == ["TERMINATED"] * 5
+    assert (log.state.terminated, log.state.owner, log.state.next) == (True, None, 1)
