@@ -45,11 +45,11 @@ def test_g8_nothing_is_written_behind_a_termination(
     mine.send(b"x")
     waiting = mine.send_async(b"in time, or too late")
     end = there.terminate()
+    terminated(lambda: mine.send(b"y"), end)
     if end == 1:
         terminated(lambda: waiting.result(PATIENCE), end)
     else:
         assert (waiting.result(PATIENCE), end) == (1, 2)
-    terminated(lambda: mine.send(b"y"), end)
     terminated(lambda: mine.send_many([b"y"]), end)
     terminated(lambda: mine.send_async(b"y").result(PATIENCE), end)
     for one in (topic, there):
