@@ -2,8 +2,8 @@
 
 An engine in a Pulsar namespace is a producer of the non-persistent topic `__engines__` there, which
 sends nothing. Its name is the engine's id, and a broker lets in each name once: so whoever asks for
-a name and gets it knows that this engine is gone. A process that is killed is gone at once; one
-that is stopped, or cut off, when the broker's keepalive has run out.
+a name and gets it knows that this engine is gone. A process that is killed is gone at once. Of one
+that is stopped, or cut off, the broker finds out by a ping when its name is asked for, within 5 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import OrderedLog, Position
 from exclusivelog.cluster.place import MemoryPlace, Place
-from exclusivelog.cluster.pulsar import Access, Cluster, ledger_name, topic_name
+from exclusivelog.cluster.pulsar import Access, Cluster, admitted, ledger_name, topic_name
 from exclusivelog.cluster.pulsar_log import PLACE, PulsarLog
 from exclusivelog.errors import ClusterError, UnsupportedError
 from exclusivelog.types import EngineInfo
@@ -78,9 +78,10 @@ class PulsarPlace:
             self._cluster.failed("this engine cannot be announced", error)
 
     def _producer(self, name: str, facts: Mapping[str, str]) -> Any:
-        return self._cluster.client.create_producer(
+        client = self._cluster.client
+        return admitted(lambda: client.create_producer(
             self._address, producer_name=name, properties=dict(facts), batching_enabled=False
-        )
+        ))  # fmt: skip
 
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""

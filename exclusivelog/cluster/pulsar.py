@@ -28,7 +28,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from exclusivelog.backend import Closing
 from exclusivelog.cluster.native import Native, enter, stay
@@ -206,6 +206,9 @@ PASSING = (
     "BrokerMetadataError",
 )  # fmt: skip
 AWAY = (*PASSING, "ConnectError", "NotConnected")
+# A broker that has just started answers so, also without tokens, until it has read its metadata.
+NOT_ADMITTED = "AuthorizationError"
+ADMITTED_WITHIN = 10.0  # seconds; then it means what it says
 
 
 def meaning_of(error: object) -> str:
@@ -216,6 +219,26 @@ def meaning_of(error: object) -> str:
         if each in MEANINGS:
             return MEANINGS[each]
     return f"{said} ({name})" if said != name else name
+
+
+Made = TypeVar("Made")
+
+
+def admitted(call: Callable[[], Made], seconds: float = ADMITTED_WITHIN) -> Made:
+    """What `call()` returns; it is called again, for so many seconds, while the broker says that
+    the client is not authorised.
+
+    >>> admitted(lambda: "a producer")
+    'a producer'
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            return call()
+        except Exception as error:
+            if type(error).__name__ != NOT_ADMITTED or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
 
 
 # ---- the cluster -------------------------------------------------------------------------
@@ -384,7 +407,7 @@ class Cluster(Closing):
         partitions."""
         full, client = f"persistent://{self.access.path}/{topic_name(topic)}", self.client
         try:
-            parts = client.get_topic_partitions(full)
+            parts = admitted(lambda: client.get_topic_partitions(full))
         except Exception as error:
             if self._token_is_refused():
                 raise ClusterError(
@@ -440,11 +463,11 @@ class Cluster(Closing):
 
     def _producer(self, full: str) -> Any:
         # With client batching, the broker's deduplication drops messages that are not there yet.
-        return self.client.create_producer(
+        return admitted(lambda: self.client.create_producer(
             full, producer_name=PRODUCER_NAME, send_timeout_millis=int(self._timeout * 1000),
             max_pending_messages=PENDING_MESSAGES, batching_enabled=False,
             access_mode=self._pulsar.ProducerAccessMode.Exclusive,
-        )  # fmt: skip
+        ))  # fmt: skip
 
     def reader(self, topic: str, *, last: bool = False) -> TopicReader:
         """Read the Pulsar topic from its first message on; `last`: from its last one."""
@@ -455,11 +478,11 @@ class Cluster(Closing):
         ids = self._pulsar.MessageId
         while True:
             try:
-                return self.client.create_reader(
+                return admitted(lambda: self.client.create_reader(
                     self.address(topic), after or (ids.latest if last else ids.earliest),
                     start_message_id_inclusive=last and after is None,
                     receiver_queue_size=1 if last else 100,
-                )  # fmt: skip
+                ))  # fmt: skip
             except EngineClosedError:
                 raise
             except ClusterError as error:

@@ -29,7 +29,7 @@ from exclusivelog.backend import Closing
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.native import Native, stay
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
-from exclusivelog.cluster.pulsar import FENCED, Access, Cluster, meaning_of
+from exclusivelog.cluster.pulsar import FENCED, Access, Cluster, admitted, meaning_of
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
@@ -186,7 +186,8 @@ class PulsarLog(Closing):
         options.receiver_queue_size(ahead)
         try:
             # The raw one: the client's own API keeps each reader until it is closed there.
-            reader = self._client.use()._client.create_reader(self._address, start, options)
+            client = self._client.use()._client
+            reader = admitted(lambda: client.create_reader(self._address, start, options))
             return Native(reader, repr(self))
         except Exception as error:
             self.check_open()
@@ -257,7 +258,7 @@ class _Sender:
         while True:
             try:
                 # The raw one: the client's own API knows no `create_producer_async`.
-                producer = self._client.use()._client.create_producer(self._address, options)
+                producer = admitted(lambda: self._create(options))
             except Exception as error:
                 self._client.use()
                 # Another log keeps all others out for a moment (`alone`).
@@ -266,6 +267,9 @@ class _Sender:
                 time.sleep(BUSY_SECONDS)
             else:
                 return Native(producer, repr(self._cluster))
+
+    def _create(self, options: Any) -> Any:
+        return self._client.use()._client.create_producer(self._address, options)
 
     def send(self, data: bytes, answered: Answered) -> None:
         """Send one message; `answered` is called on a thread of the client, or at once."""

@@ -8,13 +8,17 @@ must not have the token.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.cluster.pulsar import admitted
 from testing.broker import Broker, Namespace, checks_tokens, missing, own_broker, speaks_tls, token
+from testing.processes import PATIENCE
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240), pytest.mark.rule("J3")]
 
@@ -27,6 +31,43 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, P
     folder = Path(tmp_path_factory.mktemp("tls"))
     with own_broker(checks_tokens() | speaks_tls(folder)) as broker:
         yield broker, folder / "cert.pem"
+
+
+def test_an_engine_waits_for_a_moment_until_it_is_authorised(
+    broker: tuple[Broker, Path],
+) -> None:
+    """A broker that has just started refuses what it has not loaded yet; here, the role gets its
+    rights while the engine is opened."""
+    running, _ = broker
+    space = Namespace.make(running.url, running.admin, token=token("admin"))
+    opened: Future[int] = Future()
+
+    def open_and_send() -> None:
+        try:
+            with xl.open(
+                space.url, "ours", admin=running.admin, token=token("late"), check_policies=False
+            ) as engine:
+                opened.set_result(engine.topic("orders").producer().send(b"a"))
+        except BaseException as error:
+            opened.set_exception(error)
+
+    thread = threading.Thread(target=open_and_send)
+    thread.start()
+    with pytest.raises(TimeoutError):
+        opened.result(1.0)
+    space.call("POST", f"namespaces/{space.path}/permissions/late", ["produce", "consume"])
+    assert opened.result(PATIENCE) == 0
+    thread.join()
+
+
+def test_an_engine_without_rights_is_told_so(
+    broker: tuple[Broker, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admitted, "__defaults__", (0.5,))
+    running, _ = broker
+    space = Namespace.make(running.url, running.admin, token=token("admin"))
+    with pytest.raises(xl.ClusterError, match="role may not use this topic"):
+        xl.open(space.url, admin=running.admin, token=token("nobody"), check_policies=False)
 
 
 def test_tls_and_a_token_let_an_engine_in_and_nothing_tells_the_token(
