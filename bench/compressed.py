@@ -12,9 +12,10 @@ from pathlib import Path
 import exclusivelog as xl
 from bench.measure import Arm, Figure, Row, Series, Settings, Stores, Target, take_turns
 from bench.scan import check
+from exclusivelog.cli.demo import DEFAULT_DATA, HISTORY
 from exclusivelog.local.maintenance import compression
 
-DATA = Path(__file__).parent.parent / "examples" / "data" / "redis-history.jsonl.gz"
+DATA = DEFAULT_DATA / HISTORY
 TIMES, BATCH, POINTS = 4, 10_000, 2_000
 PARSED = 25_000  # of the events: to parse one takes a hundred times as long as to read it
 PLAIN, LZ4, ZSTD = "no compression", "lz4", "zstd"
@@ -30,7 +31,7 @@ def p22(settings: Settings) -> Figure:
     figure = Figure("P22", f"compression of JSON events of {_mean(values):.0f} B")
     figure.notes.append(
         "zstd: compressed by LZ4 when they were written, and again by Zstandard afterwards; "
-        f"the events of examples/data, {TIMES} times; {POINT}: each in an order of its own"
+        f"the events of the demo, {TIMES} times; {POINT}: each in an order of its own"
     )
     with Stores(settings) as stores:
         engine = stores.engine()

@@ -46,6 +46,8 @@ class Load:
 
 def parts() -> tuple[Any, Path]:
     """Jinja's module, and Plotly's file; ImportError that says how to install what is missing."""
+    if find_spec("pyarrow") is None:
+        raise _lacking("pyarrow")
     try:
         import jinja2
     except ImportError as error:

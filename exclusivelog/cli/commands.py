@@ -801,7 +801,7 @@ def upgrade(path: str, to: str | None, despite_damage: bool) -> None:
 )  # fmt: skip
 @click.option(
     "--data", metavar="DIR", type=PATH,
-    help="The events and their expected result. Default: examples/data of the source.",
+    help="The events and their expected result. Default: those of the package.",
 )  # fmt: skip
 @click.option(
     "--events", metavar="N", type=click.IntRange(min=1), help="Send only the first N events."

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 TOPIC = "history"
 PRIORITIES = {"alice": 30, "bob": 20, "carol": 10}
 HISTORY, TRUTH = "redis-history.jsonl.gz", "redis-lines.json.gz"
-DEFAULT_DATA = Path(__file__).resolve().parents[2] / "examples" / "data"
+DEFAULT_DATA = Path(__file__).resolve().parent / "demo_data"
 DEFAULT_KILLS, DEFAULT_RATE = 20, 2000.0
 
 BURST = 64  # events in flight at most: so many are in doubt when their sender is killed
@@ -638,7 +638,7 @@ def demo(
 
     - `path`: the ledger's directory, kept afterwards; goes on with what is in it. None: a
       temporary one.
-    - `data`: the directory of the events and the truth; None: `examples/data` of the source.
+    - `data`: the directory of the events and the truth; None: those of the package.
     - `events`: only so many of them.
     - `kills`: how many leaders to kill; `seed` chooses when.
     - `rate`: events that come in per second.

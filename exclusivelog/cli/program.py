@@ -69,7 +69,9 @@ def _exit_status_of_a_shell() -> Iterator[None]:
         leave(PIPE_CLOSED)
     except (click.ClickException, click.exceptions.Exit):
         raise  # here, as the name of the library's error would import the core
-    except (xl.ExclusiveLogError, ValueError, OSError) as error:
+    except (xl.ExclusiveLogError, ValueError, OSError, ImportError) as error:
+        if isinstance(error, ImportError) and error.name is not None:
+            raise  # Python's own, and a fault; the library's say which extra is missing
         print(f"exclusivelog: {error}", file=sys.stderr)
         leave(1)
 

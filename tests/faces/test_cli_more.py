@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.audit import plain, runs
 from testing.processes import PATIENCE
 from tests.faces.test_cli import PROGRAM, lines, refusal, run
 
@@ -152,20 +153,61 @@ def test_an_audit_that_finds_something_says_so_by_its_status(orders) -> None:
     assert [row[2] for row in rows if row[1] == "NO"] == ["every epoch is granted once"]
 
 
+def run_without(module: str, *command: str) -> subprocess.CompletedProcess[bytes]:
+    """Run the command where `module` is not installed."""
+    program = (
+        f"import sys; sys.modules[{module!r}] = None; sys.argv[0] = 'exclusivelog'; "
+        "from exclusivelog.cli import main; main()"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program, *command], capture_output=True, timeout=PATIENCE
+    )
+
+
 def test_audit_and_report_need_no_spark(orders, tmp_path) -> None:
     page = tmp_path / "page.html"
     with xl.open(orders) as engine, engine.topic("orders").producer("exclusive", name="leader"):
         pass
-    program = (
-        "import sys; sys.modules['pyspark'] = None; sys.argv[0] = 'exclusivelog'; "
-        "from exclusivelog.cli import main; main()"
-    )
     for command in (["audit", orders], ["report", orders, str(page)]):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *command], capture_output=True, timeout=PATIENCE
-        )
+        done = run_without("pyspark", *command)
         assert (done.returncode, done.stderr) == (0, b"")
     assert "leader" in page.read_text()
+
+
+def test_an_audit_needs_no_arrow(orders) -> None:
+    with xl.open(orders) as engine, engine.topic("orders").producer("exclusive") as producer:
+        producer.send(b"x")
+    done = run_without("pyarrow", "audit", orders)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == run("audit", orders).stdout
+
+
+@pytest.mark.parametrize("bucket_ms", [0, 1000])
+def test_runs_are_the_same_without_arrow(engine, bucket_ms, monkeypatch) -> None:
+    topic = engine.topic("t")
+    with topic.producer(name="a") as a, topic.producer(name="b") as b:
+        for producer in (a, b, a, b, b):
+            producer.send_many([b"x"] * 3)
+    with topic.producer("exclusive", name="a") as owner:
+        owner.send_async(b"y").result()
+    for at_once, least in ((8192, 3), (4, 6)):
+        monkeypatch.setattr(plain, "AT_ONCE", at_once)
+        monkeypatch.setattr(runs, "BATCH_ROWS", at_once)
+        assert len(runs.runs(topic, bucket_ms)) >= least
+        assert plain.runs(topic, bucket_ms) == runs.runs(topic, bucket_ms)
+
+
+def test_what_an_extra_is_missing_for_is_one_line(orders, tmp_path) -> None:
+    for module, command, extra in [
+        ("pyarrow", ["export", orders, "orders", str(tmp_path / "o.parquet")], "[arrow]"),
+        ("pyarrow", ["report", orders, str(tmp_path / "page.html")], "[report]"),
+        ("jinja2", ["report", orders, str(tmp_path / "page.html")], "[report]"),
+    ]:
+        done = run_without(module, *command)
+        told = done.stderr.decode()
+        assert (done.returncode, told.count("\n")) == (1, 1), told
+        assert f"pip install 'exclusivelog{extra}'" in told
+    assert [file.name for file in tmp_path.iterdir()] == [Path(orders).name]
 
 
 # ---- delete, terminate, retention --------------------------------------------------------------

@@ -149,7 +149,8 @@ def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
     assert modules <= inside
     assert {"exclusivelog/py.typed", "exclusivelog/_core.pyi"} <= inside
     page = {f"exclusivelog/audit/page.{kind}" for kind in ("css", "js", "html.j2")}
-    assert page <= inside
+    demo = {f"exclusivelog/cli/demo_data/redis-{name}.gz" for name in ("history.jsonl", "lines.json")}
+    assert page | demo <= inside
     assert len([name for name in inside if re.match(r"exclusivelog/_core\..*\.so$", name)]) == 1
     tops = {name.partition("/")[0] for name in inside}
     assert {re.sub(r"-.*(?=\.dist-info)", "", top) for top in tops} == {
@@ -237,6 +238,11 @@ def test_the_command_needs_its_extra_alone(wheel, tmp_path) -> None:
     told = environment.run(command, "topics", "log", cwd=here).splitlines()
     assert told[1].split("\t")[:2] == ["orders", "2"]
     assert "  topics " in environment.run(command, "--help", cwd=here)
+    assert "orders\tyes\toffsets are dense" in environment.run(command, "audit", "log", cwd=here)
+    demo = environment.run(
+        command, "demo", "--kills", "0", "--events", "300", "--rate", "10000", cwd=here
+    )
+    assert demo.endswith("verdict: all of it holds\n")
 
 
 @pytest.mark.parametrize("argument", ["--help", "topics", "demo"])
