@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import exclusivelog as xl
 from bench.measure import Arm, Figure, Row, Series, Settings, Stores, Target, take_turns

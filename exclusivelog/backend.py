@@ -29,6 +29,7 @@ from exclusivelog.types import (
     EngineInfo,
     EngineStats,
     GroupInfo,
+    ModeName,
     Move,
     OwnerInfo,
     Report,
@@ -827,7 +828,7 @@ class OnceRun(Protocol):
         """The producer name of its messages."""
 
     @property
-    def access_mode(self) -> AccessMode | str:
+    def access_mode(self) -> AccessMode | ModeName:
         """How it takes the topics."""
 
 

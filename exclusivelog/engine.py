@@ -22,6 +22,7 @@ from exclusivelog.types import (
     EngineInfo,
     EngineStats,
     GroupInfo,
+    ModeName,
     Move,
     Report,
     RoleInfo,
@@ -69,7 +70,7 @@ class Engine(Closing):
         return Topic(self, *backend.catalog.topic(name, create and not backend.readonly))
 
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | str = AccessMode.SHARED,
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED,
         **options: Unpack[ManyOptions],
     ) -> list[Producer]:  # fmt: skip
         """Open a producer on each of many topics, in one transaction: all of them, or none (rule
@@ -230,7 +231,7 @@ class Engine(Closing):
     def role(
         self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
         claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
         timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
     ) -> Role:  # fmt: skip
         """Become the only holder of a role: one name for topics, reader groups and claims.
@@ -285,7 +286,7 @@ class Engine(Closing):
     def role_async(
         self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
         claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
         timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
     ) -> RoleFuture:  # fmt: skip
         """Ask for a role as `role` does, with the same arguments, and return a future at once.

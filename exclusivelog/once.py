@@ -25,7 +25,7 @@ from typing import Protocol
 
 from exclusivelog.backend import Appended, Opened, check_name, is_internal
 from exclusivelog.messages import Columns
-from exclusivelog.types import AccessMode
+from exclusivelog.types import AccessMode, ModeName
 
 MOST_NUMBER = 2**63 - 1
 MODES = ("shared", "exclusive", "exclusive_with_fencing")
@@ -55,7 +55,7 @@ class Run:
     writer: str | None
     token: str | None
     producer: str
-    access_mode: AccessMode | str = AccessMode.EXCLUSIVE_WITH_FENCING
+    access_mode: AccessMode | ModeName = AccessMode.EXCLUSIVE_WITH_FENCING
 
     def check(self) -> None:
         """Raise ValueError or TypeError for an invalid field."""

@@ -7,7 +7,7 @@ import datetime as dt
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from exclusivelog import _core
 from exclusivelog.backend import Closing, Cursor, CursorStore, GroupCursor, Place
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 MAX_ARROW_BYTES = 512 << 20
 
 Found = tuple[str, _core.Message]
-Start = str | int | dt.datetime | dt.timedelta  # `Topic.reader` tells what each means
+# `Topic.reader` tells what each means.
+Start = Literal["earliest", "latest"] | int | dt.datetime | dt.timedelta
 T = TypeVar("T")
 
 
@@ -126,13 +127,11 @@ class Reader(Closing):
         1
         """
         self.cursor.check()
-        if type(start) is int:
-            if start < 0:
-                self._seek_back(-start, inclusive)
-                return
-        elif isinstance(start, dt.timedelta):
-            start = _ago(start)
-        self.cursor.seek(start, inclusive)
+        if type(start) is int and start < 0:
+            self._seek_back(-start, inclusive)
+            return
+        since = _ago(start) if isinstance(start, dt.timedelta) else start
+        self.cursor.seek(since, inclusive)
 
     def _seek_back(self, count: int, inclusive: bool) -> None:
         """Continue at the last `count` messages, or at the earliest if there are fewer."""

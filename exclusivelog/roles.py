@@ -33,7 +33,7 @@ from exclusivelog.producer import Options, Producer
 from exclusivelog.reader import GroupReader, Start
 from exclusivelog.serde import pick_dumps
 from exclusivelog.transaction import Claim
-from exclusivelog.types import PREFIX, AccessMode, Move
+from exclusivelog.types import PREFIX, AccessMode, ModeName, Move
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture
 
@@ -64,7 +64,7 @@ class RoleOptions(TypedDict, total=False):
     topics: Iterable[str]
     groups: Groups
     claims: ClaimsOfGroups
-    access_mode: AccessMode | str
+    access_mode: AccessMode | ModeName
     priority: int
     timeout: float | None
     settle: float
@@ -418,7 +418,7 @@ class RoleFuture(GrantFuture[Role]):
 
 def request_role(
     engine: Opened, name: str, topics: Iterable[str], groups: Groups,
-    claims: ClaimsOfGroups, access_mode: AccessMode | str, priority: int,
+    claims: ClaimsOfGroups, access_mode: AccessMode | ModeName, priority: int,
     timeout: float | None, settle: float, on_lost: OnLost | None,
 ) -> RoleFuture:  # fmt: skip
     """What `Engine.role_async` does, with its checks of the arguments."""

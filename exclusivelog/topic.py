@@ -24,6 +24,7 @@ from exclusivelog.transaction import Claim
 from exclusivelog.types import (
     AccessMode,
     Announcement,
+    ModeName,
     OwnerInfo,
     TopicStats,
     TransferInfo,
@@ -194,7 +195,7 @@ class Topic:
 
     def producer(
         self,
-        access_mode: AccessMode | str = AccessMode.SHARED,
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
         *,
         name: str | None = None,
         priority: int = 0,
@@ -285,7 +286,7 @@ producer; it is held by producer 'leader' ...
 
     def producer_async(
         self,
-        access_mode: AccessMode | str = AccessMode.SHARED,
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
         **options: Unpack[ProducerOptions],
     ) -> ProducerFuture:
         """Open a producer as `producer` does, with the same options, and return a future at once.
@@ -309,7 +310,7 @@ producer; it is held by producer 'leader' ...
         return future
 
     def _request(
-        self, access_mode: AccessMode | str, **options: Unpack[ProducerOptions]
+        self, access_mode: AccessMode | ModeName, **options: Unpack[ProducerOptions]
     ) -> tuple[ProducerFuture, ProducerRequest]:
         sending = sending_options(options)
         request = _request_for(self, access_mode, options, sending.on_wanted is not None)
@@ -386,7 +387,7 @@ producer; it is held by producer 'leader' ...
         _check_max_bytes(max_bytes)
         self._store.retain(max_age, max_bytes)
 
-    def compression(self, method: str | None) -> None:
+    def compression(self, method: Literal["lz4", "zstd"] | None) -> None:
         """Compress the topic's messages on the disk from now on, whichever process sends them.
         Readers read all alike, whether they are compressed or not.
 
@@ -521,7 +522,7 @@ def sending_options(options: ProducerOptions) -> Options:
 
 
 def open_many(
-    engine: Opened, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
+    engine: Opened, names: Iterable[str], access_mode: AccessMode | ModeName, options: ManyOptions
 ) -> list[Producer]:
     """What `Engine.producers` does."""
     for option in options.keys() - ManyOptions.__annotations__.keys():
@@ -559,7 +560,7 @@ def _distinct(names: Iterable[str]) -> list[str]:
 
 
 def _request_for(
-    topic: Topic, access_mode: AccessMode | str, options: ProducerOptions, notify: bool
+    topic: Topic, access_mode: AccessMode | ModeName, options: ProducerOptions, notify: bool
 ) -> ProducerRequest:
     """The request, once all of its options are checked."""
     mode = AccessMode.parse(access_mode)

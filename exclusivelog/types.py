@@ -11,7 +11,7 @@ import enum
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Literal
 
 __all__ = [
     "AccessMode",
@@ -32,6 +32,9 @@ __all__ = [
 ]
 
 PREFIX = "__role__/"  # of the names of the roles' own topics
+
+
+ModeName = Literal["shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing"]
 
 
 class AccessMode(str, enum.Enum):

@@ -52,7 +52,7 @@ class Player(traffic.Player):
         """Open a producer, use it, and leave it, one way or another."""
         topic = self.engine.topic(self.rng.choice(TOPICS))
         self.look(topic)
-        mode = self.rng.choice([mode.value for mode in xl.AccessMode])
+        mode = self.rng.choice([*xl.AccessMode])
         try:
             producer = topic.producer(
                 mode, priority=self.rng.randrange(5),

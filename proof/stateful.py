@@ -71,7 +71,7 @@ class Machine(RuleBasedStateMachine):
         elif mode == "exclusive" and self.holders:
             expected = xl.ProducerFencedError
         try:
-            producer = self.topic(engine).producer(mode)
+            producer = self.topic(engine).producer(xl.AccessMode(mode))
         except (xl.ProducerBusyError, xl.ProducerFencedError) as error:
             assert expected is type(error), f"{mode} was refused: {error}"  # noqa: PT017
             return

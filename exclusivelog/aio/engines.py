@@ -34,6 +34,7 @@ from exclusivelog.types import (
     EngineInfo,
     EngineStats,
     GroupInfo,
+    ModeName,
     Move,
     Report,
     RoleInfo,
@@ -143,7 +144,7 @@ class Engine(Handle[SyncEngine]):
         await in_thread(self.sync.delete_topic, name)
 
     def producers(
-        self, names: Iterable[str], access_mode: AccessMode | str = AccessMode.SHARED,
+        self, names: Iterable[str], access_mode: AccessMode | ModeName = AccessMode.SHARED,
         **options: Unpack[ManyOptions],
     ) -> Opening[list[Producer]]:  # fmt: skip
         """Open a producer on each of many topics, in one transaction, as
@@ -163,7 +164,7 @@ class Engine(Handle[SyncEngine]):
         return Opening("engine.producers(...)", list, begin, _close_all)
 
     async def _open_many(
-        self, names: Iterable[str], access_mode: AccessMode | str, options: ManyOptions
+        self, names: Iterable[str], access_mode: AccessMode | ModeName, options: ManyOptions
     ) -> list[Producer]:
         callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
         given = with_callbacks(options, callbacks)
@@ -263,7 +264,7 @@ class Engine(Handle[SyncEngine]):
     def role(
         self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
         claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
         timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
     ) -> Opening[Role]:  # fmt: skip
         """Become the only holder of a role, as `exclusivelog.Engine.role`: `await` it, or `async
@@ -296,7 +297,7 @@ class Engine(Handle[SyncEngine]):
     def role_async(
         self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
         claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | str = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
+        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
         timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
     ) -> RoleFuture:  # fmt: skip
         """Ask for a role in a task, and return the task at once; cancelling it leaves no trace."""

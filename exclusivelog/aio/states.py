@@ -9,7 +9,7 @@ import datetime as dt
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
 
 from exclusivelog import serde
 from exclusivelog.aio.calls import in_thread, like
@@ -234,7 +234,11 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
 
     @overload
     async def update(
-        self, key: K, fn: Callable[..., V | None], /, *, with_key: bool = False
+        self, key: K, fn: Callable[[V | None], V | None], /, *, with_key: Literal[False] = False
+    ) -> Change[V]: ...
+    @overload
+    async def update(
+        self, key: K, fn: Callable[[K, V | None], V | None], /, *, with_key: Literal[True]
     ) -> Change[V]: ...
     @overload
     async def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...

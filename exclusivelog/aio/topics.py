@@ -23,6 +23,7 @@ from exclusivelog.topic import Topic as SyncTopic
 from exclusivelog.types import (
     AccessMode,
     Announcement,
+    ModeName,
     OwnerInfo,
     TopicStats,
     TransferInfo,
@@ -190,7 +191,7 @@ class Topic(Wrapper[SyncTopic]):
 
     def producer(
         self,
-        access_mode: AccessMode | str = AccessMode.SHARED,
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
         *,
         name: str | None = None,
         priority: int = 0,
@@ -233,14 +234,14 @@ class Topic(Wrapper[SyncTopic]):
         )  # fmt: skip
 
     def _opening(
-        self, access_mode: AccessMode | str, **options: Unpack[ProducerOptions]
+        self, access_mode: AccessMode | ModeName, **options: Unpack[ProducerOptions]
     ) -> Opening[Producer]:
         for option in options.keys() - ProducerOptions.__annotations__.keys():
             raise TypeError(f"producer takes no option {option!r} (rule A4)")
         begin = functools.partial(self._open, access_mode, options)
         return Opening("topic.producer(...)", Producer, begin, Producer.close)
 
-    async def _open(self, access_mode: AccessMode | str, options: ProducerOptions) -> Producer:
+    async def _open(self, access_mode: AccessMode | ModeName, options: ProducerOptions) -> Producer:
         callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
         given: Any = with_callbacks(options, callbacks)
         future = await opened(
@@ -250,7 +251,7 @@ class Topic(Wrapper[SyncTopic]):
 
     def producer_async(
         self,
-        access_mode: AccessMode | str = AccessMode.SHARED,
+        access_mode: AccessMode | ModeName = AccessMode.SHARED,
         **options: Unpack[ProducerOptions],
     ) -> asyncio.Task[Producer]:
         """Open a producer in a task, and return the task at once; cancelling it leaves no trace."""
@@ -273,7 +274,7 @@ class Topic(Wrapper[SyncTopic]):
         await self._run(SyncTopic.retention, max_age, max_bytes)
 
     @like(SyncTopic.compression)
-    async def compression(self, method: str | None) -> None:
+    async def compression(self, method: Literal["lz4", "zstd"] | None) -> None:
         await self._run(SyncTopic.compression, method)
 
     @like(SyncTopic.terminate)

@@ -18,7 +18,8 @@ def runs(topic: Topic, bucket_ms: int = 0) -> list[Record]:
     with topic.reader() as reader:
         messages = iter(reader)
         batches = iter(lambda: list(islice(messages, AT_ONCE)), [])
-        return [{**run, "topic": topic.name} for batch in batches for run in _rows(batch, bucket_ms)]
+        rows = (row for batch in batches for row in _rows(batch, bucket_ms))
+        return [{**row, "topic": topic.name} for row in rows]
 
 
 def _rows(batch: Sequence[Message], bucket_ms: int) -> Iterator[Record]:

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -638,7 +638,7 @@ def send(
     common = {"key": key, "properties": dict(_split(pair) for pair in properties)}
     with xl.open(path, ENGINE_NAME) as engine:
         with engine.topic(topic).producer(
-            mode, name=name, priority=priority, timeout=timeout
+            xl.AccessMode(mode), name=name, priority=priority, timeout=timeout
         ) as producer:
             for chunk in [_encode(values)] if values else _lines_of_stdin():
                 sent = [_of_json(line) if as_json else {"value": line} for line in chunk]
@@ -728,7 +728,9 @@ def trim(path: str, topic: str, before: str | None, max_bytes: int | None) -> No
     type=click.Choice(("lz4", "zstd", "none")), help="lz4, zstd or none; without it, show it.",
 )  # fmt: skip
 @as_json
-def compression(path: str, topic: str, method: str | None, as_json: bool) -> None:
+def compression(
+    path: str, topic: str, method: Literal["lz4", "zstd", "none"] | None, as_json: bool
+) -> None:
     """Show how a topic is compressed, and what that saves; or set it for new messages."""
     if method is None:
         with open_to_read(path) as engine:

@@ -13,7 +13,7 @@ from collections.abc import (
     ValuesView,
 )
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 from exclusivelog import _core, serde
 from exclusivelog.backend import Kind
@@ -268,7 +268,11 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
     @overload  # type: ignore[override]
     def update(
-        self, key: K, fn: Callable[..., V | None], /, *, with_key: bool = False
+        self, key: K, fn: Callable[[V | None], V | None], /, *, with_key: Literal[False] = False
+    ) -> Change[V]: ...
+    @overload
+    def update(
+        self, key: K, fn: Callable[[K, V | None], V | None], /, *, with_key: Literal[True]
     ) -> Change[V]: ...
     @overload
     def update(self, values: Mapping[K, V] | Iterable[tuple[K, V]], /) -> None: ...

@@ -76,7 +76,7 @@ class Hands:
 
     def own(self, mode: str = "exclusive", **options: Any) -> int:
         """Open a producer and keep it; its epoch."""
-        self.producer = self.topic.producer(mode, **options)
+        self.producer = self.topic.producer(xl.AccessMode(mode), **options)
         return self.producer.topic_epoch
 
     def send(self, value: bytes, size: int = 0) -> int:

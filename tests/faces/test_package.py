@@ -149,7 +149,8 @@ def test_the_wheel_holds_the_library_its_types_and_nothing_else(inside) -> None:
     assert modules <= inside
     assert {"exclusivelog/py.typed", "exclusivelog/_core.pyi"} <= inside
     page = {f"exclusivelog/audit/page.{kind}" for kind in ("css", "js", "html.j2")}
-    demo = {f"exclusivelog/cli/demo_data/redis-{name}.gz" for name in ("history.jsonl", "lines.json")}
+    data = "exclusivelog/cli/demo_data/redis-"
+    demo = {f"{data}history.jsonl.gz", f"{data}lines.json.gz"}
     assert page | demo <= inside
     assert len([name for name in inside if re.match(r"exclusivelog/_core\..*\.so$", name)]) == 1
     tops = {name.partition("/")[0] for name in inside}
