@@ -1,4 +1,5 @@
 # make demo   the main job on real data        make test   everything that must hold
+# make demo ON=pulsar   the same on a Pulsar broker that it starts; needs Java 17 and Maven
 # make bench  the comparison with the peers    make lint   style and types only
 # make proof [SIZE=small|medium|full] [PARTS="torture fuzz ..."] [SLICES=m-n]
 #             the promises as figures
@@ -22,8 +23,14 @@ JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
 .PHONY: demo test lint docs bench torture proof wheels clean
 .DELETE_ON_ERROR:
 
+ifeq ($(ON),pulsar)
+demo: $(READY)
+	$(BIN)/python -m testing.broker -- $(BIN)/exclusivelog demo --path {} --rate 1000
+else
 demo: $(DEMO_READY)
+	$(if $(ON),$(error ON=$(ON): it takes pulsar))
 	$(BIN)/exclusivelog demo $(shell $(JAVA) && echo --report demo-report.html)
+endif
 
 # Tests start Python hundreds of times, and each of pytest's workers rewrites each test module: keep
 # what was compiled.

@@ -9,8 +9,11 @@ import shutil
 from collections.abc import Iterable, Iterator
 
 from exclusivelog.cluster.copies import AnyCopies
+from exclusivelog.cluster.cursor import frames_from
+from exclusivelog.cluster.engine import ClusterEngine
 from exclusivelog.cluster.frames import Frame
-from exclusivelog.cluster.mirror import Target
+from exclusivelog.cluster.mirror import EngineTopicError, Target
+from exclusivelog.cluster.places import PulsarPlace
 from exclusivelog.cluster.pulsar import Access, Cluster
 from exclusivelog.errors import ClusterError, LedgerCorruptedError, LedgerError, TopicNotFoundError
 from exclusivelog.local.files import sync_directory
@@ -25,7 +28,8 @@ def restore(
     timeout: float = 60.0, admin: str | None = None, token: str | None = None,
     token_file: str | None = None, tls_trust_certs: str | None = None,
 ) -> dict[str, int]:  # fmt: skip
-    """Make a ledger of topics that were mirrored to a Pulsar namespace (rule J4).
+    """Make a ledger of topics that were mirrored to a Pulsar namespace (rule J4), or of those that
+    engines on a cluster have there.
 
     - `path`: a directory that does not exist, or is empty. The log is there at once and whole: it
       is made in `<path>.restoring`, verified and renamed. Run it again if it was killed.
@@ -109,11 +113,31 @@ def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int
 
 def _frames(cluster: Cluster, topic: str, sources: dict[str, str]) -> Iterator[Frame]:
     """The frames of a topic, in order, none missing; `sources` gets the ids of the logs that they
-    are copies of, each with its first topic."""
-    for copied in Target(cluster, AnyCopies(), topic, "").copied():
-        if copied.frame.source is not None:
-            sources.setdefault(copied.frame.source, topic)
-        yield copied.frame
+    are copies of, each with its first topic.
+
+    Where engines on the cluster write to the topic, their rule tells which frames count. They may
+    have gone on with a mirrored topic."""
+    end = 0
+    try:
+        for copied in Target(cluster, AnyCopies(), topic, "").copied():
+            if copied.frame.source is not None:
+                sources.setdefault(copied.frame.source, topic)
+            yield copied.frame
+            end = copied.end
+    except EngineTopicError:
+        yield from _counting(cluster, topic, end)
+
+
+def _counting(cluster: Cluster, topic: str, first: int) -> Iterator[Frame]:
+    """The frames of engines on the cluster, from this offset on."""
+    place = PulsarPlace(cluster.access, check_policies=False)
+    engine = ClusterEngine(place, "restore", {}, readonly=True)
+    try:
+        log = engine.topics.named(topic)
+        log.catch_up()
+        yield from frames_from(log, first)
+    finally:
+        engine.close()
 
 
 @contextlib.contextmanager

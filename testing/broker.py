@@ -6,7 +6,8 @@ when the supervisor gets that lock exclusively, no user is left, and it ends the
 releases the locks of processes that are killed, so a killed test run leaves no broker behind, and
 the broker itself dies with its supervisor (PR_SET_PDEATHSIG).
 
-    python -m testing.broker      # start one, print its URL, and run it until Ctrl-C
+    python -m testing.broker                    # start one, print its URL, run it until Ctrl-C
+    python -m testing.broker -- COMMAND ... {}  # run a command on one: {} is a namespace's URL
 
 The distribution (245 MB) is fetched with Maven, once per user and machine, into
 `~/.cache/exclusivelog` (or `$XDG_CACHE_HOME/exclusivelog`), where every clone finds it.
@@ -33,7 +34,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -412,7 +413,25 @@ def _run_until_interrupted() -> None:
         signal.pause()
 
 
+def run_in(namespace: Namespace, command: Sequence[str], **options: Any) -> int:
+    """Run a command, in which {} stands for the namespace's URL; its exit status. `options` go to
+    `subprocess.run`."""
+    words = [namespace.url if word == "{}" else word for word in command]
+    environment = {**os.environ, "EXCLUSIVELOG_ADMIN": namespace.admin}
+    return subprocess.run(words, env=environment, check=False, **options).returncode
+
+
+def _run(command: Sequence[str]) -> int:
+    if reason := missing():
+        raise SystemExit(reason)
+    print("starting a Pulsar broker", flush=True)
+    with own_broker() as broker:
+        return run_in(Namespace.make(broker.url, broker.admin), command)
+
+
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["--"]:
+        raise SystemExit(_run(sys.argv[2:]))
     if len(sys.argv) > 1:
         _supervise(Path(sys.argv[1]))
     else:

@@ -26,12 +26,17 @@ from exclusivelog.cli.program import (
     ENGINE_NAME,
     PATH,
     Argument,
+    access,
+    access_options,
     as_json,
+    is_url,
     leave,
     ledger_path,
+    local_path,
     maybe_group,
     maybe_topic,
     open_to_read,
+    open_to_write,
     program,
     start_of,
     topic_name,
@@ -49,6 +54,11 @@ CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "f
 SIZES = (
     "map_size", "used_bytes", "journal_bytes", "large_bytes", "transactions", "max_readers",
     "readers", "topics", "engines", "oldest_reader",
+)  # fmt: skip
+# The figures that an engine has of a cluster which it only looks at.
+ON_A_CLUSTER = (
+    "topics", "engines", "waiters", "groups", "messages", "first_offset", "next_offset", "epoch",
+    "holders",
 )  # fmt: skip
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
 
@@ -100,13 +110,12 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
         if topic is not None:
             _show_topic(engine.topic(topic), as_json)
             return
-        stats = engine.stats()
-        facts = {"path": engine.path, "format": engine.ledger.format}
-        facts |= {name: stats[name] for name in SIZES}
+        facts = _ledger_facts(engine)
         if as_json:
             print(json.dumps({**facts, "engines": [fields_of(e) for e in engine.engines()]}))
             return
-        facts["oldest_reader"] = _reader_facts(facts["oldest_reader"])
+        if "oldest_reader" in facts:
+            facts["oldest_reader"] = _reader_facts(facts["oldest_reader"])
         print_table(("", ""), ((name.replace("_", " "), fact) for name, fact in facts.items()),
                header=False)  # fmt: skip
         print()
@@ -119,6 +128,14 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
         )
 
 
+def _ledger_facts(engine: xl.Engine) -> dict[str, Any]:
+    stats = engine.stats()
+    if is_url(engine.path):
+        return {"path": engine.path, "topics": stats.topics, "engines": stats.engines}
+    facts = {"path": engine.path, "format": engine.ledger.format}
+    return facts | {name: stats[name] for name in SIZES}
+
+
 @program.command()
 @ledger_path
 @maybe_topic
@@ -127,15 +144,26 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
     """Show what a ledger's processes count: messages, flushes, latencies, queues, lags, sizes.
 
     It counts since the first of the engines opened the ledger that have it open now. With a topic,
-    show how much it has, its reader groups, and how its messages are stored.
+    show how much it has, its reader groups, and how its messages are stored. Of a cluster it shows
+    topics, engines, queues and lags: each engine there counts its messages by itself.
     """
     with open_to_read(path) as engine:
+        if is_url(path) and topic is None:
+            _follow_topics(engine)
         found: Any = engine.stats() if topic is None else engine.topic(topic, False).stats()
+    kept = ON_A_CLUSTER if is_url(path) else None
+    shown = {name: value for name, value in _fields(found) if kept is None or name in kept}
     if as_json:
-        print(json.dumps(_jsonable(found)))
+        print(json.dumps(_jsonable(shown)))
         return
-    rows = [(name.replace("_", " "), _figure(name, value)) for name, value in _fields(found)]
+    rows = [(name.replace("_", " "), _figure(name, value)) for name, value in shown.items()]
     print_table(("", ""), rows, header=False)
+
+
+def _follow_topics(engine: xl.Engine) -> None:
+    """An engine on a cluster has figures of those topics that it has used."""
+    for name in engine.topics():
+        _ = engine.topic(name, create=False).next_offset
 
 
 def _fields(found: Any) -> Iterator[tuple[str, Any]]:
@@ -198,6 +226,8 @@ def metrics(path: str, no_topics: bool) -> None:
     from exclusivelog.metrics import render
 
     with open_to_read(path) as engine:
+        if is_url(path) and not no_topics:
+            _follow_topics(engine)
         sys.stdout.write(render(engine, topics=not no_topics))
 
 
@@ -486,7 +516,7 @@ def unload(
     producer: str | None,
 ) -> None:  # fmt: skip
     """Hand topics over to an engine that you name, whatever the order of the queue."""
-    with xl.open(path, ENGINE_NAME, create=False) as engine:
+    with open_to_write(path) as engine:
         moves = engine.unload(
             topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
             groups=group, producer=producer,
@@ -636,7 +666,7 @@ def send(
     The ledger and the topic are created if they are missing.
     """
     common = {"key": key, "properties": dict(_split(pair) for pair in properties)}
-    with xl.open(path, ENGINE_NAME) as engine:
+    with open_to_write(path, create=True) as engine:
         with engine.topic(topic).producer(
             xl.AccessMode(mode), name=name, priority=priority, timeout=timeout
         ) as producer:
@@ -694,7 +724,7 @@ def _lines_of_stdin() -> Iterator[list[bytes]]:
 @topic_name
 def compact(path: str, topic: str) -> None:
     """Compact a topic: build the view that has only the last message of each key."""
-    with xl.open(path, ENGINE_NAME, create=False) as engine:
+    with open_to_write(path) as engine:
         kept = engine.topic(topic, create=False).compact()
     print(f"{topic} is compacted: {kept} messages")
 
@@ -715,7 +745,7 @@ def trim(path: str, topic: str, before: str | None, max_bytes: int | None) -> No
     if before is None and max_bytes is None:
         raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
     end = None if before is None else start_of(before, "--before")
-    with xl.open(path, ENGINE_NAME, create=False) as engine:
+    with open_to_write(path) as engine:
         first = engine.topic(topic, create=False).trim(end, max_bytes)
     print(f"{topic} begins at offset {first}")
 
@@ -732,12 +762,13 @@ def compression(
     path: str, topic: str, method: Literal["lz4", "zstd", "none"] | None, as_json: bool
 ) -> None:
     """Show how a topic is compressed, and what that saves; or set it for new messages."""
-    if method is None:
+    if method is None and not is_url(path):
         with open_to_read(path) as engine:
             _show_compression(engine.topic(topic, create=False).stats(), as_json)
         return
-    with xl.open(path, ENGINE_NAME, create=False) as engine:
-        engine.topic(topic, create=False).compression(None if method == "none" else method)
+    with open_to_write(path) as engine:
+        chosen = None if method == "none" else method
+        engine.topic(topic, create=False).compression(chosen)  # a cluster refuses it
     print(f"{topic}: compression of new messages: {method}")
 
 
@@ -771,7 +802,7 @@ def backup(path: str, to: str) -> None:
 
 
 @program.command()
-@ledger_path
+@local_path
 @click.option(
     "--backup", "to", metavar="TO", type=PATH,
     help="A new or empty directory for the backup. Default: PATH.format-N.",
@@ -782,6 +813,8 @@ def upgrade(path: str, to: str | None, despite_damage: bool) -> None:
 
     Close every engine on the ledger first. Earlier versions can then open only the backup.
     """
+    if is_url(path):
+        raise xl.UnsupportedError("upgrade is for a local ledger; a cluster has no format to raise")
     done = xl.upgrade(path, to, despite_damage=despite_damage)
     for problem in done.problems:
         print(problem)
@@ -798,8 +831,8 @@ def upgrade(path: str, to: str | None, despite_damage: bool) -> None:
 )  # fmt: skip
 @click.option("--seed", metavar="N", type=int, help="Seed of the moments. Default: random.")
 @click.option(
-    "--path", metavar="DIR", type=PATH,
-    help="The ledger's directory, kept and continued. Default: a temporary one.",
+    "--path", metavar="DIR|URL", type=PATH,
+    help="The log's directory, or a cluster's URL; kept and continued. Default: a temporary one.",
 )  # fmt: skip
 @click.option(
     "--data", metavar="DIR", type=PATH,
@@ -815,6 +848,7 @@ def upgrade(path: str, to: str | None, despite_damage: bool) -> None:
     "--report", metavar="FILE", type=PATH,
     help="Audit the log with Spark, and write an HTML page with charts of its leaders.",
 )  # fmt: skip
+@access_options
 def demo(
     kills: int, seed: int | None, path: str | None, data: str | None, events: int | None,
     rate: float, report: str | None,
@@ -835,8 +869,8 @@ def demo(
 
     try:
         held = job.demo(
-            Console(), path=where(path), data=where(data), events=events, kills=kills, seed=seed,
-            rate=rate, report=where(report),
+            Console(), path=path, data=where(data), events=events, kills=kills, seed=seed,
+            rate=rate, report=where(report), access=access(),
         )  # fmt: skip
     except job.DemoError as error:
         raise ValueError(str(error)) from error
@@ -848,7 +882,7 @@ def demo(
 
 
 @program.command()
-@ledger_path
+@local_path
 @click.argument(
     "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
 )  # fmt: skip
@@ -876,24 +910,11 @@ def demo(
     "--timeout", metavar="SECONDS", type=click.FloatRange(min=1), default=60.0,
     help="Seconds within which the broker has to store a message.",
 )  # fmt: skip
-@click.option(
-    "--admin", metavar="URL", help="Admin API. Default: port 8080 (TLS: 8443) of the host."
-)
-@click.option(
-    "--token-file", metavar="FILE", type=PATH,
-    help="A file with a token. Default: the environment variable EXCLUSIVELOG_TOKEN.",
-)  # fmt: skip
-@click.option(
-    "--tls-trust-certs", metavar="FILE", type=PATH, help="Certificates to trust, for pulsar+ssl."
-)  # fmt: skip
-@click.option(
-    "--unchecked-policies", is_flag=True,
-    help="Do not check that the namespace deduplicates and keeps its messages.",
-)  # fmt: skip
+@access_options
 @as_json
 def mirror(
     path: str, topics: tuple[str, ...], to: str | None, origin: str | None, follow: bool,
-    plain: bool, verify: bool, trimmed: Any, unchecked_policies: bool, as_json: bool, **access: Any,
+    plain: bool, verify: bool, trimmed: Any, timeout: float, as_json: bool,
 ) -> None:  # fmt: skip
     """Copy a log to a namespace of a Pulsar cluster, exactly once, or bring it back from there.
 
@@ -903,16 +924,20 @@ def mirror(
     if to is None:
         if origin is None or follow or plain or verify:
             raise click.UsageError("give --to URL, or --from URL and no option of --to")
-        _restore_from(path, topics, origin, access)
+        _restore_from(path, topics, origin, timeout)
         return
     if origin is not None:
         raise click.UsageError("give either --to URL or --from URL")
+    if is_url(path):
+        raise xl.UnsupportedError(
+            "mirror copies a local log to a cluster; bring one back first: "
+            f"exclusivelog mirror NEW --from {path}"
+        )
     from exclusivelog.cluster import Mirror
 
-    with open_to_read(path) as engine:
+    with xl.open(path, ENGINE_NAME, readonly=True) as engine:
         with Mirror(
-            engine, to, topics or None, plain=plain, trimmed=trimmed,
-            check_policies=not unchecked_policies, **access,
+            engine, to, topics or None, plain=plain, trimmed=trimmed, timeout=timeout, **access()
         ) as copy:  # fmt: skip
             if verify:
                 for name, found in copy.verify().items():
@@ -923,10 +948,11 @@ def mirror(
                 _run_mirror(copy, follow, as_json)
 
 
-def _restore_from(path: str, topics: Sequence[str], origin: str, access: Mapping[str, Any]) -> None:
+def _restore_from(path: str, topics: Sequence[str], origin: str, timeout: float) -> None:
     from exclusivelog.restoring import restore
 
-    for name, count in restore(path, origin, topics or None, **access).items():
+    given = {name: value for name, value in access().items() if name != "check_policies"}
+    for name, count in restore(path, origin, topics or None, timeout=timeout, **given).items():
         print(f"{name}: {count:,} messages")
 
 

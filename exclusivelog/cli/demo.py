@@ -34,16 +34,19 @@ import threading
 import time
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import exclusivelog as xl
+from exclusivelog.cli.program import is_url
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from exclusivelog.audit.leaders import Verdict
 
 TOPIC = "history"
 PRIORITIES = {"alice": 30, "bob": 20, "carol": 10}
@@ -138,13 +141,14 @@ class Worker:
     priority: int
     rate: float
     events: list[bytes]
+    access: Mapping[str, Any] = field(default_factory=dict)
     stop: threading.Event = field(default_factory=threading.Event)
     waiting: Future[xl.Producer] | None = None
 
     def run(self) -> None:
         """Queue, lead, and again when the lead was lost; rest when all events are in."""
         threading.Thread(target=self._watch_parent, daemon=True).start()
-        with xl.open(self.path, self.name, create=False) as engine:
+        with xl.open(self.path, self.name, create=False, **self.access) as engine:
             topic = engine.topic(TOPIC, create=False)
             while not self.stop.is_set():
                 try:
@@ -320,16 +324,16 @@ class Run:
 
     def __init__(
         self, path: str, data: Path, events: list[bytes], *, kills: int, seed: int, rate: float,
-        screen: Screen,
+        screen: Screen, access: Mapping[str, Any],
     ) -> None:  # fmt: skip
-        self.path = path
+        self.path, self.access = path, access
         self.events = events
         self.tenures: list[Tenure] = []
         self.kills = 0
         self.wanted = kills
         self._screen = screen
         self._random = random.Random(seed)
-        self._arguments = [path, str(data), str(len(events)), str(rate)]
+        self._arguments = [path, str(data), str(len(events)), str(rate), json.dumps(access)]
         self._reports: queue.Queue[Report] = queue.Queue()
         self._children: dict[str, Child] = {}
         self._starts: dict[str, float] = dict.fromkeys(PRIORITIES, 0.0)
@@ -338,7 +342,7 @@ class Run:
 
     def go(self) -> None:
         """Run until all events are in. Raises DemoError; leaves no process behind."""
-        with xl.open(self.path, "demo", readonly=True) as engine:
+        with xl.open(self.path, "demo", readonly=True, **self.access) as engine:
             topic = engine.topic(TOPIC, create=False)
             points = self._choose_points(topic.next_offset)
             try:
@@ -454,17 +458,39 @@ class Finding:
 
 
 def judge(
-    messages: Sequence[xl.Message], history: History, report: xl.Report, tenures: Sequence[Tenure]
+    messages: Sequence[xl.Message], history: History, sound: Finding, tenures: Sequence[Tenure]
 ) -> list[Finding]:
-    """Every claim, judged from the log alone (and the order of the leaders as observed)."""
+    """Every claim, judged from the log alone (and the order of the leaders as observed).
+    `sound`: what `check_log` found."""
     return [
         _judge_events(messages, history.events),
         _judge_epochs(messages),
         _judge_order(tenures),
-        Finding("the ledger is sound", report.ok, "; ".join(report.problems)
-                or f"{report.entries:,} entries, every checksum holds"),
+        sound,
         _judge_lines(messages, history.truth),
     ]  # fmt: skip
+
+
+def check_log(engine: xl.Engine) -> Finding:
+    """Are its checksums right? On a cluster, reading has verified them: are its grants right?"""
+    if engine.supports("verify"):
+        return judge_report(engine.verify())
+    from exclusivelog.audit import audit
+
+    return judge_audit(audit(engine, [TOPIC]))
+
+
+def judge_report(report: xl.Report) -> Finding:
+    """What `verify` has found."""
+    return Finding("the ledger is sound", report.ok, "; ".join(report.problems)
+                   or f"{report.entries:,} entries, every checksum holds")  # fmt: skip
+
+
+def judge_audit(verdicts: Sequence[Verdict]) -> Finding:
+    """What `audit` has found."""
+    wrong = [f"{each.claim}: {each.facts}" for each in verdicts if not each.holds]
+    return Finding("the audit of its grants and messages", not wrong, "; ".join(wrong)
+                   or f"{len(verdicts)} claims hold")  # fmt: skip
 
 
 def _judge_events(messages: Sequence[xl.Message], events: Sequence[bytes]) -> Finding:
@@ -630,35 +656,40 @@ def show_verdict(console: Console, findings: Sequence[Finding]) -> None:
 
 
 def demo(
-    console: Console, *, path: Path | None = None, data: Path | None = None,
+    console: Console, *, path: str | None = None, data: Path | None = None,
     events: int | None = None, kills: int = DEFAULT_KILLS, seed: int | None = None,
-    rate: float = DEFAULT_RATE, report: Path | None = None,
+    rate: float = DEFAULT_RATE, report: Path | None = None, access: Mapping[str, Any] | None = None,
 ) -> bool:  # fmt: skip
     """Run the job and show it; True if every claim holds. Raises DemoError.
 
-    - `path`: the ledger's directory, kept afterwards; goes on with what is in it. None: a
-      temporary one.
+    - `path`: the ledger's directory, or the URL of a cluster's namespace, kept afterwards; goes on
+      with what is in it. None: a temporary directory.
     - `data`: the directory of the events and the truth; None: those of the package.
     - `events`: only so many of them.
     - `kills`: how many leaders to kill; `seed` chooses when.
     - `rate`: events that come in per second.
     - `report`: let Spark audit the log as well, and write a page about the leaders there;
       needs the extra `[spark]` and Java.
+    - `access`: what `open` takes for that URL.
     """
+    access = access or {}
     if report is not None:
-        _check_spark()
+        _check_report(path)
     seed = random.randrange(10_000) if seed is None else seed
     data = (data or DEFAULT_DATA).resolve()
     history = read_history(data, events)
     with _directory(path) as where:
-        done = _prepare(where, history.events)
+        done = _prepare(where, history.events, access)
         console.print(
             f"{len(history.events):,} events, {done:,} of them in the log; {kills} kills, "
             f"seed {seed}; ledger {where}", highlight=False, soft_wrap=True,
         )  # fmt: skip
         begun = time.monotonic()
         with _screen(console, len(history.events), kills) as screen:
-            run = Run(where, data, history.events, kills=kills, seed=seed, rate=rate, screen=screen)
+            run = Run(
+                where, data, history.events, kills=kills, seed=seed, rate=rate, screen=screen,
+                access=access,
+            )  # fmt: skip
             if done < len(history.events):
                 run.go()
         seconds = time.monotonic() - begun
@@ -667,26 +698,26 @@ def demo(
 
 
 @contextlib.contextmanager
-def _directory(path: Path | None) -> Iterator[str]:
+def _directory(path: str | None) -> Iterator[str]:
     if path is not None:
-        yield str(path.resolve())
+        yield path if is_url(path) else os.path.realpath(path)
     else:
         with tempfile.TemporaryDirectory(prefix="exclusivelog-demo-") as temporary:
             yield str(Path(temporary, "log"))
 
 
-def _prepare(path: str, events: Sequence[bytes]) -> int:
+def _prepare(path: str, events: Sequence[bytes], access: Mapping[str, Any]) -> int:
     """Make the topic if need be; how many events are in it."""
-    with xl.open(path, "demo") as engine:
+    with xl.open(path, "demo", **access) as engine:
         return catch_up(engine.topic(TOPIC).reader(), events, 0)
 
 
 def _judge_and_show(
     console: Console, path: str, history: History, run: Run, seconds: float
 ) -> bool:
-    with xl.open(path, "demo", readonly=True) as engine:
+    with xl.open(path, "demo", readonly=True, **run.access) as engine:
         messages = list(engine.topic(TOPIC, create=False).reader())
-        findings = judge(messages, history, engine.verify(), run.tenures)
+        findings = judge(messages, history, check_log(engine), run.tenures)
     show_tenures(console, run.tenures, messages)
     facts = f"{seconds:.1f} s, {run.kills} of {run.wanted} kills"
     if ms := sorted(takeovers(run.tenures).values()):
@@ -699,9 +730,14 @@ def _judge_and_show(
     return all(finding.holds for finding in findings)
 
 
-def _check_spark() -> None:
+def _check_report(path: str | None) -> None:
     from exclusivelog.spark.errors import missing
 
+    if path is not None and is_url(path):
+        raise DemoError(
+            "--report: Spark draws the leaders of a local log; exclusivelog report URL PAGE draws "
+            "those of a cluster"
+        )
     lacking = missing()
     if lacking is not None:
         raise DemoError(f"--report: {lacking}")
@@ -726,10 +762,10 @@ def _draw(console: Console, path: str, to: Path) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """What a worker's process runs: NAME PRIORITY PATH DATA EVENTS RATE."""
-    name, priority, path, data, events, rate = arguments
+    """What a worker's process runs: NAME PRIORITY PATH DATA EVENTS RATE ACCESS."""
+    name, priority, path, data, events, rate, access = arguments
     lines = read_events(Path(data), int(events))
-    Worker(path, name, int(priority), float(rate), lines).run()
+    Worker(path, name, int(priority), float(rate), lines, json.loads(access)).run()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -24,6 +24,27 @@ class _Command(click.Command):
     def get_short_help_str(self, limit: int = 0) -> str:
         """The summary in the list of commands, which is never cut."""
         return super().get_short_help_str(1000)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options; those that only a URL needs come last, under their own heading."""
+        given = self.get_params(ctx)
+        late = [each for each in given if isinstance(each, AccessOption)]
+        with _hidden(late):
+            super().format_options(ctx, formatter)
+        if late:
+            with formatter.section("Options for a cluster"):
+                formatter.write_dl([each.get_help_record(ctx) or ("", "") for each in late])
+
+
+@contextlib.contextmanager
+def _hidden(options: Sequence[click.Option]) -> Iterator[None]:
+    for each in options:
+        each.hidden = True
+    try:
+        yield
+    finally:
+        for each in options:
+            each.hidden = False
 
 
 class _Commands(click.Group):
@@ -107,9 +128,81 @@ def program(context: click.Context) -> None:
 PATH = click.Path(readable=False)
 
 
-ledger_path = click.argument(
+# ---- the log, and access to a cluster -----------------------------------------------------
+
+ACCESS = "exclusivelog.access"  # where a context keeps the options of AccessOption
+Command = Callable[..., Any]
+
+
+class AccessOption(click.Option):
+    """An option that opening a cluster's URL takes; `access` has them all."""
+
+    def __init__(self, names: Sequence[str], **rest: Any) -> None:
+        super().__init__(names, expose_value=False, callback=_keep, **rest)
+
+
+def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
+    if value:
+        context.meta.setdefault(ACCESS, {})[option.name] = value
+
+
+ACCESS_OPTIONS = (
+    click.option(
+        "--admin", cls=AccessOption, metavar="URL",
+        help="Admin API. Default: EXCLUSIVELOG_ADMIN, or port 8080 (TLS: 8443) of the host.",
+    ),
+    click.option(
+        "--token-file", cls=AccessOption, metavar="FILE", type=PATH,
+        help="A file with a token. Default: the environment variable EXCLUSIVELOG_TOKEN.",
+    ),
+    click.option(
+        "--tls-trust-certs", cls=AccessOption, metavar="FILE", type=PATH,
+        help="Certificates to trust, for pulsar+ssl. Default: EXCLUSIVELOG_TLS_TRUST_CERTS.",
+    ),
+    click.option(
+        "--unchecked-policies", cls=AccessOption, is_flag=True,
+        help="Do not check that the namespace deduplicates and keeps its messages.",
+    ),
+)  # fmt: skip
+
+
+def access() -> dict[str, Any]:
+    """What `open`, `Mirror` and `restore` take to get into a cluster."""
+    given = dict(click.get_current_context().meta.get(ACCESS, {}))
+    if given.pop("unchecked_policies", False):
+        given["check_policies"] = False
+    return given
+
+
+def access_arguments() -> list[str]:
+    """The same as arguments of another command."""
+    given = click.get_current_context().meta.get(ACCESS, {})
+    return [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in given.items()
+    ]
+
+
+def access_options(command: Command) -> Command:
+    """The options of `access`."""
+    for option in reversed(ACCESS_OPTIONS):
+        command = option(command)
+    return command
+
+
+local_path = click.argument(
     "path", cls=Argument, metavar="PATH", type=PATH, help="The directory of the log."
 )
+
+
+def ledger_path(command: Command) -> Command:
+    """The argument PATH, and the options that it needs if it is a URL."""
+    argument = click.argument(
+        "path", cls=Argument, metavar="PATH", type=PATH,
+        help="The directory of the log, or a namespace of a cluster: "
+        "pulsar://host:6650/tenant/namespace.",
+    )  # fmt: skip
+    return argument(access_options(command))
 
 
 topic_name = click.argument("topic", cls=Argument, metavar="TOPIC", help="The topic's name.")
@@ -130,9 +223,19 @@ as_json = click.option(
 )
 
 
+def is_url(path: str) -> bool:
+    """Is it the URL of a cluster, and no directory?"""
+    return "://" in path
+
+
 def open_to_read(path: str) -> xl.Engine:
-    """Open a ledger, to read it."""
-    return xl.open(path, ENGINE_NAME, readonly=True)
+    """Open a log, to read it."""
+    return xl.open(path, ENGINE_NAME, readonly=True, **access())
+
+
+def open_to_write(path: str, *, create: bool = False) -> xl.Engine:
+    """Open a log, to change it. `create`: make it if there is none."""
+    return xl.open(path, ENGINE_NAME, create=create, **access())
 
 
 def start_of(text: str, option: str) -> Any:

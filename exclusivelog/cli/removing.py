@@ -7,8 +7,7 @@ import sys
 
 import click
 
-import exclusivelog as xl
-from exclusivelog.cli.program import ENGINE_NAME, ledger_path, program, topic_name
+from exclusivelog.cli.program import ledger_path, open_to_write, program, topic_name
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -29,7 +28,7 @@ def _confirm(question: str, yes: bool) -> None:
 @yes
 def delete(path: str, topic: str, yes: bool) -> None:
     """Remove a topic and its messages for good. Nobody may hold it or wait for it."""
-    with xl.open(path, ENGINE_NAME, create=False) as engine:
+    with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
         _confirm(f"Delete {topic} with {here.next_offset - here.first_offset:,} messages?", yes)
         engine.delete_topic(topic)
@@ -42,7 +41,7 @@ def delete(path: str, topic: str, yes: bool) -> None:
 @yes
 def terminate(path: str, topic: str, yes: bool) -> None:
     """End all writing to a topic for good. Its messages can still be read."""
-    with xl.open(path, ENGINE_NAME, create=False) as engine:
+    with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
         _confirm(f"End all writing to {topic}?", yes)
         offset = here.terminate()
@@ -80,7 +79,7 @@ def retention(
     """Remove a topic's old messages in the background from now on."""
     if off == (max_age is not None or max_bytes is not None):
         raise click.UsageError("give --max-age, --max-bytes or both; or --off alone")
-    with xl.open(path, ENGINE_NAME, create=False) as engine:
+    with open_to_write(path) as engine:
         engine.topic(topic, create=False).retention(max_age, max_bytes)
     kept = [f"at most {max_age:g} s"] if max_age is not None else []
     kept += [f"at most {max_bytes} bytes"] if max_bytes is not None else []

@@ -15,7 +15,7 @@ import click
 
 import exclusivelog as xl
 from exclusivelog.cli.output import holder_of, print_table
-from exclusivelog.cli.program import ledger_path, open_to_read, program
+from exclusivelog.cli.program import access_arguments, ledger_path, open_to_read, program
 
 SORTS = ("rate", "topic", "messages", "waiters", "lag")
 COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
@@ -37,6 +37,8 @@ HELP = "s sort   / filter   j k select   u unload   q quit"
 def top(path: str, interval: float, samples: int | None, sort: str, pattern: str) -> None:
     """Show what happens, live: the topics with their rates, owners and lag, the engines, and
     hand-overs as they happen.
+
+    A cluster keeps no events, so no hand-overs are shown of one; `owners --history` tells them.
 
     On a terminal it fills the screen. Anywhere else it prints tables, one after the other, and ends
     after two samples if -n does not say otherwise.
@@ -287,7 +289,12 @@ def _unload(path: str, topic: str, to: str) -> str:
 
     # By a process of its own: this one has the ledger open for reading alone.
     command = [sys.executable, "-m", "exclusivelog", "unload", path, topic, "--to", to]
-    done = subprocess.run([*command, "--timeout", "5"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--timeout", "5", *access_arguments()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     return " ".join((done.stderr or done.stdout.splitlines()[-1]).split())
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from exclusivelog._core import Message
-from exclusivelog.cluster import frames
+from exclusivelog.cluster import frames, waiting
 from exclusivelog.cluster.frames import Content, Frame
 from exclusivelog.cluster.pulsar import Outgoing
 from exclusivelog.errors import UnsupportedError
@@ -34,6 +34,7 @@ __all__ = ["AnyCopies", "Copied", "Copies", "FrameCopies", "PlainCopies"]
 FRAME_BYTES = 1 << 20  # of values and keys; the next message begins another frame
 PREFIX = "exclusivelog."
 TOPIC, OFFSET = f"{PREFIX}topic", f"{PREFIX}offset"
+OF_ENGINES = "an engine on a cluster writes to it; mirror to a new namespace"
 FOREIGN = (
     "it has messages that no mirror has sent. Name the other topics, or mirror to a new namespace"
 )
@@ -107,6 +108,8 @@ class FrameCopies:
         record = frames.decode(message.data())
         if isinstance(record, Frame) and record.source is not None:
             return Copied(message.properties().get(TOPIC), record)
+        if record is not None or waiting.decode(message.data()) is not None:
+            return OF_ENGINES
         if OFFSET in message.properties():
             return "it is a plain mirror; mirror to it with plain=True (--plain)"
         return FOREIGN

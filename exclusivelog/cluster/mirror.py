@@ -30,7 +30,14 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from exclusivelog._core import Message
 from exclusivelog.backend import Closing
-from exclusivelog.cluster.copies import Copied, Copies, Decoding, FrameCopies, PlainCopies
+from exclusivelog.cluster.copies import (
+    OF_ENGINES,
+    Copied,
+    Copies,
+    Decoding,
+    FrameCopies,
+    PlainCopies,
+)
 from exclusivelog.cluster.frames import Content, Frame
 from exclusivelog.cluster.pulsar import Access, Cluster, Writer
 from exclusivelog.errors import (
@@ -226,6 +233,10 @@ class InFlight:
 
 
 # ---- one topic ---------------------------------------------------------------------------
+
+
+class EngineTopicError(MirrorMismatchError):
+    """An engine on a cluster writes to the target's topic."""
 
 
 class TopicMirror:
@@ -431,15 +442,19 @@ class Target:
 
     def _decode(self, message: Any) -> Copied:
         found = self._copies.decode(message)
+        if found is OF_ENGINES:
+            raise self.mismatch(0, OF_ENGINES, EngineTopicError)
         if not isinstance(found, Copied):
             raise self.mismatch(0, found)
         if found.topic != self.topic:
             raise self.mismatch(found.first, f"it is a copy of topic {found.topic!r}")
         return found
 
-    def mismatch(self, offset: int, why: str) -> MirrorMismatchError:
+    def mismatch(
+        self, offset: int, why: str, kind: type[MirrorMismatchError] = MirrorMismatchError
+    ) -> MirrorMismatchError:
         """The error for a disagreement."""
-        return MirrorMismatchError(
+        return kind(
             f"topic {self.topic!r} at offset {offset}: {self._cluster.access.url} is not a mirror "
             f"of this log: {why}",
             topic=self.topic, offset=offset,

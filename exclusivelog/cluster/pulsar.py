@@ -35,6 +35,7 @@ from exclusivelog.cluster.native import Native, enter, stay
 from exclusivelog.errors import ClusterError, EngineClosedError, ProducerBusyError
 
 TOKEN_VARIABLE = "EXCLUSIVELOG_TOKEN"
+ADMIN_VARIABLE, CERTIFICATES_VARIABLE = "EXCLUSIVELOG_ADMIN", "EXCLUSIVELOG_TLS_TRUST_CERTS"
 PRODUCER_NAME = "exclusivelog-mirror"
 ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
 ADMIN_SECONDS = 30.0
@@ -89,8 +90,9 @@ class Access:
         """From a URL such as pulsar://host:6650/tenant/namespace.
 
         `token_file` holds the token; without it and `token`, the environment variable
-        EXCLUSIVELOG_TOKEN does. Raises ValueError for a URL of another form, and for a token that
-        is none; no error has the token.
+        EXCLUSIVELOG_TOKEN does. So do EXCLUSIVELOG_ADMIN and EXCLUSIVELOG_TLS_TRUST_CERTS for
+        `admin` and `tls_trust_certs`. Raises ValueError for a URL of another form, and for a token
+        that is none; no error has the token.
 
         >>> Access.parse("pulsar://broker:6650/public/default").admin
         'http://broker:8080'
@@ -102,8 +104,10 @@ class Access:
                 "pulsar://host:port/tenant/namespace or pulsar+ssl://..."
             )
         kind, hosts, tenant, namespace = found.groups()
+        if tls_trust_certs is None:
+            tls_trust_certs = os.environ.get(CERTIFICATES_VARIABLE) or None
         _check_certificates(tls_trust_certs)
-        admin = admin or _default_admin(kind, hosts)
+        admin = admin or os.environ.get(ADMIN_VARIABLE) or _default_admin(kind, hosts)
         if ADMIN_URL.fullmatch(admin) is None:
             raise ValueError(
                 f"admin={_without_secrets(admin)!r} is no URL of an admin API; it takes "

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
+from exclusivelog.audit.leaders import Verdict
 from exclusivelog.cli import demo
 from testing.processes import PATIENCE, until
 from tests.faces.scripts import unwarned
@@ -180,7 +181,7 @@ def log_of(history: demo.History) -> list[Any]:
 def failed(
     messages: list[Any], report: xl.Report = SOUND, tenures: list[demo.Tenure] = REIGNS
 ) -> set[str]:
-    findings = demo.judge(messages, HISTORY, report, tenures)
+    findings = demo.judge(messages, HISTORY, demo.judge_report(report), tenures)
     return {finding.claim for finding in findings if not finding.holds}
 
 
@@ -234,3 +235,12 @@ def test_a_worse_waiter_that_is_promoted_is_seen() -> None:
 def test_a_damaged_ledger_is_seen() -> None:
     damaged = dataclasses.replace(SOUND, problems=("offset 3 is damaged",))
     assert failed(log_of(HISTORY), damaged) == {"the ledger is sound"}
+
+
+def test_a_wrong_grant_of_a_cluster_is_seen() -> None:
+    right = Verdict("history", "offsets are dense", True, "6 messages")
+    wrong = Verdict("history", "every epoch is granted once", False, "epoch 2 was granted twice")
+    assert demo.judge_audit([right]).holds
+    found = demo.judge_audit([right, wrong])
+    assert not found.holds
+    assert found.facts == "every epoch is granted once: epoch 2 was granted twice"
