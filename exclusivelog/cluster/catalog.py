@@ -8,16 +8,12 @@ from typing import Protocol
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
-from exclusivelog.cluster import snapshots
-from exclusivelog.cluster.claims import ClusterClaims
-from exclusivelog.cluster.deciding import look
+from exclusivelog.cluster.checkpoints import newest_snapshot
 from exclusivelog.cluster.figures import Figures
-from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.following import TopicLog, Topics, inspect
 from exclusivelog.cluster.kinds import Kinds
-from exclusivelog.cluster.place import Place
+from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import refuses
-from exclusivelog.cluster.registry import Registry
-from exclusivelog.cluster.topics import Topics
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
     Announcement,
@@ -34,6 +30,23 @@ from exclusivelog.types import (
 __all__ = ["ClusterCatalog", "ClusterTopic"]
 
 logger = logging.getLogger(__name__)
+
+
+class Claims(Protocol):
+    """The claims of all engines."""
+
+    def living(self, group: str | None) -> list[ClaimInfo]:
+        """The claims that live engines hold, the oldest first."""
+
+    def groups(self) -> list[GroupInfo]:
+        """The reader groups of all topics."""
+
+
+class Registered(Protocol):
+    """The sessions of the engine."""
+
+    def pending(self) -> tuple[int, int]:
+        """Messages, and their bytes, that producers have queued."""
 
 
 class Host(Protocol):
@@ -57,7 +70,7 @@ class Host(Protocol):
         """Does the engine of that id live?"""
 
     @property
-    def claims(self) -> ClusterClaims:
+    def claims(self) -> Claims:
         """Its claims, and those of others."""
 
     @property
@@ -70,13 +83,13 @@ class Host(Protocol):
     figures: Figures
 
     @property
-    def registry(self) -> Registry:
+    def registry(self) -> Registered:
         """Its sessions."""
 
 
 def stats_of(log: TopicLog, lives: Callable[[str], bool]) -> TopicStats:
     """How much a topic has, as far as its log was read."""
-    seen = look(log, lives)
+    seen = inspect(log, lives)
     with log.changed:
         first, end, epoch = max(0, log.recent.first), log.state.next, log.state.epoch
     return TopicStats(
@@ -183,21 +196,21 @@ class ClusterTopic:
 
     def owner(self) -> OwnerInfo | None:
         """The session that owns it; None if no live engine has one."""
-        owner = look(self._log(), self._engine.lives).owner
+        owner = inspect(self._log(), self._engine.lives).owner
         return None if owner is None else owner.owner()
 
     def holders(self) -> list[OwnerInfo]:
         """The owner, or the shared producers, whose engines live."""
-        return look(self._log(), self._engine.lives).holders
+        return inspect(self._log(), self._engine.lives).holders
 
     def waiters(self) -> list[WaiterInfo]:
         """The sessions in its queue whose engines live, best first."""
-        return [each.info() for each in look(self._log(), self._engine.lives).queue]
+        return [each.info() for each in inspect(self._log(), self._engine.lives).queue]
 
     def transfers(self) -> list[TransferInfo]:
         """The hand-over that is under way."""
         log = self._log()
-        seen = look(log, self._engine.lives)
+        seen = inspect(log, self._engine.lives)
         assigned, owner = seen.assigned, None if seen.owner is None else seen.owner.owner()
         if assigned is None:
             return []
@@ -225,7 +238,7 @@ class ClusterTopic:
     def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
         """The topic's first offset, and its newest snapshot; there are no compacted views."""
         log = self._log()
-        found = snapshots.newest(self._engine.place, log, position)
+        found = newest_snapshot(self._engine.place, log, position)
         return max(0, log.recent.first), found
 
     def change_counter(self) -> tuple[_core.SharedWords, int]:

@@ -1,4 +1,6 @@
-"""Checkpoints: what the records of a topic up to one of them amount to, kept beside the topic.
+"""What is kept beside a topic: checkpoints, and snapshots of shared maps and states.
+
+A **checkpoint** is what the records of a topic up to one of them amount to.
 
 An engine that opens a topic goes on from its newest checkpoint, and need not read the topic from
 its first record. A checkpoint has all that is folded from records: the state of the rule, who
@@ -6,11 +8,25 @@ waits, and an index of places to read from, by offset and by time.
 
 A checkpoint is a copy of what every reader computes, and may be lost, old or damaged. It is used
 only if its checksum holds, if it is this topic's, and if the topic has the record that it stands on
-(`anchors`). Otherwise the topic is read from its first record, which gives the same. So an old
+(`Anchor`). Otherwise the topic is read from its first record, which gives the same. So an old
 checkpoint costs time, and a wrong one is not used: neither lets a record count that does not.
 
 Whoever owns a topic saves, or anybody while it has no producer: after so many records or bytes, and
-when its engine is closed. The log of the checkpoints is that of `blobs`.
+when its engine is closed.
+
+A **snapshot** is what the messages before an offset add up to (rule I4); it stands on a record,
+too. Both are values of logs of their own (`blobs`).
+
+>>> from exclusivelog.cluster.memory import MemoryLog
+>>> log, other = MemoryLog(), MemoryLog()
+>>> for number in range(3):
+...     log.append(b"%d" % number)
+...     other.append(b"x%d" % number)
+>>> tail, anchor = log.tail(), Anchor(None, None, 0)
+>>> for _ in range(2):
+...     anchor = anchor.then(tail.next(0))
+>>> holds(log, anchor), holds(other, anchor), holds(MemoryLog(), anchor)
+(True, False, False)
 """
 
 from __future__ import annotations
@@ -18,32 +34,108 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
 
 import msgpack
 
 from exclusivelog import logs, threads
 from exclusivelog._core import crc32c
+from exclusivelog.backend import Snapshot
 from exclusivelog.cluster import blobs, waiting
-from exclusivelog.cluster.anchors import Anchor, holds
-from exclusivelog.cluster.ordered import OrderedLog, Record
-from exclusivelog.cluster.place import Place, is_known
-from exclusivelog.cluster.recent import Mark
+from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.cluster.rule import State
-from exclusivelog.errors import ExclusiveLogError
+from exclusivelog.errors import (
+    ClusterError,
+    ExclusiveLogError,
+    LedgerCorruptedError,
+    OffsetTrimmedError,
+)
+from exclusivelog.messages import Item
 
-__all__ = ["Checkpoint", "Saving", "load"]
+__all__ = [
+    "Anchor", "Checkpoint", "Mark", "Saving", "holds", "load", "newest_snapshot",
+    "store_snapshot",
+]  # fmt: skip
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = SNAPSHOT_VERSION = 1
 EVERY_RECORDS = 5_000
 EVERY_BYTES = 32 << 20
 AT_CLOSING = 10  # ... and when the engine is closed, after that part of either
-PREFIX = "__checkpoints__"
-BESIDE = (PREFIX, "__snapshots__")  # logs that have no checkpoints of their own
+PREFIX, SNAPSHOTS = "__checkpoints__", "__snapshots__"
+BESIDE = (PREFIX, SNAPSHOTS)  # logs that have no checkpoints of their own
+READ_SECONDS = 10.0
 JOIN_SECONDS = 5.0
+
+
+# ---- what is saved ------------------------------------------------------------------------
+
+
+class Anchor(NamedTuple):
+    """A record: its position, that of the one before it, and the CRC-32C of its bytes.
+
+    A Pulsar topic may be deleted and made anew, restored or copied: what was saved about the former
+    one must not be used for the new one. So what is saved names a record of the log, and is used
+    only if the log still has that record at that position (`holds`)."""
+
+    before: Position | None
+    position: Position | None
+    crc: int
+
+    def then(self, record: Record) -> Anchor:
+        """The next record."""
+        return Anchor(self.position, record.position, crc32c(record.data))
+
+    @classmethod
+    def of(cls, row: Any) -> Anchor:
+        """From a list of the same; ValueError for anything else."""
+        before, position, crc = row
+        if type(position) is not bytes or type(crc) is not int:
+            raise ValueError("it names no record")
+        return cls(before, Position(position), crc)
+
+
+def holds(log: OrderedLog, anchor: Anchor) -> bool:
+    """Has the log this record at this position?"""
+    if anchor.position is None:
+        return False
+    end = log.end()
+    if end is None or end < anchor.position:
+        return False
+    tail = log.tail(anchor.before)
+    try:
+        record = tail.next(READ_SECONDS)
+    except (OffsetTrimmedError, ValueError):  # a position that this log cannot have
+        return False
+    finally:
+        tail.close()
+    return record is not None and anchor == Anchor(
+        anchor.before, record.position, crc32c(record.data)
+    )
+
+
 NOWHERE = Anchor(None, None, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place to read from: the rule's state there. `next` and `published` as of `State`."""
+
+    next: int
+    published: int
+    state: State
+
+    @classmethod
+    def of(cls, state: State) -> Mark:
+        """Where `state` is, without what only writers need."""
+        kept = replace(state, sequences={}, shared=dict(state.shared))
+        return cls(state.next, state.published, kept)
+
+    def begin(self) -> State:
+        """A state to fold on from here."""
+        return Mark.of(self.state).state
 
 
 @dataclass(slots=True)
@@ -99,6 +191,14 @@ def _mark(data: bytes) -> Mark:
 
 
 # ---- where they are ----------------------------------------------------------------------
+
+
+def is_known(place: Place, topic: str) -> bool:
+    """Has the place told that it has this topic? False, too, where it cannot be asked."""
+    try:
+        return place.has(topic)
+    except ClusterError:  # the admin API cannot be reached
+        return False
 
 
 def load(place: Place, topic: str, topic_log: OrderedLog) -> Checkpoint | None:
@@ -166,3 +266,56 @@ class Saving:
         """Wait for what is being saved."""
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
+
+
+# ---- snapshots ----------------------------------------------------------------------------
+
+
+class Topic(Protocol):
+    """A topic's log, as an engine follows it."""
+
+    name: str
+    log: OrderedLog
+    changed: threading.Condition
+    saving: Saving
+
+
+def store_snapshot(place: Place, topic: Topic, offset: int, items: Iterable[Item]) -> None:
+    """Keep what the messages before `offset` add up to; returns once the cluster has it."""
+    with topic.changed:
+        anchor = topic.saving.anchor  # its record is behind those messages, or the last of them
+    body: bytes = msgpack.packb([SNAPSHOT_VERSION, topic.name, list(anchor), offset, list(items)])
+    beside = place.open(SNAPSHOTS + topic.name)
+    try:
+        blobs.store(beside, crc32c(body).to_bytes(4, "little") + body)
+    finally:
+        beside.close()
+
+
+def newest_snapshot(place: Place, topic: Topic, position: int) -> Snapshot | None:
+    """The newest snapshot of this very topic, if it is ahead of this offset.
+
+    Raises `LedgerCorruptedError` for one that is damaged."""
+    if not is_known(place, SNAPSHOTS + topic.name):
+        return None
+    beside = place.open(SNAPSHOTS + topic.name)
+    try:
+        data = blobs.load(beside)
+    finally:
+        beside.close()
+    if data is None:
+        return None
+    anchor, offset, items = _unpack_snapshot(topic.name, data)
+    if anchor is None or offset <= position or not holds(topic.log, anchor):
+        return None
+    return offset, items
+
+
+def _unpack_snapshot(topic: str, data: bytes) -> tuple[Anchor | None, int, list[Item]]:
+    body = data[4:]
+    if crc32c(body) != int.from_bytes(data[:4], "little"):
+        raise LedgerCorruptedError(f"topic {topic!r}: its snapshot is damaged: checksum")
+    version, name, anchor, offset, items = msgpack.unpackb(body)
+    if (version, name) != (SNAPSHOT_VERSION, topic) or anchor[1] is None:  # no record yet
+        return None, -1, []
+    return Anchor.of(anchor), offset, [(key, value) for key, value in items]

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from exclusivelog.backend import ClaimSession, Held, Owned, Place
-from exclusivelog.cluster.cursor import ClusterCursor
-from exclusivelog.cluster.cursor import Host as CursorHost
-from exclusivelog.cluster.deciding import look
-from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.following import (
+    ANSWER_SECONDS,
+    Owning,
+    TopicLog,
+    Topics,
+    inspect,
+    now_ms,
+)
 from exclusivelog.cluster.frames import Holder
-from exclusivelog.cluster.history import history
-from exclusivelog.cluster.owning import ANSWER_SECONDS, Owning, now_ms
-from exclusivelog.cluster.place import Place as ClusterPlace
+from exclusivelog.cluster.ordered import Place as ClusterPlace
 from exclusivelog.cluster.refused import refusal, refuses
-from exclusivelog.cluster.registry import Registry
-from exclusivelog.cluster.topics import Topics
 from exclusivelog.errors import (
     ExclusiveLogError,
     OwnershipError,
@@ -33,20 +33,48 @@ from exclusivelog.errors import (
     ReaderFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.events import Event
 from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, OwnerInfo
 
 __all__ = ["ClusterClaims", "decide"]
 
 PREFIX = "__claim__/"
-LOOK_SECONDS = 0.02  # while a claim is waited for; a death wakes nobody
+POLL_SECONDS = 0.02  # while a claim is waited for; deaths send no wake-up
 
 
-class Host(CursorHost, Protocol):
+class Reading(Protocol):
+    """A position in a claim's log."""
+
+    def move_to(self, position: int) -> None:
+        """Go on at this offset."""
+
+    def take_one(self) -> Any:
+        """The next message; None at the end."""
+
+
+class Registered(Protocol):
+    """The sessions of the engine."""
+
+    def keep(self, number: int, owning: Owning) -> None:
+        """This session was granted."""
+
+    def forget(self, owning: Owning) -> None:
+        """It was released."""
+
+
+class Host(Protocol):
     """The engine."""
 
     info: EngineInfo
     ownership_version: int
+
+    @property
+    def ledger(self) -> Place:
+        """Where the logs are kept."""
+
+    def open_cursor(
+        self, topic: int, name: str, loads: None, compacted: bool, skip_trimmed: bool
+    ) -> Reading:
+        """A cursor on a log."""
 
     @property
     def place(self) -> ClusterPlace:
@@ -57,7 +85,7 @@ class Host(CursorHost, Protocol):
         """Those that it follows."""
 
     @property
-    def registry(self) -> Registry:
+    def registry(self) -> Registered:
         """Its sessions."""
 
     def check_writable(self) -> None:
@@ -208,12 +236,12 @@ class ClusterGroupCursor(ClusterClaim):
         self.release()
 
 
-def committed(host: CursorHost, log: TopicLog) -> int | None:
+def committed(host: Host, log: TopicLog) -> int | None:
     """The position that was committed last in a claim's log, as far as it was read."""
     end = log.state.next
     if not end:
         return None
-    cursor = ClusterCursor(host, log, None, True)
+    cursor = host.open_cursor(log.id, log.name, None, False, True)
     cursor.move_to(end - 1)
     message = cursor.take_one()
     return None if message is None else int(message.value)
@@ -226,7 +254,7 @@ Made = TypeVar("Made", bound=ClusterClaim)
 
 
 class ClusterClaims:
-    """Makes claims, and keeps those of one engine; see `exclusivelog.backend.ClaimStore`."""
+    """Makes claims, and registers those of one engine; see `exclusivelog.backend.ClaimStore`."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -273,7 +301,7 @@ class ClusterClaims:
         end = time.monotonic() + ANSWER_SECONDS
         while time.monotonic() < end:
             log.catch_up()
-            seen = look(log, self._host.lives)
+            seen = inspect(log, self._host.lives)
             last = generation_of(log)
             generation = decide(last, seen.owner is not None, wanted)
             if generation is None:
@@ -301,14 +329,14 @@ class ClusterClaims:
 
     def wait(self, seen: int, seconds: float) -> None:
         """Sleep for so many seconds, or less."""
-        time.sleep(min(seconds, LOOK_SECONDS))
+        time.sleep(min(seconds, POLL_SECONDS))
 
     def drain_bound(self, claim: int) -> None:
         """No producer is bound to a claim."""
 
     # ---- inspection ----------------------------------------------------------------------
 
-    def _logs(self, group: str | None) -> Iterator[tuple[str, str, TopicLog]]:
+    def logs(self, group: str | None) -> Iterator[tuple[str, str, TopicLog]]:
         """(group, resource, its log, read to its end)."""
         for name in self._host.place.topics():
             if name.startswith(PREFIX) and group in (None, parts_of(name)[0]):
@@ -317,7 +345,7 @@ class ClusterClaims:
                 yield *parts_of(name), log
 
     def _info(self, group: str, resource: str, log: TopicLog) -> ClaimInfo | None:
-        owner = look(log, self._host.lives).owner
+        owner = inspect(log, self._host.lives).owner
         if owner is None:
             return None
         holder = owner.holder
@@ -328,13 +356,13 @@ class ClusterClaims:
 
     def living(self, group: str | None) -> list[ClaimInfo]:
         """The claims that live engines hold, the oldest first."""
-        found = [self._info(*each) for each in self._logs(group)]
+        found = [self._info(*each) for each in self.logs(group)]
         return sorted([each for each in found if each is not None], key=lambda info: info.since)
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups of all topics."""
         found = []
-        for group, topic, log in self._logs(None):
+        for group, topic, log in self.logs(None):
             reader, position = self._info(group, topic, log), committed(self._host, log)
             reader = reader if reader is not None and reader.reader else None
             if reader is None and position is None:
@@ -344,33 +372,6 @@ class ClusterClaims:
             lag = None if position is None else max(0, read.state.next - position)
             found.append(GroupInfo(group, topic, position, lag, reader))
         return sorted(found, key=lambda info: (info.group, info.topic))
-
-    def events(self, group: str) -> Iterator[Event]:
-        """The changes of the claims of a group, of one resource after the other."""
-        for _, resource, log in self._logs(group):
-            for event in history(log):
-                yield _claim_event(event, group, resource)
-
-
-KINDS = {"grant": "own", "evict": "revoke", "release": "release"}
-
-
-def _claim_event(event: Event, group: str, resource: str) -> Event:
-    party = event.target if event.source is None else event.source
-    properties = {} if party is None else party["properties"]
-    reason = event.reason
-    if event.kind == "grant":
-        reason = "reader" if properties.get("reads") else "claim"
-    elif reason == "fenced":
-        reason = "claimed"
-    source, target = (
-        None if each is None else {**each, "producer": None, "properties": {}}
-        for each in (event.source, event.target)
-    )
-    return Event(
-        event.time, "", 0, KINDS[event.kind], reason, 0, source, target, group, resource,
-        int(properties.get("generation", 0)),
-    )  # fmt: skip
 
 
 def generation_of(log: TopicLog) -> int:

@@ -1,4 +1,4 @@
-"""Cursors: a position in one topic, and the messages from it on.
+"""Cursors: a position in one topic, and the messages from it on; and what query planners ask.
 
 The compiled `_core.Cursor` walks entries, as on a local log: a frame's messages are encoded as
 entries here, one for each run of one producer and one time. So messages, values and Arrow batches
@@ -13,27 +13,28 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import time
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn, Protocol
 
 import msgpack
 
 from exclusivelog import _core
-from exclusivelog.backend import Place
-from exclusivelog.cluster.following import TopicLog
+from exclusivelog.backend import Epoch, Place
+from exclusivelog.cluster.following import ANSWER_SECONDS, TopicLog, inspect
 from exclusivelog.cluster.frames import Content, Frame, Packed
 from exclusivelog.cluster.log import Reader
-from exclusivelog.cluster.owning import ANSWER_SECONDS
+from exclusivelog.cluster.refused import refusal
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
     LedgerIOError,
     OffsetTrimmedError,
+    UnsupportedError,
 )
 from exclusivelog.messages import to_ms
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
-__all__ = ["ClusterCursor", "entries_of", "frames_from", "offset_at_time"]
+__all__ = ["ClusterCursor", "Inspection", "entries_of", "frames_from", "offset_at_time"]
 
 
 READ_BYTES = 1 << 20  # about so much is encoded at once
@@ -322,3 +323,84 @@ def _offset(start: object, inclusive: bool) -> int:
     raise ValueError(
         f"start={start!r}: it takes 'earliest', 'latest', an offset from 0 on or a datetime"
     )
+
+
+# ---- what query planners ask --------------------------------------------------------------
+
+
+class InspectionHost(Protocol):
+    """The engine that is asked."""
+
+    def followed(self, topic: int) -> TopicLog:
+        """The topic's log, followed from now on."""
+
+    def latest(self, topic: int) -> _core.TopicRow:
+        """The topic's facts as they are now."""
+
+    def lives(self, engine: str) -> bool:
+        """Does the engine of that id live?"""
+
+
+class Inspection:
+    """Facts about the topics of one engine, by their ids."""
+
+    def __init__(self, host: InspectionHost) -> None:
+        self._host = host
+
+    def row(self, topic: int) -> _core.TopicRow:
+        """The topic's row as it is now."""
+        return self._host.latest(topic)
+
+    def offset_at(self, topic: int, time_ms: int) -> int:
+        """The offset of the first message published at this time or later."""
+        log = self._host.followed(topic)
+        log.catch_up()
+        return offset_at_time(log, time_ms)
+
+    def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
+        """About how long a message is: of the newest ones, wherever the samples are."""
+        log = self._host.followed(topic)
+        with log.changed:
+            return log.recent.message_bytes
+
+    def producers(self, topic: int) -> list[tuple[str, int, bool]]:
+        """(name, last sequence id, is it live?) of each producer name."""
+        log = self._host.followed(topic)
+        log.catch_up()
+        live = {holder.producer_name for holder in inspect(log, self._host.lives).holders}
+        with log.changed:
+            sequences = sorted(log.state.sequences.items())
+        return [(name, last, name in live) for name, last in sequences]
+
+    def epochs(self, topic: int, first: int) -> list[Epoch]:
+        """The epochs of the messages from the offset `first` on. All of them are read."""
+        log = self._host.followed(topic)
+        log.catch_up()
+        found: list[Epoch] = []
+        for frame in frames_from(log, first):
+            for offset, content in enumerate(frame.contents, frame.first):
+                if offset < first:
+                    continue
+                if not found or found[-1].epoch != frame.epoch:
+                    found.append(Epoch(frame.epoch, offset, content.publish_time))
+                _count(found[-1], offset, content)
+        return found
+
+    def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> NoReturn:
+        """It cannot be told."""
+        raise UnsupportedError(
+            "a cluster's log is not measured in bytes; bound it by a number of messages "
+            "(maxOffsetsPerTrigger)"
+        )
+
+    def batches(self, topic: int) -> NoReturn:
+        """There are none."""
+        raise refusal("once")
+
+
+def _count(epoch: Epoch, offset: int, content: Content) -> None:
+    """One more message of this epoch."""
+    epoch.last_offset, epoch.last_time = offset, content.publish_time
+    epoch.messages += 1
+    if content.producer_name not in epoch.producers:
+        epoch.producers.append(content.producer_name)

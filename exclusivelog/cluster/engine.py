@@ -8,40 +8,113 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import logging
 import os
+import secrets
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
-from exclusivelog import _core, logs
+from exclusivelog import _core, logs, threads
 from exclusivelog.backend import ProducerRequest, SessionOptions
-from exclusivelog.cluster import snapshots
 from exclusivelog.cluster.catalog import ClusterCatalog, ClusterTopic
+from exclusivelog.cluster.checkpoints import store_snapshot
 from exclusivelog.cluster.claims import ClusterClaims, ClusterGroupCursor
-from exclusivelog.cluster.cursor import ClusterCursor
+from exclusivelog.cluster.cursor import ClusterCursor, Inspection
 from exclusivelog.cluster.figures import Figures
-from exclusivelog.cluster.following import TopicLog
-from exclusivelog.cluster.history import history
-from exclusivelog.cluster.inspection import Inspection
+from exclusivelog.cluster.following import Registration, TopicLog, Topics
+from exclusivelog.cluster.history import claim_event, history
 from exclusivelog.cluster.kinds import TOPIC as KINDS
 from exclusivelog.cluster.kinds import Kinds
-from exclusivelog.cluster.life import Identity
 from exclusivelog.cluster.moving import Moving, cancel_moves, choose
-from exclusivelog.cluster.place import Place
+from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import Refusing, refusal, refuses
-from exclusivelog.cluster.registry import Registry
 from exclusivelog.cluster.requests import Requests
-from exclusivelog.cluster.session import ClusterSession, Registration
-from exclusivelog.cluster.topics import Topics
-from exclusivelog.cluster.working import BELL, Committer, Worker
-from exclusivelog.errors import EngineClosedError, ExclusiveLogError
+from exclusivelog.cluster.sessions import ClusterSession, Registry
+from exclusivelog.cluster.working import WAKE, Committer, Worker
+from exclusivelog.errors import EngineClosedError, ExclusiveLogError, LedgerError
 from exclusivelog.events import Event
 from exclusivelog.messages import Item
+from exclusivelog.types import EngineInfo
 from exclusivelog.waits import AnyFuture
 
 __all__ = ["ClusterEngine"]
 
+log = logging.getLogger(__name__)
+
 _engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
+
+
+class Ledger:
+    """Where an engine reads and writes: what its readers, producers and transactions compare."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class Identity:
+    """Base of `ClusterEngine`: its name and state, and its calls of application code."""
+
+    def __init__(self, path: str, name: str, properties: Mapping[str, str], readonly: bool) -> None:
+        self.name, self.path, self.readonly = name, path, readonly
+        self.id = secrets.token_hex(8)
+        self.info = EngineInfo(self.id, name, os.getpid(), dict(properties), 0.0)
+        self.ledger = Ledger(path)
+        self.closed = self.forked = False
+        self._locks = threading.Lock  # as it was: the compiled core sees if it is patched later
+
+    def check_not_forked(self) -> None:
+        """EngineClosedError in a forked child (rule C5)."""
+        if self.forked:
+            raise EngineClosedError(
+                f"engine {self.name!r} on {self.path} was inherited through fork(); open one of "
+                "your own in the child"
+            )
+
+    def check_open(self) -> None:
+        """EngineClosedError unless this engine can be used here."""
+        self.check_not_forked()
+        if self.closed:
+            raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+
+    def check_writable(self) -> None:
+        """An error unless this engine can be used here, and to write."""
+        self.check_open()
+        if self.readonly:
+            raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
+
+    def check_free(self) -> None:
+        """A call never waits for its own thread."""
+
+    @property
+    def busy_here(self) -> bool:
+        """Does this thread hold an engine lock? None is held while anything is waited for."""
+        return False
+
+    @property
+    def callbacks(self) -> Any:
+        """Runs code of the application."""
+        return self
+
+    def call_soon(self, function: Callable[[], object]) -> None:
+        """Run application code in a thread of its own."""
+        thread = threading.Thread(
+            target=self._call, args=(function,), name="exclusivelog-callback", daemon=True
+        )
+        threads.start(self.path, thread)
+
+    call_later = call_soon
+
+    def _call(self, function: Callable[[], object]) -> None:
+        try:
+            function()
+        except Exception as error:
+            self.emit(logs.CALLBACK_FAILED, error=error, reason=repr(error))
+
+    def emit(self, line: logs.Line, **fields: Any) -> None:
+        """Log a line about this engine."""
+        logs.emit(log, line, ledger=self.path, engine=self.name, engine_id=self.id, **fields)
 
 
 class ClusterEngine(Identity):
@@ -68,7 +141,7 @@ class ClusterEngine(Identity):
         self.topics = Topics(self)
         self.kinds = Kinds(lambda: place.open(KINDS))
         words = _core.SharedWords(bytearray(8))
-        self.registry = Registry(words, BELL)
+        self.registry = Registry(words, WAKE)
         self.pending = Requests(self, self.registry)
         self.claims = ClusterClaims(self)
         self.committer = Committer(self.path, name, self.registry)
@@ -107,7 +180,9 @@ class ClusterEngine(Identity):
     def events(self, topic: str | None, group: str | None) -> Iterator[Event]:
         """The changes of ownership of a topic, or of all topics one after the other."""
         if group is not None:
-            yield from self.claims.events(group)
+            for _, resource, claimed in self.claims.logs(group):
+                for event in history(claimed):
+                    yield claim_event(event, group, resource)
             return
         names = self.catalog.topics() if topic is None else [topic]
         for name in names:
@@ -132,7 +207,7 @@ class ClusterEngine(Identity):
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
         """Keep what a topic's messages before an offset add up to (rule I4)."""
         self.check_writable()
-        snapshots.store(self.place, self.followed(topic), offset, items)
+        store_snapshot(self.place, self.followed(topic), offset, items)
 
     def make_visible(self) -> None:
         """Readers see what counts."""
@@ -194,8 +269,8 @@ class ClusterEngine(Identity):
         """A grant or a release counts."""
         self.ownership_version = next(self._versions)  # unique, whichever thread is the last
 
-    def look_at_waiters(self) -> None:
-        """Somebody who waits may have his turn."""
+    def wake_worker(self) -> None:
+        """A waiter may be promoted."""
         self.worker.wake()
 
     def waits_here(self, number: int) -> bool:
@@ -216,7 +291,7 @@ class ClusterEngine(Identity):
                 self.pending.fail_all(error)
                 self.registry.close(error, self.committer.commit)
             except ExclusiveLogError as failed:
-                self.say(logs.CLOSING_FAILED, reason=str(failed))
+                self.emit(logs.CLOSING_FAILED, reason=str(failed))
             finally:
                 self._end()
 

@@ -1,7 +1,9 @@
 """One topic's log, as one engine follows it: a thread that reads it, and the sessions that write.
 
-`TopicLog` folds each record once, and passes it to the writers of this engine's sessions
-(`owning`), to those who wait (`queueing`) and to what readers need (`recent`).
+- `TopicLog` folds each record once, and passes it to the writers of this engine's sessions
+  (`Owning`), to those who wait (`waiting`) and to what readers need (`Recent`).
+- `inspect` tells who has a topic and who waits for it, of those whose engines live.
+- `Topics` are the topics that an engine follows.
 
 Nothing depends on the answers to an append. What has not been read back is appended again
 (`appending`); the rule counts it once.
@@ -9,34 +11,54 @@ Nothing depends on the answers to an append. What has not been read back is appe
 
 from __future__ import annotations
 
+import bisect
 import contextlib
+import hashlib
 import threading
 import time
-from collections.abc import Callable
-from typing import Protocol
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 from exclusivelog import _core, threads
+from exclusivelog.cluster import checkpoints
 from exclusivelog.cluster.appending import RESEND_SECONDS, Appending
-from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Checkpoint, Saving
+from exclusivelog.cluster.checkpoints import AT_CLOSING, NOWHERE, Checkpoint, Mark, Saving
 from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.frames import Frame, Grant, Holder, Join, Release, Terminate, encode
-from exclusivelog.cluster.log import Reader, Writer
-from exclusivelog.cluster.ordered import OrderedLog, Position, Record
-from exclusivelog.cluster.owning import ANSWER_SECONDS, LIVING, Owning
-from exclusivelog.cluster.place import Place
-from exclusivelog.cluster.queueing import Queue, Told
-from exclusivelog.cluster.recent import Recent
+from exclusivelog.cluster.log import Reader, Ticket, Writer
+from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.cluster.rule import Judged, State, Verdict
-from exclusivelog.cluster.waiting import Noted, Wait, Waiters, decode
+from exclusivelog.cluster.waiting import Assign, Noted, Published, Queue, Wait, Waiters, decode
 from exclusivelog.errors import (
     EngineClosedError,
     ExclusiveLogError,
     LedgerIOError,
+    ProducerMovedError,
     WaitTimeoutError,
 )
+from exclusivelog.messages import Encoded
+from exclusivelog.types import AccessMode, OwnerInfo
 from exclusivelog.waits import in_slices
 
-__all__ = ["TopicLog"]
+__all__ = [
+    "ANSWER_SECONDS", "CLOSE_SECONDS", "Host", "Owning", "Recent", "Registration", "Seen",
+    "TopicLog", "Topics", "inspect", "now_ms", "waiter_info",
+]  # fmt: skip
+
+ANSWER_SECONDS = 60.0  # for a log to show what was appended to it
+CLOSE_SECONDS = 30.0  # for what is queued to be in the log, and again for the releases
+LIVING = ("asking", "cancelled", "owner", "closing")  # of a writer's `status`
+UNDER_WAY = 4  # batches of one session; what comes meanwhile becomes one more
+KEPT_BYTES = 8 << 20  # of frames, about
+MARK_EVERY, MARK_BYTES = 500, 4 << 20  # records, or bytes of records
+MOST_MARKS = 1024  # then every other one is dropped, and they are set half as often
+
+
+def now_ms() -> int:
+    """Ms since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 class Host(Protocol):
@@ -55,17 +77,23 @@ class Host(Protocol):
     def commit_queue(self) -> _core.CommitQueue:
         """Of its commit thread."""
 
+    def check_open(self) -> None:
+        """EngineClosedError unless the engine can be used here."""
+
     def check_not_forked(self) -> None:
         """EngineClosedError in a forked child."""
 
     def ownership_changed(self) -> None:
         """A grant or a release counts."""
 
-    def look_at_waiters(self) -> None:
-        """Somebody who waits may have his turn."""
+    def wake_worker(self) -> None:
+        """A waiter may be promoted."""
 
     def waits_here(self, number: int) -> bool:
         """Is this a waiter of this engine?"""
+
+
+# ---- what readers need --------------------------------------------------------------------
 
 
 class Changes:
@@ -84,7 +112,380 @@ class Changes:
         self.words.wake(0)
 
 
-# ---- one topic ---------------------------------------------------------------------------
+class Recent:
+    """What an engine keeps of a topic's log in memory: the newest frames, and places to read older
+    ones from. Its topic serialises all calls.
+
+    A reader at the end of a topic gets its messages here. One that is further back reads the log
+    again, from the last *mark* before its position."""
+
+    def __init__(self, first: int = -1, marks: Sequence[Mark] = (), kept_from: int = 0) -> None:
+        self.first = first  # the first offset that the log has; -1: it has no message
+        self._marks = [*marks] or [Mark.of(State())]
+        self._since_mark = self._bytes_since_mark = 0
+        self._stride = 1
+        self._kept_from = kept_from  # all messages from this offset on are kept
+        self._frames: list[Frame] = []
+        self._sizes: list[int] = []
+        self._bytes = 0
+
+    def take(self, judged: Judged, state: State, size: int) -> None:
+        """The next record of `size` bytes, after `state` was folded over it."""
+        self._since_mark += 1
+        self._bytes_since_mark += size
+        if max(self._since_mark / MARK_EVERY, self._bytes_since_mark / MARK_BYTES) >= self._stride:
+            self._mark(state)
+        if judged.counts and isinstance(judged.parsed, Frame):
+            self._keep(judged.parsed, size)
+
+    def _mark(self, state: State) -> None:
+        self._since_mark = self._bytes_since_mark = 0
+        self._marks.append(Mark.of(state))
+        if len(self._marks) > MOST_MARKS:
+            del self._marks[1::2]
+            self._stride *= 2
+
+    @property
+    def marks(self) -> list[Mark]:
+        """The places to read from, in order."""
+        return list(self._marks)
+
+    # ---- frames --------------------------------------------------------------------------
+
+    def _keep(self, frame: Frame, size: int) -> None:
+        if self.first < 0:
+            self.first = frame.first
+        self._frames.append(frame)
+        self._sizes.append(size)
+        self._bytes += size
+        if self._bytes > KEPT_BYTES and len(self._frames) > 1:
+            self._drop()
+
+    def _drop(self) -> None:
+        """Drop the older half: one at a time, each would move all that stay."""
+        count = 0
+        while count < len(self._frames) - 1 and self._bytes > KEPT_BYTES // 2:
+            self._bytes -= self._sizes[count]
+            count += 1
+        self._kept_from = self._frames[count].first
+        del self._frames[:count], self._sizes[:count]
+
+    def frames(self, position: int, most: int) -> list[Frame] | None:
+        """The frames with this offset or later ones, of about `most` bytes, one at least; None if
+        the first of them is not kept."""
+        if position < self._kept_from:
+            return None
+        if not self._frames:
+            return []
+        start = bisect.bisect_right(self._frames, position, key=lambda frame: frame.end)
+        stop, size = start, 0
+        while stop < len(self._frames) and size < most:
+            size += self._sizes[stop]
+            stop += 1
+        return self._frames[start:stop]
+
+    @property
+    def message_bytes(self) -> float:
+        """The mean size of the messages that are kept; 0.0 without one."""
+        count = sum(len(frame.contents) for frame in self._frames)
+        return self._bytes / count if count else 0.0
+
+    # ---- places to read from -------------------------------------------------------------
+
+    def mark_before(self, position: int) -> Mark:
+        """The last mark at or before this offset."""
+        index = bisect.bisect_right(self._marks, position, key=lambda mark: mark.next)
+        return self._marks[max(0, index - 1)]
+
+    def mark_before_time(self, time: int) -> Mark:
+        """The last mark before all messages that were published at this time (ms) or later."""
+        index = bisect.bisect_left(self._marks, time, key=lambda mark: mark.published)
+        return self._marks[max(0, index - 1)]
+
+
+# ---- the sessions that write --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What is known of a session: `id` is its number, `topic` the topic's id."""
+
+    id: int
+    topic: int
+    name: str
+    mode: str
+    priority: int
+    epoch: int
+    properties: dict[str, str] = field(default_factory=dict)
+    notify_on_contention: bool = False
+    exclusive: bool = True
+
+
+class Lost(Protocol):
+    """A session, which is told what becomes of it."""
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """The topic is lost for good."""
+
+    def notify_wanted(self) -> None:
+        """Another producer waits for the topic."""
+
+    def hand_over(self, error: ProducerMovedError) -> None:
+        """Release the topic, and raise this error from then on."""
+
+
+class Owning:
+    """One session's writer, and what its producers have sent. Made by `TopicLog.ask`.
+
+    Its producers fill an appender, the engine's commit thread hands what is there to the writer
+    (`exclusivelog.cluster.log.Writer`), and the thread that follows the log settles the receipts
+    once it has read the messages back as counting (rule J2)."""
+
+    def __init__(self, topic: TopicLog, writer: Writer) -> None:
+        self.writer = writer
+        self.topic = topic
+        self.appender: _core.Appender | None = None  # once its session is opened
+        self._session: Callable[[], Lost | None] = _no_session
+        self._batches: dict[Ticket, _core.Batch] = {}  # those under way
+        self._taken: set[int] = set()  # their ids
+        self._begun: dict[Ticket, float] = {}  # when they were handed on
+        self._done: list[Ticket] = []
+        self._numbers: dict[Ticket, int] = {}  # those of `append` under way
+        self._number = self._counted = 0  # the last one given, the last one with an outcome
+        self._failed: tuple[int, ExclusiveLogError] | None = None  # the first one that failed
+        self._lost = False
+        self._reporting = threading.Lock()
+        self.behind: tuple[Wait, ...] = ()  # of a shared session: who waited when it joined
+
+    def connect(self, appender: _core.Appender | None, session: Lost) -> None:
+        """Send what this appender is given, and notify this session of its loss."""
+        self.appender, self._session = appender, weakref.ref(session)
+
+    # ---- sending -------------------------------------------------------------------------
+
+    def pump(self, patient: bool = True) -> None:
+        """Hand on what waits. In the engine's commit thread. `patient`: unless enough is under way
+        already; then the rest follows as one batch."""
+        with self.topic.changed:
+            appender = self.appender
+            if appender is None or (patient and len(self._batches) >= UNDER_WAY):
+                return
+            for batch in appender.take():
+                if id(batch) not in self._taken:
+                    self._send(appender, batch)
+
+    def _send(self, appender: _core.Appender, batch: _core.Batch) -> None:
+        try:
+            ticket = self.writer.send_packed(batch, now_ms(), self._note)
+        except ExclusiveLogError as error:
+            _fail(appender, [], error)
+        else:
+            self._begun[ticket] = time.monotonic()
+            self._batches[ticket] = batch
+            self._taken.add(id(batch))
+
+    def append(self, messages: Sequence[Encoded]) -> tuple[int, int] | None:
+        """Hand messages on now, past the appender: the offset that they will have, if they will be
+        in the log, and a number for `await_counting`. None if others wait before them, or no offset
+        can be told as others share the topic."""
+        with self.topic.changed:
+            self.topic.check()
+            appender = self.appender
+            if appender is None or appender.pending_messages or self.writer.is_shared:
+                return None
+            if appender.error is not None:
+                raise appender.error
+            expected = self.writer.next_offset
+            ticket = self.writer.send(messages, now_ms(), self._note)
+            self._begun[ticket] = time.monotonic()
+            appender.advance(self.writer.last_sequence)
+            self._number += 1
+            self._numbers[ticket] = self._number
+            return expected, self._number
+
+    def await_counting(self, number: int) -> None:
+        """Wait until these messages count; raises what they failed with."""
+        self.topic.await_change(lambda: self._counted >= number, None, "")
+        if self._failed is not None and number >= self._failed[0]:
+            raise self._failed[1]
+
+    def _note(self, ticket: Ticket) -> None:
+        self._done.append(ticket)
+        begun = self._begun.pop(ticket, None)
+        if ticket.error is None and begun is not None:
+            size, seconds = ticket.weight, time.monotonic() - begun
+            self.topic.host.figures.sent(ticket.count, size, seconds)
+        number = self._numbers.pop(ticket, None)
+        if number is not None:  # in order; after one that has failed, all do
+            self._counted = number
+            if ticket.error is not None and self._failed is None:
+                self._failed = number, ticket.error
+
+    # ---- outcomes ------------------------------------------------------------------------
+
+    @property
+    def has_news(self) -> bool:
+        """Is there an outcome, or a loss, to report to the producers?"""
+        return bool(self._done) or (self.writer.status == "fenced" and not self._lost)
+
+    def report(self) -> None:
+        """Settle the receipts, in order. In a thread that has read on, without the topic's lock."""
+        with self._reporting:
+            self._report()
+
+    def _report(self) -> None:
+        with self.topic.changed:
+            done, self._done = self._done, []
+            ended = [(self._batches.pop(ticket, None), ticket) for ticket in done]
+            self._taken -= {id(batch) for batch, _ in ended}
+            fenced = self.writer.status == "fenced" and not self._lost
+            self._lost = self._lost or fenced
+            error = self.writer.error if fenced else None
+        appender = self.appender
+        if appender is not None:
+            self._settle(appender, ended, error)
+        session = self._session()
+        if error is not None and session is not None:
+            session.lose(error)
+
+    def _settle(
+        self, appender: _core.Appender, ended: Iterable[tuple[_core.Batch | None, Ticket]],
+        error: ExclusiveLogError | None,
+    ) -> None:  # fmt: skip
+        placed: list[tuple[_core.Batch, int]] = []
+        for batch, ticket in ended:
+            error = error or ticket.error
+            if batch is not None and ticket.error is None:
+                placed.append((batch, ticket.offset or 0))
+        if error is not None:
+            _fail(appender, placed, error)
+        elif placed:
+            appender.settle(placed)
+        self.topic.host.commit_queue.put(appender, 0.0)  # it calls back, and takes what waits
+
+    def is_wanted(self, name: str) -> bool:
+        """Does another producer wait for the topic?"""
+        with self.topic.changed:
+            return self.topic.queue.is_wanted(name)
+
+    def notify_wanted(self) -> None:
+        """Another producer waits for the topic."""
+        session = self._session()
+        if session is not None and self.writer.status == "owner":
+            session.notify_wanted()
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def hand_over_if_due(self) -> None:
+        """If the topic is assigned to another engine, have the session release it; its producers
+        raise ProducerMovedError from then on."""
+        assigned = self.topic.waiters.assigned_at(now_ms())
+        session = self._session()
+        if assigned is None or assigned.session != self.writer.session or session is None:
+            return
+        if self.writer.status == "owner":
+            session.hand_over(moved_error(self.topic.name, assigned))
+
+    def drain(self, commit: Callable[[Owning], None], seconds: float) -> None:
+        """Wait for the outcome of what was queued, whatever it is."""
+        waiting = None if self.appender is None else self.appender.newest()
+        if waiting is not None:
+            commit(self)
+            with contextlib.suppress(ExclusiveLogError):
+                waiting.exception(max(0.0, seconds))
+
+    def release(self, timeout: float, reason: str = "closed") -> None:
+        """Give the topic back, behind what was handed on, and wait for that."""
+        with self.topic.changed:
+            self.writer.release(reason)
+        self.topic.await_change(
+            lambda: self.writer.status in ("closed", "fenced"), timeout,
+            "the release of the topic was not read back",
+        )  # fmt: skip
+
+
+def _fail(
+    appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError
+) -> None:
+    """Fail all that this appender has, but what is in the log, and take no more. If it was closed
+    before, later calls are told so; what it had accepted is told what it failed with."""
+    appender.close_with(error)
+    appender.settle(placed, error)
+
+
+def _no_session() -> None:
+    """Stands for a reference to a session, where there is none."""
+
+
+def moved_error(topic: str, assigned: Assign) -> ProducerMovedError:
+    """What the producers of the former owner raise."""
+    error = ProducerMovedError(
+        f"topic {topic!r} was handed over to engine {assigned.engine_name!r} (id "
+        f"{assigned.engine_id}, pid {assigned.pid}); send there"
+    )
+    error.successor = assigned.target
+    return error
+
+
+class Writers:
+    """The sessions of one engine that write to one topic. The topic serialises all calls."""
+
+    def __init__(self) -> None:
+        self._all: list[Owning] = []
+
+    def add(self, owning: Owning) -> None:
+        """A session asks for the topic."""
+        self._all.append(owning)
+
+    def saw(self, judged: Judged) -> None:
+        """The next record of the log."""
+        for owning in self._all:
+            owning.writer.saw(judged)
+
+    def joined(self, session: int, behind: tuple[Wait, ...]) -> None:
+        """This shared session was admitted, behind these waiters."""
+        for owning in self._all:
+            if owning.writer.session == session:
+                owning.behind = behind
+
+    def notify_wanted(self) -> None:
+        """Another producer waits for the topic."""
+        for owning in self._all:
+            owning.notify_wanted()
+
+    @property
+    def has_owner(self) -> bool:
+        """Does one of these own the topic?"""
+        return any(each.writer.status == "owner" for each in self._all)
+
+    @property
+    def unsettled(self) -> bool:
+        """Is there a record that should be in the log, and was not read back?"""
+        return any(each.writer.unsettled for each in self._all)
+
+    def resend(self) -> None:
+        """Append again what was not read back."""
+        for owning in self._all:
+            if owning.writer.unsettled:
+                owning.writer.resend()
+
+    def with_news(self) -> list[Owning]:
+        """Those that have something to report."""
+        return [owning for owning in self._all if owning.has_news]
+
+    def forget_ended(self) -> None:
+        """Drop those that write no more, and have reported it."""
+        self._all = [each for each in self._all if each.has_news or each.writer.status in LIVING]
+
+    def end(self, in_doubt: ExclusiveLogError, unsent: ExclusiveLogError) -> list[Owning]:
+        """The log is not followed any more: fail what is under way, and what was not sent."""
+        ended, self._all = self._all, []
+        for each in ended:
+            each.writer.give_up(in_doubt, unsent)
+        return ended
+
+
+# ---- one topic ----------------------------------------------------------------------------
 
 
 class TopicLog:
@@ -109,7 +510,7 @@ class TopicLog:
         self.saving = Saving(host.place, name, start.anchor, not host.readonly)
         self.state = start.state
         self._reader = Reader(log, self.state)
-        self._owning: list[Owning] = []
+        self._writers = Writers()
         self._closed = False
         self._error: ExclusiveLogError | None = None
         self._thread = threading.Thread(
@@ -155,11 +556,6 @@ class TopicLog:
             "the log was not read to its end",
         )  # fmt: skip
 
-    def is_wanted(self, name: str) -> bool:
-        """Does another producer wait for the topic?"""
-        with self.changed:
-            return self.queue.is_wanted(name)
-
     @property
     def waiters(self) -> Waiters:
         """Who waits, as far as the log was read."""
@@ -184,7 +580,7 @@ class TopicLog:
             )
             owning = Owning(self, writer)
             writer.ask(topic_epoch)
-            self._owning.append(owning)
+            self._writers.add(owning)
         try:
             self.await_change(
                 lambda: writer.status != "asking", timeout, "the topic was not granted"
@@ -208,13 +604,13 @@ class TopicLog:
 
         self.await_change(is_over, ANSWER_SECONDS, "the release of a dead engine was not read back")
 
-    def tell(self, record: Told) -> None:
+    def publish(self, record: Published) -> None:
         """Let a producer wait, or (un)assign the topic; returns once the log shows it."""
         with self.changed:
             self.check()
-            self.queue.tell(record)
+            self.queue.publish(record)
         self.await_change(
-            lambda: self.queue.is_told(record), ANSWER_SECONDS,
+            lambda: self.queue.is_published(record), ANSWER_SECONDS,
             "the record of a waiting producer or of a move was not read back",
         )  # fmt: skip
 
@@ -251,18 +647,6 @@ class TopicLog:
             if not self._ended:
                 self.queue.leave(number)
 
-    # ---- appending again -----------------------------------------------------------------
-
-    def _try_again(self) -> None:
-        for owning in self._owning:
-            if owning.writer.unsettled:
-                owning.writer.resend()
-        self.queue.append_again()
-
-    @property
-    def _unsettled(self) -> bool:
-        return self.queue.unsettled or any(each.writer.unsettled for each in self._owning)
-
     # ---- the thread ----------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -294,52 +678,53 @@ class TopicLog:
 
     def _advance(self, record: Record | None) -> None:
         """Take the next record, and those of this process that were answered behind it."""
-        look = False
+        promotable = False
         with self.changed:
             answers, state = self._appending.answers, self.state
             while record is not None or (record := answers.next(state.position)) is not None:
-                look = self._take(self._reader.fold(record), record) or look
+                promotable = self._take(self._reader.fold(record), record) or promotable
                 record = None
-            if self.saving.is_due() and self._may_save:
-                self.saving.save(self._checkpoint())
+            self._save_if_due()
             if self._appending.is_due():
-                self._try_again()
-            news = [owning for owning in self._owning if owning.has_news]
+                self._writers.resend()
+                self.queue.append_again()
+            news = self._writers.with_news()
         for owning in news:
-            owning.tell()
-        if look:
-            self._forget_ended()
-            self.host.look_at_waiters()
+            owning.report()
+        if promotable:
+            with self.changed:
+                self._writers.forget_ended()
+            self.host.wake_worker()
 
-    @property
-    def _may_save(self) -> bool:
-        """Does this engine write to the topic, or nobody?"""
-        mine = any(each.writer.status == "owner" for each in self._owning)
-        return mine or not (self.state.owned or self.state.shared)
-
-    def _checkpoint(self) -> Checkpoint:
-        return Checkpoint(
-            self.saving.anchor, self.state, self.recent.first, self.recent.marks,
-            self.waiters.records(),
-        )  # fmt: skip
+    def _save_if_due(self, part: int = 1) -> None:
+        """Save a checkpoint, if it is time, and this engine owns the topic or no engine writes."""
+        free = not (self.state.owned or self.state.shared)
+        if self.saving.is_due(part) and (free or self._writers.has_owner):
+            self.saving.save(Checkpoint(
+                self.saving.anchor, self.state, self.recent.first, self.recent.marks,
+                self.waiters.records(),
+            ))  # fmt: skip
 
     def _take(self, judged: Judged, record: Record) -> bool:
-        """The next record; may somebody who waits have his turn now?"""
+        """The next record; may a waiter be promoted now?"""
         data = record.data
         if judged.verdict is not Verdict.REPEATED:
             self.saving.saw(record)
-        for owning in self._owning:
-            owning.writer.saw(judged)
+        self._writers.saw(judged)
         self.recent.take(judged, self.state, len(data))
-        look = False
+        promotable = False
         if judged.verdict is Verdict.FOREIGN:
-            look = self._take_wait(decode(data))
+            promotable = self._take_queue_record(decode(data))
         elif judged.counts:
-            look = self._take_counting(judged)
+            promotable = self._take_counting(judged)
         elif judged.verdict is Verdict.AHEAD and self._unsettled:  # the frame before it was lost
             self._appending.hurry()
         self.changed.notify_all()
-        return look
+        return promotable
+
+    @property
+    def _unsettled(self) -> bool:
+        return self.queue.unsettled or self._writers.unsettled
 
     def _take_counting(self, judged: Judged) -> bool:
         self._appending.progress(self._unsettled)
@@ -350,29 +735,19 @@ class TopicLog:
         if isinstance(parsed, Grant):
             self.waiters.granted(parsed)
         elif isinstance(parsed, Join):
-            for owning in self._owning:
-                if owning.writer.session == parsed.session:
-                    owning.behind = tuple(self.waiters)
+            self._writers.joined(parsed.session, tuple(self.waiters))
         elif isinstance(parsed, Terminate):
             self.frames.wake()  # readers at the end
         self.host.ownership_changed()
         return True
 
-    def _take_wait(self, record: Noted | None) -> bool:
+    def _take_queue_record(self, record: Noted | None) -> bool:
         if record is None:
             return False
         self.queue.take(record)
         if isinstance(record, Wait):
-            for owning in self._owning:
-                owning.notify_wanted()
+            self._writers.notify_wanted()
         return True
-
-    def _forget_ended(self) -> None:
-        with self.changed:
-            self._owning = [
-                each for each in self._owning
-                if each.has_news or each.writer.status in LIVING
-            ]  # fmt: skip
 
     def _end(self, error: ExclusiveLogError | None) -> None:
         why = f": {error}" if error is not None else ""
@@ -384,12 +759,10 @@ class TopicLog:
         )
         with self.changed:
             self._error, self._closed = error, True
-            owning, self._owning = self._owning, []
-            for each in owning:
-                each.writer.give_up(in_doubt, unsent)
+            ended = self._writers.end(in_doubt, unsent)
             self.changed.notify_all()
-        for each in owning:
-            each.tell()
+        for each in ended:
+            each.report()
         self.frames.wake()
 
     # ---- the end -------------------------------------------------------------------------
@@ -397,8 +770,8 @@ class TopicLog:
     def close(self) -> None:
         """End the thread, and close the log. Sends that were not read back are in doubt."""
         with self.changed:
-            if not self._ended and self.saving.is_due(AT_CLOSING) and self._may_save:
-                self.saving.save(self._checkpoint())
+            if not self._ended:
+                self._save_if_due(AT_CLOSING)
             self._closed = True
             self.changed.notify_all()
         self._reader.close()
@@ -415,3 +788,132 @@ class TopicLog:
             f"topic {self.name!r} was inherited through fork(); open an engine of your own"
         )
         self.changed = threading.Condition()  # a thread of the parent may have held the lock
+
+
+# ---- who has it, and who waits ------------------------------------------------------------
+
+
+class Seen(NamedTuple):
+    """Who has a topic and who waits for it, best first, of those whose engines live; whose session
+    should be released because its engine is gone; `State.tenure`; and to which engine the topic is
+    assigned (rule E3): `elsewhere`, if that is not the one that asks."""
+
+    owner: Grant | None
+    shared: tuple[Join, ...]
+    queue: tuple[Wait, ...]
+    dead: tuple[Grant | Join, ...]
+    tenure: tuple[int, bool, int]
+    assigned: Assign | None = None
+    elsewhere: Assign | None = None
+
+    @property
+    def free(self) -> bool:
+        """Has nobody the topic, and may this engine have it?"""
+        return self.owner is None and not self.shared and self.elsewhere is None
+
+    @property
+    def holders(self) -> list[OwnerInfo]:
+        """Those who have it."""
+        return [each.owner() for each in ((self.owner,) if self.owner else self.shared)]
+
+    def first(self, leave_out: int = 0) -> OwnerInfo | None:
+        """Because of whom a request is refused (rule A5)."""
+        waiters = [waiter_info(each) for each in self.queue if each.number != leave_out]
+        return next(iter([*self.holders, *waiters]), None)
+
+
+def inspect(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> Seen:
+    """Who has the topic and who waits, as far as its log was read, for a request of this engine: a
+    topic that is assigned to it goes past those who wait elsewhere."""
+    with topic.changed:
+        owner, tenure, queue = topic.state.owner, topic.state.tenure, topic.waiters.in_order()
+        assigned = topic.waiters.assigned_at(now_ms())
+        shared = [each.join for each in topic.state.shared.values()]
+    having: list[Grant | Join] = [*([] if owner is None else [owner]), *shared]
+    alive = {each.holder.engine_id for each in having} | {each.engine_id for each in queue}
+    alive = {each for each in alive if lives(each)}
+    owner_lives = owner is not None and owner.holder.engine_id in alive
+    if assigned is not None and not lives(assigned.engine_id):
+        assigned = None
+    elsewhere = assigned if assigned is not None and assigned.engine_id != engine else None
+    if assigned is not None and elsewhere is None and not (owner_lives or shared):
+        queue = [each for each in queue if each.engine_id == engine]
+    return Seen(
+        owner if owner_lives else None,
+        tuple([each for each in shared if each.holder.engine_id in alive]),
+        tuple([each for each in queue if each.engine_id in alive]),
+        tuple([each for each in having if each.holder.engine_id not in alive]), tenure, assigned,
+        elsewhere,
+    )  # fmt: skip
+
+
+def waiter_info(waiter: Wait) -> OwnerInfo:
+    """A waiter, as errors show it."""
+    return OwnerInfo(
+        engine_id=waiter.engine_id, engine_name=waiter.engine_name, pid=waiter.pid,
+        producer_name=waiter.producer_name, access_mode=AccessMode.WAIT_FOR_EXCLUSIVE,
+        priority=waiter.priority, epoch=0, since=waiter.since, session=waiter.number,
+        properties=waiter.properties,
+    )  # fmt: skip
+
+
+# ---- the topics of an engine --------------------------------------------------------------
+
+
+def id_of(name: str) -> int:
+    """The id of the topic of that name; the processes of one Spark query agree on it.
+
+    >>> id_of("orders") == id_of("orders") != id_of("bills"), id_of("orders").bit_length() < 63
+    (True, True)
+    """
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 2
+
+
+class Topics:
+    """Numbers topics, and follows those that are used."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._numbers: dict[str, int] = {}
+        self._followed: dict[int, TopicLog] = {}
+
+    def number_of(self, name: str) -> int:
+        """The id of a topic: the same in all engines."""
+        with self._lock:
+            return self._numbers.setdefault(name, id_of(name))
+
+    def named(self, name: str) -> TopicLog:
+        """The log of the topic of that name, followed from now on."""
+        return self.followed(self.number_of(name))
+
+    def followed(self, number: int) -> TopicLog:
+        """The topic's log, followed from now on."""
+        found = self._followed.get(number)
+        if found is not None:
+            return found
+        with self._lock:
+            self._host.check_open()
+            found = self._followed.get(number)
+            if found is None:
+                name = next(name for name, each in self._numbers.items() if each == number)
+                log = self._host.place.open(name)
+                checkpoint = checkpoints.load(self._host.place, name, log)
+                found = TopicLog(self._host, name, number, log, checkpoint)
+                self._followed[number] = found
+            return found
+
+    def all(self) -> list[TopicLog]:
+        """Those that are followed."""
+        with self._lock:
+            return list(self._followed.values())
+
+    def close(self) -> None:
+        """End all."""
+        for each in self.all():
+            each.close()
+
+    def forget(self) -> None:
+        """In a forked child: all of them are the parent's."""
+        for each in list(self._followed.values()):
+            each.forget()

@@ -13,7 +13,7 @@ from exclusivelog.cluster.log import Reader
 from exclusivelog.cluster.rule import Judged, State
 from exclusivelog.events import Event, Party
 
-__all__ = ["history"]
+__all__ = ["claim_event", "history"]
 
 
 def history(topic: TopicLog) -> Iterator[Event]:
@@ -77,3 +77,28 @@ def _party(grant: Grant) -> Party:
         "producer": holder.producer_name, "properties": holder.properties,
         "engine_properties": {},
     }  # fmt: skip
+
+
+# ---- of claims ----------------------------------------------------------------------------
+
+
+KINDS = {"grant": "own", "evict": "revoke", "release": "release"}
+
+
+def claim_event(event: Event, group: str, resource: str) -> Event:
+    """A change of the owner of a claim's log, as one of the claim."""
+    party = event.target if event.source is None else event.source
+    properties = {} if party is None else party["properties"]
+    reason = event.reason
+    if event.kind == "grant":
+        reason = "reader" if properties.get("reads") else "claim"
+    elif reason == "fenced":
+        reason = "claimed"
+    source, target = (
+        None if each is None else {**each, "producer": None, "properties": {}}
+        for each in (event.source, event.target)
+    )
+    return Event(
+        event.time, "", 0, KINDS[event.kind], reason, 0, source, target, group, resource,
+        int(properties.get("generation", 0)),
+    )  # fmt: skip

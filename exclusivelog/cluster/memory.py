@@ -1,4 +1,6 @@
-"""An ordered log in memory, and a log that treats its writers badly: for tests and examples.
+"""Ordered logs in memory, a place that keeps them, and a log that treats its writers badly.
+
+For tests and examples.
 
 `MemoryLog` keeps its records in a list. `UnreliableLog` gives each writer a connection of its own
 to a `MemoryLog`, and does to the appends what backends do: it delays, reorders, doubles and loses
@@ -12,14 +14,20 @@ them, and it loses and doubles their answers. A dice decides, or a test calls `d
 b'b'
 >>> tail.next(timeout=0) is None
 True
+>>> one, other = MemoryPlace.named("example"), MemoryPlace.named("example")
+>>> one.open("orders").append(b"record")
+>>> other.topics(), other.open("orders").end() == one.open("orders").end()
+(['orders'], True)
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from exclusivelog.cluster.frames import MAX_BYTES
 from exclusivelog.cluster.ordered import (
@@ -32,8 +40,9 @@ from exclusivelog.cluster.ordered import (
     ignore,
 )
 from exclusivelog.errors import EngineClosedError, LedgerIOError, OffsetTrimmedError
+from exclusivelog.types import EngineInfo
 
-__all__ = ["Chances", "MemoryLog", "UnreliableLog"]
+__all__ = ["Chances", "MemoryLog", "MemoryPlace", "UnreliableLog"]
 
 
 def _position(number: int) -> Position:
@@ -250,3 +259,117 @@ class UnreliableLog:
 
     def close(self) -> None:
         """Disconnect. What is under way may still come."""
+
+
+# ---- places -------------------------------------------------------------------------------
+
+
+class _Shared:
+    """What the engines of one name have in common."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.logs: dict[str, MemoryLog] = {}
+        self.engines: dict[str, tuple[EngineInfo, float]] = {}
+
+
+class _Link:
+    """One engine's connection to a log in memory: closing it leaves the log to others."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self.max_bytes = log.max_bytes
+        self._log = log
+        self._closed = False
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineClosedError("this log is closed")
+
+    def append(self, data: bytes, answered: Answered = ignore) -> None:
+        """Append a record."""
+        self._check()
+        self._log.append(data, answered)
+
+    def tail(self, after: Position | None = None) -> Tail:
+        """Read the records after this position."""
+        self._check()
+        return self._log.tail(after)
+
+    def end(self) -> Position | None:
+        """The position of the last record."""
+        self._check()
+        return self._log.end()
+
+    def first(self) -> Position | None:
+        """The position of the first record."""
+        self._check()
+        return self._log.first()
+
+    def last(self) -> Record | None:
+        """The last record."""
+        self._check()
+        return self._log.last()
+
+    def follows(self, position: Position, last: Position) -> bool:
+        """Is `position` that of the record directly behind the one at `last`?"""
+        return self._log.follows(position, last)
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._closed = True
+
+
+class MemoryPlace:
+    """Logs in this process's memory, for all engines that open the same name. They are gone with
+    the process."""
+
+    _all: ClassVar[dict[str, _Shared]] = {}
+
+    def __init__(self, name: str, shared: _Shared) -> None:
+        self.url = f"memory://{name}"
+        self._shared = shared
+        self._engine = ""
+
+    @classmethod
+    def named(cls, name: str) -> MemoryPlace:
+        """The place of that name, made if there is none."""
+        return cls(name, cls._all.setdefault(name, _Shared()))
+
+    def topics(self) -> list[str]:
+        """The names of the topics, sorted."""
+        with self._shared.lock:
+            return sorted(self._shared.logs)
+
+    def has(self, topic: str) -> bool:
+        """Is there a topic of that name?"""
+        with self._shared.lock:
+            return topic in self._shared.logs
+
+    def open(self, topic: str) -> OrderedLog:
+        """The log of a topic, which is made if there is none."""
+        with self._shared.lock:
+            return _Link(self._shared.logs.setdefault(topic, MemoryLog()))
+
+    def join(self, engine: EngineInfo) -> None:
+        """This engine lives from now on, until `close`."""
+        self._engine = engine.id
+        with self._shared.lock:
+            self._shared.engines[engine.id] = engine, time.monotonic()
+
+    def lives(self, engine: str) -> bool:
+        """Does the engine of that id live?"""
+        return engine in self._shared.engines
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that live."""
+        with self._shared.lock:
+            return [info for info, _ in self._shared.engines.values()]
+
+    def close(self) -> None:
+        """Leave."""
+        with self._shared.lock:
+            self._shared.engines.pop(self._engine, None)
+
+    def forget(self) -> None:
+        """In a forked child."""
+        self._shared = _Shared()

@@ -58,7 +58,7 @@ READ_MESSAGES = 2000  # most messages of one copy
 READ_BYTES = 8 << 20  # then they are sent before more is read
 READ_AT_ONCE = 32  # messages, which may be large
 IN_FLIGHT_BYTES = 32 << 20
-LOOK_SECONDS = 5.0  # between looks for new topics, and at the source's end
+POLL_SECONDS = 5.0  # between checks for new topics, and at the source's end
 CHECK_SECONDS = 60.0  # between looks at an idle topic's target
 CLOSE_SECONDS = 10.0  # for what is in flight to be stored when a mirror is closed
 END_SECONDS = 1.0  # for threads to end once nobody waits for the broker any more
@@ -361,7 +361,7 @@ class TopicMirror:
                 continue
             self._drain()
             try:
-                yield [reader.read_next(LOOK_SECONDS)]
+                yield [reader.read_next(POLL_SECONDS)]
             except WaitTimeoutError:
                 self._check_idle()
             except TopicTerminatedError:
@@ -638,7 +638,7 @@ class Mirror(Closing):
         their copying began: a topic that cannot go on does not hold the others up."""
         self.start(follow)
         try:
-            while not self.wait(LOOK_SECONDS):
+            while not self.wait(POLL_SECONDS):
                 pass
         except BaseException:
             self.close()
@@ -652,7 +652,7 @@ class Mirror(Closing):
             self._watcher.start()
 
     def _watch_topics(self) -> None:
-        while not self._stopped.wait(LOOK_SECONDS):
+        while not self._stopped.wait(POLL_SECONDS):
             try:
                 self._begin_new()
             except BaseException as error:  # no more threads, for example
@@ -729,7 +729,7 @@ class Mirror(Closing):
         for one in list(self._mirrors.values()):
             one.join(max(0.0, deadline - time.monotonic()))
 
-    # ---- look ----------------------------------------------------------------------------
+    # ---- inspection ----------------------------------------------------------------------
 
     def progress(self) -> list[Progress]:
         """How far each topic is. `sum(one.lag for one in mirror.progress())` is the lag."""

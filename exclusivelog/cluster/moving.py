@@ -20,21 +20,18 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exclusivelog.backend import MoveCancelled, is_internal
-from exclusivelog.cluster.deciding import look
-from exclusivelog.cluster.following import TopicLog
+from exclusivelog.cluster.following import TopicLog, Topics, inspect, now_ms
 from exclusivelog.cluster.frames import Grant
-from exclusivelog.cluster.owning import Owning, now_ms
-from exclusivelog.cluster.place import Place
+from exclusivelog.cluster.ordered import Place
 from exclusivelog.cluster.refused import refusal
-from exclusivelog.cluster.topics import Topics
 from exclusivelog.cluster.waiting import Assign, Unassign
-from exclusivelog.errors import LedgerError, ProducerMovedError, TopicNotFoundError
+from exclusivelog.errors import LedgerError, TopicNotFoundError
 from exclusivelog.types import EngineInfo, Move
 from exclusivelog.waits import check_seconds
 
-__all__ = ["Moving", "cancel_moves", "choose", "hand_over_due", "moved_error"]
+__all__ = ["Moving", "cancel_moves", "choose"]
 
-LOOK_SECONDS = 0.1  # a destination that dies writes nothing
+POLL_SECONDS = 0.1  # a destination that dies writes nothing
 
 
 class Host(Protocol):
@@ -79,16 +76,6 @@ def choose(host: Host, topics: str | Iterable[str]) -> list[str]:
     return found
 
 
-def moved_error(topic: str, assigned: Assign) -> ProducerMovedError:
-    """What the producers of the former owner raise."""
-    error = ProducerMovedError(
-        f"topic {topic!r} was handed over to engine {assigned.engine_name!r} (id "
-        f"{assigned.engine_id}, pid {assigned.pid}); send there"
-    )
-    error.successor = assigned.target
-    return error
-
-
 @dataclass
 class One:
     """The move of one topic. `number`: of its record; 0: none was needed."""
@@ -130,7 +117,7 @@ class Moving:
 
     def _begin(self, log: TopicLog) -> One:
         log.catch_up()
-        seen = look(log, self._host.lives)
+        seen = inspect(log, self._host.lives)
         reason = self._refusal(seen.owner, bool(seen.shared))
         one = One(log, seen.owner, 0, self._state(log, seen.owner, "failed", reason))
         if reason:
@@ -139,7 +126,7 @@ class Moving:
             one.move = self._state(log, None, "owned", owner=seen.owner)
             return one
         one.number = secrets.randbits(62)
-        log.tell(
+        log.publish(
             Assign(
                 one.number, 0 if seen.owner is None else seen.owner.session, self._target.id,
                 self._target.name, self._target.pid, dict(self._target.properties), now_ms(),
@@ -172,7 +159,7 @@ class Moving:
         log = one.log
         if not one.number or one.move.ok:
             return True
-        assigned, owner = log.waiters.assigned, look(log, self._host.lives).owner
+        assigned, owner = log.waiters.assigned, inspect(log, self._host.lives).owner
         mine = assigned is not None and assigned.number == one.number
         changed = owner is not None and (one.source is None or owner.session != one.source.session)
         if owner is not None and changed and owner.holder.engine_id == self._target.id:
@@ -208,14 +195,14 @@ class Moving:
                 self._withdraw(one, "deadline" if left <= 0 else "the destination is gone")
                 return
             with one.log.changed:
-                one.log.changed.wait(min(left, LOOK_SECONDS))
+                one.log.changed.wait(min(left, POLL_SECONDS))
         one.log.check()
 
     def _withdraw(self, one: One, reason: str) -> None:
         """Cancel a move that was not released; what the log says decides."""
-        one.log.tell(Unassign(one.number))
+        one.log.publish(Unassign(one.number))
         if not self._inspect(one) or not one.move.ok:
-            owner = look(one.log, self._host.lives).owner
+            owner = inspect(one.log, self._host.lives).owner
             one.move = self._state(one.log, owner, "failed", reason)
 
     def stop(self) -> None:
@@ -252,13 +239,6 @@ def cancel_moves(host: Host, topics: str | Iterable[str]) -> list[str]:
         log.catch_up()
         assigned = log.waiters.assigned_at(now_ms())
         if assigned is not None:
-            log.tell(Unassign(assigned.number))
+            log.publish(Unassign(assigned.number))
             found.append(name)
     return found
-
-
-def hand_over_due(owning: Owning) -> Assign | None:
-    """Is this session to release its topic?"""
-    assigned = owning.topic.waiters.assigned_at(now_ms())
-    due = assigned is not None and assigned.session == owning.writer.session
-    return assigned if due and owning.writer.status == "owner" else None

@@ -1,5 +1,6 @@
-"""What the cluster engine needs of a place that keeps a totally ordered log: five calls, the
-last record, and the order of positions.
+"""What the cluster engine needs of a totally ordered log, and of a place that keeps one per topic.
+
+Of a log: five calls, the last record, and the order of positions.
 
 An ordered log is a sequence of records that only grows, in one order that all readers see: a topic
 of Apache Pulsar, a partition of Kafka, or a list in memory (`exclusivelog.cluster.memory`). Nothing
@@ -28,7 +29,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, NewType, Protocol
 
-__all__ = ["Answer", "Answered", "OrderedLog", "Position", "Record", "Tail", "ignore"]
+from exclusivelog.types import EngineInfo
+
+__all__ = [
+    "Answer", "Answered", "OrderedLog", "Place", "Position", "Record", "Tail", "ignore",
+]  # fmt: skip
 
 Position = NewType("Position", bytes)
 """The place of a record. Opaque outside the log that has made it. Positions of one log compare as
@@ -111,4 +116,48 @@ class OrderedLog(Protocol):
 
     def close(self) -> None:
         """Release connections. An append without an answer remains unknown."""
+        ...
+
+
+# ---- places ------------------------------------------------------------------------------
+
+
+class Place(Protocol):
+    """A namespace, as one engine has it open: it keeps one ordered log for each topic, and knows
+    which engines live. All calls may come from any thread.
+
+    Only order, time and inspections depend on who lives, never safety: a place may be wrong."""
+
+    url: str  # without secrets
+
+    def topics(self) -> list[str]:
+        """The names of the topics, sorted."""
+        ...
+
+    def has(self, topic: str) -> bool:
+        """Is there a topic of that name?"""
+        ...
+
+    def open(self, topic: str) -> OrderedLog:
+        """The log of a topic, which is made if there is none."""
+        ...
+
+    def join(self, engine: EngineInfo) -> None:
+        """This engine lives from now on, until `close`, or the end of its process."""
+        ...
+
+    def lives(self, engine: str) -> bool:
+        """Does the engine of that id live?"""
+        ...
+
+    def engines(self) -> list[EngineInfo]:
+        """The engines that live."""
+        ...
+
+    def close(self) -> None:
+        """Leave, and release connections."""
+        ...
+
+    def forget(self) -> None:
+        """In a forked child: all of it is the parent's."""
         ...

@@ -15,9 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from exclusivelog.cluster.memory import MemoryPlace
 from exclusivelog.cluster.native import Native
-from exclusivelog.cluster.ordered import OrderedLog, Position
-from exclusivelog.cluster.place import MemoryPlace, Place
+from exclusivelog.cluster.ordered import OrderedLog, Place, Position
 from exclusivelog.cluster.pulsar import Access, Cluster, admitted, ledger_name, topic_name
 from exclusivelog.cluster.pulsar_log import PLACE, PulsarLog
 from exclusivelog.errors import ClusterError, UnsupportedError

@@ -45,7 +45,7 @@ PENDING_APPENDS = 256  # that the client keeps without an answer; a writer has 6
 AHEAD_RECORDS = 64  # that a tail's client fetches before they are asked for
 CLOSE_SECONDS = 2.0  # for the broker to answer, before the connection is cut off
 BUSY_SECONDS = 0.05  # before a producer that another one keeps out is opened again
-WAKE_SECONDS = 1.0  # after so long, a tail that waits looks whether it was closed
+WAKE_SECONDS = 1.0  # after so long, a tail that waits checks whether it was closed
 # After so long without a message, a reader is asked whether there is one; if so, and it does not
 # come, it is opened again. A topic that is deleted meanwhile never sends it.
 PATIENCE_SECONDS = 5.0
@@ -136,19 +136,19 @@ class PulsarLog(Closing):
         """The position of the last record at this moment; None for an empty log."""
         import _pulsar
 
-        return _place_of(self._look(_pulsar.MessageId.latest))
+        return _place_of(self._read_at(_pulsar.MessageId.latest))
 
     def first(self) -> Position | None:
         """The position of the first record that is still kept; None for an empty log."""
         import _pulsar
 
-        return _place_of(self._look(_pulsar.MessageId.earliest))
+        return _place_of(self._read_at(_pulsar.MessageId.earliest))
 
     def last(self) -> Record | None:
         """The last record at this moment; None for an empty log."""
         import _pulsar
 
-        message = self._look(_pulsar.MessageId.latest)
+        message = self._read_at(_pulsar.MessageId.latest)
         return None if message is None else Record(_position(message.message_id()), message.data())
 
     def follows(self, position: Position, last: Position) -> bool:
@@ -159,7 +159,7 @@ class PulsarLog(Closing):
         )
         return index == last_index == -1 and (ledger, entry) == (last_ledger, last_entry + 1)
 
-    def _look(self, start: Any) -> Any:
+    def _read_at(self, start: Any) -> Any:
         """The message there; None if there is none."""
         deadline = time.monotonic() + self._timeout
         while True:

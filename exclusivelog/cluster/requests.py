@@ -3,9 +3,9 @@
 The first attempt is made in the caller's thread: it reads the log to its end, decides, and asks. A
 request that waits is a record in the topic's log (`waiting`), and a row here. The engine's
 background thread makes its next attempt when the topic is free and it is the first living waiter:
-when the log shows a release, and every `FIRST_LOOK_SECONDS`, as a process that dies writes nothing.
+when the log shows a release, and every `FIRST_POLL_SECONDS`, as a process that dies writes nothing.
 
-Deciding is for order alone. Two that ask at once are told apart by the log (rule J1).
+Deciding is for order alone. The log decides between two that ask at once (rule J1).
 """
 
 from __future__ import annotations
@@ -22,39 +22,38 @@ from typing import Any, Protocol
 
 from exclusivelog import logs
 from exclusivelog.backend import ProducerRequest
-from exclusivelog.cluster.deciding import (
+from exclusivelog.cluster.following import (
+    ANSWER_SECONDS,
+    Owning,
+    Registration,
     Seen,
-    check_claim,
-    check_name,
-    check_not_terminated,
-    fenced_error,
-    look,
-    name_error,
-    shared_error,
+    TopicLog,
+    inspect,
+    now_ms,
+    waiter_info,
 )
-from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Grant, Holder
+from exclusivelog.cluster.log import terminated_error
 from exclusivelog.cluster.ordered import OrderedLog
-from exclusivelog.cluster.owning import ANSWER_SECONDS, Owning, now_ms
-from exclusivelog.cluster.session import Registration
-from exclusivelog.cluster.waiting import Wait
+from exclusivelog.cluster.waiting import Assign, Wait
 from exclusivelog.errors import (
     ClusterError,
     EngineClosedError,
     ExclusiveLogError,
     InvalidEpochError,
+    ProducerBusyError,
     ProducerFencedError,
     WaitTimeoutError,
 )
-from exclusivelog.types import AccessMode, EngineInfo
+from exclusivelog.types import AccessMode, EngineInfo, OwnerInfo
 from exclusivelog.waits import AnyFuture, give_granted
 
-__all__ = ["LOOK_SECONDS", "Asking", "Requests"]
+__all__ = ["Asking", "Requests"]
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.1
-FIRST_LOOK_SECONDS = 0.025  # of who is first in a queue: a request to the broker each time
+POLL_SECONDS = 0.1
+FIRST_POLL_SECONDS = 0.025  # of who is first in a queue: a request to the broker each time
 
 
 class Host(Protocol):
@@ -111,7 +110,7 @@ class Requests:
     def __init__(self, host: Host, granted: Granted) -> None:
         self._host, self._granted = host, granted
         self._waiting: dict[int, Asking] = {}
-        self._pace = LOOK_SECONDS
+        self._pace = POLL_SECONDS
         self._names: dict[tuple[int, str], Asking] = {}  # of requests that have no outcome
         self._lock = threading.Lock()
         self._free_since: dict[TopicLog, float] = {}  # as this engine has seen it
@@ -224,7 +223,7 @@ class Requests:
         with contextlib.nullcontext() if patient or not fencing else _alone(topic.log):
             if not patient:
                 topic.catch_up()
-            seen = look(topic, self._host.lives, self._host.id)
+            seen = inspect(topic, self._host.lives, self._host.id)
             check_claim(topic, asking.request.topic_epoch)
             if not fencing and asking.number not in self._waiting:
                 check_name(topic.name, asking.name, seen, asking.number)
@@ -232,7 +231,7 @@ class Requests:
                 return self._share(asking, seen)
             first = not seen.queue or seen.queue[0].number == asking.number
             settles = asking.mode is AccessMode.WAIT_FOR_EXCLUSIVE and asking.request.settle > 0
-            new = settles and asking.number not in self._waiting  # `look` gives it its turn
+            new = settles and asking.number not in self._waiting  # `poll` promotes it
             if not fencing and (new or not (seen.free and first)):
                 return self._queue(asking, seen)
             others = [each for each in seen.queue if each.number != asking.number]
@@ -270,7 +269,7 @@ class Requests:
         if asking.number not in self._waiting:
             with self._lock:
                 self._waiting[asking.number] = asking
-            asking.topic.tell(self._wait_of(asking))
+            asking.topic.publish(self._wait_of(asking))
         return False
 
     def _ask(self, asking: Asking, claim: int | None, seen: Seen) -> bool:
@@ -287,7 +286,7 @@ class Requests:
             return False
         if any(self._host.lives(each.engine_id) for each in owning.behind):  # rule A3
             owning.release(ANSWER_SECONDS)
-            raise shared_error(asking.topic.name, look(asking.topic, self._host.lives).first())
+            raise shared_error(asking.topic.name, inspect(asking.topic, self._host.lives).first())
         self._grant(asking, owning)
         return True
 
@@ -309,26 +308,25 @@ class Requests:
 
     # ---- later attempts ----------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Give those their turn whose turn it is, and end what has timed out. In the engine's
-        background thread."""
+    def poll(self) -> None:
+        """Promote waiters, and end what has timed out. In the engine's background thread."""
         by_topic: dict[TopicLog, list[Asking]] = {}
         for asking in self.all():
             by_topic.setdefault(asking.topic, []).append(asking)
-        self._pace = LOOK_SECONDS
+        self._pace = POLL_SECONDS
         for topic, waiting in by_topic.items():
             try:
-                if self._look_at(topic, waiting):
-                    self._pace = FIRST_LOOK_SECONDS
+                if self._poll_topic(topic, waiting):
+                    self._pace = FIRST_POLL_SECONDS
             except (ClusterError, WaitTimeoutError) as error:  # the broker restarts, say
                 logs.emit(
                     log, logs.WAITERS_WAIT_ON, engine=self._host.name, engine_id=self._host.id,
                     topic=topic.name, reason=str(error),
                 )  # fmt: skip
 
-    def _look_at(self, topic: TopicLog, waiting: list[Asking]) -> bool:
+    def _poll_topic(self, topic: TopicLog, waiting: list[Asking]) -> bool:
         """The same for one topic; is one of these the first in its queue?"""
-        seen = look(topic, self._host.lives, self._host.id)
+        seen = inspect(topic, self._host.lives, self._host.id)
         turn = seen.queue[0].number if seen.free and seen.queue else None
         if not self._is_settled(topic, seen, turn):
             turn = None
@@ -336,7 +334,7 @@ class Requests:
             if asking.lock.acquire(blocking=False):
                 try:
                     if not asking.ended:
-                        self._look_at_one(asking, seen, turn)
+                        self._poll_one(asking, seen, turn)
                 finally:
                     asking.lock.release()
         return bool(seen.queue) and seen.queue[0].number in self._waiting
@@ -354,7 +352,7 @@ class Requests:
         waited = best.begun + settle <= since  # others had that time before it was free
         return waited or time.monotonic() >= max(since, best.begun) + settle
 
-    def _look_at_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
+    def _poll_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
         topic = asking.topic
         try:
             topic.check()
@@ -376,7 +374,7 @@ class Requests:
 
     @property
     def seconds(self) -> float | None:
-        """How long until somebody has to look again; None: nobody waits."""
+        """Until the next `poll`; None: no request waits."""
         waiting = self.all()
         if not waiting:
             return None
@@ -399,3 +397,82 @@ def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
     a pause could be faster each time."""
     alone: Callable[[], contextlib.AbstractContextManager[Any]] | None = getattr(log, "alone", None)
     return contextlib.nullcontext() if alone is None else alone()
+
+
+# ---- what is refused ---------------------------------------------------------------------
+
+
+def check_not_terminated(topic: TopicLog) -> None:
+    """TopicTerminatedError if nothing may be written any more (rule G8)."""
+    if topic.state.terminated:
+        raise terminated_error(f"topic {topic.name!r}", topic.state)
+
+
+def check_claim(topic: TopicLog, claim: int | None) -> None:
+    """Rules B5 and B6: before anybody is disturbed."""
+    epoch, grant = topic.state.epoch, topic.state.grant
+    if claim is None:
+        return
+    if claim < epoch:
+        raise fenced_error(
+            topic.name, f"has epoch {epoch}: topic_epoch={claim} is out of date",
+            None if grant is None else grant.owner(),
+        )  # fmt: skip
+    if claim > epoch or claim == 0:
+        raise InvalidEpochError(
+            f"topic {topic.name!r}: topic_epoch={claim} was never granted: the topic is at "
+            f"epoch {epoch}"
+        )
+
+
+def check_name(topic: str, name: str, seen: Seen, number: int) -> None:
+    """Rule A6, but for a producer that fences."""
+    waiters = [waiter_info(each) for each in seen.queue if each.number != number]
+    for each in (*seen.holders, *waiters):
+        if each.producer_name == name:
+            raise name_error(topic, each)
+
+
+def name_error(topic: str, by: OwnerInfo | Wait) -> ProducerBusyError:
+    """The error for a producer name that is in use."""
+    held = waiter_info(by) if isinstance(by, Wait) else by
+    return ProducerBusyError(
+        f"topic {topic!r} has a live producer named {held.producer_name!r}, of engine "
+        f"{held.engine_name!r} (id {held.engine_id}, pid {held.pid}); use another name, or "
+        "close that one first",
+        holder=held,
+    )
+
+
+def shared_error(
+    topic: str, by: OwnerInfo | None, assigned: Assign | None = None
+) -> ProducerBusyError:
+    """The error for a shared producer that is not admitted."""
+    return ProducerBusyError(
+        f"topic {topic!r} is not free for a shared producer{_held(by)}{_moving(assigned)}; try "
+        "again when it is free, or use another access mode",
+        holder=by,
+    )
+
+
+def fenced_error(
+    topic: str, what: str, by: OwnerInfo | None, assigned: Assign | None = None
+) -> ProducerFencedError:
+    """The error for a request that is refused because of this owner (rule A5)."""
+    return ProducerFencedError(f"topic {topic!r} {what}{_held(by)}{_moving(assigned)}", holder=by)
+
+
+def _moving(assigned: Assign | None) -> str:
+    if assigned is None:
+        return ""
+    return f"; it is handed over to engine {assigned.engine_name!r} (id {assigned.engine_id})"
+
+
+def _held(by: OwnerInfo | None) -> str:
+    if by is None:
+        return ""
+    verb = "awaited" if by.access_mode is AccessMode.WAIT_FOR_EXCLUSIVE and not by.epoch else "held"
+    return (
+        f"; it is {verb} by producer {by.producer_name!r} of engine {by.engine_name!r} "
+        f"(id {by.engine_id}, pid {by.pid}), epoch {by.epoch}"
+    )

@@ -1,7 +1,7 @@
 """The two threads of an engine that has producers.
 
-`exclusivelog-commit` hands messages to the writers and calls back; `exclusivelog-worker` gives
-waiters their turn and releases what was dropped. They begin with the first producer.
+`exclusivelog-commit` hands messages to the writers and calls back; `exclusivelog-worker` promotes
+waiters, hands topics over and releases dropped sessions. They begin with the first producer.
 """
 
 from __future__ import annotations
@@ -9,22 +9,36 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from exclusivelog import _core, logs, threads
-from exclusivelog.cluster.moving import hand_over_due, moved_error
-from exclusivelog.cluster.owning import Owning
-from exclusivelog.cluster.registry import CLOSE_SECONDS, Registry, drain
+from exclusivelog.cluster.following import CLOSE_SECONDS, Owning
 from exclusivelog.errors import EngineClosedError, ExclusiveLogError
 
-__all__ = ["BELL", "Committer", "Worker"]
+__all__ = ["WAKE", "Committer", "Worker"]
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 60.0  # the worker is woken for whatever there is to do
+IDLE_SECONDS = 60.0  # the worker is woken when there is something to do
 JOIN_SECONDS = 60.0
-BELL = 0
+WAKE = 0  # the word of the shared words that wakes the worker
+
+
+class Registered(Protocol):
+    """The sessions of the engine."""
+
+    def owning(self, number: int) -> Owning | None:
+        """How this session writes."""
+
+    def all(self) -> list[Owning]:
+        """All that were granted, and not released."""
+
+    def dropped(self) -> Iterable[Owning]:
+        """Take those out that were dropped."""
+
+    def forget(self, owning: Owning) -> None:
+        """It was released."""
 
 
 class Running:
@@ -69,7 +83,7 @@ class Running:
 class Committer:
     """Hands what producers have queued to the writers."""
 
-    def __init__(self, path: str, engine: str, registry: Registry) -> None:
+    def __init__(self, path: str, engine: str, registry: Registered) -> None:
         self.queue = _core.CommitQueue()
         self._registry = registry
         self._running = Running(path, engine, "exclusivelog-commit")
@@ -109,23 +123,23 @@ class Committer:
         _core.run_callbacks()
 
 
-class Looking(Protocol):
+class Pending(Protocol):
     """The requests that wait."""
 
     @property
     def seconds(self) -> float | None:
-        """How long until somebody has to look again; None: nobody waits."""
+        """Until the next `poll`; None: no request waits."""
 
-    def look(self) -> None:
-        """Give those their turn whose turn it is."""
+    def poll(self) -> None:
+        """Promote waiters."""
 
 
 class Worker:
-    """Gives waiters their turn, and releases the sessions that were dropped."""
+    """Promotes waiters, hands topics over, and releases the sessions that were dropped."""
 
     def __init__(
-        self, path: str, engine: str, words: _core.SharedWords, registry: Registry,
-        committer: Committer, pending: Looking,
+        self, path: str, engine: str, words: _core.SharedWords, registry: Registered,
+        committer: Committer, pending: Pending,
     ) -> None:  # fmt: skip
         self._words, self._registry, self._committer = words, registry, committer
         self._pending = pending
@@ -137,29 +151,27 @@ class Worker:
         self._running.start(self._step)
 
     def wake(self) -> None:
-        """Have it look around."""
-        self._words.add(BELL, 1)
-        self._words.wake(BELL)
+        """Have it take its next step now."""
+        self._words.add(WAKE, 1)
+        self._words.wake(WAKE)
 
     def _step(self) -> bool:
-        seen = self._words.load(BELL)
+        seen = self._words.load(WAKE)
         if self._stopped:
             return False
         for owning in self._registry.dropped():
             self._release(owning)
         for owning in self._registry.all():
-            assigned = hand_over_due(owning)
-            if assigned is not None:
-                with contextlib.suppress(ExclusiveLogError):
-                    owning.hand_over(moved_error(owning.topic.name, assigned))
-        self._pending.look()
+            with contextlib.suppress(ExclusiveLogError):
+                owning.hand_over_if_due()
+        self._pending.poll()
         left = self._pending.seconds
-        self._words.wait(BELL, seen, int((IDLE_SECONDS if left is None else left) * 1e9))
+        self._words.wait(WAKE, seen, int((IDLE_SECONDS if left is None else left) * 1e9))
         return True
 
     def _release(self, owning: Owning) -> None:
         """Its producers are gone: send what they have left, and give the topic back."""
-        drain(owning, self._committer.commit, CLOSE_SECONDS)
+        owning.drain(self._committer.commit, CLOSE_SECONDS)
         with contextlib.suppress(ExclusiveLogError):
             owning.release(CLOSE_SECONDS)
         self._registry.forget(owning)

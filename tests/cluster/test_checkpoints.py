@@ -12,8 +12,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.cluster import blobs, checkpoints, waiting
-from exclusivelog.cluster.anchors import Anchor, holds
-from exclusivelog.cluster.checkpoints import NOWHERE, PREFIX, Checkpoint, load
+from exclusivelog.cluster.checkpoints import NOWHERE, PREFIX, Anchor, Checkpoint, holds, load
 from exclusivelog.cluster.frames import (
     Content,
     Frame,
@@ -25,8 +24,7 @@ from exclusivelog.cluster.frames import (
     encode,
 )
 from exclusivelog.cluster.log import Reader
-from exclusivelog.cluster.memory import MemoryLog
-from exclusivelog.cluster.place import MemoryPlace
+from exclusivelog.cluster.memory import MemoryLog, MemoryPlace
 from exclusivelog.cluster.rule import Judged, State
 from exclusivelog.types import AccessMode
 from testing.processes import EXCLUSIVE, WAIT, values
@@ -173,7 +171,7 @@ def test_a_checkpoint_of_another_log_is_not_used() -> None:
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(checkpoints, "EVERY_RECORDS", 20)
-    monkeypatch.setattr("exclusivelog.cluster.recent.MARK_EVERY", 5)
+    monkeypatch.setattr("exclusivelog.cluster.following.MARK_EVERY", 5)
     return f"memory://{secrets.token_hex(8)}"
 
 

@@ -21,9 +21,14 @@ from exclusivelog._core import crc32c
 from exclusivelog.cluster import waiting
 from exclusivelog.cluster.following import TopicLog
 from exclusivelog.cluster.frames import Frame, Grant, Release, decode
-from exclusivelog.cluster.memory import Chances, MemoryLog, UnreliableLog
+from exclusivelog.cluster.memory import (
+    Chances,
+    MemoryLog,
+    MemoryPlace,
+    UnreliableLog,
+    _Link,
+)
 from exclusivelog.cluster.ordered import Answer, Answered, Position, Record, Tail, ignore
-from exclusivelog.cluster.place import MemoryPlace, _Link
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -245,8 +250,8 @@ def test_a_dropped_producer_gives_the_topic_back(topic: xl.Topic) -> None:
 def test_g5_a_reader_finds_old_messages_by_offset_and_by_time(
     topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exclusivelog.cluster.recent.KEPT_BYTES", 4_000)
-    monkeypatch.setattr("exclusivelog.cluster.recent.MARK_EVERY", 10)
+    monkeypatch.setattr("exclusivelog.cluster.following.KEPT_BYTES", 4_000)
+    monkeypatch.setattr("exclusivelog.cluster.following.MARK_EVERY", 10)
     with topic.producer(EXCLUSIVE) as producer:
         for number in range(300):
             assert producer.send(b"%d" % number) == number

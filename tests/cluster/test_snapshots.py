@@ -8,7 +8,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.cluster import checkpoints, cursor
-from exclusivelog.cluster.place import MemoryPlace
+from exclusivelog.cluster.memory import MemoryPlace
 from exclusivelog.metrics import render
 from testing.processes import EXCLUSIVE, WAIT, until
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.once]
 @pytest.fixture
 def path(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(checkpoints, "EVERY_RECORDS", 20)
-    monkeypatch.setattr("exclusivelog.cluster.recent.MARK_EVERY", 5)
+    monkeypatch.setattr("exclusivelog.cluster.following.MARK_EVERY", 5)
     return f"memory://{secrets.token_hex(8)}"
 
 

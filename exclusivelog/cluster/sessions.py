@@ -1,4 +1,4 @@
-"""A producer's session on a topic of a cluster, and sending by it.
+"""The sessions of an engine on a cluster: sending by one, its life, and the register of all.
 
 `ClusterSession` is what `exclusivelog.backend.ProducerSession` describes. Its topic is never handed
 over to another engine while it lives, and no transaction pauses it: it is open, fenced or closed.
@@ -6,9 +6,11 @@ over to another engine while it lives, and no transaction pauses it: it is open,
 
 from __future__ import annotations
 
+import contextlib
+import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from exclusivelog import _core
@@ -18,9 +20,14 @@ from exclusivelog.backend import (
     State,
     without_outcome,
 )
+from exclusivelog.cluster.following import (
+    ANSWER_SECONDS,
+    CLOSE_SECONDS,
+    Owning,
+    Registration,
+)
 from exclusivelog.cluster.frames import MAX_MESSAGES
 from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
-from exclusivelog.cluster.owning import ANSWER_SECONDS, Owning
 from exclusivelog.cluster.refused import refuses
 from exclusivelog.errors import (
     DuplicateSequenceError,
@@ -34,26 +41,11 @@ from exclusivelog.errors import (
 )
 from exclusivelog.messages import Columns, Encoded, Raw
 
-__all__ = ["ClusterSending", "ClusterSession", "Registration"]
+__all__ = ["ClusterSending", "ClusterSession", "Registry"]
 
 # So many messages, of so many bytes, fit into a record, whatever else they have.
 MOST_MESSAGES = 16_000
 MOST_BYTES = 2 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """What is known of a session: `id` is its number, `topic` the topic's id."""
-
-    id: int
-    topic: int
-    name: str
-    mode: str
-    priority: int
-    epoch: int
-    properties: dict[str, str] = field(default_factory=dict)
-    notify_on_contention: bool = False
-    exclusive: bool = True
 
 
 class Committing(Protocol):
@@ -61,19 +53,6 @@ class Committing(Protocol):
 
     def commit(self, owning: Owning) -> None:
         """Have what waits there handed on soon."""
-
-
-class Registering(Protocol):
-    """The sessions of an engine."""
-
-    def finalizer(self, owning: Owning) -> _core.Finalizer:
-        """What has the session released once its producers are dropped."""
-
-    def register(self, session: ClusterSession) -> None:
-        """Closing the engine closes this session."""
-
-    def unregister(self, session: ClusterSession) -> None:
-        """It is closed."""
 
 
 class Host(Protocol):
@@ -94,7 +73,7 @@ class Host(Protocol):
         """Hands messages to the writers."""
 
     @property
-    def registry(self) -> Registering:
+    def registry(self) -> Registry:
         """The engine's sessions."""
 
     def check_open(self) -> None:
@@ -309,7 +288,7 @@ class ClusterSession:
     # ---- producers -----------------------------------------------------------------------
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
-        """Tell this producer what becomes of the session."""
+        """Notify this producer of what becomes of the session."""
         with self._lock:
             self._listeners = (*self._listeners, weakref.ref(listener))
             lost, closed = self._lost, self.closed
@@ -317,7 +296,7 @@ class ClusterSession:
             listener.lost(lost)
         elif closed:
             listener.ended()
-        elif self.session.notify_on_contention and self.owning.topic.is_wanted(self.session.name):
+        elif self.session.notify_on_contention and self.owning.is_wanted(self.session.name):
             listener.wanted()
 
     def notify_wanted(self) -> None:
@@ -327,7 +306,7 @@ class ClusterSession:
                 listener.wanted()
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """The topic is lost for good: tell the producers."""
+        """The topic is lost for good: notify the producers."""
         with self._lock:
             if self._lost is not None or self._is_closed:
                 return
@@ -430,3 +409,91 @@ class ClusterSession:
         return EngineClosedError(
             f"producer {self.session.name!r} of topic {self.topic!r} is closed"
         )
+
+
+# ---- all of an engine ---------------------------------------------------------------------
+
+
+class Registry:
+    """The sessions of one engine: those that were granted, those that producers have, and those
+    that no producer has any more. `words` and `word` wake the engine's worker for these."""
+
+    def __init__(self, words: _core.SharedWords, word: int) -> None:
+        self._words, self._word = words, word
+        self._owning: dict[int, Owning] = {}  # by session
+        self._sessions: weakref.WeakSet[ClusterSession] = weakref.WeakSet()
+        self._dropped: deque[Owning] = deque()
+
+    def keep(self, number: int, owning: Owning) -> None:
+        """This session was granted."""
+        self._owning[number] = owning
+
+    def owning(self, number: int) -> Owning | None:
+        """How this session writes."""
+        return self._owning.get(number)
+
+    def register(self, session: ClusterSession) -> None:
+        """Closing the engine closes this session."""
+        self._sessions.add(session)
+
+    def unregister(self, session: ClusterSession) -> None:
+        """It is closed."""
+        self._sessions.discard(session)
+        self._owning.pop(session.session.id, None)
+
+    def all(self) -> list[Owning]:
+        """All that were granted, and not released."""
+        return list(self._owning.values())
+
+    def pending(self) -> tuple[int, int]:
+        """Messages, and their bytes, that producers have queued."""
+        there = [each.appender for each in self.all() if each.appender is not None]
+        return sum(each.pending_messages for each in there), sum(e.pending_bytes for e in there)
+
+    # ---- dropped -------------------------------------------------------------------------
+
+    def finalizer(self, owning: Owning) -> _core.Finalizer:
+        """What has the session released once its producers are dropped."""
+        return _core.Finalizer(owning, self._dropped, self._words, self._word)
+
+    def drop(self, number: int) -> None:
+        """No producer takes this session: release it."""
+        owning = self._owning.pop(number, None)
+        if owning is not None:
+            self._dropped.append(owning)
+            self._words.add(self._word, 1)
+            self._words.wake(self._word)
+
+    def dropped(self) -> Iterator[Owning]:
+        """Take those out that were dropped."""
+        while self._dropped:
+            yield self._dropped.popleft()
+
+    def forget(self, owning: Owning) -> None:
+        """It was released."""
+        for number in [n for n, each in list(self._owning.items()) if each is owning]:
+            self._owning.pop(number, None)
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def close(self, error: EngineClosedError, commit: Callable[[Owning], None]) -> None:
+        """Send what waits, and release all topics."""
+        for session in list(self._sessions):
+            session.end(error)  # what is queued is still sent, and nothing more
+        owning = list(self._owning.values())
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for each in owning:
+            each.drain(commit, deadline - time.monotonic())
+        for each in owning:
+            with each.topic.changed:
+                each.writer.release()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for each in owning:
+            with contextlib.suppress(ExclusiveLogError):
+                each.release(max(0.0, deadline - time.monotonic()))
+
+    def fail_all(self, error: EngineClosedError) -> None:
+        """Fail what is still queued."""
+        for each in list(self._owning.values()):
+            if each.appender is not None:
+                each.appender.settle([], error, True)
