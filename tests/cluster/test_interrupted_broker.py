@@ -292,8 +292,9 @@ def save_often(state: State) -> None:
 @pytest.mark.rule("J1", "B10", "C2", "C3")
 @pytest.mark.parametrize(("number", "when"), MOMENTS)
 def test_c2_an_owner_that_is_interrupted_when_it_saves_a_checkpoint(
-    engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], number: int, when: str
-) -> None:
+    namespace: Namespace, engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker],
+    number: int, when: str,
+) -> None:  # fmt: skip
     owner = worker("owner")
     assert owner.call(own_and_send, 3) == 1
     owner.call(save_often)
@@ -307,7 +308,7 @@ def test_c2_an_owner_that_is_interrupted_when_it_saves_a_checkpoint(
         with contextlib.suppress(Failed):  # it may have been acknowledged before
             assert owner.answer() == 3
         assert owner.call(refused) == "ProducerFencedError"
-    with xl.open(engine.path, check_policies=False) as opened:
+    with xl.open(namespace.url, admin=namespace.admin) as opened:
         found = values(opened.topic("orders"))
         assert opened.topic("orders").epoch == 2
     assert found == values(topic)
