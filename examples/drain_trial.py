@@ -36,7 +36,7 @@ def await_owner(topics: Sequence[xl.Topic], name: str, waiting: int) -> None:
 
     def settled() -> bool:
         return all(
-            topic.owner is not None and topic.owner.engine_name == name
+            (owner := topic.owner) is not None and owner.engine_name == name
             and len(topic.waiters) == waiting for topic in topics
         )  # fmt: skip
 
