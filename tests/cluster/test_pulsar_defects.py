@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import threading
 import time
@@ -20,10 +21,13 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from testing.broker import Namespace
+from testing.broker import Namespace, missing, own_broker
+from testing.children import child, line
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
+    PATIENCE,
+    SHARED,
     WAIT,
     State,
     Worker,
@@ -38,7 +42,12 @@ pulsar = pytest.importorskip("pulsar")
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240), pytest.mark.rule("J1")]
 
-OWN = {EXCLUSIVE: "Exclusive", WAIT: "WaitForExclusive", FENCING: "ExclusiveWithFencing"}
+OWN = {
+    SHARED: "Shared",
+    EXCLUSIVE: "Exclusive",
+    WAIT: "WaitForExclusive",
+    FENCING: "ExclusiveWithFencing",
+}
 LARGE = 5 << 20  # bytes; a broker takes no larger message
 
 
@@ -218,7 +227,7 @@ def test_b6_the_reconnect_of_an_evicted_producer_evicts_the_valid_owner(
 
 
 @pytest.mark.rule("C6")
-@pytest.mark.parametrize("mode", [EXCLUSIVE, WAIT, FENCING])
+@pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT, FENCING])
 def test_c6_an_evicted_producer_is_not_told(
     plain: Callable[..., Plain], topic: xl.Topic, mode: str
 ) -> None:
@@ -228,13 +237,16 @@ def test_c6_an_evicted_producer_is_not_told(
     assert evicted.is_connected()
     with pytest.raises((pulsar.ProducerFenced, pulsar.Timeout)) as told:
         evicted.send(b"x")
-    assert told.type is (pulsar.Timeout if mode == WAIT else pulsar.ProducerFenced)
+    learns_late = mode in (WAIT, SHARED)  # when the send has timed out: 30 s by default
+    assert told.type is (pulsar.Timeout if learns_late else pulsar.ProducerFenced)
 
     fenced = threading.Event()
     ours = topic.producer(mode, on_fenced=lambda *_: fenced.set())
     with topic.producer(FENCING):
-        assert fenced.wait(10)  # without sending
+        assert fenced.wait(PATIENCE)  # without sending
         assert ours.state == "fenced"
+        with pytest.raises(xl.ProducerFencedError):
+            ours.send(b"x")
 
 
 # ---- waiting -----------------------------------------------------------------------------
@@ -260,6 +272,65 @@ def test_d5_a_wait_that_has_ended_is_granted_later(
     time.sleep(0.5)
     with topic.producer(EXCLUSIVE) as next_one:
         assert next_one.topic_epoch == 2
+
+
+# The broker's default is 30 s: it notices a stopped process after up to twice as much, and a waiter
+# of the plain client gives up after 30 s.
+NOTICES_AFTER = {"keepAliveIntervalSeconds": "2"}
+
+PLAIN_OWNER = """
+import os, sys, pulsar
+logger = pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull)
+client = pulsar.Client(sys.argv[1], logger=logger)
+owner = client.create_producer(
+    sys.argv[2], access_mode=pulsar.ProducerAccessMode.Exclusive, batching_enabled=False
+)
+print("owns", flush=True)
+input()
+"""
+
+
+@pytest.fixture
+def attentive() -> Iterator[Namespace]:
+    """A namespace of a broker of its own, which soon notices that a process is stopped."""
+    if reason := missing():
+        pytest.skip(reason)
+    with own_broker(NOTICES_AFTER) as broker:
+        yield Namespace.make(broker.url, broker.admin)
+
+
+@pytest.mark.rule("C3", "D4", "D5")
+def test_c3_a_waiter_of_the_plain_client_gives_up_before_a_stopped_owner_is_noticed(
+    attentive: Namespace,
+) -> None:
+    address = f"persistent://{attentive.path}/plain"
+    client = Plain(attentive, operation_timeout_seconds=1)
+    with child(PLAIN_OWNER, attentive.broker, address) as owner:
+        assert line(owner) == "owns"
+        os.kill(owner.pid, signal.SIGSTOP)
+        with pytest.raises(pulsar.Timeout):  # as 30 s are less than 60
+            client.producer("plain", "WaitForExclusive")
+    client.close()
+
+    with (
+        xl.open(attentive.url, "waits", **options(attentive)) as engine,
+        workers() as make,
+    ):
+        topic = engine.topic("orders")
+        stopped = make(attentive.url, "stopped", **options(attentive))
+        assert stopped.call(open_producer, EXCLUSIVE) == 1
+        stopped.call(send, b"before")
+        waiting = topic.producer_async(WAIT)
+        until(lambda: topic.waiters)
+        stopped.signal(signal.SIGSTOP)
+        stopped.await_stop()
+        with waiting.result(4 * PATIENCE) as promoted:  # by the broker's keepalive alone
+            assert promoted.topic_epoch == 2
+            assert promoted.send(b"after") == 1
+            stopped.signal(signal.SIGCONT)
+            assert stopped.call(outcome_of_a_send) == "ProducerFencedError"
+            assert promoted.send(b"still") == 2
+        assert values(topic) == [b"before", b"after", b"still"]
 
 
 # ---- epochs ------------------------------------------------------------------------------
@@ -289,31 +360,51 @@ def test_b1_an_epoch_begins_anew_in_a_topic_that_was_deleted(
 
 
 @pytest.mark.rule("G2")
-def test_g2_a_batch_that_is_sent_again_is_there_twice(
-    namespace: Namespace, plain: Callable[..., Plain], topic: xl.Topic
-) -> None:
+@pytest.mark.parametrize(
+    ("again", "kept"),
+    [
+        # As after a reconnect: with some of the batch before, it is there whole, and those twice;
+        (range(6, 16), [*range(1, 11), *range(6, 16)]),
+        # with the first one of it, it is dropped whole, and the new ones are lost.
+        (range(1, 16), [*range(1, 11)]),
+    ],
+    ids=["twice", "dropped"],
+)
+def test_g2_a_batch_that_overlaps_another_is_appended_or_dropped_whole(
+    namespace: Namespace, plain: Callable[..., Plain], topic: xl.Topic, again: range,
+    kept: list[int],
+) -> None:  # fmt: skip
     client = plain()
 
-    def send_batch(ids: range) -> None:
+    def send_batch(ids: range) -> list[Any]:
+        answers: list[Any] = []
         producer = client.producer(
-            "plain", producer_name="p", batching_enabled=True, batching_max_publish_delay_ms=500
+            "plain", producer_name="p", batching_enabled=True, batching_max_publish_delay_ms=5000
         )
         for number in ids:
-            producer.send_async(b"%d" % number, None, sequence_id=number)
+            producer.send_async(
+                b"%d" % number, lambda result, _: answers.append(result), sequence_id=number
+            )
         producer.flush()
         producer.close()
+        return answers
 
-    send_batch(range(1, 11))
-    send_batch(range(6, 16))  # 6 to 10 are sent again, as after a reconnect
-    assert stored(namespace, "plain").count(b"8") == 2
+    assert set(send_batch(range(1, 11))) == {pulsar.Result.Ok}
+    answers = send_batch(again)
+    assert (set(answers), len(answers)) == ({pulsar.Result.Ok}, len(again))  # a success, each
+    assert stored(namespace, "plain") == [b"%d" % n for n in kept]
 
     with topic.producer(EXCLUSIVE, name="p") as producer:
         for number in range(1, 11):
             producer.send_async(b"%d" % number, sequence_id=number)
+    outcomes: list[object] = []
     with topic.producer(EXCLUSIVE, name="p") as producer:
-        for number in range(6, 16):
-            with contextlib.suppress(xl.DuplicateSequenceError):
-                producer.send(b"%d" % number, sequence_id=number)
+        for number in again:
+            try:
+                outcomes.append(producer.send(b"%d" % number, sequence_id=number))
+            except xl.DuplicateSequenceError:
+                outcomes.append("duplicate")
+    assert outcomes == ["duplicate"] * (len(again) - 5) + list(range(10, 15))
     assert values(topic) == [b"%d" % n for n in range(1, 16)]
 
 
