@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import operator
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,7 +53,7 @@ def encode_message(
 ) -> Encoded:  # fmt: skip
     """Encode one message; TypeError or ValueError for an invalid field."""
     if dumps is not None and value is not None:
-        value = dumps(value)
+        value = _dumped(dumps, value)
     if type(value) is not bytes and value is not None:
         value = _to_bytes(value)
     if value is not None and len(value) > MAX_MESSAGE_BYTES:
@@ -90,11 +91,20 @@ def encode_columns(
     return Columns(column, key_column, None if packed is None else _core.strings(packed), times)
 
 
+def _dumped(dumps: Serializer, value: Any) -> bytes:
+    """What the serializer returns; its error names the value."""
+    try:
+        return dumps(value)
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"value={reprlib.repr(value)}: the serializer refuses it: {error}") from error
+
+
 def _encode_values(values: Any, dumps: Serializer | None) -> _core.Strings:
     if isinstance(values, (bytes, bytearray, memoryview, str)) or not isinstance(values, Iterable):
         raise TypeError(f"values takes an iterable of messages, not {type(values).__name__}")
     if dumps is not None:
-        values = (None if value is None else dumps(value) for value in values)
+        values = (None if value is None else _dumped(dumps, value) for value in values)
     items = list(values)  # a copy: other threads may change the original meanwhile
     try:
         return _core.strings(items)
@@ -169,7 +179,7 @@ def encode_properties(properties: Any, argument: str = "properties") -> bytes:
     if not isinstance(properties, Mapping) or not all(
         isinstance(name, str) and isinstance(value, str) for name, value in properties.items()
     ):
-        raise TypeError(f"{argument} takes a mapping of str to str")
+        raise TypeError(f"{argument}={reprlib.repr(properties)}: it takes a mapping of str to str")
     try:
         packed: bytes = msgpack.packb(dict(properties))
     except UnicodeEncodeError as error:

@@ -125,7 +125,7 @@ def open(
     for option, value in cluster.items():
         if value is not None:
             raise ValueError(f"{option}= is for clusters; a local ledger takes none")
-    _check_options(durability, keepalive, map_size, max_readers)
+    _check_options(durability, keepalive, mode, map_size, max_readers)
     where = check_path(path)
     threads.refuse_patched(where)
     began = time.monotonic()
@@ -189,7 +189,7 @@ def _open_cluster(
 
 
 def _check_options(
-    durability: str, keepalive: float | None, map_size: int, max_readers: int
+    durability: str, keepalive: float | None, mode: int, map_size: int, max_readers: int
 ) -> None:
     if durability not in ("power", "process"):
         raise ValueError(f"durability={durability!r}: it takes 'power' or 'process'")
@@ -200,6 +200,11 @@ def _check_options(
                 f"keepalive={keepalive!r}: it takes seconds above 0 and up to "
                 f"{LONGEST_KEEPALIVE:.0f}, or None for never"
             )
+    if not isinstance(mode, int) or mode & ~0o7777 or mode & 0o700 != 0o700:
+        raise ValueError(
+            f"mode={oct(mode) if isinstance(mode, int) else repr(mode)}: it takes permissions of a "
+            "directory that its owner can use, such as 0o700 or 0o770"
+        )
     if not isinstance(map_size, int) or map_size < 1 << 20:
         raise ValueError(f"map_size={map_size!r}: it takes bytes, from {1 << 20} on")
     if not isinstance(max_readers, int) or max_readers < 1:

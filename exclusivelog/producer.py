@@ -41,7 +41,13 @@ from exclusivelog.messages import (
     encode_message,
     encode_sequence,
 )
-from exclusivelog.transaction import Caller, SendingProducer, Transaction, this_caller
+from exclusivelog.transaction import (
+    Caller,
+    SendingProducer,
+    Transaction,
+    check_transaction,
+    this_caller,
+)
 from exclusivelog.types import AccessMode, Move, ProducerStats
 from exclusivelog.unload import UnloadFuture
 from exclusivelog.waits import GrantFuture, check_timeout
@@ -284,7 +290,9 @@ class ProducerSender:
         self.session.engine.check_open()
 
     def _closed_error(self) -> EngineClosedError:
-        return EngineClosedError(f"producer {self.first.name!r} of topic {self.topic!r} is closed")
+        return EngineClosedError(
+            f"producer {self.first.name!r} of topic {self.topic!r} is closed; open a new one"
+        )
 
     def _check_numbering(self) -> None:
         """After a hand-over, the sequence ids may be counted under another name."""
@@ -590,7 +598,7 @@ class Producer(SendingProducer, Closing):
         message = self.sender.encode(value, key, properties, event_time, sequence_id)
         if transaction is not None:
             self.sender.check()
-            transaction.add(
+            check_transaction(transaction).add(
                 self, lambda appender: self._put(appender, message), numbered=message[4] is not None
             )
             return -1
@@ -673,7 +681,7 @@ class Producer(SendingProducer, Closing):
             return range(next_offset, next_offset)
         sequence = None if sequence_id is None else encode_sequence(sequence_id)
         if transaction is not None:
-            transaction.add(
+            check_transaction(transaction).add(
                 self,
                 lambda appender: self._put_batch(appender, columns, sequence),
                 numbered=sequence is not None,

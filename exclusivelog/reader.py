@@ -619,7 +619,9 @@ class GroupReader(Closing):
 
     def _check(self) -> None:
         if self._closed:
-            raise EngineClosedError(f"this reader of group {self.group!r} is closed")
+            raise EngineClosedError(
+                f"this reader of group {self.group!r} is closed; open a new one"
+            )
         self.readers[0].cursor.check()
 
     def close(self) -> None:

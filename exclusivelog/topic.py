@@ -366,13 +366,15 @@ producer; it is held by producer 'leader' ...
             return self._store.trim(0, to_ms(before), max_bytes)
         return self._store.trim(before or 0, None, max_bytes)
 
-    def retention(self, max_age: float | None = None, max_bytes: int | None = None) -> None:
+    def retention(
+        self, max_age: float | dt.timedelta | None = None, max_bytes: int | None = None
+    ) -> None:
         """Remove old messages in the background from now on (rule G8). Any process that has the
         ledger open does it. With None for both, the default, everything is kept.
 
-        - `max_age`: seconds since a message was published. Messages found overdue by more than an
-          hour are removed an hour later (or `max_age` later, if that is less), because the clock
-          may have been set ahead by mistake.
+        - `max_age`: seconds, or a timedelta, since a message was published. Messages found overdue
+          by more than an hour are removed an hour later (or `max_age` later, if that is less),
+          because the clock may have been set ahead by mistake.
         - `max_bytes`: how many bytes of the newest entries are kept; of compressed ones those that
           are stored.
 
@@ -382,8 +384,10 @@ producer; it is held by producer 'leader' ...
         >>> topic.retention(max_age=7 * 86400, max_bytes=1 << 30)
         """
         self._engine.check_writable()
+        if isinstance(max_age, dt.timedelta):
+            max_age = max_age.total_seconds()
         if max_age is not None:
-            check_seconds(max_age, "max_age", "seconds from 0 on, or None")
+            check_seconds(max_age, "max_age", "seconds from 0 on, a timedelta, or None")
         _check_max_bytes(max_bytes)
         self._store.retain(max_age, max_bytes)
 

@@ -174,6 +174,13 @@ class Claim:
 # ---- the call ----------------------------------------------------------------------------
 
 
+def check_transaction(given: object) -> Transaction:
+    """What a send takes as `transaction`, or TypeError."""
+    if not isinstance(given, Transaction):
+        raise TypeError(f"transaction takes what engine.transaction() returns, not {given!r}")
+    return given
+
+
 def own(
     engine: Opened, group: str | Mapping[str, int | None] | None,
     resources: Mapping[str, int | None] | None, timeout: float | None, on_lost: OnLost | None,
@@ -183,6 +190,11 @@ def own(
     backend.check_writable()
     if isinstance(group, Mapping) and resources is None:
         group, resources = None, group
+    if group is not None and resources is None:
+        raise TypeError(
+            f"own takes a mapping of resources to generations (or None), not {group!r}: "
+            "own({'shard-7': None}), or own('group', {'shard-7': None})"
+        )
     if group is not None:
         check_group(group)
     name = group if isinstance(group, str) else ""
@@ -362,6 +374,8 @@ class Transaction:
         """Store the reader's present position as its group's position when this transaction
         commits (rule F6)."""
         self.check_open()
+        if not hasattr(reader, "offsets_to_commit"):
+            raise TypeError(f"commit_cursor takes a reader with group=, not {reader!r}")
         membership = reader.membership
         if membership is None:
             raise ValueError(f"reader={reader!r} has no cursor; open it with group=")

@@ -28,4 +28,5 @@ def use_errors(*, closed, timeout, undeserialised):
 
 def _inherited():
     return _engine_closed(
-        "this is the parent's, inherited through fork(); open an engine of your own in the child")
+        "this object is of an engine that was inherited through fork(); open an engine of your own in "
+        "the child")

@@ -69,7 +69,8 @@ class _NoWith:
     if not TYPE_CHECKING:  # it would take these for a context manager
 
         def __enter__(self) -> NoReturn:
-            raise TypeError(f"{type(self).__name__}: use `async with` instead of `with`")
+            what = getattr(self, "_call", type(self).__name__)
+            raise TypeError(f"{what}: use `async with` instead of `with`")
 
         def __exit__(self, *exception: object) -> None:
             pass

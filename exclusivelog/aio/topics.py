@@ -270,7 +270,9 @@ class Topic(Wrapper[SyncTopic]):
         return await self._run(SyncTopic.trim, before, max_bytes)
 
     @like(SyncTopic.retention)
-    async def retention(self, max_age: float | None = None, max_bytes: int | None = None) -> None:
+    async def retention(
+        self, max_age: float | dt.timedelta | None = None, max_bytes: int | None = None
+    ) -> None:
         await self._run(SyncTopic.retention, max_age, max_bytes)
 
     @like(SyncTopic.compression)

@@ -667,7 +667,13 @@ def send(
     """
     common = {"key": key, "properties": dict(_split(pair) for pair in properties)}
     with open_to_write(path, create=True) as engine:
-        with engine.topic(topic).producer(
+        target = engine.topic(topic)
+        if target.kind in ("map", "state"):
+            raise ValueError(
+                f"topic {topic!r} holds a {target.kind}, which could not be read any more after "
+                "a message of another kind; change it by a program, with SharedMap or SharedState"
+            )
+        with target.producer(
             xl.AccessMode(mode), name=name, priority=priority, timeout=timeout
         ) as producer:
             for chunk in [_encode(values)] if values else _lines_of_stdin():

@@ -600,7 +600,9 @@ def _fenced_by(grant: Grant | None, what: str) -> ProducerFencedError:
 
 def terminated_error(topic: str, state: State) -> TopicTerminatedError:
     """The error of those who want to write to a topic that is terminated."""
-    return TopicTerminatedError(f"{topic} was terminated at offset {state.next}")
+    return TopicTerminatedError(
+        f"{topic} was terminated at offset {state.next}; it can only be read"
+    )
 
 
 def _weigh(message: Encoded) -> int:

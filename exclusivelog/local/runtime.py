@@ -176,12 +176,17 @@ class OpenEngine(abc.ABC):
                 "your own in the child"
             )
 
+    def _closed_error(self) -> EngineClosedError:
+        return EngineClosedError(
+            f"engine {self.name!r} on {self.path} is closed; open the ledger again"
+        )
+
     def check_open(self) -> None:
         """EngineClosedError unless this engine can be used here (rule C5)."""
         if self.forked:
             self.check_not_forked()
         if self.closed:
-            raise EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+            raise self._closed_error()
         if threading.Lock is not self._locks:  # since it was opened
             threads.refuse_patched(self.path)
 
@@ -247,7 +252,7 @@ class OpenEngine(abc.ABC):
         self.retention_worker.stop()
         sessions = self.registry.sessions()
         waiting = self.pending.queued.sessions()
-        error = EngineClosedError(f"engine {self.name!r} on {self.path} is closed")
+        error = self._closed_error()
         for each in sessions:
             each.end(error)  # what is queued is still sent, and nothing more
         with self.ledger.pause_lock:

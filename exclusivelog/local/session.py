@@ -427,7 +427,7 @@ class LocalSession:
 
     def _closed_error(self) -> EngineClosedError:
         return EngineClosedError(
-            f"producer {self.session.name!r} of topic {self.topic!r} is closed"
+            f"producer {self.session.name!r} of topic {self.topic!r} is closed; open a new one"
         )
 
 

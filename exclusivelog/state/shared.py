@@ -385,7 +385,7 @@ class Ownership(_core.OwnershipBase):
 
 def closed_error(topic: str) -> EngineClosedError:
     """The error of a call of a state that is closed."""
-    return EngineClosedError(f"this state of topic {topic!r} is closed")
+    return EngineClosedError(f"this state of topic {topic!r} is closed; open it again")
 
 
 # ---- a shared state --------------------------------------------------------------------

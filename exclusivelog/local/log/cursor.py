@@ -175,7 +175,9 @@ class LogCursor(_core.Cursor):
         """EngineClosedError or ReaderFencedError unless it can be used."""
         self._check_open()
         if self.closed:
-            raise EngineClosedError(f"this reader of topic {self.topic!r} is closed")
+            raise EngineClosedError(
+                f"this reader of topic {self.topic!r} is closed; open a new one"
+            )
         if self.membership is not None:
             self.membership.check()
 

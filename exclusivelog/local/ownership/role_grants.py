@@ -531,7 +531,7 @@ def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
         return TopicNotFoundError(f"topic {row.name!r} was deleted")
     if row.flags & _core.TERMINATED:
         return TopicTerminatedError(
-            f"topic {row.name!r} was terminated at offset {row.next_offset}"
+            f"topic {row.name!r} was terminated at offset {row.next_offset}; it can only be read"
         )
     return None
 

@@ -879,7 +879,9 @@ def check_usable(row: _core.TopicRow) -> _core.TopicRow:
 
 
 def _terminated(row: _core.TopicRow) -> TopicTerminatedError:
-    return TopicTerminatedError(f"topic {row.name!r} was terminated at offset {row.next_offset}")
+    return TopicTerminatedError(
+        f"topic {row.name!r} was terminated at offset {row.next_offset}; it can only be read"
+    )
 
 
 def _why(session: Session, verdict: Verdict, transfer: Transfer | None) -> str:

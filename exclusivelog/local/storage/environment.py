@@ -188,11 +188,16 @@ def check_path(path: str | os.PathLike[str], argument: str = "path") -> str:
     Traceback (most recent call last):
     ValueError: path='': it takes the name of a directory
     """
-    name = os.fspath(path)
+    name = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(name, str):
-        raise TypeError(f"{argument}={path!r}: it takes a str or an os.PathLike of one, not bytes")
+        raise TypeError(f"{argument}={path!r}: it takes a str, or an os.PathLike of one")
     if not name or "\0" in name:
         raise ValueError(f"{argument}={name!r}: it takes the name of a directory")
+    if name.startswith("~"):
+        raise ValueError(
+            f"{argument}={name!r}: ~ is not expanded here. Give os.path.expanduser({name!r}), or "
+            f"{'./' + name!r} for a directory of that name"
+        )
     return name
 
 

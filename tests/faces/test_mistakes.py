@@ -1,0 +1,187 @@
+"""Mistakes of users: each error names the argument, topic or file, and what to do instead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime as dt
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import exclusivelog as xl
+from exclusivelog import aio
+from testing.children import finish
+from tests.faces.test_cli import refusal
+
+pytestmark = pytest.mark.once
+
+
+class Objects:
+    """A ledger with a topic "orders" of three messages, and what a program has open on it."""
+
+    def __init__(self, path: str, stack: contextlib.ExitStack) -> None:
+        self.path = path
+        self.engine = stack.enter_context(xl.open(path, "main", durability="process"))
+        self.topic = self.engine.topic("orders")
+        self.producer = stack.enter_context(self.topic.producer(name="p"))
+        self.producer.send_many([b"a", b"b", b"c"])
+        self.closed = stack.enter_context(self.topic.producer())
+        self.closed.close()
+        self.gone = xl.open(path, "gone", durability="process")
+        self.gone_topic = self.gone.topic("orders")
+        self.gone.close()
+
+    def json(self, *values: Any) -> None:
+        with self.topic.producer(serializer="json") as producer:
+            producer.send_many(values) if len(values) > 1 else producer.send(values[0])
+
+    def in_transaction(self, use: Callable[[xl.Transaction], object]) -> None:
+        with self.engine.transaction() as transaction:
+            use(transaction)
+
+    def terminated(self) -> xl.Topic:
+        topic = self.engine.topic("done")
+        topic.terminate()
+        return topic
+
+
+@pytest.fixture
+def there(path: str) -> Any:
+    with contextlib.ExitStack() as stack:
+        yield Objects(path, stack)
+
+
+Case = tuple[Callable[[Objects], object], type[Exception], list[str]]
+
+# What a program does, what is raised, and what the error has to name.
+MISTAKES: dict[str, Case] = {
+    "a path that is a number": (lambda o: xl.open(3), TypeError, ["path=3", "str"]),
+    "a path that is None": (lambda o: xl.open(None), TypeError, ["path=None"]),
+    "a path with ~": (lambda o: xl.open("~/log"), ValueError, ["path='~/log'", "expanduser"]),
+    "a mode as text": (lambda o: xl.open(o.path, mode="700"), ValueError, ["mode='700'", "0o700"]),
+    "a decimal mode": (lambda o: xl.open(o.path, mode=700), ValueError, ["mode=0o1274", "0o700"]),
+    "a mode that excludes the owner": (
+        lambda o: xl.open(o.path, mode=0o077), ValueError, ["mode=0o77", "owner"],
+    ),
+    "properties of an engine": (
+        lambda o: xl.open(o.path, properties={"a": 1}), TypeError, ["properties={'a': 1}", "str"],
+    ),
+    "properties of a message": (
+        lambda o: o.producer.send(b"x", properties=["a"]),
+        TypeError, ["properties=['a']", "mapping"],
+    ),
+    "a value that JSON has not": (lambda o: o.json({1, 2}), TypeError, ["value={1, 2}", "JSON"]),
+    "one of many values": (lambda o: o.json(1, {2}), TypeError, ["value={2}", "JSON"]),
+    "a value that a serializer refuses": (
+        lambda o: o.topic.producer(serializer=lambda text: int(text)).send("x"),
+        ValueError, ["value='x'", "serializer"],
+    ),
+    "a transaction that is none": (
+        lambda o: o.producer.send(b"x", transaction=True),
+        TypeError, ["transaction", "engine.transaction()", "True"],
+    ),
+    "many in a transaction that is none": (
+        lambda o: o.producer.send_many([b"x"], transaction=o.engine),
+        TypeError, ["transaction", "engine.transaction()"],
+    ),
+    "the cursor of a producer": (
+        lambda o: o.in_transaction(lambda txn: txn.commit_cursor(o.producer)),
+        TypeError, ["commit_cursor", "group=", "Producer 'p'"],
+    ),
+    "the cursor of a reader without a group": (
+        lambda o: o.in_transaction(lambda txn: txn.commit_cursor(o.topic.reader())),
+        ValueError, ["Reader of topic 'orders'", "group="],
+    ),
+    "a list of resources": (
+        lambda o: o.engine.own(["a"]), TypeError, ["['a']", "own({'shard-7': None})"],
+    ),
+    "a group without resources": (
+        lambda o: o.engine.own("a"), TypeError, ["'a'", "own('group', {'shard-7': None})"],
+    ),
+    "retention as text": (
+        lambda o: o.topic.retention("7d"), TypeError, ["max_age='7d'", "seconds", "timedelta"],
+    ),
+    "a closed producer": (
+        lambda o: o.closed.send(b"x"),
+        xl.EngineClosedError, ["'orders'", "closed", "open a new one"],
+    ),
+    "a closed reader": (
+        lambda o: (lambda reader: (reader.close(), reader.read_next(0)))(o.topic.reader()),
+        xl.EngineClosedError, ["'orders'", "closed", "open a new one"],
+    ),
+    "a closed engine": (
+        lambda o: o.gone_topic.producer(),
+        xl.EngineClosedError, ["'gone'", "open the ledger again"],
+    ),
+    "a terminated topic": (
+        lambda o: o.terminated().producer(), xl.TopicTerminatedError, ["'done'", "only be read"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_an_error_names_what_is_wrong_and_the_way_out(there: Objects, mistake: str) -> None:
+    call, kind, named = MISTAKES[mistake]
+    with pytest.raises(kind) as raised:
+        call(there)
+    assert [word for word in named if word not in str(raised.value)] == [], str(raised.value)
+    assert len(there.topic) == 3
+
+
+def test_nothing_is_made_in_a_directory_named_tilde(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"\./~/log"):
+        xl.open("~/log")
+    assert os.listdir(tmp_path) == []
+    xl.open("./~/log", durability="process").close()
+    assert os.listdir(tmp_path) == ["~"]
+
+
+def test_retention_takes_a_timedelta(there: Objects) -> None:
+    there.topic.retention(dt.timedelta(days=7))
+    with there.engine.ledger.read() as tables:
+        assert tables.retention.get(there.topic.id) == (604_800.0, None)
+
+
+def test_with_instead_of_async_with_is_named(path: str) -> None:
+    async def program() -> None:
+        with aio.open(path):
+            pass
+
+    with pytest.raises(TypeError, match=r"aio\.open\(\.\.\.\): use `async with`"):
+        asyncio.run(program())
+
+
+def test_the_command_sends_nothing_into_a_map(path: str) -> None:
+    with xl.open(path) as engine, xl.SharedMap[str, int](engine.topic("settings")) as settings:
+        settings["limit"] = 1
+    assert "'settings' holds a map" in refusal("send", path, "settings", "x")
+    with xl.open(path) as engine, xl.SharedMap[str, int](engine.topic("settings")) as settings:
+        assert dict(settings) == {"limit": 1}
+
+
+FORKED = """
+    import os, sys
+    import exclusivelog as xl
+
+    with xl.open(sys.argv[1]) as engine, engine.topic("orders").producer() as producer:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                producer.send(b"x")
+            except xl.EngineClosedError as error:
+                os.write(write, str(error).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        print(os.read(read, 1000).decode())
+"""
+
+
+def test_a_forked_child_is_told_to_open_an_engine_of_its_own(path: str) -> None:
+    said = finish(FORKED, path)
+    assert "inherited through fork()" in said
+    assert "open an engine of your own" in said
