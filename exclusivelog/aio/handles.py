@@ -69,6 +69,7 @@ class _NoWith:
     if not TYPE_CHECKING:  # it would take these for a context manager
 
         def __enter__(self) -> NoReturn:
+            self._begun = True  # of an opening: this error says enough
             what = getattr(self, "_call", type(self).__name__)
             raise TypeError(f"{what}: use `async with` instead of `with`")
 
