@@ -43,7 +43,7 @@ test: lint docs
 	tools/chromium
 	$(PYTEST) -m "not broker" --durations=10
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
-	$(PYTEST) -m broker -n 2 tests/cluster tests/spark proof/tests
+	$(PYTEST) -m broker -n 2 tests/cluster tests/conformance tests/spark proof/tests
 	$(PYTEST) bench
 
 lint: $(READY)

@@ -43,6 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "once: durability makes no difference to the test; `make test` runs it once"
     )
     config.addinivalue_line(
+        "markers", "on_broker: the conformance test runs on a Pulsar broker, too"
+    )
+    config.addinivalue_line(
         "markers", "broker: the test needs Pulsar; `make test` runs it once, beside few others"
     )
     if numbers := config.getoption("--rule"):

@@ -5,6 +5,9 @@ on one machine, but for what a cluster adds: the connection to the broker is dis
 may end with an error that leaves its outcome unknown. Then the process goes on under another name,
 because such a send may enter the log later than its next one.
 
+Between sends, a process hands topics over to engines at random, and claims resources: what it saw
+of its claims is noted beside its calls (`Claimed`).
+
 Stale appends go past the library: frames under the epoch of a session that was fenced are appended
 to the Pulsar topic directly. The rule must not count them.
 """
@@ -36,6 +39,51 @@ FOR_EVER = 1 << 62
 # What a call may raise while the broker is away.
 AWAY = (xl.ClusterError, xl.LedgerIOError, xl.WaitTimeoutError, xl.EngineClosedError)
 REFUSED = (xl.ProducerBusyError, xl.ProducerFencedError)
+GROUP, RESOURCES = "crew", ("crane", "lock")
+MOVED_WITHIN = (0.1, 0.5, 2.0)  # seconds; the deadline of a hand-over
+
+
+# ---- claims ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """What a process saw of a claim, by a call from `begun` to `ended` (ns of the monotonic clock):
+    it was granted this generation, or it was valid."""
+
+    kind: str  # "granted" or "valid"
+    resource: str
+    generation: int
+    begun: int
+    ended: int
+
+
+class Actions:
+    """A file of one process beside its notes: what it saw of its claims, and how its hand-overs
+    ended."""
+
+    def __init__(self, notes: str) -> None:
+        path = Path(notes)
+        self._path = path.with_name(path.name.replace("notes-", "actions-"))
+
+    def write(self, **facts: object) -> None:
+        """One line."""
+        with self._path.open("a") as file:
+            file.write(json.dumps(facts) + "\n")
+
+
+def read_actions(directory: Path) -> tuple[list[Claimed], list[str]]:
+    """What all processes saw of their claims, and the states of their hand-overs. The last line of
+    one that was killed may be cut off."""
+    claims, moves = [], []
+    for path in directory.glob("actions-*.jsonl"):
+        for line in path.read_text().splitlines(keepends=True):
+            facts = json.loads(line) if line.endswith("\n") else {}
+            if "move" in facts:
+                moves.append(facts["move"])
+            elif facts:
+                claims.append(Claimed(**facts))
+    return claims, moves
 
 
 # ---- on the topics -----------------------------------------------------------------------
@@ -47,9 +95,15 @@ class Player(traffic.Player):
 
     raw: dict[str, OrderedLog] = field(default_factory=dict)
     unknown: int = 0  # sends
+    actions: Actions | None = None
 
     def turn(self) -> None:
         """Open a producer, use it, and leave it, one way or another."""
+        chance = self.rng.random()
+        if chance < 0.2:
+            self.claim()
+        elif chance < 0.35:
+            self.hand_over(self.engine.topic(self.rng.choice(TOPICS)))
         topic = self.engine.topic(self.rng.choice(TOPICS))
         self.look(topic)
         mode = self.rng.choice([*xl.AccessMode])
@@ -67,6 +121,42 @@ class Player(traffic.Player):
                 break
         if self.rng.random() < 0.8:
             producer.close()  # else it is abandoned, and must not stay an owner
+
+    def claim(self) -> None:
+        """Claim a resource, see whether the claim is valid for a while, and release or drop it."""
+        assert self.actions is not None
+        resource, begun = self.rng.choice(RESOURCES), time.monotonic_ns()
+        claim = self.engine.own(GROUP, {resource: None})
+        ended = time.monotonic_ns()
+        try:
+            generation = claim.generations[resource]
+        except xl.OwnershipLostError:  # by now
+            return
+        seen = resource, generation
+        self.actions.write(**vars(Claimed("granted", *seen, begun, ended)))
+        for _ in range(self.rng.randrange(4)):
+            time.sleep(self.rng.random() * 0.1)
+            begun = time.monotonic_ns()
+            if not claim.is_valid:
+                return
+            self.actions.write(**vars(Claimed("valid", *seen, begun, time.monotonic_ns())))
+        if self.rng.random() < 0.7:
+            claim.release()
+
+    def hand_over(self, topic: xl.Topic) -> None:
+        """Hand the topic over to any engine that lives, perhaps to this one."""
+        assert self.actions is not None
+        target = self.rng.choice(self.engine.engines())
+        try:
+            [move] = topic.engine.unload(
+                [topic.name], to=target.id, timeout=self.rng.choice(MOVED_WITHIN)
+            )
+        except (xl.LedgerError, xl.TopicNotFoundError) as error:
+            if isinstance(error, AWAY):
+                raise
+            self.actions.write(move="the destination was gone")
+        else:
+            self.actions.write(move=move.state)
 
     def send(
         self, topic: xl.Topic, producer: xl.Producer, exclusive: bool, stale: bool = False
@@ -105,7 +195,7 @@ class Player(traffic.Player):
         """It was fenced: its producer refuses what it tries from now on, and frames of its session
         that get into the Pulsar topic do not count, wherever they say that they stand."""
         self.send(topic, producer, exclusive, stale=True)
-        if producer.state != "fenced":  # the engine gave up: it may be the owner still
+        if producer.state not in ("fenced", "moved"):  # it may be the owner still
             return
         log, end = self._raw(topic), topic.next_offset
         for ahead in (0, 1):
@@ -160,7 +250,7 @@ def play(url: str, admin: str, notes: str, seed: int, sabotage: str = "") -> Non
     while os.getppid() == parent:
         try:
             with xl.open(url, f"w{seed}", admin=admin) as engine:
-                player = Player(engine, noted, rng, sabotage, counted)
+                player = Player(engine, noted, rng, sabotage, counted, actions=Actions(notes))
                 try:
                     while os.getppid() == parent:
                         player.turn()

@@ -1,9 +1,11 @@
-"""Torture of the cluster engine: processes on two topics and a shared map, behind a proxy.
+"""Torture of the cluster engine: processes on two topics, two claims and a shared map.
 
-Processes are killed, stopped and continued; the broker is killed and started again; connections are
+The processes send, read, hand topics over and claim resources. They are killed, stopped and
+continued; the broker is killed and started again; connections are
 reset, ended in one direction, and slowed down. What the judges say of a local log, they say here:
 nothing acknowledged is lost or twice, nothing stale counts, epochs never decrease, offsets are
-dense, reads agree with the log, and the map is linearizable.
+dense, reads agree with the log, and the map is linearizable. A claim is not valid once a later one
+was granted, and generations rise.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from proof.cluster_players import STORED, map_calls
+from proof.cluster_players import STORED, Claimed, map_calls, read_actions
 from proof.fork_server import Forked, fork_server
 from proof.linearizability import Call, check_per_key
 from proof.map_clients import KEYS, frozen
@@ -96,6 +98,11 @@ class Storm:
         else:
             notes, seed = self.path / f"notes-{self.started}.jsonl", self.dice.randrange(1 << 30)
             self.topics.append(self.on_topic(stderr, *here, str(notes), seed, self.sabotage))
+
+    def all_began(self) -> bool:
+        """Has each process noted something?"""
+        noted = [*self.path.glob("notes-*"), *self.path.glob("map-*")]
+        return len(noted) >= ON_TOPICS + ON_MAP
 
     def go_on(self, faults: int, weights: dict[str, int], pause: float) -> None:
         """Do so many things to them, one each `pause` seconds on average."""
@@ -193,6 +200,21 @@ def judge_topics(namespace: Namespace, record: Record) -> Iterator[str]:
                 yield f"{name}: B1: epochs were granted in the order {epochs}"
 
 
+def judge_claims(seen: Iterable[Claimed]) -> Iterator[str]:
+    """Every broken rule of the claims: each generation has one claim, later claims have higher
+    generations, and none is valid once a later one was granted."""
+    granted: dict[tuple[str, int], Claimed] = {}
+    for each in (claim for claim in seen if claim.kind == "granted"):
+        if (each.resource, each.generation) in granted:
+            yield f"F2: {each.resource}: generation {each.generation} was granted twice"
+        granted[each.resource, each.generation] = each
+    for one in seen:
+        for other in granted.values():
+            later = other.resource == one.resource and other.generation > one.generation
+            if later and other.ended < one.begun:
+                yield f"F5: {one} came after {other}"
+
+
 def judge_map(namespace: Namespace, calls: list[Call]) -> Iterator[str]:
     """Every broken rule of the map."""
     with xl.open(namespace.url, "judge", admin=namespace.admin) as engine:
@@ -225,7 +247,7 @@ def torture(
         try:
             for number in range(ON_TOPICS + ON_MAP):
                 storm.start(number >= ON_TOPICS)
-            until(lambda: len(list(where.glob("*-*"))) >= 2 * (ON_TOPICS + ON_MAP), START_SECONDS)
+            until(storm.all_began, START_SECONDS)
             storm.go_on(faults, weights, pause)
             storm.end()
         finally:
@@ -238,13 +260,16 @@ def torture(
 
 def _judge(figure: Figure, storm: Storm) -> None:
     record, calls = read_notes(storm.path), storm.map_history()
+    claims, moves = read_actions(storm.path)
     figure.count(
         faults=storm.done.total(), **{f"fault_{name}": n for name, n in storm.done.items()},
         operations=record.operations, acknowledged=record.count(ACKNOWLEDGED),
         stale_appends_tried=record.count(REFUSED, stale=True), map_calls=len(calls),
-        calls_that_raised=len(record.errors),
+        calls_that_raised=len(record.errors), claims=len(claims),
+        hand_overs=sum(state in ("owned", "assigned") for state in moves),
+        hand_overs_that_failed=sum(state not in ("owned", "assigned") for state in moves),
     )  # fmt: skip
-    figure.broken += [*record.trouble, *storm.tracebacks()]
+    figure.broken += [*record.trouble, *storm.tracebacks(), *judge_claims(claims)]
     try:
         figure.broken += judge_topics(storm.namespace, record)
         figure.broken += judge_map(storm.namespace, calls)

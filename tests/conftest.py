@@ -1,13 +1,17 @@
-"""A second engine on the ledger, and clocks that are wrong."""
+"""A second engine on the ledger, clocks that are wrong, and a real Pulsar broker, shared by all
+workers of a test run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import exclusivelog as xl
+from testing.broker import Namespace, missing, shared_broker
 from testing.clocks import WallClock, build
 from testing.processes import preload
 
@@ -36,3 +40,28 @@ def clock(false_clock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("LD_PRELOAD", str(false_clock))
     monkeypatch.setenv("WALL_CLOCK_SHIFT", str(tmp_path / "shift"))
     return WallClock(tmp_path / "shift")
+
+
+# ---- a broker ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def broker() -> Iterator[tuple[str, str]]:
+    """(URL, admin URL) of the broker of this test run."""
+    if reason := missing():
+        pytest.skip(reason)
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    with shared_broker(Path(tempfile.gettempdir()) / f"exclusivelog-broker-{run}") as place:
+        yield place
+
+
+@pytest.fixture
+def make_namespace(broker: tuple[str, str]) -> Callable[..., Namespace]:
+    """`make_namespace(deduplication=True, retention=-1)`: a new namespace."""
+    return lambda **policies: Namespace.make(*broker, **policies)
+
+
+@pytest.fixture
+def namespace(make_namespace: Callable[..., Namespace]) -> Namespace:
+    """A new namespace with the policies that a mirror needs."""
+    return make_namespace()

@@ -206,6 +206,7 @@ def answer(process: Worker) -> Any:
         return refused.kind
 
 
+@pytest.mark.on_broker
 def test_a1_of_processes_that_ask_at_once_one_is_granted(worker: Callable[..., Worker]) -> None:
     processes = [worker(name=f"w{i}") for i in range(3)]
     for epoch in range(1, 6):
@@ -228,6 +229,7 @@ def test_a1_fencing_at_once_leaves_one_owner_and_everybody_had_an_epoch_of_his_o
     assert [producer.topic_epoch for producer in still_open] == [8]
 
 
+@pytest.mark.on_broker
 @pytest.mark.needs("shared_producers")
 def test_a1_shared_producers_write_side_by_side_from_everywhere(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
@@ -266,6 +268,7 @@ def test_a1_topics_do_not_know_each_other(engine: xl.Engine) -> None:
     assert [owner.state for owner in owners] == ["open", "fenced", "open"]
 
 
+@pytest.mark.on_broker
 def test_a2_a_grant_survives_its_process(topic: xl.Topic, worker: Callable[..., Worker]) -> None:
     """A process is granted the topic and is killed in the same moment. The epoch it was given
     is used up: nobody gets it again."""
@@ -292,6 +295,7 @@ def test_a3_the_last_shared_producer_leaving_promotes_the_first_waiter(
     assert topic.owner is not None
 
 
+@pytest.mark.on_broker
 @pytest.mark.needs("shared_producers")
 def test_a3_the_last_shared_producer_killed_promotes_the_first_waiter(
     topic: xl.Topic, worker: Callable[..., Worker]
@@ -381,6 +385,7 @@ def check_holder(
         assert f"epoch {epoch}" in str(error)
 
 
+@pytest.mark.on_broker
 def test_a5_owner_holders_and_waiters_tell_the_same(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -443,6 +448,7 @@ def test_a6_fencing_takes_the_name_over_with_the_topic(topic: xl.Topic) -> None:
         topic.producer(WAIT, name="ann")
 
 
+@pytest.mark.on_broker
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE, WAIT])
 def test_a6_the_name_of_a_killed_process_is_free(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker], mode: str

@@ -41,6 +41,7 @@ def test_f1_groups_and_resources_do_not_know_each_other(
     }
 
 
+@pytest.mark.on_broker
 def test_f2_generations_count_up_and_a_number_below_the_last_is_refused(
     engine: xl.Engine, other: xl.Engine
 ) -> None:
@@ -55,6 +56,7 @@ def test_f2_generations_count_up_and_a_number_below_the_last_is_refused(
     assert engine.own("g", {"r": None}).generations == {"r": 8}
 
 
+@pytest.mark.on_broker
 def test_f3_f5_a_live_claim_is_revoked_by_an_equal_or_higher_one_alone(
     engine: xl.Engine, other: xl.Engine
 ) -> None:
@@ -74,6 +76,7 @@ def test_f3_f5_a_live_claim_is_revoked_by_an_equal_or_higher_one_alone(
     assert isinstance(lost[0], xl.OwnershipLostError)
 
 
+@pytest.mark.on_broker
 def test_f4_generation_0_always_wins_and_begins_anew(engine: xl.Engine, other: xl.Engine) -> None:
     first = engine.own("g", {"r": 9})
     assert other.own("g", {"r": 0}).generations == {"r": 0}
@@ -103,6 +106,7 @@ def test_f3_a_claim_waits_for_one_with_a_higher_generation(
     releasing.join()
 
 
+@pytest.mark.on_broker
 def test_e5_history_tells_of_claims(engine: xl.Engine, other: xl.Engine) -> None:
     engine.own("g", {"r": 2})
     other.own("g", {"r": 3}).release()
@@ -138,6 +142,7 @@ def test_f6_a_group_goes_on_where_it_has_committed(filled: xl.Topic, other: xl.E
     assert (another.group, another.position) == ("other", None)
 
 
+@pytest.mark.on_broker
 def test_f6_the_next_reader_of_a_group_fences_the_one_before(
     filled: xl.Topic, other: xl.Engine
 ) -> None:
@@ -182,6 +187,7 @@ def read_and_commit(state: State, count: int) -> int:
     return int(reader.position)
 
 
+@pytest.mark.on_broker
 def test_f6_a_group_outlives_the_process_of_its_reader(
     filled: xl.Topic, worker: Callable[..., Worker]
 ) -> None:

@@ -61,6 +61,7 @@ def test_b1_every_grant_has_a_new_epoch(path: str) -> None:
     assert len(epochs) > 20
 
 
+@pytest.mark.on_broker
 def test_b1_an_epoch_outlives_all_processes(path: str, worker: Callable[..., Worker]) -> None:
     for epoch in range(1, 4):
         first, second = worker(name="first"), worker(name="second")
@@ -260,6 +261,7 @@ def test_b5_a_claim_in_the_queue_is_granted_unchanged_if_nobody_was_between(
     assert topic.producer(EXCLUSIVE).topic_epoch == epoch + 1
 
 
+@pytest.mark.on_broker
 def test_b5_a_claim_is_checked_again_at_promotion(topic: xl.Topic) -> None:
     owner = topic.producer(EXCLUSIVE)
     first = topic.producer_async(WAIT, priority=1)
@@ -276,6 +278,7 @@ def test_b5_a_claim_is_checked_again_at_promotion(topic: xl.Topic) -> None:
         assert error.value.holder.session == winner.session.id
 
 
+@pytest.mark.on_broker
 def test_b5_a_process_keeps_its_epoch_through_a_restart(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -305,6 +308,7 @@ def send_until_fenced(state: State, name: str) -> list[tuple[int, bytes]]:
     raise AssertionError
 
 
+@pytest.mark.on_broker
 @pytest.mark.parametrize("claim", [1, 9])
 def test_b6_a_stale_fencing_request_evicts_nobody(path: str, topic: xl.Topic, claim: int) -> None:
     topic.producer(EXCLUSIVE).close()
@@ -316,6 +320,7 @@ def test_b6_a_stale_fencing_request_evicts_nobody(path: str, topic: xl.Topic, cl
     assert len(topic.waiters) == 1
 
 
+@pytest.mark.on_broker
 def test_b7_a_late_release_leaves_the_successor_as_it_is(topic: xl.Topic) -> None:
     evicted, waiter = topic.producer(EXCLUSIVE), topic.producer_async(WAIT)
     successor = topic.producer(FENCING)
@@ -383,6 +388,7 @@ def judge(topic: xl.Topic, outcomes: dict[bytes, Any], errors: Any) -> None:
             assert value not in present
 
 
+@pytest.mark.on_broker
 def test_b9_each_send_has_one_outcome_also_while_the_topic_is_lost(
     engine: xl.Engine, topic: xl.Topic
 ) -> None:
@@ -473,6 +479,7 @@ def receipts(state: State) -> list[Any]:
     return [each if isinstance(each, int) else type(each).__name__ for each in got]
 
 
+@pytest.mark.on_broker
 def test_b10_what_was_not_written_before_the_eviction_is_not_written_after_it(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:

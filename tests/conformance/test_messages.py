@@ -71,6 +71,7 @@ def test_g1_every_combination_of_parts_comes_back_from_one_batch(topic) -> None:
     assert [facts(m) for m in topic.reader()] == [tuple(p[1] for p in c) for c in EVERY]
 
 
+@pytest.mark.on_broker
 def test_g1_a_message_says_who_sent_it_when_and_where_it_stands(topic) -> None:
     before = time.time_ns() // 1_000_000
     with topic.producer("exclusive", name="émetteur") as producer:
@@ -342,6 +343,7 @@ def duplicate(call: Any, sequence_id: int, last: int) -> None:
     assert not error.retriable
 
 
+@pytest.mark.on_broker
 def test_g2_an_id_that_is_used_up_is_a_duplicate_and_nothing_is_appended(topic) -> None:
     with topic.producer("exclusive", name="a") as producer:
         producer.send_many([b"x"] * 11)
@@ -395,6 +397,7 @@ def test_g2_ids_are_counted_per_topic(engine) -> None:
         assert producer.last_sequence_id == -1
 
 
+@pytest.mark.on_broker
 def test_g2_ids_survive_a_kill(worker, topic) -> None:
     other = worker()
     other.call(open_producer, "exclusive", name="a")
@@ -408,6 +411,7 @@ def test_g2_ids_survive_a_kill(worker, topic) -> None:
     assert numbers(topic) == list(range(6))
 
 
+@pytest.mark.on_broker
 def test_g2_ids_survive_a_take_over(worker, topic) -> None:
     other = worker()
     other.call(open_producer, "exclusive", name="a")
@@ -452,6 +456,7 @@ def test_g2_ids_are_in_order_when_threads_share_a_producer(topic) -> None:
     assert numbers(topic) == list(range(8 * 20 * 5))
 
 
+@pytest.mark.on_broker
 def test_g3_a_batch_appears_to_readers_at_one_moment(path, topic) -> None:
     stop = threading.Event()
 

@@ -12,6 +12,7 @@ from testing.processes import (
 )
 
 
+@pytest.mark.on_broker
 @pytest.mark.parametrize("linger", [0.0, 60.0])
 def test_c1_closing_a_producer_sends_what_waits_and_then_gives_the_topic_back(
     engine: xl.Engine, topic: xl.Topic, linger: float

@@ -19,6 +19,7 @@ from testing.states import (
 pytestmark = pytest.mark.needs("shared_state")
 
 
+@pytest.mark.on_broker
 @pytest.mark.parametrize("future", [False, True], ids=["plain", "future"])
 def test_i1_operations_come_from_the_state_and_lead_to_the_next(
     topic: xl.Topic, future: bool

@@ -37,6 +37,7 @@ def terminated(call: Callable[[], Any], end: int) -> None:
         call()
 
 
+@pytest.mark.on_broker
 @pytest.mark.parametrize("mode", [SHARED, EXCLUSIVE])
 def test_g8_nothing_is_written_behind_a_termination(
     topic: xl.Topic, there: xl.Topic, mode: str
@@ -60,6 +61,7 @@ def test_g8_nothing_is_written_behind_a_termination(
     assert values(topic) == values(there) == [b"x", b"in time, or too late"][:end]
 
 
+@pytest.mark.on_broker
 def test_g8_what_was_acknowledged_before_a_termination_is_in_the_log(
     topic: xl.Topic, there: xl.Topic
 ) -> None:
@@ -79,6 +81,7 @@ def test_g8_what_was_acknowledged_before_a_termination_is_in_the_log(
     assert acknowledged == list(range(end)) == list(range(topic.next_offset))
 
 
+@pytest.mark.on_broker
 def test_g8_readers_end_where_a_topic_does(topic: xl.Topic, there: xl.Topic) -> None:
     with topic.producer(EXCLUSIVE) as producer:
         producer.send_many([b"a", b"b"])
@@ -103,6 +106,7 @@ def test_g8_readers_end_where_a_topic_does(topic: xl.Topic, there: xl.Topic) -> 
     assert not reader.has_message_available()
 
 
+@pytest.mark.on_broker
 def test_g8_those_who_wait_are_told_of_a_termination(topic: xl.Topic, there: xl.Topic) -> None:
     owner = topic.producer(EXCLUSIVE)
     waiters = [one.producer_async(WAIT) for one in (topic, there)]
@@ -113,6 +117,7 @@ def test_g8_those_who_wait_are_told_of_a_termination(topic: xl.Topic, there: xl.
     terminated(lambda: topic.producer(FENCING), 0)
 
 
+@pytest.mark.on_broker
 def test_g8_a_terminated_topic_stays_so(path: str) -> None:
     with xl.open(path) as engine, engine.topic("orders").producer(EXCLUSIVE) as producer:
         producer.send(b"x")

@@ -21,6 +21,7 @@ def there(path: str) -> Iterator[xl.Topic]:
         yield engine.topic("orders")
 
 
+@pytest.mark.on_broker
 def test_e1_e3_the_destinations_best_waiter_gets_the_topic_past_all_others(
     engine: xl.Engine, topic: xl.Topic, there: xl.Topic
 ) -> None:
@@ -41,6 +42,7 @@ def test_e1_e3_the_destinations_best_waiter_gets_the_topic_past_all_others(
     assert first.result(PATIENCE).topic_epoch == 3
 
 
+@pytest.mark.on_broker
 def test_e3_a_topic_is_reserved_for_the_destinations_next_producer(
     engine: xl.Engine, topic: xl.Topic, there: xl.Topic
 ) -> None:
@@ -107,6 +109,7 @@ def test_e4_moving_again_is_safe(engine: xl.Engine, topic: xl.Topic, there: xl.T
         engine.unload("elsewhere", to=there.engine.id)
 
 
+@pytest.mark.on_broker
 def test_e1_a_prefix_moves_all_of_its_topics(engine: xl.Engine, there: xl.Topic) -> None:
     owners = [engine.topic(name).producer(EXCLUSIVE, follow=False) for name in ("a/1", "a/2", "b")]
     moves = engine.unload("a/*", to=there.engine.id)
@@ -132,6 +135,7 @@ def told(state: State) -> tuple[str, str]:
     return state.producer.state, ""
 
 
+@pytest.mark.on_broker
 def test_e2_the_former_owner_learns_who_has_it_and_loses_nothing_that_it_accepted(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -144,6 +148,7 @@ def test_e2_the_former_owner_learns_who_has_it_and_loses_nothing_that_it_accepte
     assert topic.producer(EXCLUSIVE).topic_epoch == 2
 
 
+@pytest.mark.on_broker
 def test_e4_a_killed_source_is_followed_by_the_destination(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
@@ -157,6 +162,7 @@ def test_e4_a_killed_source_is_followed_by_the_destination(
     assert waiter.result(PATIENCE).topic_epoch == 2
 
 
+@pytest.mark.on_broker
 def test_e4_a_producer_that_fences_meanwhile_leaves_one_owner(
     engine: xl.Engine, topic: xl.Topic, there: xl.Topic
 ) -> None:

@@ -88,6 +88,7 @@ def test_d2_default_priority_is_0(topic: xl.Topic) -> None:
         assert names(topic) == ["above", "default", "below"]
 
 
+@pytest.mark.on_broker
 def test_d3_a_better_waiter_never_retires_the_owner(
     topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:
