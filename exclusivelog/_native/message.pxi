@@ -51,6 +51,13 @@ cdef class Message:
 
     Messages are immutable, and equal if all of the above are equal; values and keys are compared as
     bytes, whatever the deserializer. They can be pickled, if their deserializers can: a lambda cannot.
+
+    >>> _ = producer.send(b"3", key="apples", properties={"unit": "kg"}, event_time=1_000)
+    >>> message = next(topic.reader(deserializer="json"))
+    >>> message.offset, message.key, message.value, message.raw_value, message.properties
+    (0, b'apples', 3, b'3', {'unit': 'kg'})
+    >>> message.event_at.isoformat(), message == next(topic.reader())
+    ('1970-01-01T00:00:01+00:00', True)
     """
 
     def __init__(self):

@@ -70,6 +70,15 @@ cdef class Receipt:
     """The outcome of one `send_async`: a future with one message's offset (rule B9).
 
     It can be waited for (`result`), asked (`done`), given callbacks, and awaited.
+
+    >>> receipt = producer.send_async(b"hello")
+    >>> receipt.result(timeout=10), receipt.done(), receipt.exception()
+    (0, True, None)
+    >>> import queue
+    >>> durable = queue.SimpleQueue()
+    >>> producer.send_async(b"hello again").add_done_callback(durable.put)
+    >>> durable.get(timeout=10).result()
+    1
     """
 
     def __init__(self):

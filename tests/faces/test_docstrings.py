@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import inspect
+import io
 from typing import Any
 
 import pytest
 
+import exclusivelog as xl
 from tests.faces.test_docs import MODULES
 
 pytestmark = pytest.mark.once
@@ -16,8 +19,6 @@ pytestmark = pytest.mark.once
 # Whose examples need what a docstring cannot have, and where they are.
 ELSEWHERE = {
     "Mirror": "a broker: docs/cluster.md", "Comparison": "a broker", "Progress": "a broker",
-    "Message": "compiled: those of Reader.read_next and Topic.reader",
-    "Receipt": "compiled: that of Producer.send_async",
     "register": "Java: docs/spark.md", "scan": "Java: docs/spark.md",
     "ledger": "a test: docs/testing.md", "second_process": "a test: docs/testing.md",
     "Process": "a test: docs/testing.md", "Start": "a test: docs/testing.md",
@@ -46,6 +47,17 @@ def members(one: Any) -> list[tuple[str, Any]]:
         and (callable(member) or isinstance(member, (property, classmethod, staticmethod)))
         and not inspect.isclass(member)
     ]
+
+
+@pytest.mark.parametrize("compiled", [xl.Message, xl.Receipt])
+def test_examples_of_compiled_classes_run(compiled: type, engine: xl.Engine) -> None:
+    """pytest finds those of Python files alone."""
+    topic = engine.topic("orders")
+    names = {"topic": topic, "producer": topic.producer()}
+    [test] = doctest.DocTestFinder(recurse=False).find(compiled, module=False, globs=names)
+    report = io.StringIO()
+    done = doctest.DocTestRunner().run(test, out=report.write)
+    assert (done.failed, done.attempted > 2) == (0, True), report.getvalue()
 
 
 @pytest.mark.parametrize("module", MODULES)
