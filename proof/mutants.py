@@ -214,7 +214,7 @@ MUTANTS = (
     Mutant("heartbeats use the time namespace's clock", "lockfile.py",
            "    _core.set_clock_offset(offset)\n", "", ("tests/shm/test_time_namespaces.py",)),
     Mutant("a read that pins pages is not reported", "worker.py",
-           "            self._ledger.find_pinned, ", "            ", ("tests/shm/test_pinned.py",)),
+           "            usage.check_pinned, ", "            ", ("tests/shm/test_pinned.py",)),
     Mutant("the snapshot of a reused process id is kept", "environment.py",
            "if any(reading.pid == os.getpid() for", "if any(False for",
            ("tests/shm/test_clocks.py",)),

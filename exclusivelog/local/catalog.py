@@ -132,8 +132,9 @@ class LocalCatalog:
         self._engine.check_open()
         rows, damaged = topic_rows(self._ledger)
         appenders = [each.sending.appender for each in self._engine.registry.sessions()]
-        sizes: dict[str, Any] = self._ledger.stats()
-        disk = self._ledger.room.disk()
+        usage = self._ledger.usage
+        sizes: dict[str, Any] = usage.sizes()
+        disk = usage.room.disk()
         return EngineStats(
             **sizes, **counted(self._ledger), topics=len(rows) + damaged,
             waiters=sum(row.waiting for row in rows), engines=len(self.engines()),
@@ -141,7 +142,7 @@ class LocalCatalog:
             disk_free_bytes=None if disk is None else disk.free,
             disk_low=disk is not None and disk.low,
             groups=tuple(self.groups()),
-            oldest_reader=self._ledger.oldest_reader(), disk_bytes=self._ledger.disk_bytes(),
+            oldest_reader=usage.oldest_reader(), disk_bytes=usage.disk_bytes(),
             pending_messages=sum(each.pending_messages for each in appenders),
             pending_bytes=sum(each.pending_bytes for each in appenders),
         )  # fmt: skip

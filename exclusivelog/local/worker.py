@@ -113,6 +113,7 @@ class BackgroundWorker:
 
     def _do_round(self) -> None:
         failure: ExclusiveLogError | None = None
+        usage = self._ledger.usage
         self._notifications.note(True)  # unless it comes to its end
         for step in (
             self._evict_awaited,  # first: somebody waits for it
@@ -122,7 +123,7 @@ class BackgroundWorker:
             self._ledger.segments.forget_removed, self._pending.admit_arrivals,
             self._notifications.retries.promote_due,
             self._retention_worker.start_if_needed, self._ledger.checkpointer.poll,
-            self._ledger.find_pinned, self._ledger.check_room,
+            usage.check_pinned, usage.check_room,
         ):  # fmt: skip
             try:
                 step()

@@ -17,7 +17,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import logs
-from exclusivelog.local.storage import checkpointer, room
+from exclusivelog.local.storage import checkpointer, usage
 from testing.operations import PAGE, ROOT, lines_of, table
 from testing.processes import Worker, open_producer, send, until
 
@@ -256,9 +256,9 @@ def test_a_checkpoint_of_note_is_told(
 # ---- room --------------------------------------------------------------------------------
 
 
-def unattended(engine: xl.Engine) -> room.Room:
+def unattended(engine: xl.Engine) -> usage.Room:
     """What checks the ledger's room, once the background worker has: it checks again in 10 s."""
-    left = engine.ledger.room
+    left = engine.ledger.usage.room
     until(lambda: not left.due and not left._checking.locked())
     return left
 
@@ -267,15 +267,15 @@ def test_h2_a_nearly_full_disk_is_told_once(
     engine: xl.Engine, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = unattended(engine)
-    monkeypatch.setattr(room, "LEAST_BYTES", 1 << 62)
+    monkeypatch.setattr(usage, "LEAST_BYTES", 1 << 62)
     with engine.ledger.environment() as env:
         left.check(env)
         left.check(env)
         record = only(heard("disk_low"))
         assert (record.levelname, record.ledger) == ("WARNING", engine.path)
         assert record.free > 0
-        monkeypatch.setattr(room, "LEAST_BYTES", 0)
-        monkeypatch.setattr(room, "LOW_BYTES", 0)
+        monkeypatch.setattr(usage, "LEAST_BYTES", 0)
+        monkeypatch.setattr(usage, "LOW_BYTES", 0)
         left.check(env)
     assert only(heard("disk_enough")).free > 0
 
@@ -283,8 +283,8 @@ def test_h2_a_nearly_full_disk_is_told_once(
 def test_the_background_worker_checks_the_room(
     engine: xl.Engine, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "LEAST_BYTES", 1 << 62)
-    engine.ledger.room._next = 0.0
+    monkeypatch.setattr(usage, "LEAST_BYTES", 1 << 62)
+    engine.ledger.usage.room._next = 0.0
     engine.backend.worker.wake()
     until(lambda: heard("disk_low"))
 
@@ -296,12 +296,12 @@ def test_tables_that_grow_are_told(
     with engine.ledger.environment() as env:
         left.check(env)
         assert heard("map_grows") == []
-        monkeypatch.setattr(room, "GROWN_FROM", 0)
+        monkeypatch.setattr(usage, "GROWN_FROM", 0)
         left._used = left._used // 3
         left.check(env)
         record = only(heard("map_grows"))
         assert record.used >= 2 * record.before
-        monkeypatch.setattr(room, "MAP_SHARE", 0.0)
+        monkeypatch.setattr(usage, "MAP_SHARE", 0.0)
         left.check(env)
         left.check(env)
     assert only(heard("map_low")).map_size > 0
@@ -311,7 +311,7 @@ def test_a_slow_flush_is_told(
     topic: xl.Topic, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time is real, and so is its way from the core to the line."""
-    monkeypatch.setattr(room, "SLOW_FLUSH_SECONDS", 1e-9)
+    monkeypatch.setattr(usage, "SLOW_FLUSH_SECONDS", 1e-9)
     with topic.producer() as producer:
         producer.send(b"x")
         topic.engine.backend.make_visible()

@@ -65,7 +65,7 @@ def test_a2_a_refused_request_changes_nothing(
     topic.producer(EXCLUSIVE).close()
     owner = topic.producer(EXCLUSIVE, name="owner")
     waiter = topic.producer_async(WAIT, name="waiter")
-    before, transactions = rows(engine), engine.ledger.stats()["transactions"]
+    before, transactions = rows(engine), engine.ledger.usage.sizes()["transactions"]
     threads, files = set(threading.enumerate()), open_files(engine)
     for _ in range(3):
         with pytest.raises(error):
@@ -74,7 +74,7 @@ def test_a2_a_refused_request_changes_nothing(
         assert type(future.exception(timeout=0)) is error
         assert future.cancel() is False
     assert rows(engine) == before
-    assert engine.ledger.stats()["transactions"] == transactions
+    assert engine.ledger.usage.sizes()["transactions"] == transactions
     assert (threads_since(threads), open_files(engine)) == ([], files)
     owner.close()
     assert waiter.result(timeout=10).topic_epoch == topic.epoch == 3
@@ -124,9 +124,9 @@ def test_a2_a_request_in_another_process_that_times_out_changes_nothing(
 
 def test_a2_a_grant_is_one_transaction(engine: xl.Engine, topic: xl.Topic) -> None:
     def transactions(action: Callable[[], Any]) -> int:
-        before = engine.ledger.stats()["transactions"]
+        before = engine.ledger.usage.sizes()["transactions"]
         kept.append(action())
-        return int(engine.ledger.stats()["transactions"] - before)
+        return int(engine.ledger.usage.sizes()["transactions"] - before)
 
     kept: list[Any] = []
     assert transactions(lambda: topic.producer(SHARED)) == 1

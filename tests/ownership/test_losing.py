@@ -54,9 +54,9 @@ def test_c1_the_next_waiter_is_promoted_in_the_same_transaction(
     with xl.open(engine.path) as other:
         owner = topic.producer(EXCLUSIVE)
         waiter = other.topic("orders").producer_async(WAIT, name="next")
-        before = engine.ledger.stats()["transactions"]
+        before = engine.ledger.usage.sizes()["transactions"]
         owner.close()
-        assert engine.ledger.stats()["transactions"] == before + 1
+        assert engine.ledger.usage.sizes()["transactions"] == before + 1
         assert topic.owner is not None
         assert (topic.owner.producer_name, topic.owner.epoch) == ("next", 2)
         assert waiter.result(timeout=10).topic_epoch == 2

@@ -15,7 +15,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.ownership import notifications
-from exclusivelog.local.storage import pinned
+from exclusivelog.local.storage import usage
 from exclusivelog.local.storage.environment import Reading, parse_readers
 from testing.children import child, line, tell
 from testing.processes import stop_outside, until
@@ -39,8 +39,8 @@ READS = """
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pinned, "READERS_SECONDS", 0.05)
-    monkeypatch.setattr(pinned, "STALLED_SECONDS", 0.5)
+    monkeypatch.setattr(usage, "READERS_SECONDS", 0.05)
+    monkeypatch.setattr(usage, "STALLED_SECONDS", 0.5)
     monkeypatch.setattr(notifications, "LONGEST_SLEEP_SECONDS", 0.05)
 
 
@@ -196,7 +196,7 @@ def test_c2_the_place_of_a_reader_that_was_killed_is_given_back(
 def test_c2_control_without_a_look_a_killed_reader_pins_pages(
     engine: xl.Engine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned.PinnedPages, "check", lambda self, env: None)
+    monkeypatch.setattr(usage.PinnedPages, "check", lambda self, env: None)
     with child(READS, path, "sleeps", 0.3) as process:
         assert line(process) == "reading"
         process.kill()
@@ -206,7 +206,7 @@ def test_c2_control_without_a_look_a_killed_reader_pins_pages(
 def test_c3_many_short_reads_are_no_long_one(
     engine: xl.Engine, told: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pinned, "STALLED_SECONDS", 2.0)  # a busy machine stops a thread for less
+    monkeypatch.setattr(usage, "STALLED_SECONDS", 2.0)  # a busy machine stops a thread for less
     ended = threading.Event()
 
     def read() -> None:

@@ -45,7 +45,7 @@ change of the tables; the kernel frees the lock when the thread dies. But a proc
 a lock from a thread that may go on at any time. `StallWatch` logs which process it is.
 
 With `kill_stalled=True`, it is killed once it has been silent for longer than its own `keepalive`
-(rule C3); so is a process that is stopped inside a read (see storage/pinned.py).
+(rule C3); so is a process that is stopped inside a read (see storage/usage.py).
 """
 
 from __future__ import annotations

@@ -41,9 +41,8 @@ from exclusivelog.local.storage.environment import identity, make_directory, ref
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.opening import OpenFiles, Options
-from exclusivelog.local.storage.pinned import PinnedPages
-from exclusivelog.local.storage.room import Room
 from exclusivelog.local.storage.tables import Tables, recover
+from exclusivelog.local.storage.usage import Usage
 
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
 DEFAULT_MAX_READERS = 1022
@@ -91,14 +90,16 @@ class Ledger:
                 self.lockfile, self.journal, self.watch = files.lockfile, files.journal, files.watch
                 self.format, self.uuid = files.format, files.uuid
                 self._environment = files.environment
-                self.pinned = PinnedPages(path, self.lockfile.slots, self.watch)
-                self.room = Room(path, self.directory)
                 self.integrity = integrity = Integrity(
                     self.directory, (DATA, JOURNAL), self.journal, self.readonly,
                     page_lost=files.page_lost, check_readable=files.check_readable,
                 )  # fmt: skip
                 # No cycle of references: the files stay mapped as long as their last user lives.
                 ledger = weakref.proxy(self)
+                self.usage = Usage(
+                    files, integrity.fail, lambda: ledger.environment(),
+                    lambda txn: ledger.tables(txn).large.total_bytes(),
+                )  # fmt: skip
                 self.checkpointer = Checkpointer(
                     path, None if self.readonly else self.journal, lambda: ledger.checkpoint(),
                     lambda: integrity.failed,
@@ -304,49 +305,6 @@ class Ledger:
         self.integrity.raise_failure()
         with self._environment.use() as env:
             yield env
-
-    def find_pinned(self) -> None:
-        """Log the reads that make the tables grow. Call it about once a second."""
-        if self.pinned.due:
-            with self.environment() as env:
-                self.pinned.check(env)
-
-    def check_room(self) -> None:
-        """Log when disk or tables are nearly full, and flushes that took long."""
-        if self.room.due:
-            with self.environment() as env:
-                self.room.check(env)
-        if self.journal is not None:
-            self.room.check_flush(self.journal.take_slowest_flush())
-
-    def oldest_reader(self) -> dict[str, object] | None:
-        """The read with the oldest snapshot; None if every read has the newest one."""
-        with self.environment() as env:
-            return self.pinned.oldest(env)
-
-    def stats(self) -> dict[str, int]:
-        """Sizes in bytes and counts, as LMDB gives them."""
-        with self.environment() as env, translated(self.path, fail=self.integrity.fail):
-            info = env.info()
-            page = env.stat()["psize"]
-            with env.begin() as txn:
-                large = self.tables(txn).large.total_bytes()
-            return {
-                "map_size": info["map_size"],
-                "used_bytes": (info["last_pgno"] + 1) * page,
-                "journal_bytes": 0 if self.journal is None else self.journal.backlog,
-                "journal_capacity": 0 if self.journal is None else self.journal.capacity,
-                "large_bytes": large,
-                "transactions": info["last_txnid"],
-                "max_readers": info["max_readers"],
-                "readers": info["num_readers"],
-            }
-
-    def disk_bytes(self) -> int:
-        """What the files take on the disk."""
-        found = (self.directory.facts(name) for name in (DATA, JOURNAL))
-        tables = sum(facts.st_blocks * 512 for facts in found if facts is not None)
-        return tables + self.segments.disk_bytes()
 
     # ---- fork ----------------------------------------------------------------------------
 

@@ -1,0 +1,289 @@
+"""What a ledger uses of its disk and its map, and the reads that make it use more.
+
+Each state that needs attention is logged once, until it ends: a disk or a map that is nearly full,
+tables that grow, slow flushes, and reads that pin pages.
+
+LMDB never reuses a page that the snapshot of a read still has. A process that is stopped inside a
+read therefore makes `data.mdb` grow with every transaction of the others, and so does a thread that
+reads for minutes. LMDB's table of readers says which one it is. The place of a dead reader is freed
+here, too: LMDB itself does so only when the table is full.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import lmdb
+
+from exclusivelog import logs
+from exclusivelog.errors import LedgerIOError
+from exclusivelog.local.faults import translated
+from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
+from exclusivelog.local.shm.slots import Slots, StallWatch, describe
+from exclusivelog.local.storage.environment import Reading, parse_readers
+from exclusivelog.local.storage.opening import OpenFiles
+
+log = logging.getLogger(__name__)
+
+READERS_SECONDS = 1.0  # between two checks of LMDB's table of readers
+# A read is reported once it is so many transactions behind for so many seconds.
+STALLED_SECONDS = 10.0
+STALLED_TRANSACTIONS = 10
+ROOM_SECONDS = 10.0  # between two checks
+# The disk is nearly full with less than this share of it, unless that is more than the bytes below;
+# and with less than `LEAST_BYTES` in any case.
+LOW_SHARE, LOW_BYTES, LEAST_BYTES = 0.02, 1 << 30, 64 << 20
+SLOW_FLUSH_SECONDS = 1.0
+MAP_SHARE = 0.8  # of map_size
+GROWN_FROM = 256 << 20  # bytes: tables smaller than that may double unnoticed
+
+
+# ---- reads that pin pages ----------------------------------------------------------------
+
+
+def _culprit(reading: Reading) -> tuple[int, int]:
+    # Several threads of another process may be stopped: log that process once.
+    return reading.pid, reading.thread if reading.pid == os.getpid() else 0
+
+
+def _is_gone(pid: int) -> bool:
+    try:
+        state = read_whole(f"/proc/{pid}/stat").rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except (OSError, IndexError):
+        return False
+    return state in b"ZX"
+
+
+class PinnedPages:
+    """Finds reads that keep LMDB from reusing pages, logs each once, and kills the silent processes
+    that make them where `kill_stalled` allows it. All engines of a process on a ledger share it."""
+
+    def __init__(self, path: str, slots: Slots, watch: StallWatch | None) -> None:
+        self._path = path
+        self._slots = slots
+        self._watch = watch
+        self._next = 0.0
+        self._checking = threading.Lock()
+        self._since: dict[Reading, float] = {}  # the reads that are far behind
+        self._logged: set[tuple[int, int]] = set()
+
+    @property
+    def due(self) -> bool:
+        """Is the next check due?"""
+        return time.monotonic() >= self._next
+
+    def check(self, env: lmdb.Environment) -> None:
+        """Log the reads that have gone on for too long. Takes some microseconds."""
+        if self._checking.acquire(blocking=False):
+            try:
+                self._next = time.monotonic() + READERS_SECONDS
+                self._check(env)
+            finally:
+                self._checking.release()
+
+    def oldest(self, env: lmdb.Environment) -> dict[str, object] | None:
+        """The read with the oldest snapshot: its process, engine (None if unknown) and how many
+        transactions it is behind; None if every read has the newest snapshot."""
+        last = env.info()["last_txnid"]
+        found = min(parse_readers(env.readers()), key=lambda each: each.transaction, default=None)
+        if found is None or found.transaction >= last:
+            return None
+        return {
+            "pid": found.pid,
+            "engine": next((each.name for _, each in self._slots.in_process(found.pid)), None),
+            "transactions_behind": last - found.transaction,
+        }
+
+    def _check(self, env: lmdb.Environment) -> None:
+        last, now = env.info()["last_txnid"], time.monotonic()
+        behind = {
+            each
+            for each in parse_readers(env.readers())
+            if last - each.transaction >= STALLED_TRANSACTIONS
+        }
+        if any(_is_gone(each.pid) for each in behind):
+            env.reader_check()
+        self._since = {each: self._since.get(each, now) for each in behind}
+        stalled = {
+            _culprit(each): each
+            for each, since in self._since.items()
+            if now - since >= STALLED_SECONDS
+        }
+        for culprit, each in stalled.items():
+            if culprit not in self._logged:
+                self._report(each, last - each.transaction, now - self._since[each])
+            self._kill(env, each)
+        self._logged = set(stalled)
+
+    def _report(self, reading: Reading, behind: int, seconds: float) -> None:
+        engine = next((each for _, each in self._slots.in_process(reading.pid)), None)
+        logs.emit(
+            log, logs.PINNED, ledger=self._path, pid=reading.pid, seconds=seconds, behind=behind,
+            engine=None if engine is None else engine.name,
+            engine_id=None if engine is None else engine.id, holder=self._name(reading),
+        )  # fmt: skip
+
+    def _name(self, reading: Reading) -> str:
+        engines = [each for _, each in self._slots.in_process(reading.pid)]
+        name = ", ".join(map(describe, engines)) or f"process {reading.pid}"
+        if reading.pid == os.getpid():
+            threads = {thread.ident: thread.name for thread in threading.enumerate()}
+            name += f", in its thread {threads.get(reading.thread, hex(reading.thread))!r}"
+        return name
+
+    def _kill(self, env: lmdb.Environment, reading: Reading) -> None:
+        if self._watch is not None:
+            with contextlib.suppress(lmdb.Error):
+                self._watch.kill_if_stalled(
+                    reading.pid, lambda: reading in parse_readers(env.readers()), "inside a read"
+                )
+
+
+# ---- disk and map ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """What this user can still write there, and the disk's size, in bytes; `low`: nearly full."""
+
+    free: int
+    size: int
+    low: bool
+
+
+class Room:
+    """What one ledger has left. All engines of a process on a ledger share it; each state is logged
+    once, until it ends."""
+
+    def __init__(self, path: str, directory: Directory) -> None:
+        self._path = path
+        self._directory = directory
+        self._next = 0.0
+        self._checking = threading.Lock()
+        self._disk_low = False
+        self._map_low = False
+        self._used = 0
+
+    @property
+    def due(self) -> bool:
+        """Is the next check due?"""
+        return time.monotonic() >= self._next
+
+    def check(self, env: lmdb.Environment) -> None:
+        """Log what is nearly full. Takes some microseconds."""
+        if self._checking.acquire(blocking=False):
+            try:
+                self._next = time.monotonic() + ROOM_SECONDS
+                self._check_disk()
+                self._check_map(env)
+            finally:
+                self._checking.release()
+
+    def check_flush(self, ns: int) -> None:
+        """Log a flush of this process that took long; `ns`: the slowest since the last call."""
+        if ns >= SLOW_FLUSH_SECONDS * 1e9:
+            logs.emit(log, logs.SLOW_FLUSH, ledger=self._path, seconds=ns / 1e9)
+
+    def disk(self) -> Disk | None:
+        """How much of the disk is left; None if the process may not read that, because it has
+        dropped privileges (a write that needs the disk says why)."""
+        try:
+            facts = os.statvfs(self._directory.by_descriptor)
+        except OSError:
+            return None
+        free, size = facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize
+        return Disk(free, size, free < max(min(LOW_SHARE * size, LOW_BYTES), LEAST_BYTES))
+
+    def _check_disk(self) -> None:
+        disk = self.disk()
+        if disk is not None and disk.low != self._disk_low:
+            self._disk_low = disk.low
+            percent = 100 * disk.free / disk.size if disk.size else 0.0
+            line = logs.DISK_LOW if disk.low else logs.DISK_ENOUGH
+            logs.emit(log, line, ledger=self._path, free=disk.free, percent=percent)
+
+    def _check_map(self, env: lmdb.Environment) -> None:
+        info = env.info()
+        used, most = (info["last_pgno"] + 1) * env.stat()["psize"], info["map_size"]
+        if used > MAP_SHARE * most and not self._map_low:
+            logs.emit(log, logs.MAP_LOW, ledger=self._path, used=used, map_size=most)
+        self._map_low = used > MAP_SHARE * most
+        before = self._used or used
+        if used >= max(2 * before, GROWN_FROM):
+            logs.emit(log, logs.MAP_GROWS, ledger=self._path, before=before, used=used)
+            before = used
+        self._used = before
+
+
+# ---- of one ledger -----------------------------------------------------------------------
+
+
+class Usage:
+    """The room that one ledger has, its sizes, and the reads that pin its pages.
+
+    - `fail`: called with an error after which the ledger cannot be used.
+    - `environment`: gives LMDB's environment for the length of a block.
+    - `large_bytes`: the bytes of the large entries that the tables refer to, in a transaction.
+    """
+
+    def __init__(
+        self, files: OpenFiles, fail: Callable[[LedgerIOError], None],
+        environment: Callable[[], contextlib.AbstractContextManager[lmdb.Environment]],
+        large_bytes: Callable[[lmdb.Transaction[bytes]], int],
+    ) -> None:  # fmt: skip
+        self._files, self._journal, self._fail = files, files.journal, fail
+        self._environment, self._large_bytes = environment, large_bytes
+        self.pinned = PinnedPages(files.path, files.lockfile.slots, files.watch)
+        self.room = Room(files.path, files.directory)
+
+    def check_pinned(self) -> None:
+        """Log the reads that make the tables grow. Call it about once a second."""
+        if self.pinned.due:
+            with self._environment() as env:
+                self.pinned.check(env)
+
+    def check_room(self) -> None:
+        """Log when disk or tables are nearly full, and flushes that took long."""
+        if self.room.due:
+            with self._environment() as env:
+                self.room.check(env)
+        if self._journal is not None:
+            self.room.check_flush(self._journal.take_slowest_flush())
+
+    def oldest_reader(self) -> dict[str, object] | None:
+        """The read with the oldest snapshot; None if every read has the newest one."""
+        with self._environment() as env:
+            return self.pinned.oldest(env)
+
+    def sizes(self) -> dict[str, int]:
+        """Sizes in bytes and counts, as LMDB gives them."""
+        journal = self._journal
+        with self._environment() as env, translated(self._files.path, fail=self._fail):
+            info = env.info()
+            page = env.stat()["psize"]
+            with env.begin() as txn:
+                large = self._large_bytes(txn)
+            return {
+                "map_size": info["map_size"],
+                "used_bytes": (info["last_pgno"] + 1) * page,
+                "journal_bytes": 0 if journal is None else journal.backlog,
+                "journal_capacity": 0 if journal is None else journal.capacity,
+                "large_bytes": large,
+                "transactions": info["last_txnid"],
+                "max_readers": info["max_readers"],
+                "readers": info["num_readers"],
+            }
+
+    def disk_bytes(self) -> int:
+        """What the files take on the disk."""
+        found = (self._files.directory.facts(name) for name in (DATA, JOURNAL))
+        tables = sum(facts.st_blocks * 512 for facts in found if facts is not None)
+        return tables + self._files.segments.disk_bytes()
