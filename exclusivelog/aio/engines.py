@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import os
 import time
@@ -11,13 +10,13 @@ from types import MappingProxyType
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
 from exclusivelog import opening as _places
-from exclusivelog.aio.calls import Callbacks, in_steps, in_thread, like, opened, outcome_of
+from exclusivelog.aio.calls import Callbacks, in_steps, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Handle, Opening
 from exclusivelog.aio.producers import Producer, UnloadFuture, begun
 from exclusivelog.aio.readers import GroupReader
 from exclusivelog.aio.roles import OnLost as OnRoleLost
-from exclusivelog.aio.roles import Role, RoleFuture
-from exclusivelog.aio.topics import OnFenced, OnWanted, Topic, with_callbacks
+from exclusivelog.aio.roles import Role
+from exclusivelog.aio.topics import NamedTopic, OnFenced, OnWanted, Topic, with_callbacks
 from exclusivelog.aio.transactions import Claim, Transaction
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import OwnershipError, OwnershipLostError
@@ -133,7 +132,7 @@ class Engine(Handle[SyncEngine]):
         >>> asyncio.run(example())
         0
         """
-        return Topic._named(self.sync, name, create)
+        return Topic(NamedTopic.find(self.sync, name, create))
 
     @like(SyncEngine.topics)
     def topics(self) -> list[str]:
@@ -294,19 +293,7 @@ class Engine(Handle[SyncEngine]):
 
         return Opening("engine.role(...)", Role, begin, Role.close)
 
-    def role_async(
-        self, name: str, *, topics: Iterable[str] = (), groups: Groups = (),
-        claims: ClaimsOfGroups = MappingProxyType({}),
-        access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
-        timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
-    ) -> RoleFuture:  # fmt: skip
-        """Ask for a role in a task, and return the task at once; cancelling it leaves no trace."""
-        return asyncio.create_task(
-            self.role(
-                name, topics=topics, groups=groups, claims=claims, access_mode=access_mode,
-                priority=priority, timeout=timeout, settle=settle, on_lost=on_lost,
-            )
-        )  # fmt: skip
+    role_async = in_task(role)
 
     @like(SyncEngine.roles)
     def roles(self) -> list[RoleInfo]:

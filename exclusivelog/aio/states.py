@@ -3,16 +3,15 @@ thread, in their order, and share flushes."""
 
 from __future__ import annotations
 
-import asyncio
 import copy as _copy
 import datetime as dt
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, overload
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Any, Generic, Literal, TypeVar, cast, overload
 
 from exclusivelog import serde
-from exclusivelog.aio.calls import in_thread, like
+from exclusivelog.aio.calls import in_task, in_thread, like
 from exclusivelog.aio.handles import Handle, Openable
 from exclusivelog.aio.readers import Following, Reader
 from exclusivelog.aio.topics import Topic
@@ -33,22 +32,8 @@ S = TypeVar("S")
 Op = TypeVar("Op")
 R = TypeVar("R")
 T = TypeVar("T")
-P = ParamSpec("P")
 
 At = int | dt.datetime
-
-
-def in_task(
-    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[Any, P], asyncio.Task[R]]:
-    """The method's second form, which returns a task."""
-
-    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[R]:
-        return asyncio.create_task(method(self, *args, **kwargs))
-
-    functools.update_wrapper(call, method)
-    call.__name__, call.__doc__ = f"{method.__name__}_async", f"`{method.__name__}`, as a task."
-    return call
 
 
 def _checked(topic: Topic, call: str) -> Topic:
@@ -125,7 +110,7 @@ class SharedState(_Shared[_state.SharedState[S, Op]], Generic[S, Op]):
 
         def make() -> _state.SharedState[S, Op]:
             return _state.SharedState(
-                topic._made(), initial, apply, encode=encode, decode=decode,
+                topic._named.made(), initial, apply, encode=encode, decode=decode,
                 encode_state=encode_state, decode_state=decode_state,
                 snapshot_every=snapshot_every, copy=copy, timeout=timeout,
             )  # fmt: skip
@@ -172,7 +157,7 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
 
         def make() -> _map.SharedMap[K, V]:
             return _map.SharedMap(
-                topic._made(), key, value, snapshot_every=snapshot_every, timeout=timeout
+                topic._named.made(), key, value, snapshot_every=snapshot_every, timeout=timeout
             )
 
         self._opens_late("exclusivelog.aio.SharedMap(...)", make)

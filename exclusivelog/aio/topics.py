@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import functools
 from collections.abc import Callable, Generator, Mapping
-from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
-from exclusivelog.aio.calls import Callbacks, in_thread, like, opened, outcome_of
+from exclusivelog.aio.calls import Callbacks, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Opening, Wrapper, check_loop
 from exclusivelog.aio.producers import Producer
 from exclusivelog.aio.readers import Reader
@@ -36,61 +35,32 @@ OnFenced = Callable[[Producer, ProducerFencedError], object]
 OnWanted = Callable[[Producer], object]
 
 
-class ProducerOptions(TypedDict, total=False):
-    """The options of `Topic.producer`; `exclusivelog.Topic.producer` tells what each means."""
+class NamedTopic:
+    """The synchronous topic of a name: found at once, or made when something is opened on it,
+    in a thread: that waits for the writer lock."""
 
-    name: str | None
-    priority: int
-    topic_epoch: int | None
-    timeout: float | None
-    settle: float
-    properties: Mapping[str, str] | None
-    announce: Mapping[str, str] | None
-    linger: float
-    max_batch_messages: int
-    max_batch_bytes: int
-    max_pending_bytes: int
-    serializer: Any
-    on_fenced: OnFenced | None
-    on_wanted: OnWanted | None
-    follow: bool
-    claim: Claim | None
-
-
-class Topic(Wrapper[SyncTopic]):
-    """An `exclusivelog.Topic`, awaitable; `sync` is that one. Made by `Engine.topic`.
-
-    `await` it to be sure that the topic exists; what opens something on it makes it, too. What a
-    topic tells of itself, such as `next_offset`, is read at once, without an `await`.
-    """
-
-    def __init__(self, sync: SyncTopic) -> None:
-        self.name = sync.name
-        self._found: SyncTopic | None = sync
-        self._engine: SyncEngine = sync.engine
+    def __init__(self, engine: SyncEngine, name: str, found: SyncTopic | None = None) -> None:
+        self.name = name
+        self._engine, self._found = engine, found
 
     @classmethod
-    def _named(cls, engine: SyncEngine, name: str, create: bool) -> Topic:
-        """The topic of that name; one that does not exist is made later, in a thread: that waits
-        for the writer lock."""
+    def find(cls, engine: SyncEngine, name: str, create: bool) -> NamedTopic:
+        """The topic of that name; TopicNotFoundError if there is none, and it cannot be made."""
         try:
-            return cls(engine.topic(name, create=False))
+            return cls(engine, name, engine.topic(name, create=False))
         except TopicNotFoundError:
-            if not create or engine.backend.readonly or is_internal(name):
-                return cls(engine.topic(name, create))  # which raises, or makes `__events__`
-        found = cls.__new__(cls)
-        found.name, found._found, found._engine = name, None, engine
-        return found
+            if create and not engine.backend.readonly and not is_internal(name):
+                return cls(engine, name)
+        return cls(engine, name, engine.topic(name, create))  # it raises, or makes `__events__`
 
-    def _made(self) -> SyncTopic:
-        """The synchronous one, made if need be: in a thread, because it may wait."""
+    def made(self) -> SyncTopic:
+        """The topic, made if need be; that may wait."""
         if self._found is None:
             self._found = self._engine.topic(self.name)
         return self._found
 
-    @property
-    def sync(self) -> SyncTopic:  # type: ignore[override]
-        """The synchronous one; TopicNotFoundError if it does not exist yet."""
+    def existing(self) -> SyncTopic:
+        """The topic; TopicNotFoundError if it does not exist yet."""
         if self._found is None:
             try:
                 self._found = self._engine.topic(self.name, create=False)
@@ -100,18 +70,56 @@ class Topic(Wrapper[SyncTopic]):
                 ) from None
         return self._found
 
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self._exist().__await__()
+    @property
+    def exists(self) -> bool:
+        """Does it exist by now?"""
+        try:
+            return self.existing() is not None
+        except TopicNotFoundError:
+            return False
 
-    async def _exist(self) -> Self:
+    async def run(self, method: Callable[..., R], *args: Any) -> R:
+        """Run a synchronous method in a thread, which makes the topic first if need be."""
+        return await in_thread(lambda: method(self.made(), *args))
+
+    async def make(self) -> None:
+        """Make the topic, unless it is known to exist."""
         check_loop()
         if self._found is None:
-            await in_thread(self._made)
-        return self
+            await in_thread(self.made)
 
-    async def _run(self, method: Callable[..., R], *args: Any) -> R:
-        """Run a synchronous method in a thread, which makes the topic first if need be."""
-        return await in_thread(lambda: method(self._made(), *args))
+    async def open_producer(
+        self, access_mode: AccessMode | ModeName, options: dict[str, Any]
+    ) -> Producer:
+        """Open a producer; if cancelled, the request leaves the queue."""
+        callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
+        given = with_callbacks(options, callbacks)
+        future = await opened(
+            lambda: self.made().producer_async(access_mode, **given), ProducerFuture.give_up
+        )
+        return callbacks.twin(await outcome_of(future, future.give_up))
+
+
+class Topic(Wrapper[SyncTopic]):
+    """An `exclusivelog.Topic`, awaitable; `sync` is that one. Made by `Engine.topic`.
+
+    `await` it to be sure that the topic exists; what opens something on it makes it, too. What a
+    topic tells of itself, such as `next_offset`, is read at once, without an `await`.
+    """
+
+    def __init__(self, sync: SyncTopic | NamedTopic) -> None:
+        if isinstance(sync, SyncTopic):
+            sync = NamedTopic(sync.engine, sync.name, sync)
+        self.name, self._named = sync.name, sync
+
+    @property
+    def sync(self) -> SyncTopic:  # type: ignore[override]
+        """The synchronous one; TopicNotFoundError if it does not exist yet."""
+        return self._named.existing()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        yield from self._named.make().__await__()
+        return self
 
     # ---- facts ---------------------------------------------------------------------------
 
@@ -177,7 +185,7 @@ class Topic(Wrapper[SyncTopic]):
 
     @like(SyncTopic.stats)
     async def stats(self, storage: bool = True) -> TopicStats:
-        return await self._run(SyncTopic.stats, storage)
+        return await self._named.run(SyncTopic.stats, storage)
 
     def __len__(self) -> int:
         """How many messages it has, from the first offset to the next one."""
@@ -225,63 +233,43 @@ class Topic(Wrapper[SyncTopic]):
         >>> asyncio.run(example())
         (0, 1)
         """
-        return self._opening(
-            access_mode, name=name, priority=priority, topic_epoch=topic_epoch, timeout=timeout,
-            settle=settle, properties=properties, announce=announce, linger=linger,
-            max_batch_messages=max_batch_messages, max_batch_bytes=max_batch_bytes,
-            max_pending_bytes=max_pending_bytes, serializer=serializer, on_fenced=on_fenced,
-            on_wanted=on_wanted, follow=follow, claim=claim,
-        )  # fmt: skip
-
-    def _opening(
-        self, access_mode: AccessMode | ModeName, **options: Unpack[ProducerOptions]
-    ) -> Opening[Producer]:
-        for option in options.keys() - ProducerOptions.__annotations__.keys():
-            raise TypeError(f"producer takes no option {option!r} (rule A4)")
-        begin = functools.partial(self._open, access_mode, options)
+        options = {
+            "name": name, "priority": priority, "topic_epoch": topic_epoch, "timeout": timeout,
+            "settle": settle, "properties": properties, "announce": announce, "linger": linger,
+            "max_batch_messages": max_batch_messages, "max_batch_bytes": max_batch_bytes,
+            "max_pending_bytes": max_pending_bytes, "serializer": serializer,
+            "on_fenced": on_fenced, "on_wanted": on_wanted, "follow": follow, "claim": claim,
+        }  # fmt: skip
+        begin = functools.partial(self._named.open_producer, access_mode, options)
         return Opening("topic.producer(...)", Producer, begin, Producer.close)
 
-    async def _open(self, access_mode: AccessMode | ModeName, options: ProducerOptions) -> Producer:
-        callbacks: Callbacks[SyncProducer, Producer] = Callbacks(Producer)
-        given: Any = with_callbacks(options, callbacks)
-        future = await opened(
-            lambda: self._made().producer_async(access_mode, **given), ProducerFuture.give_up
-        )
-        return callbacks.twin(await outcome_of(future, future.give_up))
-
-    def producer_async(
-        self,
-        access_mode: AccessMode | ModeName = AccessMode.SHARED,
-        **options: Unpack[ProducerOptions],
-    ) -> asyncio.Task[Producer]:
-        """Open a producer in a task, and return the task at once; cancelling it leaves no trace."""
-        return asyncio.create_task(self._opening(access_mode, **options))
+    producer_async = in_task(producer)
 
     # ---- keep ----------------------------------------------------------------------------
 
     @like(SyncTopic.compact)
     async def compact(self) -> int:
-        return await self._run(SyncTopic.compact)
+        return await self._named.run(SyncTopic.compact)
 
     @like(SyncTopic.trim)
     async def trim(
         self, before: int | dt.datetime | None = None, max_bytes: int | None = None
     ) -> int:
-        return await self._run(SyncTopic.trim, before, max_bytes)
+        return await self._named.run(SyncTopic.trim, before, max_bytes)
 
     @like(SyncTopic.retention)
     async def retention(
         self, max_age: float | dt.timedelta | None = None, max_bytes: int | None = None
     ) -> None:
-        await self._run(SyncTopic.retention, max_age, max_bytes)
+        await self._named.run(SyncTopic.retention, max_age, max_bytes)
 
     @like(SyncTopic.compression)
     async def compression(self, method: Literal["lz4", "zstd"] | None) -> None:
-        await self._run(SyncTopic.compression, method)
+        await self._named.run(SyncTopic.compression, method)
 
     @like(SyncTopic.terminate)
     async def terminate(self) -> int:
-        return await self._run(SyncTopic.terminate)
+        return await self._named.run(SyncTopic.terminate)
 
     # ---- read ----------------------------------------------------------------------------
 
@@ -313,21 +301,15 @@ class Topic(Wrapper[SyncTopic]):
         """
 
         def make() -> Any:
-            return self._made().reader(
+            return self._named.made().reader(
                 start, inclusive=inclusive, read_compacted=read_compacted, group=group,
                 generation=generation, trimmed=trimmed, deserializer=deserializer,
                 key_deserializer=key_deserializer,
             )  # fmt: skip
 
-        if group is None and self._is_there():
+        if group is None and self._named.exists:
             return Reader(make())
         return Reader(cast(Any, None))._opens_late("topic.reader(...)", make)
-
-    def _is_there(self) -> bool:
-        try:
-            return self.sync is not None
-        except TopicNotFoundError:
-            return False
 
 
 def with_callbacks(options: Any, callbacks: Callbacks[Any, Any]) -> dict[str, Any]:

@@ -48,6 +48,7 @@ MISSING: dict[str, set[str]] = {
 DIFFERENT = {
     "Receipt.result": "asyncio.wait_for(receipt, timeout) has the timeout",
     "Receipt.exception": "asyncio.wait_for(receipt, timeout) has the timeout",
+    "Topic.producer_async": "it has the parameters of `producer`, one by one",
 }
 
 # What only this module has.
@@ -103,6 +104,7 @@ def test_their_parameters_are_the_same() -> None:
                 compare(f"{name}.{method}", getattr(ours, method), getattr(theirs, method))
     for name in ("SharedMap", "SharedState"):
         compare(name, getattr(aio, name), getattr(xl, name))
+    compare("its options", aio.Topic.producer_async, xl.Topic.producer)
 
 
 def compare(name: str, ours: Any, theirs: Any) -> None:
