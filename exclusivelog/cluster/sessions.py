@@ -399,7 +399,7 @@ class ClusterSession:
         self._host.committer.commit(self.owning)
         error = waiting.exception(ANSWER_SECONDS)
         over = isinstance(error, ProducerFencedError | TopicTerminatedError)
-        return None if over else error
+        return None if over or not isinstance(error, ExclusiveLogError) else error
 
     def abandon(self) -> None:
         """Nobody has this session, as after an interrupt: its engine releases it."""

@@ -357,8 +357,9 @@ class LocalSending:
             return None
         self._committer.commit(self.appender, waiting)
         error = waiting.exception()
-        failed = isinstance(error, ExclusiveLogError)
-        return error if failed and not isinstance(error, ProducerFencedError) else None
+        if isinstance(error, ProducerFencedError) or not isinstance(error, ExclusiveLogError):
+            return None
+        return error
 
     def private_appender(self) -> _core.Appender:
         """One for a transaction, which goes on where `appender` is."""
