@@ -26,7 +26,7 @@ from typing import NamedTuple
 from bench.measure import POWER, PROCESS, Figure, Series, Settings, Stores, Target
 from exclusivelog import Engine, Producer, ProducerFencedError
 from exclusivelog._core import now
-from exclusivelog.local.log import entries as appending
+from exclusivelog.local.log import appending
 from exclusivelog.producer import Options
 from testing.processes import State, Worker, until, workers
 

@@ -8,7 +8,6 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Any, Final, Generic, Literal, Self, TypeVar, final
 
-
 FOOTER_BYTES: int
 CRC_KIND: Literal["sse4.2", "armv8", "tables"]
 TERMINATED: int

@@ -52,12 +52,12 @@ PLACES = {
     "evict": "local.ownership.sessions:Succession.evict_all",
     "release": "local.ownership.sessions:Sessions.release",
     "promote": "local.ownership.sessions:Succession.promote",
-    "look an owner up": "local.log.entries:look_up",
-    "append to the tables": "local.log.entries:append_to_tables",
+    "look an owner up": "local.log.appending:look_up",
+    "append to the tables": "local.log.appending:append_to_tables",
 }
 # Those that the fixed work does not come to: before it, `proof.ledger_operations` is done.
 CHORES = {
-    "append a queue": "local.log.entries:append_together",
+    "append a queue": "local.log.appending:append_together",
     "tell a winner": "local.ownership.notifications:Notifications._granted",
     "write a transaction": "local.session:Attempt.write",
     "write a cursor": "local.ownership.claims:LocalGroupCursor.write",

@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant("an append wakes no reader", "_native/shared.pxi",
            "        xl_wake(word, INT_MAX)\n", "        pass\n",
            ("tests/ownership/test_following.py", "tests/log/test_readers.py")),
-    Mutant("a reader ends before the known end", "local/log/cursor.py",
+    Mutant("a reader ends before the known end", "local/log/reading.py",
            "if found or (found is not None and self.position >= self._known_end):",
            "if found is not None:", ("tests/log/test_readers.py",)),
     # ---- what is durable
@@ -285,7 +285,7 @@ MUTANTS = (
            "    return DUPLICATE if p.sequence <= p.logged else PLACED\n", "    return PLACED\n",
            ("tests/conformance/test_messages.py", "tests/log/test_messages.py",
             "tests/log/test_outcomes.py")),
-    Mutant("a sequence id of a large batch is used twice", "entries.py",
+    Mutant("a sequence id of a large batch is used twice", "local/log/appending.py",
            "if batch.base_sequence <= sequence:", "if False:",
            ("tests/conformance/test_messages.py", "tests/log/test_messages.py",)),
     Mutant("a queued message overtakes one that was refused", GROUP, "        if leader.refused:\n",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import exclusivelog as xl
-from exclusivelog.local.log import entries as appending
+from exclusivelog.local.log import appending
 from exclusivelog.producer import Options
 from testing.judges import Call, Read, judge, read_rows
 

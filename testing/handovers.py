@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import exclusivelog as xl
 from exclusivelog.events import EVENTS, Event
-from exclusivelog.local.log.sending import Committer, Pauses
+from exclusivelog.local.log.appending import Committer, Pauses
 from exclusivelog.local.ownership.notifications import Notifications, Releases
 from exclusivelog.local.ownership.pending import Pending
 from exclusivelog.local.ownership.sessions import Sessions

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from exclusivelog import _core, logs
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
-from exclusivelog.local.log.entries import verify
-from exclusivelog.local.log.sending import LocalSending
+from exclusivelog.local.log.appending import LocalSending
+from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.names import (
     checked,

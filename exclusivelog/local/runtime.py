@@ -29,9 +29,9 @@ from exclusivelog.errors import (
     called_reentrantly,
 )
 from exclusivelog.local.catalog import LocalCatalog
-from exclusivelog.local.log.cursor import LogCursor
+from exclusivelog.local.log.appending import Committer
 from exclusivelog.local.log.inspection import Inspection
-from exclusivelog.local.log.sending import Committer
+from exclusivelog.local.log.reading import LogCursor
 from exclusivelog.local.maintenance.backup import backup
 from exclusivelog.local.maintenance.deletion import AT_OPEN, delete_pending
 from exclusivelog.local.maintenance.retention import RetentionWorker

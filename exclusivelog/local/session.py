@@ -39,8 +39,14 @@ from exclusivelog.errors import (
     ProducerMovedError,
     TopicNotFoundError,
 )
-from exclusivelog.local.log.entries import Placed, Work, append_one
-from exclusivelog.local.log.sending import Committer, LocalSending, Pauses
+from exclusivelog.local.log.appending import (
+    Committer,
+    LocalSending,
+    Pauses,
+    Placed,
+    Work,
+    append_one,
+)
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import put_announcement, topic_moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer

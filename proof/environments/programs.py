@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import exclusivelog as xl
-from exclusivelog.local.log import sending
+from exclusivelog.local.log import appending
 from proof.environments.actors import Hands
 from proof.environments.cases import Scene, Skip, case
 from testing.children import ROOT, command
@@ -61,7 +61,7 @@ def patched_threads(scene: Scene, variant: str) -> None:
 def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str], int]:
     """Let the library's memory end at the n-th line of a commit, for each n; what is acknowledged,
     what the other senders are told, and how often memory ended."""
-    library, lead, left = os.path.dirname(xl.__file__), sending.Committer._commit, [0]
+    library, lead, left = os.path.dirname(xl.__file__), appending.Committer._commit, [0]
     struck = 0
 
     def trace(frame: FrameType, event: str, argument: object) -> Any:
@@ -75,7 +75,7 @@ def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str], i
                 raise MemoryError
         return trace
 
-    def failing(committer: sending.Committer) -> None:
+    def failing(committer: appending.Committer) -> None:
         sys.settrace(trace if left[0] else None)
         try:
             lead(committer)
@@ -85,7 +85,7 @@ def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str], i
     assert hands.producer is not None
     sent: list[bytes] = []
     told: list[str] = []
-    with mock.patch.object(sending.Committer, "_commit", failing):
+    with mock.patch.object(appending.Committer, "_commit", failing):
         for number in range(1, lines):
             value, left[0] = b"async/%d" % number, number
             try:

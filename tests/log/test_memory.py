@@ -19,8 +19,7 @@ SETUP = """
     import logging, sys
     import _testcapi
     import exclusivelog as xl
-    from exclusivelog.local.log import sending
-    from exclusivelog.local.log import entries
+    from exclusivelog.local.log import appending
 
     logging.getLogger("exclusivelog").addHandler(logging.NullHandler())
     logging.raiseExceptions = False
@@ -47,7 +46,7 @@ SETUP = """
 
 ALLOCATIONS = """
     armed = []
-    lead = sending.Committer._commit
+    lead = appending.Committer._commit
 
     def failing(self):
         if not armed:
@@ -59,9 +58,9 @@ ALLOCATIONS = """
         finally:
             _testcapi.remove_mem_hooks()
 
-    sending.Committer._commit = failing
+    appending.Committer._commit = failing
     if len(sys.argv) > 4:  # not in one call of the compiled core
-        sending.append_together = lambda ledger, waiting: waiting
+        appending.append_together = lambda ledger, waiting: waiting
     with xl.open(path) as engine:
         topic = engine.topic("t")
         told = []
@@ -91,7 +90,7 @@ def test_b9_an_allocation_that_fails_in_a_commit_costs_nobody_his_outcome(
 
 CALLS = """
     left, struck = [0], set()
-    FILES = (sending.__file__, entries.__file__)
+    FILES = (appending.__file__,)
 
     def strike(frame, event, argument):
         caller = frame.f_back if event == "call" else frame
@@ -104,7 +103,7 @@ CALLS = """
             struck.add((caller.f_code.co_name, caller.f_lineno))
             raise MemoryError("struck")
 
-    take_writer_lock = sending.Committer._commit_alone
+    take_writer_lock = appending.Committer._commit_alone
 
     def profiled(self):
         sys.setprofile(strike)  # anew: Python ends it where it has raised
@@ -113,9 +112,9 @@ CALLS = """
         finally:
             sys.setprofile(None)
 
-    sending.Committer._commit_alone = profiled
+    appending.Committer._commit_alone = profiled
     if len(sys.argv) > 4:
-        sending.append_together = lambda ledger, waiting: waiting
+        appending.append_together = lambda ledger, waiting: waiting
     with xl.open(path) as engine:
         topic = engine.topic("t")
         told = []

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.log import entries, sending
+from exclusivelog.local.log import appending
 from testing.children import finish
 from testing.loops import held
 from testing.processes import PATIENCE, until, values, within
@@ -26,7 +26,7 @@ class Failing:
 
     def __init__(self, engine: xl.Engine, error: BaseException, *, after: bool, large: bool):
         self.owner, self.name = (
-            (engine.ledger, "write_checkpointed") if large else (entries, "_place")
+            (engine.ledger, "write_checkpointed") if large else (appending, "_place")
         )
         self.append = getattr(self.owner, self.name)
         self.error, self.after, self.large, self.times = error, after, large, 1
@@ -54,13 +54,13 @@ class Failing:
         return self.times == 0
 
     def __enter__(self) -> None:
-        self.together = sending.append_together
-        sending.append_together = lambda _, appenders: appenders
+        self.together = appending.append_together
+        appending.append_together = lambda _, appenders: appenders
         setattr(self.owner, self.name, self.write_all if self.large else self.place)
 
     def __exit__(self, *error: object) -> None:
         setattr(self.owner, self.name, self.append)
-        sending.append_together = self.together
+        appending.append_together = self.together
 
 
 @pytest.mark.parametrize("large", [False, True])
@@ -254,7 +254,7 @@ def test_b9_a_thread_whose_own_commit_is_cut_short_gets_its_outcome(
 ) -> None:
     """The thread that sends leads the commit, and it is cut short before anything of it is
     written: the thread in the background tries again."""
-    append, struck = sending.append, []
+    append, struck = appending.append, []
 
     def strike(*args: Any) -> None:
         if not struck:
@@ -262,7 +262,7 @@ def test_b9_a_thread_whose_own_commit_is_cut_short_gets_its_outcome(
             raise kind("struck")
         append(*args)
 
-    monkeypatch.setattr(sending, "append", strike)
+    monkeypatch.setattr(appending, "append", strike)
     with topic.producer() as producer, topic.producer(linger=60) as other:
         theirs = other.send_async(b"theirs")
         with contextlib.suppress(SystemExit):

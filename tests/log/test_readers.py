@@ -16,7 +16,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import reader as reader_module
-from exclusivelog.local.log import entries, sending
+from exclusivelog.local.log import appending
 from exclusivelog.local.shm import lockfile
 from testing.children import child, finish, line, tell
 from testing.journals import never_pack, no_checkpoints, published_last_at, wall_ms
@@ -334,9 +334,9 @@ def send_large(producer: xl.Producer) -> None:
 
 def stop_before_the_flush(monkeypatch, engine, stop) -> None:
     """A commit stops when its frame is in the journal."""
-    monkeypatch.setattr(sending, "append_together", lambda _, appenders: appenders)
-    go_on = entries._flush_and_settle
-    monkeypatch.setattr(entries, "_flush_and_settle", lambda *args: (stop(), go_on(*args)))
+    monkeypatch.setattr(appending, "append_together", lambda _, appenders: appenders)
+    go_on = appending._flush_and_settle
+    monkeypatch.setattr(appending, "_flush_and_settle", lambda *args: (stop(), go_on(*args)))
 
 
 def stop_before_the_commit(monkeypatch, engine, stop) -> None:
@@ -803,7 +803,7 @@ def test_g5_what_the_tables_have_is_read_before_anybody_says_so(engine, topic, m
     """A checkpoint has moved an unflushed message into the tables, where it is durable, and has
     not said yet that it did. Who knows that there is a message gets it."""
     found: list[Any] = []
-    settle, begin = entries._flush_and_settle, engine.ledger._environment.begin_write
+    settle, begin = appending._flush_and_settle, engine.ledger._environment.begin_write
 
     def look() -> None:
         found.append(reader.has_message_available())
@@ -821,8 +821,8 @@ def test_g5_what_the_tables_have_is_read_before_anybody_says_so(engine, topic, m
         producer.send(b"1")
         assert rest(reader) == [b"0", b"1"]
         assert rest(reader) == []  # from here on it looks into the journal alone
-        monkeypatch.setattr(sending, "append_together", lambda _, appenders: appenders)
-        monkeypatch.setattr(entries, "_flush_and_settle", checkpoint_first)
+        monkeypatch.setattr(appending, "append_together", lambda _, appenders: appenders)
+        monkeypatch.setattr(appending, "_flush_and_settle", checkpoint_first)
         producer.send_async(b"2").result()
     assert found == [True, [b"2"]]
 

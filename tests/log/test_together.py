@@ -14,7 +14,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.log import entries
+from exclusivelog.local.log import appending
 from testing.children import child, line
 from testing.journals import no_checkpoints, small_journal
 from testing.processes import PATIENCE, values
@@ -47,7 +47,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         left.append(len(rest))
         return rest, outcome
 
-    monkeypatch.setattr(entries._core, "append_together", append_together)
+    monkeypatch.setattr(appending._core, "append_together", append_together)
     return left
 
 
@@ -108,14 +108,14 @@ def test_b2_a_fenced_producer_is_refused_between_two_runs(engine, path, monkeypa
     """A successor comes between the look-up of the queue and its placing."""
     producers = open_all(engine, 3)
     with xl.open(path, name="other") as other:
-        look_up_all = entries.look_up_all
+        look_up_all = appending.look_up_all
 
         def overtaken(*args):
             look_up_all(*args)
-            monkeypatch.setattr(entries, "look_up_all", look_up_all)
+            monkeypatch.setattr(appending, "look_up_all", look_up_all)
             other.topic("t1").producer("exclusive_with_fencing")
 
-        monkeypatch.setattr(entries, "look_up_all", overtaken)
+        monkeypatch.setattr(appending, "look_up_all", overtaken)
         receipts = [p.send_async(b"x") for p in producers]
         producers[0].flush()
         first, second, third = outcomes(receipts)
@@ -210,7 +210,7 @@ def test_b9_an_interrupt_beside_the_call_costs_nobody_his_outcome(
     producers = open_all(engine, 5)
     for producer in producers:
         producer.send(b"first")
-    monkeypatch.setattr(entries._core, "append_together", strike)
+    monkeypatch.setattr(appending._core, "append_together", strike)
     receipts = [p.send_async(b"x") for p in producers]
     producers[0].flush()
     assert outcomes(receipts) == [1] * 5
@@ -330,7 +330,7 @@ def test_b9_a_commit_that_fails_as_a_whole_is_made_batch_by_batch(
     def fail(appenders: list[_core.Appender]) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(entries._core, "append_together", fail)
+    monkeypatch.setattr(appending._core, "append_together", fail)
     producer = topic.producer(linger=60)
     receipt = producer.send_async(b"x")
     producer.flush()

@@ -1178,12 +1178,8 @@ TRACED = tuple(
         "transaction.py",
         "producer.py",
         "local/session.py",
-        "local/session.py",
-        "local/log/sending.py",
-        "groups.py",
+        "local/log/appending.py",
         "local/storage/ledger.py",
-        "local/log/entries.py",
-        "local/log/sending.py",
     )
 )
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.log import entries
+from exclusivelog.local.log import appending
 from testing.processes import (
     EXCLUSIVE,
     FENCING,
@@ -88,9 +88,9 @@ def test_b2_there_is_no_instant_between_the_check_and_the_write(
         rival.start(open_producer, FENCING)
         overtaken.append(rival.answered(0.5))
 
-    check = entries.check_may_write
+    check = appending.check_may_write
     owner = topic.producer(EXCLUSIVE)
-    monkeypatch.setattr(entries, "check_may_write", check_then_dawdle)
+    monkeypatch.setattr(appending, "check_may_write", check_then_dawdle)
     assert owner.send(LARGE) == 0
     assert overtaken == [False]
     assert rival.answer() == 2
@@ -114,9 +114,9 @@ def test_b2_a_take_over_between_look_up_and_append_is_noticed(
         looked_up.append(rival.call(open_producer, FENCING))
         monkeypatch.undo()
 
-    look_up = entries.look_up
+    look_up = appending.look_up
     owner = topic.producer(EXCLUSIVE)
-    monkeypatch.setattr(entries, "look_up", look_up_then_dawdle)
+    monkeypatch.setattr(appending, "look_up", look_up_then_dawdle)
     with pytest.raises(FENCED):
         owner.send(b"old")
     assert looked_up == [2]

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.local.log import sending as sending_module
+from exclusivelog.local.log import appending
 from exclusivelog.local.session import Following, Listeners, LocalSession
 from testing.handovers import (
     COUNTS,
@@ -322,7 +322,7 @@ def test_e2_a_send_that_was_on_its_way_does_not_fence_the_successor(
     a, b, _ = neighbours
     producer = a.topic("orders").producer(EXCLUSIVE)
     rival = b.topic("orders").producer_async(WAIT)
-    reached, go_on, repair = threading.Event(), threading.Event(), sending_module.repair
+    reached, go_on, repair = threading.Event(), threading.Event(), appending.repair
 
     def repair_late(*args: Any) -> None:
         if threading.current_thread().name == "late":
@@ -330,7 +330,7 @@ def test_e2_a_send_that_was_on_its_way_does_not_fence_the_successor(
             go_on.wait(PATIENCE)
         repair(*args)
 
-    monkeypatch.setattr(sending_module, "repair", repair_late)
+    monkeypatch.setattr(appending, "repair", repair_late)
     errors: list[BaseException] = []
 
     def send_late() -> None:

@@ -820,7 +820,7 @@ OPENS_ITS_OWN = """
     import exclusivelog as xl
     from exclusivelog.local.maintenance import backup
     from exclusivelog.local.storage import environment
-    from exclusivelog.local.log import entries
+    from exclusivelog.local.log import reading
     from exclusivelog.local.storage import tables
 
     environment.FORK_WAIT_SECONDS = 0.2  # else who looks must take more than five seconds
@@ -874,7 +874,7 @@ OPENS_ITS_OWN = """
         print(os.waitstatus_to_exitcode(os.waitpid(over.pid, 0)[1]), flush=True)
     else:
         inside = threading.Event()
-        take_long(entries, "check_place")
+        take_long(reading, "check_place")
         if where == "backup":
             take_long(backup, "_copy_segments")
             work = lambda: engine.backup(copy)

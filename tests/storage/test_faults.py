@@ -29,7 +29,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local import faults
-from exclusivelog.local.log import entries
+from exclusivelog.local.log import reading
 from exclusivelog.local.storage import environment, ledger, tables
 from exclusivelog.local.storage.journal import CAPACITY, HEADER
 from exclusivelog.local.worker import BackgroundWorker, Heartbeat
@@ -333,7 +333,7 @@ def close_beside_a_long_look(state: State) -> str:
     """What a thread is told that looks at everything, and is not done when closing its engine
     has waited long enough for it."""
     ledger.CLOSE_WAIT_SECONDS = 0.2  # else the look must take more than five seconds
-    check_place, inside, told = entries.check_place, threading.Event(), []
+    check_place, inside, told = reading.check_place, threading.Event(), []
 
     def take_long(*args: Any) -> None:
         inside.set()
@@ -346,7 +346,7 @@ def close_beside_a_long_look(state: State) -> str:
         except xl.ExclusiveLogError as error:
             told.append(type(error).__name__)
 
-    entries.check_place = take_long
+    reading.check_place = take_long
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     assert inside.wait(PATIENCE)

@@ -16,8 +16,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.log import entries
-from exclusivelog.local.log.entries import repair
+from exclusivelog.local.log import appending
+from exclusivelog.local.log.appending import repair
 from testing.disks import needs_strace
 from testing.journals import frames, no_checkpoints
 from testing.processes import PATIENCE, Failed, State, open_producer, send, until, values, within
@@ -250,7 +250,7 @@ def test_b9_facts_of_yesterday_are_not_learned(path, monkeypatch) -> None:
         quick, held = topic.producer(name="quick"), topic.producer(name="held")
         quick.send(b"0")
         reached, gate = threading.Event(), [threading.Event(), threading.Event()]
-        check = entries.check_may_write
+        check = appending.check_may_write
 
         def check_then_wait(*args: object) -> None:
             check(*args)
@@ -258,7 +258,7 @@ def test_b9_facts_of_yesterday_are_not_learned(path, monkeypatch) -> None:
                 reached.set()
                 assert gate.pop(0).wait(20)
 
-        monkeypatch.setattr(entries, "check_may_write", check_then_wait)
+        monkeypatch.setattr(appending, "check_may_write", check_then_wait)
         first, second = gate
         thread = threading.Thread(target=lambda: held.send(b"held"), name="held")
         thread.start()

@@ -14,8 +14,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local import records
-from exclusivelog.local.log import entries
-from exclusivelog.local.log.entries import offset_at_time
+from exclusivelog.local.log import appending, reading
+from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.maintenance import retention
 from exclusivelog.local.ownership import notifications
 from exclusivelog.local.records import U64
@@ -402,7 +402,7 @@ def test_g8_whatever_clocks_showed_nothing_younger_goes(
     topic = engine.topic("times")
     wrong = chance.choice([AHEAD, DAY, -300 * DAY, -3600])
     real, shown, sent, right_marks = now_ms() + 60_000, [0], [], []
-    for module in (tables, entries):
+    for module in (tables, appending, reading):
         monkeypatch.setattr(module, "wall_ms", lambda: shown[0])
     for _ in range(chance.randrange(1, 40)):
         real += chance.choice([1, 10, 1000, 60_000, 3_600_000, DAY * 1000])

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from exclusivelog import _core
 from exclusivelog.backend import Epoch
 from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.local.log.entries import offset_at_time
+from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.storage.segments import REFERENCE, is_reference
 from exclusivelog.local.storage.tables import Store, Tables
 

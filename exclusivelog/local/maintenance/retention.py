@@ -35,7 +35,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
 )
 from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.log.entries import offset_at_time
+from exclusivelog.local.log.reading import offset_at_time
 from exclusivelog.local.maintenance.compression import compress_old
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.records import View

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
-from exclusivelog.local.log.entries import check_place
+from exclusivelog.local.log.reading import check_place
 from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
 from exclusivelog.local.storage.tables import LARGE_PACKED_ENTRY, PACKED_ENTRY, Store, Tables

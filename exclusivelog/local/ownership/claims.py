@@ -31,7 +31,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     describe_engine,
 )
-from exclusivelog.local.log.sending import LocalSending
+from exclusivelog.local.log.appending import LocalSending
 from exclusivelog.local.ownership import role_rows
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant

@@ -29,7 +29,7 @@ from exclusivelog.errors import (
     OwnershipLostError,
     WaitTimeoutError,
 )
-from exclusivelog.local.log.sending import LocalSending, Pauses
+from exclusivelog.local.log.appending import LocalSending, Pauses
 from exclusivelog.local.records import (
     FENCING,
     Registration,

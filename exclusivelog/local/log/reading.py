@@ -1,4 +1,4 @@
-"""Cursors: a position in one topic, and reading on from it in the view, the tables and the journal.
+"""Reading: entries, cursors that read on from one position, and the check of every entry.
 
 A message lies in up to three places, and a cursor reads them in this order:
 
@@ -9,34 +9,356 @@ A message lies in up to three places, and a cursor reads them in this order:
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from exclusivelog import _core
-from exclusivelog.errors import EngineClosedError, OffsetTrimmedError, TopicNotFoundError
-from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.log.entries import (
-    READ_BYTES,
-    check_place,
-    damaged_block,
-    offset_at_time,
-    read_entries,
-    read_entry,
-    view_entries,
+from exclusivelog.errors import (
+    EngineClosedError,
+    LedgerCorruptedError,
+    OffsetTrimmedError,
+    TopicNotFoundError,
 )
+from exclusivelog.local.faults import retry_damaged
+from exclusivelog.local.records import SLACK_MS, first_marked_since, is_ahead, wall_ms
 from exclusivelog.local.storage.compression import naming
+from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.messages import to_ms
+from exclusivelog.types import Report
 from exclusivelog.waits import READER_LOOK_UP_SECONDS
 
 Found = TypeVar("Found")
 
+READ_BYTES = 1 << 20
 # After a wait that was no longer than this, the next wait spins first. For messages that come
 # less often, spinning would cost the writer more than the reader gains.
 BUSY_SECONDS = 80e-6
 MIN_READ_AHEAD = 64 << 10  # bytes, from the second read at a position on
+
+# ---- entries -----------------------------------------------------------------------------
+
+
+def read_entries(
+    tables: Tables, topic: _core.TopicRow, offset: int, loads: _core.Deserializer | None,
+    most_bytes: int = READ_BYTES, since: int = 0, packed: bool = False,
+) -> list[_core.Entry]:  # fmt: skip
+    """Entries from the one that holds `offset` on, about `most_bytes` of them. `since` and `packed`
+    as in `Tables.entries.walk`.
+
+    Raises LedgerCorruptedError for a damaged entry, once it is the first (rule G9).
+    """
+    found: list[_core.Entry] = []
+    size = 0
+    expected = None
+    for last, data in tables.entries.walk(topic.id, offset, since, packed):
+        try:
+            entry = _core.Entry(tables.entries.load(data), loads)
+            check_place(entry, topic.id, last, expected)
+            if entry.base_offset > offset and not found:
+                raise _missing(topic, offset, entry.base_offset)
+        except ValueError as error:
+            if found:
+                break
+            raise _damaged(tables, topic, offset, last, error) from None
+        expected = last + 1
+        found.append(entry)
+        size += entry.nbytes
+        if size >= most_bytes:
+            break
+    if not found and offset < topic.next_offset:
+        raise _missing(topic, offset, topic.next_offset)
+    return found
+
+
+def view_entries(
+    tables: Tables, topic: int, position: int, horizon: int,
+    loads: _core.Deserializer | None, most_bytes: int,
+) -> list[_core.Entry]:  # fmt: skip
+    """Entries of the topic's view from `position` on, of their messages those that stand before
+    `horizon`. It may be a later view than the one that the reader began with: what it lacks
+    has been replaced by messages behind that horizon.
+
+    Raises LedgerCorruptedError for a damaged entry, once it is the first (rule G9).
+    """
+    found: list[_core.Entry] = []
+    size = 0
+    view = tables.views.view(topic)
+    for last, data in () if view is None else tables.entries.walk(view.id, position):
+        try:
+            entry = _core.Entry(tables.entries.load(data), loads)
+            check_place(entry, view.id if view else 0, last, None)
+            entry.check()
+        except ValueError as error:
+            if found:
+                break
+            name = tables.topics.get(topic).name
+            raise LedgerCorruptedError(
+                f"topic {name!r}: an entry of its compacted view, up to offset {last}, is "
+                f"damaged: {error}; compact() builds it again from what is not trimmed, and "
+                f"seek({last + 1}) steps over it",
+                topic=name, offsets=range(position, last + 1),
+            ) from None  # fmt: skip
+        if entry.base_offset >= horizon:
+            break
+        if entry.end > horizon:
+            count = sum(entry.message(i).offset < horizon for i in range(entry.count))
+            entry = _core.Entry(_core.keep(entry, list(range(count)), entry.topic)[1], loads)
+            if entry.end <= position:  # a later view's: what stood in between has been replaced
+                break
+        found.append(entry)
+        size += entry.nbytes
+        if size >= most_bytes:
+            break
+    return found
+
+
+def read_entry(
+    tables: Tables, topic: _core.TopicRow, offset: int, loads: _core.Deserializer | None,
+    known: OpenEntries,
+) -> _core.Entry | None:  # fmt: skip
+    """The entry of the tables that holds `offset`, from those that are `known` if it is there. None
+    if it is not in the tables, or damaged: `read_entries` then finds it or names the damage."""
+    place = tables.entries.at(topic.id, offset)
+    if place is None:
+        return None
+    last, data = place
+    entry = known.get(last, data)
+    try:
+        if entry is None:
+            loaded, newest = tables.entries.load(data), known.newest
+            if newest is not None and is_reference(data):
+                begin = tables.entries.begin(topic, last)
+                if begin <= offset:
+                    _core.prefetch_like(newest, loaded, offset - begin, last + 1 - begin)
+            entry = _core.Entry(loaded, loads)
+        check_place(entry, topic.id, last, None)
+    except ValueError:
+        return None
+    if entry.base_offset > offset:
+        return None
+    known.put(last, data, entry)
+    return entry
+
+
+def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None) -> None:
+    """ValueError unless the entry is of this topic and follows the one before it."""
+    if entry.topic != topic:
+        raise ValueError("it is another topic's")
+    if entry.end != last + 1:
+        raise ValueError("it is at an offset that is not its own")
+    if expected is not None and entry.base_offset != expected:
+        raise ValueError(f"offsets {expected} to {entry.base_offset - 1} are missing before it")
+
+
+def _damaged(
+    tables: Tables, topic: _core.TopicRow, offset: int, last: int, error: ValueError
+) -> LedgerCorruptedError:
+    """What stands at `offset` is damaged: an entry that is to end with `last`, unless that is
+    damaged itself. Of where it begins and ends its neighbours are the better witnesses."""
+    before = tables.entries.last_offset_before(topic.id, offset)
+    first = topic.first_offset if before is None else before + 1
+    stop = _next_sound(tables, topic, offset)
+    if offset <= last < stop:
+        stop = last + 1
+    return LedgerCorruptedError(
+        f"topic {topic.name!r}: the entry with offsets {first} to {stop - 1} is damaged: {error}; "
+        f"seek({stop}) steps over it",
+        topic=topic.name, offsets=range(first, stop),
+    )  # fmt: skip
+
+
+def damaged_block(
+    name: str, offsets: range, damage: str | None = None, where: str = ""
+) -> LedgerCorruptedError:
+    """The error for what a damaged block costs of the topic of this name: these offsets. `damage`
+    and `where`: what is wrong with a compressed one, and its file."""
+    why = "its checksum does not hold" if damage is None else f"{damage}, in {where}"
+    return LedgerCorruptedError(
+        f"topic {name!r}: the block with offsets {offsets.start} to {offsets.stop - 1} is damaged: "
+        f"{why}; seek({offsets.stop}) steps over it",
+        topic=name, offsets=offsets,
+    )  # fmt: skip
+
+
+def _damaged_blocks(entry: _core.Entry, index: int = 0) -> Iterator[tuple[range, str | None]]:
+    """(offsets, what is wrong with the block) of the runs of messages that damaged blocks of the
+    entry cost, from the message at `index` on."""
+    while index < entry.count:
+        start, index = entry.damage_from(index)
+        if start < index:
+            yield range(entry.offset_at(start), entry.offset_at(index)), entry.damage
+
+
+def _next_sound(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
+    for last, data in tables.entries.walk(topic.id, offset):
+        with contextlib.suppress(ValueError):
+            entry = _core.Entry(tables.entries.load(data))
+            check_place(entry, topic.id, last, None)
+            if entry.base_offset > offset:
+                return int(entry.base_offset)
+    return max(offset + 1, int(tables.latest(topic.id).next_offset))
+
+
+def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedError:
+    return LedgerCorruptedError(
+        f"topic {topic.name!r}: offsets {start} to {stop - 1} are missing; seek({stop}) steps "
+        "over them",
+        topic=topic.name, offsets=range(start, stop),
+    )  # fmt: skip
+
+
+def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
+    """The first offset published at or after `time_ms`; the end if there is none.
+
+    Goes by effective times (see records.py). A `time_ms` ahead of the clock can only have been
+    taken from a publish time, and is compared with those alone.
+    """
+    now = wall_ms()
+    found = _first_published(tables, topic, time_ms)
+    if is_ahead(time_ms, now) or not is_ahead(topic.last_publish_time, now):
+        return found
+    doubted = _first_published(tables, topic, now + SLACK_MS + 1)
+    if found < doubted:
+        return found
+    floor = _published(tables, topic, doubted - 1) if doubted > topic.first_offset else 0
+    return max(doubted, first_marked_since(tables.topics.marks(topic.id), time_ms, floor, now))
+
+
+def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
+    """By publish times alone. They never go backwards within a topic (rule G4), so that halving
+    finds it."""
+    low, high = topic.first_offset, topic.next_offset
+    while low < high:
+        middle = (low + high) // 2
+        entry = read_entries(tables, topic, middle, None, most_bytes=1)[0]
+        if entry.last_publish_time < time_ms:
+            low = entry.end
+        elif entry.publish_time < time_ms:
+            return max(low, _first_within(tables, topic, entry, time_ms))  # it may begin before
+        else:
+            high = entry.base_offset
+    return low
+
+
+def _first_within(tables: Tables, topic: _core.TopicRow, entry: _core.Entry, time_ms: int) -> int:
+    try:
+        return int(entry.first_published_at(time_ms))
+    except ValueError:
+        whole = range(entry.base_offset, entry.end)
+        gone, damage = next(_damaged_blocks(entry), (whole, entry.damage))
+        where = tables.entries.where(topic.id, gone.start)
+        raise damaged_block(topic.name, gone, damage, where) from None
+
+
+def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
+    entry = read_entries(tables, topic, offset, None, most_bytes=1)[0]
+    try:
+        return int(entry.message(offset - entry.base_offset).publish_time)
+    except ValueError:
+        gone, damage = next(_damaged_blocks(entry, offset - entry.base_offset))
+        where = tables.entries.where(topic.id, gone.start)
+        raise damaged_block(topic.name, gone, damage, where) from None
+
+
+def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[str]]:
+    """(entries, messages, problems) of one topic: every checksum, density, epochs, times."""
+    entries = messages = epoch = published = 0
+    problems: list[str] = []
+    expected = topic.first_offset
+    for last, data in tables.entries.walk(topic.id, topic.first_offset):
+        entries += 1
+        try:
+            entry = _core.Entry(tables.entries.load(data))
+            check_place(entry, topic.id, last, None)
+            if entry.base_offset > expected:
+                problems.append(str(_missing(topic, expected, entry.base_offset)))
+            # The first one may begin with messages that were trimmed.
+            elif entry.base_offset < expected and entries > 1:
+                raise ValueError(f"it begins at offset {entry.base_offset}, in its predecessor")
+            if entry.epoch < epoch or entry.epoch > topic.epoch:
+                raise ValueError(f"its epoch {entry.epoch} follows epoch {epoch}")
+            if entry.publish_time < published:
+                raise ValueError("it was published before its predecessor")
+            epoch, published = entry.epoch, entry.last_publish_time
+            start = max(entry.base_offset, expected)
+            gone = [
+                (range(max(offsets.start, start), offsets.stop), damage)
+                for offsets, damage in _damaged_blocks(entry)
+                if offsets.stop > start  # else it was trimmed
+            ]
+            problems += [
+                str(damaged_block(topic.name, offsets, damage, tables.large.where(data)))
+                for offsets, damage in gone
+            ]
+            messages += entry.end - start - sum(len(offsets) for offsets, _ in gone)
+            expected = last + 1
+        except ValueError as error:
+            found = _damaged(tables, topic, expected, last, error)
+            problems.append(str(found))
+            expected = found.offsets.stop if found.offsets else last + 1
+    if expected != topic.next_offset:
+        problems.append(str(_missing(topic, expected, topic.next_offset)))
+    return entries, messages, problems + list(_verify_more(tables, topic))
+
+
+def _verify_more(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
+    try:
+        tables.compression.get(topic)
+    except LedgerCorruptedError as error:
+        yield str(error)
+    yield from _verify_views(tables, topic)
+
+
+def _verify_views(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
+    views = {
+        "compacted view": tables.views.view(topic.id),
+        "snapshot": tables.views.snapshot(topic.id),
+    }
+    for name, view in views.items():
+        for last, data in () if view is None else tables.entries.walk(view.id, 0):
+            try:
+                entry = _core.Entry(tables.entries.load(data))
+                check_place(entry, view.id if view else 0, last, None)
+                entry.check()
+            except ValueError as error:
+                yield f"topic {topic.name!r}: the entry {last} of its {name} is damaged: {error}"
+
+
+def verify(ledger: Store, unflushed: bool = False) -> Report:
+    """Read and check every topic, each at one moment. The library's own are checked, and not
+    counted."""
+    topics, entries, messages, problems = 0, 0, 0, list[str]()
+    with ledger.read() as tables:
+        there = tables.topics.all()
+    for name, topic in there:
+        with naming(name):
+            result = _verify_one(ledger, topic, unflushed)
+            if result is not None and result[2]:
+                result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
+        if result is None:
+            continue
+        problems += result[2]
+        if not name.startswith("__"):
+            topics, entries, messages = topics + 1, entries + result[0], messages + result[1]
+    return Report(topics, entries, messages, tuple(problems))
+
+
+def _verify_one(ledger: Store, topic: int, unflushed: bool) -> tuple[int, int, list[str]] | None:
+    def check(tables: Tables) -> tuple[int, int, list[str]] | None:
+        row = tables.latest(topic)
+        return None if row.flags & _core.DELETED else verify_topic(tables, row)
+
+    try:
+        return ledger.inspect(check, unflushed)
+    except LedgerCorruptedError as error:
+        return 0, 0, [str(error)]
+
+
+# ---- cursors -----------------------------------------------------------------------------
 
 
 class Host(Protocol):

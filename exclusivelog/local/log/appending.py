@@ -1,13 +1,10 @@
-"""Sending: group commit, and appending for one session.
+"""Appending: to the journal and the tables, for one session, and for many by group commit.
 
-Group commit: each commit takes everything that waits at that moment.
+Each commit takes everything that waits at that moment. `send` commits in its own thread: one thread
+at a time commits, and the messages of threads that arrive meanwhile are in the next commit.
+`send_async` leaves it to a background thread, which sleeps when nothing waits.
 
-`send` commits in its own thread: one thread at a time commits, and the messages of threads that
-arrive meanwhile are in the next commit. `send_async` leaves it to a background thread, which sleeps
-when nothing waits.
-
-Appending for one session: at once where nothing waits before it, else through the queue; and the
-pauses in which its appends wait.
+A session's messages are appended at once where nothing waits before them, else through the queue.
 """
 
 from __future__ import annotations
@@ -15,8 +12,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from exclusivelog import _core, logs, threads
@@ -24,31 +23,365 @@ from exclusivelog._core import Outcome
 from exclusivelog.backend import SENT_AT_ONCE, SessionOptions, SessionPaused, without_outcome
 from exclusivelog.errors import (
     DuplicateSequenceError,
+    EngineClosedError,
     ExclusiveLogError,
     LedgerError,
+    LedgerFullError,
+    LedgerIOError,
     ProducerFencedError,
     WaitTimeoutError,
     called_reentrantly,
 )
-from exclusivelog.local.log.entries import (
-    REPAIRABLE,
-    Work,
-    append,
-    append_together,
-    duplicate,
-    refusal,
-    repair,
-)
-from exclusivelog.local.storage.tables import Store
+from exclusivelog.local.records import Session, wall_ms
+from exclusivelog.local.storage.tables import Store, Tables, check_may_write
 from exclusivelog.messages import Columns, Encoded, Raw
 from exclusivelog.waits import in_slices
 
-# ---- group commit ----------------------------------------------------------------------
-
-
 log = logging.getLogger(__name__)
 
+APPENDED_AT_ONCE = 1 << 15  # appenders: what they have is held in memory once more meanwhile
+LOOKED_UP_AT_ONCE = 1000  # sessions: no process appends while the journal learns of them
+LOOK_UP_SECONDS = 30.0  # more than a thousand changes of ownership by other processes
 RETRY_SECONDS = 0.25  # after a commit that could not begin
+
+# ---- to the journal, or to the tables --------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one producer wants committed."""
+
+    appender: _core.Appender
+    batches: Sequence[_core.Batch]
+
+    @property
+    def session(self) -> Session:
+        """The producer's session, which must still be valid."""
+        session: Session = self.appender.session
+        return session
+
+
+Placed = list[tuple[_core.Batch, int]]
+Sent = TypeVar("Sent", bound="int | tuple[int, int, int]")
+
+
+def append_together(ledger: Store, appenders: Sequence[_core.Appender]) -> Sequence[_core.Appender]:
+    """Append what these appenders have, durably, all in one call of the compiled core, and tell
+    each its outcome. Returns those that have something left: too large for the journal, say, or
+    refused; `append` knows what becomes of it.
+    """
+    left: list[_core.Appender] = []
+    for start in range(0, len(appenders), APPENDED_AT_ONCE):
+        left += _append_together(ledger, list(appenders[start : start + APPENDED_AT_ONCE]))
+    return left
+
+
+def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_core.Appender]:
+    renewed = False
+    while appenders:
+        try:
+            appenders, outcome = _core.append_together(appenders)
+            if outcome == Outcome.FULL:
+                ledger.checkpoint()
+            elif outcome == Outcome.STALE and not renewed:
+                look_up_all(ledger, appenders)
+                renewed = True
+            else:
+                break
+        except Exception:  # the next append of each meets the same, and tells it
+            break
+    return appenders
+
+
+def append(ledger: Store, works: Sequence[Work]) -> None:
+    """Append all batches, durably, and tell each its outcome (rule B9).
+
+    Small ones go into the journal, large ones straight into the tables. The refusal of one
+    producer's messages does not fail the others'.
+    """
+    small: list[Work] = []
+    large: list[Work] = []
+    for work in works:
+        fits = all(batch.small for batch in work.batches)
+        (small if fits else large).append(work)
+    try:
+        if small:
+            _append_to_journal(ledger, small)
+    finally:
+        if large:
+            append_to_tables(ledger, large)
+
+
+def _append_to_journal(ledger: Store, works: Sequence[Work]) -> None:
+    """One flush for all of them."""
+    errors: list[ExclusiveLogError | None] = [None for _ in works]
+    try:
+        for index, work in enumerate(works):
+            try:
+                _place(ledger, work)
+            except ExclusiveLogError as error:
+                errors[index] = error
+    finally:
+        # After any exception: what is in the journal by now is flushed and acknowledged.
+        for work, refused in zip(works, errors, strict=True):
+            _flush_and_settle(ledger, work, refused)
+
+
+def _place(ledger: Store, work: Work) -> None:
+    for batch in work.batches:
+        if batch.placed:
+            continue  # by a commit that was interrupted before its flush
+        outcome = work.appender.place(batch)
+        while outcome in REPAIRABLE:
+            repair(ledger, work.appender, outcome)
+            outcome = work.appender.place(batch)
+        if outcome != Outcome.PLACED:
+            raise refusal(ledger, work.appender, outcome, batch.base_sequence)
+
+
+def _flush_and_settle(ledger: Store, work: Work, error: ExclusiveLogError | None) -> None:
+    appender = work.appender
+    placed = [batch for batch in work.batches if batch.placed]
+    if len(placed) < len(work.batches) and error is None:
+        error = LedgerError(f"{ledger.path}: the append was interrupted; nothing was written")
+    if placed and appender.flushes and ledger.journal is not None:
+        last = placed[-1]
+        outcome = ledger.journal.flush_to(last.end, last.generation_placed)
+        if outcome != Outcome.PLACED:
+            placed, error = [], refusal(ledger, appender, outcome)
+    if placed:
+        appender.announce()
+    passing = (DuplicateSequenceError, LedgerError)
+    durable = error.last_sequence_id if isinstance(error, DuplicateSequenceError) else None
+    final = error is not None and not isinstance(error, passing)
+    appender.settle([(batch, batch.base_offset) for batch in placed], error, final, durable)
+
+
+# ---- what keeps an append out of the journal ---------------------------------------------
+
+REPAIRABLE = (Outcome.STALE, Outcome.FULL)
+
+
+def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
+    """Make a second try worthwhile; raises if it cannot be."""
+    if outcome == Outcome.STALE:
+        look_up(ledger, appender)
+    else:
+        ledger.checkpoint()
+
+
+def look_up(ledger: Store, appender: _core.Appender) -> None:
+    """Find out whether this session may still write, and what its next message follows."""
+    session, journal = appender.session, ledger.journal
+    assert journal is not None
+    ledger.check()
+    end = time.monotonic() + LOOK_UP_SECONDS
+    while time.monotonic() < end:
+        version = journal.version  # before the tables: what changes later is seen by it
+        if journal.unsettled:
+            ledger.settle()
+            continue
+        with ledger.read() as tables:
+            row = tables.topics.get(session.topic)
+            check_may_write(tables, row, session)
+            sequence, _ = tables.producers.get(session.topic, session.name)
+            generation, applied = tables.journal.generation, tables.journal.applied
+        if journal.learn(
+            session.topic, row.next_offset, row.last_publish_time, applied, generation, version
+        ):
+            appender.looked_up(version, sequence)
+            return
+    raise LedgerError(
+        f"{ledger.path}: tables and shared memory have disagreed for {LOOK_UP_SECONDS:.0f} s; was "
+        "a file restored while a process had the ledger open? Close every engine, and end the "
+        "children of processes that had it open; then open it again"
+    )
+
+
+def look_up_all(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
+    """What `look_up` does, for many sessions at a time. One that may not write any more is left as
+    it is, as are all where the tables change meanwhile: the next append of each finds out."""
+    stale = [appender for appender in appenders if appender.stale]
+    for start in range(0, len(stale), LOOKED_UP_AT_ONCE):
+        _look_up_some(ledger, stale[start : start + LOOKED_UP_AT_ONCE])
+
+
+def _look_up_some(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
+    journal = ledger.journal
+    assert journal is not None
+    found: list[tuple[int, int, int]] = []
+    valid: list[tuple[_core.Appender, int]] = []
+    version = journal.version  # before the tables: what changes later is seen by it
+    with ledger.read() as tables:
+        for appender in appenders:
+            session = appender.session
+            with contextlib.suppress(ExclusiveLogError):
+                row = tables.topics.get(session.topic)
+                check_may_write(tables, row, session)
+                sequence, _ = tables.producers.get(session.topic, session.name)
+                found.append((session.topic, row.next_offset, row.last_publish_time))
+                valid.append((appender, sequence))
+        generation, applied = tables.journal.generation, tables.journal.applied
+    if journal.learn_all(found, applied, generation, version):
+        for appender, sequence in valid:
+            appender.looked_up(version, sequence)
+
+
+def refusal(
+    ledger: Store, appender: _core.Appender, outcome: int, sequence: int | None = None
+) -> ExclusiveLogError:
+    """The error for an append that did not succeed."""
+    if outcome == Outcome.DUPLICATE:
+        return duplicate(ledger, appender, sequence)
+    if outcome == Outcome.NO_ROOM:
+        return LedgerFullError(
+            f"{ledger.path}/journal: no space left on the disk; nothing was written. Free some"
+        )
+    if outcome == Outcome.HELD_HERE:
+        return called_reentrantly(ledger.path)
+    try:
+        ledger.check()
+    except LedgerIOError as error:
+        return error
+    if outcome == Outcome.CLOSED:
+        return EngineClosedError(
+            f"the ledger {ledger.path} was closed during the call; open it again"
+        )
+    return LedgerIOError(
+        f"{ledger.path}/journal was recovered by another process while this waited for its "
+        "flush. Send again with the same sequence_id: a message that is in the log is refused"
+    )
+
+
+def duplicate(
+    ledger: Store, appender: _core.Appender, sequence: int | None
+) -> DuplicateSequenceError:
+    """This producer has sent that sequence id already."""
+    last = appender.last_sequence
+    with ledger.read() as tables:
+        topic = tables.topics.get(appender.session.topic).name
+    return DuplicateSequenceError(
+        f"topic {topic!r}: producer {appender.session.name!r} has sent sequence id {last} "
+        f"already; {sequence} was not appended again",
+        sequence_id=last if sequence is None else sequence,
+        last_sequence_id=last,
+    )
+
+
+# ---- large batches -----------------------------------------------------------------------
+
+
+def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
+    """Append all batches in one transaction of the tables."""
+    placed: list[Placed] = [[] for _ in works]
+    refused: list[ExclusiveLogError | None] = [None for _ in works]
+    try:
+        with ledger.write_checkpointed() as tables:
+            for index, work in enumerate(works):
+                try:
+                    placed[index] = append_one(tables, work)
+                except LedgerError:
+                    raise  # something may be half written
+                except ExclusiveLogError as error:
+                    refused[index] = error
+    except ExclusiveLogError as error:
+        if isinstance(error, LedgerFullError) and len(works) > 1:
+            _append_each(ledger, works)  # one large batch must not fail the small ones
+            return
+        for work in works:
+            work.appender.settle([], error)
+        raise
+    except BaseException as error:
+        # It may have come after the commit: the tables say what each outcome is.
+        for work, batches in zip(works, placed, strict=True):
+            _settle_by_the_tables(ledger, work, batches, error)
+        raise
+    for work, batches, error_of_one in zip(works, placed, refused, strict=True):
+        durable = None
+        if isinstance(error_of_one, DuplicateSequenceError):
+            durable = error_of_one.last_sequence_id
+        final = error_of_one is not None and durable is None
+        work.appender.settle(batches, error_of_one, final, durable)
+
+
+def _append_each(ledger: Store, works: Sequence[Work]) -> None:
+    for work in works:
+        with contextlib.suppress(ExclusiveLogError):  # its receipts tell
+            append_to_tables(ledger, [work])
+
+
+def _settle_by_the_tables(ledger: Store, work: Work, placed: Placed, cause: BaseException) -> None:
+    """After an interrupted transaction: what is in the ledger is acknowledged, the rest failed."""
+    written: Placed = []
+    durable = None
+    error: LedgerError = LedgerError(
+        f"{ledger.path}: the commit was interrupted by {cause!r}; nothing was written"
+    )
+    try:
+        with ledger.read() as tables:
+            written = [place for place in placed if _is_written(tables, work.session, *place)]
+            durable, _ = tables.producers.get(work.session.topic, work.session.name)
+    except Exception as failure:
+        error = LedgerIOError(
+            f"{ledger.path}: the commit was interrupted by {cause!r}, and it is unknown "
+            f"whether it completed: {failure}"
+        )
+    work.appender.settle(written, error, False, durable)
+
+
+def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offset: int) -> bool:
+    for _, data in tables.entries.walk(session.topic, base_offset):
+        entry = _core.Entry(tables.entries.load(data))
+        if entry.session != session.id or entry.base_offset > base_offset:
+            return False
+        message = entry.message(base_offset - entry.base_offset)
+        return bool(message.sequence_id == batch.base_sequence)
+    return False
+
+
+def _was_written(tables: Tables, session: Session, batch: _core.Batch) -> bool:
+    """By a commit that was cut short before it could say so."""
+    return batch.base_offset >= 0 and _is_written(tables, session, batch, batch.base_offset)
+
+
+def append_one(tables: Tables, work: Work) -> Placed:
+    """Append one producer's batches within a transaction, if it may write (rules B2, G2)."""
+    session = work.session
+    row = tables.topics.get(session.topic)
+    check_may_write(tables, row, session)
+    sequence, _ = tables.producers.get(session.topic, session.name)
+    publish_time = max(row.last_publish_time, wall_ms())
+    placed: Placed = []
+    messages, size = tables.appended or (0, 0)
+    for batch in work.batches:
+        if batch.base_sequence <= sequence and _was_written(tables, session, batch):
+            placed.append((batch, batch.base_offset))
+            continue
+        if batch.base_sequence <= sequence:
+            raise DuplicateSequenceError(
+                f"topic {row.name!r}: producer {session.name!r} has sequence id {sequence} in the "
+                f"log; {batch.base_sequence} was not appended again",
+                sequence_id=batch.base_sequence, last_sequence_id=sequence,
+            )  # fmt: skip
+        base_offset = row.next_offset
+        for last, entry in batch.stamp(
+            session.topic, base_offset, session.epoch, session.id, publish_time
+        ):
+            tables.entries.put(session.topic, last, tables.compression.compressed(row, entry))
+            messages, size = messages + last + 1 - row.next_offset, size + len(entry)
+            row.next_offset = last + 1
+        sequence = batch.last_sequence
+        placed.append((batch, base_offset))
+    if placed:
+        tables.appended = messages, size
+        row.last_publish_time = publish_time
+        tables.topics.put(row)
+        tables.producers.put(session.topic, session.name, sequence, session.id)
+        tables.announce.add(session.topic)
+    return placed
+
+
+# ---- group commit ----------------------------------------------------------------------
 
 
 class Committer:
@@ -202,9 +535,6 @@ class Committer:
 # ---- of one session --------------------------------------------------------------------
 
 
-Placed = TypeVar("Placed", bound="int | tuple[int, int, int]")
-
-
 class LocalSending:
     """Appends what one session is given, to the ledger of its engine."""
 
@@ -260,7 +590,7 @@ class LocalSending:
             raise self.duplicate(self.appender, message[4])
         return receipt
 
-    def _append_now(self, append: Callable[[], Placed], sequence: int | None) -> Placed | None:
+    def _append_now(self, append: Callable[[], Sent], sequence: int | None) -> Sent | None:
         """Append past the queue; None if there is one, and this must stand behind it."""
         outcome = append()
         while isinstance(outcome, int) and -outcome in REPAIRABLE:
