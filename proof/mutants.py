@@ -333,10 +333,10 @@ MUTANTS = (
            "            self._settle(seen)\n        return made, old",
            "            pass\n        return made, old",
            ("tests/state/test_at_once.py",)),
-    Mutant("a task's put returns before it is durable", "aio/traffic.py",
+    Mutant("a task's put returns before it is durable", "aio/states.py",
            "if appended is None or appended.flushed:", "if True:",
            ("tests/state/test_at_once.py",)),
-    Mutant("a task's put overtakes earlier calls", "aio/traffic.py",
+    Mutant("a task's put overtakes earlier calls", "aio/states.py",
            "None if traffic.leaving else", "None if False else", ("tests/state/test_at_once.py",)),
     # ---- what is damaged, what fails
     Mutant("an entry's checksum is skipped", "_native/entry.pxi",

@@ -1,4 +1,4 @@
-"""Engines, awaitable, and opening them."""
+"""Engines, awaitable."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
-from exclusivelog import opening as _places
 from exclusivelog.aio.calls import Callbacks, in_steps, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Handle, Opening
 from exclusivelog.aio.producers import Producer, UnloadFuture, begun
@@ -21,7 +20,6 @@ from exclusivelog.aio.transactions import Claim, Transaction
 from exclusivelog.engine import Engine as SyncEngine
 from exclusivelog.errors import OwnershipError, OwnershipLostError
 from exclusivelog.events import Event
-from exclusivelog.opening import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Upgrade
 from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.reader import Start
 from exclusivelog.roles import ClaimsOfGroups, Groups
@@ -380,61 +378,3 @@ async def _close_all(producers: Iterable[Producer]) -> None:
 def _close_all_now(producers: Iterable[SyncProducer]) -> None:
     for producer in producers:
         producer.close()
-
-
-# ---- open and upgrade ----------------------------------------------------------------------
-
-
-def open(
-    path: str | os.PathLike[str],
-    name: str | None = None,
-    properties: Mapping[str, str] | None = None,
-    *,
-    durability: Literal["power", "process"] = "power",
-    keepalive: float | None = 30.0,
-    readonly: bool = False,
-    create: bool = True,
-    mode: int = 0o700,
-    map_size: int = DEFAULT_MAP_SIZE,
-    max_readers: int = DEFAULT_MAX_READERS,
-    kill_stalled: bool = False,
-    admin: str | None = None,
-    token: str | None = None,
-    token_file: str | os.PathLike[str] | None = None,
-    tls_trust_certs: str | None = None,
-    check_policies: bool | None = None,
-) -> Opening[Engine]:
-    """Open the ledger in a directory: `await` it, or `async with` it. Parameters and errors are
-    those of `exclusivelog.open`.
-
-    Raises RuntimeError outside of asyncio, as on trio.
-
-    >>> async def example():
-    ...     async with aio.open(path, name="worker-1") as engine:
-    ...         return engine.name, engine.topics()
-    >>> asyncio.run(example())
-    ('worker-1', [])
-    """
-    call = functools.partial(
-        _places.open, path, name, properties, durability=durability, keepalive=keepalive,
-        readonly=readonly, create=create, mode=mode, map_size=map_size, max_readers=max_readers,
-        kill_stalled=kill_stalled,
-        admin=admin, token=token, token_file=token_file, tls_trust_certs=tls_trust_certs,
-        check_policies=check_policies,
-    )  # fmt: skip
-
-    async def begin() -> Engine:
-        return Engine(await opened(call, SyncEngine.close))
-
-    return Opening("exclusivelog.aio.open(...)", Engine, begin, Engine.close)
-
-
-async def upgrade(
-    path: str | os.PathLike[str],
-    backup: str | os.PathLike[str] | None = None,
-    *,
-    despite_damage: bool = False,
-) -> Upgrade:
-    """Upgrade a ledger of an earlier format after a backup, as `exclusivelog.upgrade`. If
-    cancelled, it takes its course."""
-    return await in_thread(_places.upgrade, path, backup, despite_damage=despite_damage)

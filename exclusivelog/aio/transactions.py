@@ -9,11 +9,8 @@ from typing import Any, Protocol, Self
 from exclusivelog.aio.calls import in_thread, like
 from exclusivelog.aio.handles import Handle, Wrapper, _NoWith, finished
 from exclusivelog.producer import Producer as SyncProducer
-from exclusivelog.reader import GroupReader as SyncGroupReader
-from exclusivelog.reader import Reader as SyncReader
-from exclusivelog.roles import Role as SyncRole
 from exclusivelog.transaction import Claim as SyncClaim
-from exclusivelog.transaction import State
+from exclusivelog.transaction import GroupMember, HoldsClaim, State
 from exclusivelog.transaction import Transaction as SyncTransaction
 
 # ---- claims ------------------------------------------------------------------------------
@@ -75,7 +72,7 @@ class _Required(Protocol):
     """A claim, a role or a producer of this package."""
 
     @property
-    def sync(self) -> SyncClaim | SyncRole | SyncProducer:
+    def sync(self) -> SyncClaim | SyncProducer | HoldsClaim:
         """The synchronous one."""
 
 
@@ -83,7 +80,7 @@ class _GroupMember(Protocol):
     """A reader of this package."""
 
     @property
-    def sync(self) -> SyncReader | SyncGroupReader:
+    def sync(self) -> GroupMember:
         """The synchronous one."""
 
 

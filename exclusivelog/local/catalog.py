@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import check_name, is_internal
 from exclusivelog.errors import ProducerBusyError, TopicNotFoundError
-from exclusivelog.local.log.appending import LocalSending
 from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.deletion import delete_pending
 from exclusivelog.local.names import (
@@ -22,6 +20,7 @@ from exclusivelog.local.names import (
 )
 from exclusivelog.local.ownership import steps
 from exclusivelog.local.ownership.claims import Claims
+from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.role_rows import list_roles
 from exclusivelog.local.ownership.sessions import Sessions, clear
 from exclusivelog.local.storage.figures import counted
@@ -40,31 +39,13 @@ from exclusivelog.types import (
 log = logging.getLogger(__name__)
 
 
-class Sender(Protocol):
-    """One session."""
-
-    @property
-    def sending(self) -> LocalSending:
-        """What appends for it."""
-
-
-class Sending(Protocol):
-    """The sessions of one engine."""
-
-    def sessions(self) -> Sequence[Sender]:
-        """All that are open."""
-
-
 class Host(Protocol):
     """The engine that asks."""
 
     ledger: Ledger
     sessions: Sessions
+    registry: Registry
     unflushed: bool
-
-    @property
-    def registry(self) -> Sending:
-        """The sessions that it has open."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""

@@ -40,12 +40,11 @@ from exclusivelog.local.once import LocalOnce
 from exclusivelog.local.ownership.claims import LocalClaims, LocalGroupCursor, join_group
 from exclusivelog.local.ownership.notifications import Notifications
 from exclusivelog.local.ownership.pending import Pending
-from exclusivelog.local.ownership.role_grants import with_roles
+from exclusivelog.local.ownership.registry import Registry
+from exclusivelog.local.ownership.role_grants import LocalRoles, with_roles
 from exclusivelog.local.ownership.steps import MOVES
 from exclusivelog.local.ownership.transfers import HandOver
 from exclusivelog.local.records import Registration, Session
-from exclusivelog.local.registry import Registry
-from exclusivelog.local.roles import LocalRoles
 from exclusivelog.local.session import LocalSession, commit
 from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.compression import installed

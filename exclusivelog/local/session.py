@@ -47,10 +47,10 @@ from exclusivelog.local.log.appending import (
     Work,
     append_one,
 )
+from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.ownership.steps import put_announcement, topic_moved_error
 from exclusivelog.local.records import EXCLUSIVE, SHARED, Session, Transfer
-from exclusivelog.local.registry import Registry
 from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.local.storage.tables import Tables, check_may_write, owner_of
 from exclusivelog.waits import AnyFuture, GrantFuture, Requests, in_slices, settled

@@ -14,9 +14,9 @@ from exclusivelog.errors import ExclusiveLogError, LedgerError
 from exclusivelog.local.maintenance.retention import RetentionWorker
 from exclusivelog.local.ownership import role_rows, steps
 from exclusivelog.local.ownership.notifications import Notifications
+from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.sessions import Sessions
 from exclusivelog.local.records import Claimant, Session
-from exclusivelog.local.registry import Registry
 from exclusivelog.local.shm.slots import Slot
 from exclusivelog.local.storage.changes import is_logged, log_gone
 from exclusivelog.local.storage.ledger import Ledger

@@ -19,7 +19,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.aio.watching import Watch
+from exclusivelog.aio.readers import Watch
 from testing.loops import free, held, play, soon
 from testing.processes import PATIENCE, Worker, forked, open_producer, send, values, within
 from testing.states import add, everything, one_more

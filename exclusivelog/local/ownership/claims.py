@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from exclusivelog import _core
-from exclusivelog.backend import ClaimSession, Held, Owned, check_generation, check_group
+from exclusivelog.backend import ClaimSession, Held, check_generation, check_group
 from exclusivelog.errors import (
     OwnershipError,
     OwnershipLostError,
@@ -31,8 +31,8 @@ from exclusivelog.errors import (
     TopicNotFoundError,
     describe_engine,
 )
-from exclusivelog.local.log.appending import LocalSending
 from exclusivelog.local.ownership import role_rows
+from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.ownership.steps import CLAIM_LOST, RESOURCES, record_claim
 from exclusivelog.local.records import Claimant
 from exclusivelog.local.storage.tables import Store, Tables
@@ -273,27 +273,6 @@ def _refusal(
 Positions = Mapping[int, int]  # topic id: offset
 
 
-class BoundSession(Protocol):
-    """A session that is bound to a claim."""
-
-    @property
-    def sending(self) -> LocalSending:
-        """What appends for it."""
-
-
-class Registered(Protocol):
-    """The claims of one engine, to be told of their loss."""
-
-    def keep_claim(self, number: int, claim: Owned) -> None:
-        """Notify this claim of its loss, and end it when the engine closes."""
-
-    def forget_claim(self, number: int) -> None:
-        """The claim is released."""
-
-    def bound_to(self, claim: int) -> Iterable[BoundSession]:
-        """The sessions that end with this claim."""
-
-
 class Releases(Protocol):
     """Releases claims in the background."""
 
@@ -333,7 +312,7 @@ class Host(Protocol):
         """Its notifications: their lock, and the `Successors` of its claims."""
 
     @property
-    def registry(self) -> Registered:
+    def registry(self) -> Registry:
         """Its claims."""
 
     @property

@@ -24,12 +24,10 @@ from typing import Any, Protocol, TypeVar
 
 from exclusivelog import _core, logs
 from exclusivelog.errors import (
-    EngineClosedError,
     ExclusiveLogError,
-    OwnershipLostError,
     WaitTimeoutError,
 )
-from exclusivelog.local.log.appending import LocalSending, Pauses
+from exclusivelog.local.ownership.registry import Registry
 from exclusivelog.local.records import (
     FENCING,
     Registration,
@@ -218,49 +216,6 @@ HANDED_ON_SECONDS = 20e-6
 Made = TypeVar("Made")
 
 
-class Listener(Protocol):
-    """A session of this engine, which is told what becomes of it."""
-
-    session: Session
-    topic: str
-
-    @property
-    def sending(self) -> LocalSending:
-        """What appends for it."""
-
-    @property
-    def pauses(self) -> Pauses:
-        """What lets its appends wait."""
-
-    def end_unless_within_reach(self) -> None:
-        """End it, where its topic was handed over and its producers cannot follow any more."""
-
-    def lose(self, error: ExclusiveLogError) -> None:
-        """The session has ended, for good."""
-
-    def notify_wanted(self) -> None:
-        """Another producer waits for the topic."""
-
-    def hand_off(self, to: Transfer) -> None:
-        """The topic was handed over."""
-
-    def end(self, error: EngineClosedError) -> None:
-        """The engine is closing: accept nothing more."""
-
-
-class Registered(Protocol):
-    """What an engine has open."""
-
-    def find_session(self, number: int) -> Listener | None:
-        """The session with that id."""
-
-    def bound_to_role(self, seat: Listener) -> list[Listener]:
-        """The sessions that are bound to the role whose seat this is; none for any other."""
-
-    def lose_claim(self, number: int, error: OwnershipLostError) -> None:
-        """A claim was revoked."""
-
-
 class Worker(Protocol):
     """The background worker of an engine."""
 
@@ -341,7 +296,7 @@ class Host(Protocol):
         """Its background commits."""
 
     @property
-    def registry(self) -> Registered:
+    def registry(self) -> Registry:
         """What the engine has open."""
 
     @property

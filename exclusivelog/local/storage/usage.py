@@ -18,16 +18,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import lmdb
 
-from exclusivelog import logs
+from exclusivelog import _core, logs
 from exclusivelog.errors import LedgerIOError
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, Directory, read_whole
 from exclusivelog.local.shm.slots import Slots, StallWatch, describe
 from exclusivelog.local.storage.environment import Reading, parse_readers
-from exclusivelog.local.storage.opening import OpenFiles
+from exclusivelog.local.storage.segments import Segments
 
 log = logging.getLogger(__name__)
 
@@ -226,6 +227,26 @@ class Room:
 # ---- of one ledger -----------------------------------------------------------------------
 
 
+class LockFile(Protocol):
+    """Where the engines are."""
+
+    slots: Slots
+
+
+class Files(Protocol):
+    """The open files of a ledger."""
+
+    path: str
+    directory: Directory
+    segments: Segments
+    journal: _core.Journal | None
+    watch: StallWatch | None
+
+    @property
+    def lockfile(self) -> LockFile:
+        """Its lock file."""
+
+
 class Usage:
     """The room that one ledger has, its sizes, and the reads that pin its pages.
 
@@ -235,7 +256,7 @@ class Usage:
     """
 
     def __init__(
-        self, files: OpenFiles, fail: Callable[[LedgerIOError], None],
+        self, files: Files, fail: Callable[[LedgerIOError], None],
         environment: Callable[[], contextlib.AbstractContextManager[lmdb.Environment]],
         large_bytes: Callable[[lmdb.Transaction[bytes]], int],
     ) -> None:  # fmt: skip

@@ -5,10 +5,49 @@ from __future__ import annotations
 import weakref
 from typing import Protocol
 
-from exclusivelog.backend import Owned
-from exclusivelog.errors import OwnershipLostError
-from exclusivelog.local.ownership.pending import Listener
-from exclusivelog.local.records import is_role
+from exclusivelog.backend import Owned, Sending
+from exclusivelog.errors import EngineClosedError, ExclusiveLogError, OwnershipLostError
+from exclusivelog.local.records import Session, Transfer, is_role
+
+
+class Pausing(Protocol):
+    """Lets the appends of one session wait."""
+
+    def begin(self) -> None:
+        """Let appends wait until as many calls of `end`."""
+
+    def end(self) -> None:
+        """Let appends go on, if this is the last call that they wait for."""
+
+
+class Listener(Protocol):
+    """A session of this engine, which is told what becomes of it."""
+
+    session: Session
+    topic: str
+
+    @property
+    def sending(self) -> Sending:
+        """What appends for it."""
+
+    @property
+    def pauses(self) -> Pausing:
+        """What lets its appends wait."""
+
+    def end_unless_within_reach(self) -> None:
+        """End it, where its topic was handed over and its producers cannot follow any more."""
+
+    def lose(self, error: ExclusiveLogError) -> None:
+        """The session has ended, for good."""
+
+    def notify_wanted(self) -> None:
+        """Another producer waits for the topic."""
+
+    def hand_off(self, to: Transfer) -> None:
+        """The topic was handed over."""
+
+    def end(self, error: EngineClosedError) -> None:
+        """The engine is closing: accept nothing more."""
 
 
 class Follower(Protocol):

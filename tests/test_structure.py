@@ -1,0 +1,79 @@
+"""The shape of the library, as docs/architecture.md describes it: few floors, few large classes."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+import exclusivelog
+
+pytestmark = pytest.mark.once
+
+ROOT = Path(exclusivelog.__file__).parent
+MOST_FLOORS = 10
+MOST_METHODS = 25
+# Public interfaces: their methods are what users call. aio.Engine has those of Engine.
+LARGE = {"engine.Engine", "aio.engines.Engine", "state.map.SharedMap"}
+PROGRAMS = ("cli", "spark", "audit", "testing", "tracing", "restoring", "__main__")
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """{name of a module: its tree}; of the compiled core, its types."""
+    found = {}
+    for path in (*ROOT.rglob("*.py"), ROOT / "_core.pyi"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = ast.parse(path.read_text())
+    return found
+
+
+def names_in(tree: ast.Module) -> set[str]:
+    """What a module imports, also within functions, and for types alone."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0  # imports are absolute
+            within = {f"{node.module}.{alias.name}" for alias in node.names}
+            modules = {name for name in within if name.partition(".")[2] in trees()}
+            found |= modules or {str(node.module)}
+    return {name.partition(".")[2] for name in found if name.startswith("exclusivelog.")}
+
+
+@functools.cache
+def imports(module: str) -> frozenset[str]:
+    return frozenset(name for name in names_in(trees()[module]) if name in trees()) - {module}
+
+
+@functools.cache
+def longest_chain(module: str) -> tuple[str, ...]:
+    """The longest chain of imports from this module down; ends with RecursionError in a circle."""
+    below = [longest_chain(each) for each in imports(module) if not each.startswith("cluster")]
+    return (module, *max(below, key=len, default=()))
+
+
+def test_no_chain_of_imports_is_long() -> None:
+    library = [name for name in trees() if not name.startswith((*PROGRAMS, "cluster"))]
+    longest = max((longest_chain(name) for name in library), key=len)
+    assert len(longest) <= MOST_FLOORS, " > ".join(longest)
+    assert {"aio", "opening", "local.runtime"} <= set(library)
+    assert len(longest) > MOST_FLOORS // 2  # else it has followed no import
+
+
+def test_few_classes_have_many_methods() -> None:
+    large = {
+        f"{module}.{node.name}"
+        for module, tree in trees().items()
+        if module != "_core" and not module.startswith("cluster")
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and len(methods(node)) > MOST_METHODS
+    }
+    assert large == LARGE
+
+
+def methods(node: ast.ClassDef) -> set[str]:
+    """Their names: an overloaded one is one."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return {each.name for each in node.body if isinstance(each, kinds)}
