@@ -158,7 +158,7 @@ __all__ = [
     "upgrade",
 ]
 
-# Where each name comes from. A module is imported when one of its names is asked for (PEP 562):
+# Where each name comes from. A module is imported when one of its names is first used (PEP 562):
 # a program that only sends needs no shared maps, and the command's help needs nothing.
 _MODULES = ("errors", "events", "serde", "types")
 _NAMES_OF = {

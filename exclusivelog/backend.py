@@ -1,7 +1,7 @@
-"""What the faces (engine, topic, producer, reader, ...) ask of the place that keeps a log.
+"""What the public interface requires of the place that keeps a log.
 
-A face imports this file and never a backend, so that a log can lie elsewhere than in
-`exclusivelog.local`. A backend imports it for the values that travel between the two.
+The public interface imports this file and never a backend, so that a log can lie elsewhere than in
+`exclusivelog.local`. A backend imports it for the values that the two exchange.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NAME_BYTES = 255
 
 
 def check_name(name: object, argument: str) -> str:
-    """The name, or an error that says what a name is."""
+    """The name, if it is one; else ValueError or TypeError."""
     if not isinstance(name, str):
         raise TypeError(f"{argument} takes a str, not {type(name).__name__}")
     try:
@@ -86,15 +86,15 @@ class RoleDefinition:
 
 @dataclass(frozen=True, slots=True)
 class ProducerRequest:
-    """What is asked for when a producer is opened; `Topic.producer` tells what each option means.
+    """A request for a producer; `Topic.producer` describes each option.
 
     - `topic`: its id; `mode`: the value of an `AccessMode`; `name`: None for a new one.
-    - `settle`: in nanoseconds. `created`: when the backend was asked (ns of
+    - `settle`: in nanoseconds. `created`: when the request was made (ns of
       the monotonic clock), as the backend sets it.
-    - `notify_on_contention`: it is told when another one waits for the topic.
+    - `notify_on_contention`: it is notified when another one waits for the topic.
     - `bound_to`: the id of the claim that it ends with; 0: none.
-    - `lineage`: of the hand-over that it goes on with. The request is refused if another producer
-      has had the topic since (rule E2). None: it goes on with none.
+    - `lineage`: of the hand-over that it continues. The request is refused if another producer
+      has had the topic since (rule E2). None: it continues none.
     - `role`: what a grant binds, where the topic is a role's own.
     """
 
@@ -119,7 +119,7 @@ LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
 def check_queue_options(priority: object, timeout: float | None, settle: float) -> None:
-    """An error that says what these take, unless they are right."""
+    """Raise ValueError or TypeError if one of these is wrong."""
     if not isinstance(priority, int) or not LOWEST <= priority <= HIGHEST:
         raise ValueError(f"priority={priority!r}: it takes a signed 64-bit whole number")
     check_timeout(timeout)
@@ -141,7 +141,7 @@ MOST = {
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """How a session sends; `Topic.producer` tells what each option means."""
+    """How a session sends; `Topic.producer` describes each option."""
 
     linger: float = 0.0
     max_batch_messages: int = 100_000
@@ -163,13 +163,13 @@ class SessionPaused(ProducerMovedError):
 
 
 class SessionListener(Protocol):
-    """A producer, which is told what becomes of its session."""
+    """A producer, which is notified of what happens to its session."""
 
     def lost(self, error: ExclusiveLogError) -> None:
         """The session has ended for good."""
 
     def ended(self) -> None:
-        """The session was closed: by another producer that sends by it, or with its engine."""
+        """The session was closed: by another producer that uses it, or with its engine."""
 
     def wanted(self) -> None:
         """Another producer waits for the topic."""
@@ -192,14 +192,14 @@ class Sending(Protocol):
         """Append one message; its offset, once it is durable."""
 
     def send_async(self, message: Encoded) -> _core.Receipt:
-        """Queue one message, and commit what waits where that is too much."""
+        """Queue one message; commit what waits if that exceeds `max_pending_bytes`."""
 
     def offer(self, message: Encoded) -> _core.Receipt | None:
         """The same, but leave the commit to the background; None, and nothing was queued, while
         other threads append past the queue."""
 
     def commit_if_full(self) -> None:
-        """Commit what waits, where `max_pending_bytes` do."""
+        """Commit what waits if it exceeds `max_pending_bytes`."""
 
     def send_batch(self, columns: Columns, sequence: int | None, timeout: float | None) -> int:
         """Append messages atomically; the first one's offset."""
@@ -218,7 +218,7 @@ class Sending(Protocol):
         """Commit what was accepted so far."""
 
     def private_appender(self) -> _core.Appender:
-        """One for a transaction, which goes on where `appender` is."""
+        """One for a transaction, which continues the numbering of `appender`."""
 
 
 class ProducerSession(Protocol):
@@ -229,7 +229,7 @@ class ProducerSession(Protocol):
 
     @property
     def lost(self) -> ExclusiveLogError | None:
-        """The error of a session that has ended for good; the listeners are told in a moment."""
+        """The error of a session that has ended for good; the listeners are notified soon after."""
 
     @property
     def sending(self) -> Sending:
@@ -252,10 +252,10 @@ class ProducerSession(Protocol):
         """True unless it is known to be closed, fenced or moved."""
 
     def status(self) -> State:
-        """What has become of it, as the log says; changes nothing."""
+        """Its state by the log; changes nothing."""
 
     def verify(self) -> None:
-        """ProducerFencedError unless it may append still, as the log says."""
+        """ProducerFencedError unless, by the log, it may still append."""
 
     def flush(self, timeout: float | None) -> None:
         """Wait until everything that was accepted has its outcome."""
@@ -268,7 +268,7 @@ class ProducerSession(Protocol):
         `timeout` seconds."""
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
-        """What a caller is told whose append met this error."""
+        """The error to raise in a caller whose append failed with this one."""
 
     def pause_for_transaction(self) -> bool:
         """Let appends wait; False if they wait for a hand-over already."""
@@ -280,14 +280,14 @@ class ProducerSession(Protocol):
         """This announcement is committed."""
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
-        """Tell this producer what becomes of the session; the `owner` closes it."""
+        """Notify this producer of what happens to the session; the `owner` closes it."""
 
     def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
         """This producer is closed. The owner, and the last one, drain and release the session.
         Returns what the last of the accepted messages failed with."""
 
     def abandon(self) -> None:
-        """Nobody has this session, as after an interrupt: have its engine release it."""
+        """No caller has this session, as after an interrupt: have its engine release it."""
 
 
 def without_outcome(topic: str, timeout: float | None) -> WaitTimeoutError:
@@ -359,7 +359,7 @@ class TopicStore(Protocol):
         """Remove old messages in the background from now on."""
 
     def compress(self, setting: str | None) -> None:
-        """Compress new entries from now on as the setting says ("lz4", "zstd" or None)."""
+        """Compress new entries from now on by this setting ("lz4", "zstd" or None)."""
 
     def stats(self, storage: bool) -> TopicStats:
         """How much it has; with `storage`, also how its entries are stored."""
@@ -439,7 +439,7 @@ class Backend(Protocol):
         """EngineClosedError in a forked child."""
 
     def check_free(self) -> None:
-        """LedgerError where this thread would wait for itself."""
+        """LedgerError if this thread would wait for itself: it holds a lock of the engine."""
 
     def call_soon(self, function: Callable[[], object]) -> None:
         """Run application code in a thread of its own."""
@@ -464,8 +464,8 @@ class Backend(Protocol):
         self, topic: str, session: Any, last_sequence: int, options: SessionOptions,
         keeper: object = None,
     ) -> ProducerSession:  # fmt: skip
-        """What a producer sends by, now that its session was granted. `keeper`: what gives the
-        session back instead of the producer."""
+        """What a producer sends by, now that its session was granted. `keeper`: what releases
+        the session instead of the producer, such as a role."""
 
     def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
         """Commit all parts, or none; the offsets of each producer's messages."""
@@ -487,7 +487,7 @@ class Cursor(Protocol):
     they never wait.
     """
 
-    membership: Any  # the reader group's `GroupCursor`, which `check` asks too, or None
+    membership: Any  # the reader group's `GroupCursor`, which `check` checks too, or None
 
     @property
     def position(self) -> int:
@@ -657,7 +657,7 @@ Held = TypeVar("Held", bound=Owned)
 
 
 class ClaimStore(Protocol):
-    """Holds claims, and tells them of their loss."""
+    """Holds claims, and notifies them of their loss."""
 
     def hold(
         self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
@@ -731,7 +731,7 @@ class Catalog(Protocol):
         """The names of the topics that exist, sorted; without the library's own."""
 
     def delete(self, name: str, own: bool = False) -> None:
-        """Remove a topic that nobody holds or awaits; `own`: it is one of the library's."""
+        """Remove a topic that no producer holds or awaits; `own`: it is one of the library's."""
 
     def claims(self, group: str | None) -> list[ClaimInfo]:
         """The claims that live engines hold, the oldest first."""
@@ -775,7 +775,7 @@ class Epoch:
 
 
 class Inspection(Protocol):
-    """What a query planner asks about a topic, by its id."""
+    """Facts about a topic for a query planner, by its id."""
 
     def row(self, topic: int) -> _core.TopicRow:
         """The topic's row as it is now; TopicNotFoundError once it was deleted."""
@@ -994,12 +994,12 @@ MAX_GENERATION = 2**63 - 1
 
 
 def check_group(group: object) -> None:
-    """An error that says what a group's name is, unless this is one."""
+    """Raise ValueError or TypeError unless this is a group's name."""
     check_resource("group", group)
 
 
 def check_resource(argument: str, name: object) -> None:
-    """An error that says what the name of a group or resource is, unless this is one."""
+    """Raise ValueError or TypeError unless this is the name of a group or resource."""
     if not isinstance(name, str):
         raise TypeError(f"{argument}={name!r}: it takes a str")
     try:
@@ -1011,7 +1011,7 @@ def check_resource(argument: str, name: object) -> None:
 
 
 def check_generation(resource: str, generation: object) -> None:
-    """An error that says what a resource's generation is, unless this is one."""
+    """Raise ValueError or TypeError unless this is a resource's generation."""
     if generation is None:
         return
     if not isinstance(generation, int) or isinstance(generation, bool):

@@ -1,4 +1,4 @@
-"""The engine: one open handle on a ledger, and the broker of its producers and readers."""
+"""The engine: one open handle on a ledger, from which its producers and readers are opened."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ class Engine(Closing):
         no role are taken over, as by `own`. If any part is taken from a holder later, such as a
         topic by a producer that fences, the role is lost as a whole.
 
-        Each request says what its role binds. Holders of one role may differ in that: only the
+        Each request states what its role binds. Holders of one role may differ in that: only the
         holder has any part of it.
 
         Raises ProducerFencedError, WaitTimeoutError, OwnershipError (a generation is refused),
@@ -289,7 +289,7 @@ class Engine(Closing):
         access_mode: AccessMode | ModeName = AccessMode.WAIT_FOR_EXCLUSIVE, priority: int = 0,
         timeout: float | None = None, settle: float = 0.0, on_lost: OnRoleLost | None = None,
     ) -> RoleFuture:  # fmt: skip
-        """Ask for a role as `role` does, with the same arguments, and return a future at once.
+        """Request a role as `role` does, with the same arguments, and return a future at once.
 
         `cancel()` removes the request without a trace, or returns False because the grant came
         first (rule D5).
@@ -317,7 +317,7 @@ class Engine(Closing):
 
     def delete_role(self, name: str) -> None:
         """Remove a role without holder and waiters from `roles`. Its topics and messages stay, and
-        its epoch goes on, if it is asked for again.
+        its epoch goes on, if it is requested again.
 
         Raises TopicNotFoundError if there is no such role, and ProducerBusyError while it has
         a holder or a waiter.
@@ -426,9 +426,8 @@ class Engine(Closing):
 
         - `topic`: only the events of this topic.
         - `group`: only the events of this group's claims; "": of claims without a group.
-
-        - `role`: only the grants, losses and hand-overs of this role. Those of its parts are told
-          of their topics and groups, with the reason "role".
+        - `role`: only the grants, losses and hand-overs of this role. Those of its parts are
+          events of their topics and groups, with the reason "role".
 
         With None for all three, all events. To follow new ones, read the topic `__events__`;
         `Event.loads` decodes its values.
@@ -441,9 +440,9 @@ class Engine(Closing):
         self.backend.check_open()
         if role is not None:
             topic = role_topic(role)
-        told = self.backend.events(topic, group)
-        if told is not None:
-            return told
+        found = self.backend.events(topic, group)
+        if found is not None:
+            return found
         try:
             reader = self.topic(EVENTS, create=False).reader(trimmed="earliest")
         except TopicNotFoundError:  # nothing has happened yet

@@ -28,7 +28,7 @@ ExclusiveLogError
     └── LedgerIOError            the operating system failed a read, write or flush
 ```
 
-Attributes say what to do next:
+Attributes for what to do next:
 
 - `retriable`: the same call may succeed later, with nothing else changed.
 - `maybe_written`: the message may be in the log, or may enter it yet, although the call failed
@@ -186,7 +186,7 @@ class OwnershipError(ExclusiveLogError):
     """A claim was refused (rules F2, F3).
 
     A live owner has a higher generation; then it is retriable, since that owner may leave. Or the
-    resource has had a higher generation before; then ask for None or a higher one.
+    resource has had a higher generation before; then claim it with None or a higher one.
 
     >>> claim = engine.own({"shard-7": 5})
     >>> engine.own({"shard-7": 4})
@@ -272,7 +272,7 @@ class TopicTerminatedError(ExclusiveLogError):
 
 
 class OffsetTrimmedError(ExclusiveLogError):
-    """The position asked for lies before the topic's first offset (rule G8).
+    """The requested position lies before the topic's first offset (rule G8).
 
     >>> _ = topic.producer().send_many([b"a", b"b", b"c"])
     >>> topic.trim(before=2)
@@ -365,7 +365,7 @@ class StateError(ExclusiveLogError):
 
 
 class UnsupportedError(ExclusiveLogError, NotImplementedError):
-    """This kind of engine cannot do what was asked. `Engine.supports` tells before.
+    """This kind of engine does not support the call. `Engine.supports` checks that before.
 
     >>> engine.supports("transactions")
     True

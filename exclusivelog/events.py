@@ -1,6 +1,6 @@
-"""`__events__`: the topic in which every change of ownership is told (rule E5).
+"""`__events__`: the topic with every change of ownership (rule E5).
 
-A record is written in the same transaction as the change it tells of, so that neither is
+A record is written in the same transaction as the change, so that neither is
 there without the other. It can be read like any topic; its values are JSON, its keys the
 names of the topics (claims have none):
 
@@ -59,7 +59,7 @@ class Event:
       or role: it was lost with a role, and `target` is None.
     - `release`: `source` gave it back; `reason` is closed, or role: with the role.
 
-    A role's own topic is `__role__/` and its name: its events tell who holds the role.
+    A role's own topic is `__role__/` and its name: its events are those of the role's holders.
 
     >>> with topic.producer("exclusive", name="leader"):
     ...     event = list(engine.history("orders"))[-1]

@@ -1,7 +1,7 @@
 """All lines that the library logs: their events, levels and texts, and how they are logged.
 
 Each package logs to a logger of its own, `logging.getLogger(__name__)`, below "exclusivelog". A
-line never says more than that a change has happened: none is logged for a send. Every record has
+line states no more than that a change has happened: none is logged for a send. Every record has
 the attributes in `COMMON` (None where they do not apply), and those that its text names:
 
 ```text
@@ -77,8 +77,8 @@ def some(names: list[str]) -> str:
     >>> some(["a", "b"]), some([str(n) for n in range(12)])
     ("'a', 'b'", "'0', '1', '2', '3', '4', '5', '6', '7', '8', '9' and 2 more")
     """
-    told = ", ".join(map(repr, names[:MOST_NAMES])) or "no topic"
-    return told if len(names) <= MOST_NAMES else f"{told} and {len(names) - MOST_NAMES} more"
+    listed = ", ".join(map(repr, names[:MOST_NAMES])) or "no topic"
+    return listed if len(names) <= MOST_NAMES else f"{listed} and {len(names) - MOST_NAMES} more"
 
 
 _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR

@@ -240,7 +240,7 @@ MOST_ANNOUNCED_BYTES = 16 << 10  # it is in the row of a waiter that comes with 
 
 
 def check_info(info: Any, argument: str = "info") -> dict[str, str]:
-    """What a producer announces, or an error that says what it takes.
+    """What a producer announces, checked: a wrong value raises an error that states what it takes.
 
     >>> check_info({"address": "tcp://127.0.0.1:7001"})
     {'address': 'tcp://127.0.0.1:7001'}

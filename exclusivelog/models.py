@@ -276,7 +276,7 @@ def _of_union(hint: Any, args: tuple[Any, ...], where: str, known: dict[type, Fi
     if all(arg in SCALARS for arg in args):
         return AsIs(*args)
     others = [arg for arg in args if arg is not types.NoneType]
-    if len(others) > 1:  # which one was stored cannot be told
+    if len(others) > 1:  # which one was stored is unknown
         raise _unknown(hint, where)
     return Optional(_codec(others[0], where, known))
 

@@ -59,13 +59,13 @@ if TYPE_CHECKING:
 NO_MESSAGE: Any = object()  # None is a tombstone
 Sent = TypeVar("Sent")
 
-# Held for a moment by each change of a producer's session: one for each would be 48 bytes more.
+# One for all producers, held briefly by each change of a session: one each would take 48 bytes.
 _changing = _core.Lock()
 
 
 def _after_fork_in_child() -> None:
     global _changing
-    _changing = _core.Lock()  # its parent's may be held by a thread that is not here
+    _changing = _core.Lock()  # the parent's may be held by a thread that does not exist here
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
@@ -98,11 +98,11 @@ class Appended:
 
 
 class ProducerSender:
-    """Sends for one producer under the session that it has now.
+    """Sends for one producer under its present session.
 
-    It listens to the session: it fails every call once the topic is lost, and after a hand-over
-    within the process it goes on with the next session. Transactions, shared states and event loops
-    use it directly. `appender`: what `Producer.send` calls at once.
+    It is notified by the session: it fails every call once the topic is lost, and after a
+    hand-over within the process it continues with the next session. Transactions, shared states
+    and event loops use it directly. `appender`: what `Producer.send` calls at once.
     """
 
     # A process may have a hundred thousand.
@@ -168,7 +168,7 @@ class ProducerSender:
             return self.session.sending.appender.last_sequence
         return self._last_sequence
 
-    # ---- what becomes of its session -----------------------------------------------------
+    # ---- notifications of its session ----------------------------------------------------
 
     def lost(self, error: ExclusiveLogError) -> None:
         """Its session has ended for good: fail every later call, and call `on_fenced`."""
@@ -236,13 +236,13 @@ class ProducerSender:
         self, call: Callable[[ProducerSession, float | None], Sent], timeout: float | None,
         sequence: int | None = None,
     ) -> Sent:  # fmt: skip
-        """What `call(session, seconds left)` returns, once the session is not paused, and wherever
-        the topic was handed over to in this process."""
+        """Return `call(session, seconds left)`, once the session is not paused; after a hand-over
+        within this process, under the next session."""
         deadline = None if timeout is None else time.monotonic() + timeout
         left = timeout
         while True:
             if self._lost is not None or self._closed or self._moved is not None:
-                self.check()  # else what is closed or lost, the session's appender knows
+                self.check()  # otherwise the session's appender raises by itself
             session = self.session
             if sequence is not None:
                 self._check_numbering()
@@ -267,15 +267,15 @@ class ProducerSender:
             refused.__traceback__ = None
             return session.await_resumed(left)
         if refused is not session.moved:
-            # It is kept: else each call would add its frames to the traceback, and keep them.
+            # The error is kept: its traceback would keep the frames of each call.
             raise refused.with_traceback(None) from None
-        refused.__traceback__ = None  # it is kept, and must not keep this sender
+        refused.__traceback__ = None  # the error is kept, and must not keep this sender
         return session.follow(left)
 
     def check(self) -> None:
-        """An error unless the producer may send, as far as this process knows."""
+        """Raise an error unless the producer may send, by what this process knows."""
         session = self.session
-        lost = self._lost or session.lost  # the session knows first (rule B4)
+        lost = self._lost or session.lost  # the session has it first (rule B4)
         if lost is None and not self._closed and self._moved is None:
             session.engine.check_open()
             return
@@ -359,14 +359,14 @@ class ProducerSender:
     def enlist(self, producer: SendingProducer, caller: Caller) -> None:
         """Until `discharge`, warn this caller if it sends by the producer without `transaction=`.
 
-        The producer is of another class meanwhile: all other sends then cost what they did."""
+        The producer has another class meanwhile, so that no other producer's sends cost more."""
         with _changing:
             if type(producer) is Producer or type(producer) is ProducerInTransaction:
                 self._callers = (*self._callers, caller)
                 object.__setattr__(producer, "__class__", ProducerInTransaction)
 
     def discharge(self, producer: SendingProducer, caller: Caller) -> bool:
-        """The caller's block has ended, or it was warned. Had it been enlisted?"""
+        """The caller's block has ended, or it was warned. Returns whether it was enlisted."""
         with _changing:
             callers = list(self._callers)
             found = caller in callers
@@ -380,7 +380,7 @@ class ProducerSender:
 
 @dataclass(frozen=True)
 class Options(SessionOptions):
-    """The options of a producer; `topic.producer` tells what each means."""
+    """The options of a producer; `topic.producer` describes each."""
 
     dumps: Serializer | None = None
     on_fenced: Callable[[Producer, ProducerFencedError], object] | None = None
@@ -432,12 +432,12 @@ class Producer(SendingProducer, Closing):
 
     @property
     def access_mode(self) -> AccessMode:
-        """The mode that was asked for."""
+        """The requested mode."""
         return AccessMode(self.sender.first.mode)
 
     @property
     def priority(self) -> int:
-        """The place in the queue it was asked for with; cannot be changed (rule D2)."""
+        """The priority of its request in the queue; cannot be changed (rule D2)."""
         return int(self.sender.first.priority)
 
     @property
@@ -470,8 +470,8 @@ class Producer(SendingProducer, Closing):
 
     @property
     def state(self) -> State:
-        """What has become of it, read from the ledger without sending anything (rule C6):
-        "open", "fenced", "moved" or "closed". Reading it neither waits nor changes anything."""
+        """Its state by the ledger, without sending anything (rule C6): "open", "fenced", "moved"
+        or "closed". Reading it neither waits nor changes anything."""
         return self.sender.state
 
     # ---- move ----------------------------------------------------------------------------
@@ -568,15 +568,15 @@ class Producer(SendingProducer, Closing):
         - `key`: bytes or str; None and b"" differ.
         - `properties`: a mapping of str to str.
         - `event_time`: a datetime (naive: local time) or ms since 1970; None and 0 differ.
-        - `sequence_id`: 0 to 2**63 - 1, growing; by default counted.
-        - `timeout`: seconds to wait for other producers' commits (None: for ever). On
-          WaitTimeoutError the message is still on its way, where the error's `maybe_written` is
-          True; else (the topic was being handed over) nothing was sent.
+        - `sequence_id`: 0 to 2**63 - 1, greater than the last one. Default: the next number.
+        - `timeout`: seconds to wait for other producers' commits (None: for ever). After
+          WaitTimeoutError the message may still be committed if the error's `maybe_written` is
+          True; otherwise (the topic was being handed over) nothing was sent.
         - `transaction`: append it when that commits. Its offset is not known before, and -1 is
           returned; `transaction.offsets` has it afterwards (rule G3).
 
         Raises ProducerFencedError, DuplicateSequenceError, LedgerFullError, LedgerIOError,
-        TopicTerminatedError; the last two tell by `maybe_written` what is known.
+        TopicTerminatedError; the last two have in `maybe_written` what is known.
 
         >>> producer.send(b"hello", key="greeting", properties={"lang": "en"})
         0
@@ -586,11 +586,11 @@ class Producer(SendingProducer, Closing):
             and sequence_id is None and self._dumps is None and timeout is None
             and transaction is None and len(value) < SENT_AT_ONCE
         ):  # fmt: skip
-            # The most frequent call by far. What is closed or lost, the appender knows, too.
+            # The most frequent call by far. A closed or lost appender raises by itself.
             try:
                 offset = self.sender.appender.send(value)
             except ProducerMovedError as error:
-                error.__traceback__ = None  # it is kept, and must not keep this producer
+                error.__traceback__ = None  # the error is kept, and must not keep this producer
                 offset = -1
             if offset >= 0:
                 return offset
@@ -632,7 +632,7 @@ class Producer(SendingProducer, Closing):
             type(value) is bytes and key is None and properties is None and event_time is None
             and sequence_id is None and self._dumps is None and len(value) < SENT_AT_ONCE
         ):  # fmt: skip
-            # The most frequent call by far. What is closed or lost, the appender knows, too.
+            # The most frequent call by far. A closed or lost appender raises by itself.
             try:
                 receipt = appender.add(value, None, None, None, None, True)
             except ProducerMovedError as error:
@@ -665,8 +665,8 @@ class Producer(SendingProducer, Closing):
         `values` and `keys` take an iterable, or a pyarrow array of binary or string (no
         copy per message); a pyarrow RecordBatch with columns `value` and, if it has them,
         `key` and `event_time`, can stand for all three. `sequence_id` is the first
-        message's. Returns the offsets. Errors as in `send`; a batch with one used-up
-        sequence id is refused whole. With `transaction` they enter the log when that commits,
+        message's. Returns the offsets. Errors as in `send`; a batch with one sequence id that
+        was used before is refused whole. With `transaction` they enter the log when that commits,
         and the range is empty.
 
         >>> producer.send_many([b"a", b"b", None], keys=["x", "y", "x"])
@@ -740,8 +740,8 @@ class Producer(SendingProducer, Closing):
     # ---- flush and close -----------------------------------------------------------------
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything sent so far has its outcome; raises what the last of it failed
-        with.
+        """Wait until everything sent so far has its outcome. Raises the error of the last one, if
+        it failed.
 
         `timeout` in seconds (None: for ever), then WaitTimeoutError. A fenced producer
         raises, even if nothing waits (rule B3).
@@ -751,7 +751,7 @@ class Producer(SendingProducer, Closing):
         self.sender.call(lambda session, left: session.flush(left), timeout)
 
     def close(self) -> None:
-        """Send what waits, then give the topic back: the next waiter is promoted in the same
+        """Send what waits, then release the topic: the next waiter is promoted in the same
         transaction (rule C1). Closing twice, or a fenced producer, does nothing (rule B3).
 
         Called from a signal handler or a finalizer that interrupted a transaction of the same
@@ -794,7 +794,7 @@ class ProducerInTransaction(Producer):
 
 
 class ProducerFuture(GrantFuture[Producer]):
-    """A producer that may have to wait for its turn. `cancel()` leaves no trace (rule D5)."""
+    """A producer that may have to wait in the queue. `cancel()` leaves no trace (rule D5)."""
 
     _engine: Backend
 
@@ -804,7 +804,7 @@ class ProducerFuture(GrantFuture[Producer]):
 
     @property
     def waited(self) -> str:
-        """What the error of a timeout says."""
+        """The text of a timeout's error."""
         return f"topic {self._topic!r}: {super().waited}"
 
     def make(self, session: Any, last_sequence: int) -> Producer:

@@ -1,4 +1,4 @@
-"""Readers of one topic, and of a group on several: walking them, and waiting at their end."""
+"""Readers of one topic, and of a group on several: reading on, and waiting at the end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_ARROW_BYTES = 512 << 20
 
 Found = tuple[str, _core.Message]
-# `Topic.reader` tells what each means.
+# `Topic.reader` describes each.
 Start = Literal["earliest", "latest"] | int | dt.datetime | dt.timedelta
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def _deserializer(topic: str, value: Any, key: Any) -> _core.Deserializer | None
 
 
 def _ago(age: dt.timedelta) -> dt.datetime | str:
-    """The time that was so long ago, for a cursor."""
+    """The time of `age` ago, for a cursor."""
     if age < dt.timedelta(0):
         raise ValueError(f"start={age!r}: a timedelta is how long ago, from 0 on")
     try:
@@ -68,7 +68,7 @@ class Reader(Closing):
     (rule G6). Damage raises LedgerCorruptedError and leaves the position where it is:
     `seek(error.offsets.stop)` steps over it (rule G9).
 
-    A value or key is deserialised when it is asked for: reading returns messages, and a message's
+    A value or key is deserialised when it is first read: reading returns messages, and a message's
     `value` raises DeserializationError if the deserializer fails at it. The reader is behind that
     message, and the other messages of a batch are not affected. `raw_value` has the bytes.
 
@@ -116,8 +116,8 @@ class Reader(Closing):
     def seek(self, start: Start, *, inclusive: bool = True) -> None:
         """Continue at another message: `start` and `inclusive` are those of `Topic.reader`.
 
-        Where publish times are ahead of the clock, a time up to now is compared with the times that
-        the ledger has noted for them instead.
+        If publish times are ahead of the clock, a time up to now is compared with the times at
+        which the ledger has recorded these messages.
 
         >>> with topic.producer() as producer:
         ...     _ = producer.send_many([b"a", b"b", b"c"])
@@ -356,11 +356,11 @@ class Reader(Closing):
         return None if self.membership is None else self.membership.generations[self.topic]
 
     def offsets_to_commit(self) -> dict[int, int]:
-        """{topic id: the offset that a commit now lets the group go on at}."""
+        """{topic id: the offset at which the group continues after a commit now}."""
         return {self.topic_id: self.position}
 
     def commit(self) -> None:
-        """Let the group go on at the position, durably: the next reader of it begins there
+        """Store the position as the group's, durably: its next reader begins there
         (rule F6).
 
         Raises ReaderFencedError if a later reader of the group has come, and ValueError
@@ -398,7 +398,7 @@ def _take_entries(cursor: Cursor, max_bytes: int) -> list[tuple[_core.Entry, int
         except ExclusiveLogError:
             if not parts:
                 raise
-            break  # what was taken must not be lost; the next call meets it again
+            break  # what was taken must not be lost; the next call raises it again
         if part is None:
             break
         parts.append(part)
@@ -433,7 +433,7 @@ class GroupReader(Closing):
     def __init__(self, readers: Sequence[Reader], membership: GroupCursor) -> None:
         self.membership = membership
         self.readers = tuple(readers)  # one for each topic
-        self._next = 0  # the index of the reader to ask next
+        self._next = 0  # the index of the reader to read from next
         self._closed = False
         for reader in readers:
             reader.join(membership)
@@ -461,11 +461,11 @@ class GroupReader(Closing):
         return {reader.topic: reader.position for reader in self.readers}
 
     def offsets_to_commit(self) -> dict[int, int]:
-        """{topic id: the offset that a commit now lets the group go on at}."""
+        """{topic id: the offset at which the group continues after a commit now}."""
         return {reader.topic_id: reader.position for reader in self.readers}
 
     def seek(self, start: Start, *, topic: str | None = None, inclusive: bool = True) -> None:
-        """Go on from "earliest", "latest", an offset, a time, or before the end, as `Reader.seek`:
+        """Continue at "earliest", "latest", an offset, a time, or before the end, as `Reader.seek`:
         on one topic, or (None) on all."""
         self._check()
         chosen = [reader for reader in self.readers if topic in (None, reader.topic)]
@@ -610,7 +610,7 @@ class GroupReader(Closing):
     # ---- commit and close ----------------------------------------------------------------
 
     def commit(self) -> None:
-        """Let the group go on at the positions of all topics, durably, in one transaction.
+        """Store the positions of all topics as the group's, durably, in one transaction.
 
         Raises ReaderFencedError if a later reader of the group has come on any of the topics.
         """

@@ -34,12 +34,12 @@ def restore(
     - `path`: a directory that does not exist, or is empty. The log is there at once and whole: it
       is made in `<path>.restoring`, verified and renamed. Run it again if it was killed.
     - `url`: pulsar://host:port/tenant/namespace, or pulsar+ssl://...
-    - `topics`: names; None: all topics of the namespace, which asks its admin API.
+    - `topics`: names; None: all topics of the namespace, by its admin API.
     - `timeout`: seconds within which the broker has to answer.
     - `admin`, `token`, `token_file`, `tls_trust_certs`: as for `exclusivelog.cluster.Mirror`.
 
     Returns {topic: number of messages}. Offsets, epochs, keys, times, properties, producer names
-    and sequence ids are as they were. What no message tells is lost: epochs in which nothing was
+    and sequence ids are as they were. What no message has is lost: epochs in which nothing was
     sent, termination, retention, reader groups, announcements. Stop the mirror first, or messages
     that it sends meanwhile are left out.
 
@@ -155,7 +155,7 @@ def _unfinished(path: str) -> Iterator[str]:
             yield path
         finally:
             shutil.rmtree(os.path.join(path, "log"), ignore_errors=True)
-            with contextlib.suppress(OSError):  # somebody else has put files there
+            with contextlib.suppress(OSError):  # another process has put files there
                 os.rmdir(path)
     finally:
         os.close(fd)

@@ -49,7 +49,7 @@ ClaimsOfGroups = Mapping[str, Mapping[str, int | None]]
 
 
 class SendingOptions(TypedDict, total=False):
-    """The options of `Role.producer`; `Topic.producer` tells what each means."""
+    """The options of `Role.producer`; `Topic.producer` describes each."""
 
     linger: float
     max_batch_messages: int
@@ -59,7 +59,7 @@ class SendingOptions(TypedDict, total=False):
 
 
 class RoleOptions(TypedDict, total=False):
-    """The options of `Engine.role`, which tells what each means."""
+    """The options of `Engine.role`, which describes each."""
 
     topics: Iterable[str]
     groups: Groups
@@ -110,7 +110,7 @@ class Role(Closing):
     threads may share it.
 
     It is held until it is closed, lost or handed over, or its engine closes: dropping this object
-    does not release it. A lost role is lost for good (rule B4): ask for it again.
+    does not release it. A lost role is lost for good (rule B4): request it again.
 
     >>> _ = engine.topic("orders").producer().send(b"3 apples")
     >>> with engine.role("billing", topics=["invoices"], groups={"biller": ["orders"]}) as role:
@@ -385,7 +385,7 @@ class RoleFuture(GrantFuture[Role]):
 
     @property
     def waited(self) -> str:
-        """What a timeout says."""
+        """The text of a timeout's error."""
         return f"role {self.name!r} was not granted within its timeout"
 
     def blocking(self) -> Set[int]:
@@ -456,7 +456,7 @@ def request_role(
 
 
 def check_role_name(name: object) -> str:
-    """The name, or an error that says what the name of a role is."""
+    """The name, if it is a role's; else ValueError or TypeError."""
     checked = check_name(name, "name")
     if len(checked.encode()) > NAME_BYTES:
         raise ValueError(f"name={name!r}: a role's name has at most {NAME_BYTES} bytes of UTF-8")

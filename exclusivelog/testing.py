@@ -9,7 +9,7 @@ pytest_plugins = ["exclusivelog.testing"]
 - `ledger`: an `Engine` on a temporary directory.
 - `second_process`: runs a function in a process of its own, which the test can `kill`, `stop` and
   `resume`.
-- `fence` takes a topic away from whoever has it; `wait_until` waits for a condition.
+- `fence` takes a topic away from its holder; `wait_until` waits for a condition.
 
 Nothing here is imported by the library itself. docs/testing.md has a whole example.
 """
@@ -34,7 +34,7 @@ import exclusivelog as xl
 
 __all__ = ["Process", "Start", "fence", "ledger", "second_process", "wait_until"]
 
-PATIENCE = 30.0  # seconds that calls here wait at most, unless they are told otherwise
+PATIENCE = 30.0  # seconds that calls here wait at most, by default
 STOP_SECONDS = 10.0  # a thread in the middle of a flush stops behind it
 POLL_SECONDS = 0.005
 
@@ -115,7 +115,7 @@ class Process:
         return self._outcome
 
     def _end(self) -> BaseException | None:
-        """Reap it. What its function raised, if the test has not asked for that."""
+        """Reap it. What its function raised, if the test has not read that."""
         error = None
         if not self._asked and self._pipe.poll():
             error = self._ended(0)[1]
@@ -209,7 +209,7 @@ def second_process() -> Iterator[Start]:
     """`second_process(function, *args)` runs a function in a process of its own.
 
     The function and its arguments are pickled: it is one of a module. The processes are killed at
-    the end of the test; what a function has raised until then, and nobody has asked for with
+    the end of the test; what a function has raised until then, and was not read by
     `result()`, fails the test.
     """
     started: list[Process] = []

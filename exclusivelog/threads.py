@@ -64,7 +64,7 @@ def start(path: str, thread: threading.Thread) -> threading.Thread:
 
 
 def refusal(path: str, error: RuntimeError) -> LedgerError | None:
-    """What is said instead of Python's own error for a thread that cannot be started; None for
+    """The error that replaces Python's own for a thread that cannot be started; None for
     any other error."""
     text = str(error)
     if SHUTTING_DOWN in text or "after shutdown" in text or "after interpreter" in text:

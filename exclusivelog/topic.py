@@ -40,7 +40,7 @@ SENDING = (
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The options of `Topic.producer`, which tells what each means."""
+    """The options of `Topic.producer`, which describes each."""
 
     name: str | None
     priority: int
@@ -61,7 +61,7 @@ class ProducerOptions(TypedDict, total=False):
 
 
 class ManyOptions(TypedDict, total=False):
-    """The options of `Engine.producers`; `Topic.producer` tells what each means."""
+    """The options of `Engine.producers`; `Topic.producer` describes each."""
 
     name: str | None
     properties: Mapping[str, str] | None
@@ -101,7 +101,7 @@ class Topic:
         self._engine: EngineBackend = engine.backend
         self._store: TopicStore = self._engine.topic_store(topic)
 
-    # ---- look ----------------------------------------------------------------------------
+    # ---- facts ---------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -225,19 +225,19 @@ class Topic:
           this epoch if no other producer has owned the topic since (rule B5).
         - `timeout`: seconds to wait in the queue; in shared and exclusive mode, seconds to wait
           while the topic is being handed over to this engine (rule E3). None: for ever.
-        - `settle`: at most this many seconds, a waiter that has just joined the queue leaves a
-          free topic to higher priorities that are still reconnecting (rule D7). Default 0, at most
-          86400; other modes ignore it. Of the priorities known on the topic, the lowest waits all
-          of it, the best not at all, those in between in proportion; before two are known, every
-          waiter waits all of it. The time counts from when the topic became free, or from when
-          the ledger was opened again after all engines had closed it or died. A waiter that had
-          been queued for its delay when the topic became free is promoted at once. Only the delay
-          of the best waiter counts.
+        - `settle`: the longest delay, in seconds, before a waiter that has just joined the queue
+          takes a free topic, so that waiters of higher priority can reconnect first (rule D7).
+          Default 0, at most 86400; other modes ignore it. Of the priorities known on the topic,
+          the lowest has the whole delay, the highest none, those in between in proportion; before
+          two are known, every waiter has the whole delay. It counts from when the topic became
+          free, or from when the ledger was opened again after all engines had closed it or died. A
+          waiter that had been queued for its delay when the topic became free is promoted at
+          once. Only the delay of the best waiter counts.
         - `properties`: a mapping of str to str that others see in `topic.owner`.
         - `announce`: a mapping of str to str to announce in the transaction of the grant; others
           read it as `topic.announcement` (see `Producer.announce`). Not for shared producers.
         - `linger`: seconds that `send_async` may hold a message back to commit it with
-          others. 0: not on purpose.
+          others. 0: no deliberate delay.
         - `max_batch_messages`, `max_batch_bytes`: the largest batch that is encoded as one entry.
           Checkpoints pack small entries into larger ones.
         - `max_pending_bytes`: `send_async` commits when this many bytes wait for a commit.
@@ -393,16 +393,16 @@ producer; it is held by producer 'leader' ...
 
     def compression(self, method: Literal["lz4", "zstd"] | None) -> None:
         """Compress the topic's messages on the disk from now on, whichever process sends them.
-        Readers read all alike, whether they are compressed or not.
+        Readers read compressed and other messages alike.
 
         - `method`: "lz4": new messages by LZ4. What is stored already stays as it is. "zstd": the
-          same, and what is older than ten minutes again by Zstandard, in the background, by any
-          process that has the ledger open: it becomes about half as long as by LZ4, and takes
-          longer to read. None, the default: new messages are not compressed.
+          same, and messages older than ten minutes are compressed again by Zstandard, in the
+          background, by any process that has the ledger open: they become about half as long as
+          by LZ4, and take longer to read. None, the default: new messages are not compressed.
 
         Every process that writes to the ledger, or reads the topic, needs the library: `pip install
         'exclusivelog[lz4]'` or `'exclusivelog[zstd]'`. Without it, `open` and reads raise
-        MissingLibraryError, and so does this call. `stats` tells what is saved.
+        MissingLibraryError, and so does this call. `stats` has what is saved.
 
         >>> topic.compression("lz4")
         >>> with topic.producer() as producer:
@@ -528,7 +528,7 @@ def sending_options(options: ProducerOptions) -> Options:
 def open_many(
     engine: Opened, names: Iterable[str], access_mode: AccessMode | ModeName, options: ManyOptions
 ) -> list[Producer]:
-    """What `Engine.producers` does."""
+    """Open producers on many topics; see `Engine.producers`."""
     for option in options.keys() - ManyOptions.__annotations__.keys():
         raise TypeError(f"producers takes no option {option!r} (rule A4)")
     if AccessMode.parse(access_mode) is AccessMode.WAIT_FOR_EXCLUSIVE:

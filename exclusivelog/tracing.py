@@ -202,7 +202,7 @@ def _requested(original: Any, future: Any, *arguments: Any, **options: Any) -> N
 def _promoted(
     tracer: trace.Tracer, original: Any, future: Any, session: Any, last_sequence: int
 ) -> Producer:
-    """The span is a child of the request's, whichever thread is told of the promotion."""
+    """The span is a child of the request's, whichever thread settles the promotion."""
     since, parent = getattr(future, "requested", (None, trace.INVALID_SPAN_CONTEXT))
     context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
     span = tracer.start_span(

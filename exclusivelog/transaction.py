@@ -1,13 +1,9 @@
-"""Claims, and transactions that may require them.
+"""Claims (`engine.own`), and transactions that may require them.
 
-Claims as the application has them: `engine.own`, and the `Claim` that it returns.
-
-Transactions: messages to several topics, and reader cursors, enter the log together.
-
-Nothing is written before the commit. The commit is one transaction of the ledger, in which
-every session, every reader's claim and all that was required is checked, so that it is atomic
-after any crash, and fenced as a whole (rules B3, F5, F6, G3). Consume, process and produce
-exactly once:
+By a transaction, messages to several topics, and reader cursors, enter the log together. Nothing
+is written before the commit. The commit is one transaction of the ledger, which checks every
+session, every reader's claim and all that was required. So it is atomic after any crash, and fenced
+as a whole (rules B3, F5, F6, G3). Consume, process and produce exactly once:
 
 >>> with topic.producer() as producer:
 ...     _ = producer.send_many([b"1", b"2"])
@@ -185,7 +181,7 @@ def own(
     engine: Opened, group: str | Mapping[str, int | None] | None,
     resources: Mapping[str, int | None] | None, timeout: float | None, on_lost: OnLost | None,
 ) -> Claim:  # fmt: skip
-    """What `Engine.own` does, with its checks of the arguments and its waiting."""
+    """Check the arguments, and claim, with a wait of up to `timeout` seconds; see `Engine.own`."""
     backend: EngineBackend = engine.backend
     backend.check_writable()
     if isinstance(group, Mapping) and resources is None:
@@ -236,7 +232,7 @@ class GroupMember(Protocol):
         """The cursor of its group."""
 
     def offsets_to_commit(self) -> dict[int, int]:
-        """Topic id: the offset that the group goes on at."""
+        """{topic id: the offset at which the group continues}."""
 
 
 class HoldsClaim(Protocol):
@@ -306,7 +302,7 @@ class Transaction:
 
     def __init__(self, engine: Backend) -> None:
         self.offsets: dict[SendingProducer, range] = {}
-        self._caller: Caller | None = None  # in whose `with` block this is
+        self._caller: Caller | None = None  # the caller whose `with` block this is
         self._engine = engine
         self._state: State = "open"
         self._parts: TransactionParts[SendingProducer] = TransactionParts()
@@ -340,7 +336,7 @@ class Transaction:
 
         The commit checks it in its critical section. If the check fails, nothing of the transaction
         is in the log, and the commit raises OwnershipLostError for a claim or a role that was
-        lost or given back. For a producer it raises what the producer's sends would raise:
+        lost or released. For a producer it raises what the producer's sends would raise:
         ProducerFencedError, ProducerMovedError, EngineClosedError, TopicTerminatedError, ...
 
         >>> claim = engine.own({"shard-7": None})
@@ -363,7 +359,7 @@ class Transaction:
             self._parts.puts.setdefault(holder, [])
 
     def announce(self, producer: SendingProducer, info: dict[str, str]) -> None:
-        """What `Producer.announce` does with a transaction."""
+        """Announce when this transaction commits; see `Producer.announce`."""
         self.check_open()
         if producer.sender.ledger is not self._engine.ledger:
             raise ValueError("transaction: it takes producers and readers of its own ledger")
@@ -414,7 +410,7 @@ class Transaction:
 
     def _commit_elsewhere(self) -> None:
         # Signals interrupt the main thread: during a commit their handlers would wait for locks
-        # that this thread has, and an interrupt would leave producers that know nothing of it.
+        # that this thread has, and an interrupt would leave producers without the outcome.
         done: concurrent.futures.Future[None] = concurrent.futures.Future()
         thread = threading.Thread(
             target=self._commit_for, args=(done,), name="exclusivelog-transaction", daemon=True

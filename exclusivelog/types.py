@@ -179,7 +179,7 @@ class ClaimInfo:
 
 @dataclass(frozen=True)
 class RoleInfo:
-    """A role that was granted or asked for at some time (`engine.roles`).
+    """A role that was granted or requested at some time (`engine.roles`).
 
     - `epoch`: how many holders it has had. `holder`: the present one; None if no live engine has
       the role.
@@ -326,7 +326,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The figures of a ledger, and of the engine that was asked (`engine.stats()`).
+    """The figures of a ledger, and of the engine that reads them (`engine.stats()`).
 
     What is counted, is counted by all processes together, since the first of the engines opened
     the ledger that have it open now. A read-only engine that is alone sees what was counted last.
@@ -352,7 +352,7 @@ class EngineStats:
     - `journal_bytes`, `journal_capacity`: what waits for a checkpoint, and the most that can.
     - `used_bytes`, `map_size`: of the tables. `large_bytes`: of the large entries beside them.
       `disk_bytes`: of all files, as allocated. `disk_free_bytes`: what this user can still write
-      there, None if it cannot be asked; `disk_low`: that is so little that the library warns.
+      there, None if it cannot be read; `disk_low`: that is so little that the library warns.
     - `transactions`: of the tables, since the ledger was made. `readers`, `max_readers`: places
       for read transactions.
     - `oldest_reader`: None, or the process that keeps the tables from reusing space: {"pid": ...,

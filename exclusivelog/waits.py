@@ -48,8 +48,8 @@ def in_slices(
 def settled(future: Future[Any], seconds: float) -> bool:
     """Wait until the future is done, for so many seconds; is it?
 
-    Not by its `exception`: its TimeoutError could not be told from one that a signal handler
-    raises. Nor by `concurrent.futures.wait`, which an interrupt leaves with its locks taken.
+    Not by its `exception`: its TimeoutError looks like one that a signal handler raises. Nor by
+    `concurrent.futures.wait`, which an interrupt leaves with its locks taken.
     """
     with future._condition:
         if not future.done():
@@ -129,7 +129,7 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
 
     @property
     def waited(self) -> str:
-        """What the error of a timeout says."""
+        """The text of a timeout's error."""
         name = "" if self.session is None else self.session.name
         return f"producer {name!r} was not granted the topic within its timeout"
 
@@ -163,7 +163,7 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
             self.add_done_callback(_close_granted)
 
     def result(self, timeout: float | None = None) -> Granted:
-        """What was asked for; waits for it, up to `timeout` seconds (None: for ever)."""
+        """The result; waits for it, up to `timeout` seconds (None: without a limit)."""
         self._await(timeout)
         return super().result(0)
 

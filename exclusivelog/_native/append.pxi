@@ -282,7 +282,7 @@ cdef bint _may_be_overwritten(Journal journal, uint64_t position) noexcept nogil
 
 
 cdef int _append(Journal journal, Placing* p) except -1:
-    """Append, or say why not. The GIL is given up to wait, and for system calls; it is not
+    """Append, or return why not. The GIL is released to wait, and for system calls; it is not
     needed again before all is over, flush included."""
     cdef int failed
     cdef int outcome = BROKEN

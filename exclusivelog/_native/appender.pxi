@@ -44,7 +44,7 @@ cdef class Appender:
     cdef bint durable
     cdef int sending        # threads that append right now, past the queue
     cdef readonly uint64_t sent             # messages that were appended, by this object
-    cdef int queueing       # threads that wait for those: nobody else may pass them
+    cdef int queueing       # threads that wait for those: no other thread may pass them
 
     def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
                   size_t max_bytes, object session=None, CommitQueue commit_queue=None, double linger=0.0,
@@ -90,7 +90,7 @@ cdef class Appender:
 
     def send(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
              object sequence=None):
-        """Append one message now; its offset, or a negative `Outcome` that says why not."""
+        """Append one message now; its offset, or a negative `Outcome`: why not."""
         cdef Piece piece
         cdef SealedEntry sealed = _seal_one(value, key, properties, event_time, self.name)
         sealed.describe(&piece)
@@ -143,7 +143,7 @@ cdef class Appender:
 
     def append(self, bytes value, bytes key=None, bytes properties=None):
         """Append one message now, and do not wait for its flush: (offset, position, generation),
-        the last two for `Journal.flush_to`; or a negative `Outcome` that says why not. The
+        the last two for `Journal.flush_to`; or a negative `Outcome`: why not. The
         caller wakes the readers by `announce` once it is flushed."""
         cdef Piece piece
         cdef SealedEntry sealed = _seal_one(value, key, properties, None, self.name)
@@ -207,12 +207,13 @@ cdef class Appender:
 
     @property
     def flushes(self):
-        """Is what it sends flushed before it is acknowledged (rule H1)? Without a journal, whoever
-        takes its batches sees to that."""
+        """Is what it sends flushed before it is acknowledged (rule H1)? Without a journal, the code
+        that takes its batches does that."""
         return self.durable or self.journal is None
 
     def announce(self):
-        """Wake the readers of the topic; without a journal, whoever takes its batches does."""
+        """Wake the readers of the topic; without a journal, the code that takes its
+        batches does."""
         if self.words is not None:
             self._announce()
 
@@ -441,7 +442,7 @@ cdef class Appender:
 
         Later messages must not overtake failed ones: what was queued behind them fails with
         them, and counting goes on from the last message known to be in the log. All of it is
-        so before the first waiter is told.
+        so before the first waiter is notified.
         """
         cdef Batch batch
         cdef list told = []
@@ -456,7 +457,7 @@ cdef class Appender:
 
     cdef _settle(self, list told, list rest, object error, object durable):
         """Give the batches that `ends` says, or with an error all of them, their outcome. `told`
-        and `rest` are empty: whoever made them has given other threads their chance to run."""
+        and `rest` are empty: the caller made them, and has let other threads run before."""
         cdef Batch batch
         cdef Batch newest
         if error is not None:

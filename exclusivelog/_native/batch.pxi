@@ -81,7 +81,7 @@ cdef class Batch:
     cdef int generation
     cdef list callbacks
     cdef Batch next_due     # whose callbacks are called after this one's
-    cdef bint ends          # `settle` is about to say that it is in the log
+    cdef bint ends          # `settle` is about to acknowledge that it is in the log
     cdef bint shut          # takes no more messages
     cdef bint taken         # by a commit
 
@@ -226,7 +226,7 @@ cdef class Batch:
             del data
 
     cdef _finish(self):
-        """Tell all who wait. Other threads may run from here on."""
+        """Notify all that wait. Other threads may run from here on."""
         self.only = None
         self.sealed = None
         self.columns = None

@@ -1,6 +1,6 @@
 /* The blocks of an entry, each with a checksum of its own: sections.h says where they lie.
 
-   Whoever reads a message has those blocks verified that hold a part of it, each once: `seen` has a
+   Reading a message verifies the blocks that hold a part of it, each once: `seen` has a
    byte for each block, XB_UNSEEN at first. In an entry that is `mapped`, the disk is asked for a block
    that is read out of order.
 

@@ -20,7 +20,7 @@ cdef enum:
     PIECE = 8192                # two pages
     MAPPED_END = 4096           # bytes: what follows the blocks of an entry of some MB
     READ_AHEAD = 64 << 10       # bytes that are verified at once while an entry is read in order
-    WITHOUT_GIL = 128 << 10     # bytes; to give up the GIL costs more than the sum of fewer
+    WITHOUT_GIL = 128 << 10     # bytes; to release the GIL costs more than the sum of fewer
 
 # How checksums are computed on this machine.
 CRC_KIND = {XC_SSE42: "sse4.2", XC_ARMV8: "armv8", XC_TABLES: "tables"}[xl_crc_start()]

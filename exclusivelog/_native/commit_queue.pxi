@@ -115,6 +115,6 @@ def keep_running(step, failed):
             try:
                 failed(error)
             except BaseException:
-                pass  # no memory even to say so
+                pass  # no memory even to log it
             with nogil:
                 usleep(RETRY_NS // 5000)

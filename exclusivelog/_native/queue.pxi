@@ -3,7 +3,7 @@
 # The queue's table is the heap that all processes share: its keys sort as rule D1 says, a B+tree
 # keeps them sorted at a cost that grows with the logarithm of their number, and the durable commit
 # of a promotion takes the winner out of it. What is compiled here walks it from the best waiter on,
-# and makes no Python object of those whom it passes over but for the question whether they live.
+# and makes no Python object of those that it passes over except to check whether they live.
 #
 #   key     topic (u64), 2^63-1 - priority (u64), creation (u64, ns), tie (u32), session (u64); all
 #           big-endian

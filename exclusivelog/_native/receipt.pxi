@@ -9,7 +9,7 @@ def _forget_callbacks():
 _os.register_at_fork(after_in_child=_forget_callbacks)
 
 # After a commit or a round of a background thread that failed; and how often a task's event
-# loop is told again.
+# loop is notified again.
 cdef int64_t RETRY_NS = 250_000_000
 cdef int NOTIFY_TRIES = 240
 

@@ -109,7 +109,7 @@ cdef class SharedBase:
 
     def _set_at_once(self, bytes name not None, bytes data, expected, bint patient):
         """Set a key's value, or remove it: (was it done, value before, what is to be flushed
-        before that is told). `NOT_NOW` if that cannot be done at once; then nothing is done.
+        before that is acknowledged). `NOT_NOW` if that cannot be done at once; then nothing is done.
 
         - `name`, `data`: as bytes; None as `data` removes the key.
         - `expected`: the value that the key must have, as bytes, or None for none; `ANY`.

@@ -1,4 +1,4 @@
-# Transactions, entered and left as a whole. An interrupt (Ctrl-C) strikes between two
+# Transactions, entered and left as a whole. An interrupt (Ctrl-C) comes between two
 # instructions of Python; here there are none between taking something and knowing of it,
 # so that whatever was taken is given back.
 
@@ -82,7 +82,7 @@ cdef class Section:
     `opened(txn)` what `as` gets, by `recover(error)` whether a second try is worthwhile (it
     returns) or not (it raises), by `finish(inside)` what comes right before the commit and by
     `undo(inside)` what comes instead of it, by
-    `failed(error)` what the caller is told instead, and by `waken(inside)` what is to be done
+    `failed(error)` what the caller gets instead, and by `waken(inside)` what is to be done
     after a commit: (function, arguments) pairs. Without a lock it is a read transaction,
     and never committed.
 
@@ -100,7 +100,7 @@ cdef class Section:
     cdef object begin
     cdef readonly Journal journal
     cdef bint exclusive
-    cdef readonly bint held     # nobody else appends now
+    cdef readonly bint held     # no other process appends now
     cdef bint turned
     cdef int generation
     cdef object txn

@@ -21,7 +21,7 @@ Whatever opens something can be awaited, or entered by `async with`, which also 
 Cancellation at any await leaves nothing behind: no waiter, no owner, no message that was taken and
 lost. Only what has begun takes its course: a message that is being sent may be in the log.
 
-How it works, and what a call costs, is told in docs/asyncio.md.
+docs/asyncio.md describes how it works, and what a call costs.
 
 >>> async def example():
 ...     async with aio.open(path) as engine:

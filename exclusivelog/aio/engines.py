@@ -43,7 +43,7 @@ OnLost = Callable[[Claim, OwnershipLostError], object]
 
 
 class ManyOptions(TypedDict, total=False):
-    """The options of `Engine.producers`; `exclusivelog.Topic.producer` tells what each means."""
+    """The options of `Engine.producers`; `exclusivelog.Topic.producer` describes each."""
 
     name: str | None
     properties: Mapping[str, str] | None
@@ -63,7 +63,7 @@ class Engine(Handle[SyncEngine]):
     """An `exclusivelog.Engine`, awaitable; `sync` is that one. Made by `open`. `aio.Engine(engine)`
     wraps one that threads use, too.
 
-    What the ledger tells of itself, such as `topics()`, is read at once, without an `await`.
+    Facts about the ledger, such as `topics()`, are read at once, without an `await`.
     """
 
     # ---- facts ---------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Engine(Handle[SyncEngine]):
     ) -> GroupReader:  # fmt: skip
         """Open one reader of a group on several topics; the parameters are those of
         `exclusivelog.Engine.reader`. It claims them, which may have to wait: it is open once it
-        was awaited, entered by `async with`, or asked for a message.
+        was awaited, entered by `async with`, or read from.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:

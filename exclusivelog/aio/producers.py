@@ -1,5 +1,5 @@
 """Producers, awaitable. A send is queued in the loop's own thread, and the engine's commit thread
-wakes its task: no other thread is asked, and all tasks that send share commits."""
+wakes its task: no other thread is needed, and all tasks that send share commits."""
 
 from __future__ import annotations
 
@@ -137,12 +137,12 @@ class Producer(Sender):
 
     @property
     def access_mode(self) -> AccessMode:
-        """The mode that was asked for."""
+        """The requested mode."""
         return self.sync.access_mode
 
     @property
     def priority(self) -> int:
-        """The place in the queue it was asked for with; cannot be changed (rule D2)."""
+        """The priority of its request in the queue; cannot be changed (rule D2)."""
         return self.sync.priority
 
     @property

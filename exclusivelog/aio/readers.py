@@ -232,7 +232,7 @@ class Reader(Reading[SyncReader, Message]):
     at a time. `async for` reads up to the end as it is now; `follow()` waits there for more.
 
     A reader of a group is open, and its predecessor fenced, once it was awaited, entered by `async
-    with`, or asked for a message. Any other reader is open at once.
+    with`, or read from. Any other reader is open at once.
 
     >>> async def example():
     ...     async with aio.open(path) as engine:

@@ -184,8 +184,8 @@ async def put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None
         return result
     mine = _Call(shared, int, loop.create_future(), traffic)
     acknowledge(shared, mine, result, appended)
-    told: V | None = await mine.waiter
-    return told
+    was: V | None = await mine.waiter
+    return was
 
 
 # ---- what maps and states have in common --------------------------------------------------
@@ -423,7 +423,7 @@ class SharedMap(_Shared[_map.SharedMap[K, V]], Generic[K, V]):
     ) -> MapWatch[K, V]:
         """Watch every change of one key, of the keys that begin with `prefix`, or of all keys, as
         `exclusivelog.SharedMap.watch`. It sees what is written after it was opened: by `await`, by
-        `async with`, or by the first change that is asked for; or from its `start` on.
+        `async with`, or by the first change that is read; or from its `start` on.
 
         >>> async def example():
         ...     async with aio.open(path) as engine, aio.SharedMap(engine.topic("jobs")) as jobs:

@@ -104,7 +104,7 @@ class Topic(Wrapper[SyncTopic]):
     """An `exclusivelog.Topic`, awaitable; `sync` is that one. Made by `Engine.topic`.
 
     `await` it to be sure that the topic exists; what opens something on it makes it, too. What a
-    topic tells of itself, such as `next_offset`, is read at once, without an `await`.
+    topic has of itself, such as `next_offset`, is read at once, without an `await`.
     """
 
     def __init__(self, sync: SyncTopic | NamedTopic) -> None:
@@ -288,7 +288,7 @@ class Topic(Wrapper[SyncTopic]):
         """Open a reader; the parameters are those of `exclusivelog.Topic.reader`.
 
         Without a group it is open at once. With one it claims (group, topic), which may have to
-        wait: it is open once it was awaited, entered by `async with`, or asked for a message.
+        wait: it is open once it was awaited, entered by `async with`, or read from.
 
         >>> async def example():
         ...     async with aio.open(path) as engine:

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """The engine that asks."""
+    """The engine that lists them."""
 
     ledger: Ledger
     sessions: Sessions
@@ -76,7 +76,7 @@ class LocalCatalog:
         return list_topics(self._ledger)
 
     def delete(self, name: str, own: bool = False) -> None:
-        """Remove a topic that nobody holds or awaits; `own`: it is one of the library's."""
+        """Remove a topic without holder and waiters; `own`: it is one of the library's."""
         delete_topic(self._ledger, self._engine.sessions, name, own)
 
     # ---- ownership -------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class LocalCatalog:
 
 
 def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:
-    """Remove a topic that nobody holds or awaits; see `Engine.delete_topic`. `own`: it is one of
+    """Remove a topic without holder and waiters; see `Engine.delete_topic`. `own`: it is one of
     the library's."""
     check_name(name, "name")
     if is_internal(name) and not own:

@@ -91,7 +91,7 @@ def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:
             try:
                 row = tables.topics.get(topic)
             except LedgerCorruptedError:
-                damaged += 1  # whoever opens it learns what is wrong with it
+                damaged += 1  # opening it raises what is wrong with it
                 continue
             if not row.flags & _core.DELETED:
                 rows.append(row)
@@ -99,7 +99,7 @@ def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:
 
 
 def stats_of(row: _core.TopicRow, end: int) -> TopicStats:
-    """What a topic's row says of how much it has, where `end` is its next offset."""
+    """How much a topic has, by its row, where `end` is its next offset."""
     return TopicStats(
         None, 0, 0, 0, {}, messages=end - row.first_offset, first_offset=row.first_offset,
         next_offset=end, epoch=row.epoch, holders=row.shared + bool(row.owner),
@@ -111,4 +111,4 @@ def _is_deleted(tables: Tables, topic: int) -> bool:
     try:
         return bool(tables.topics.get(topic).flags & _core.DELETED)
     except LedgerCorruptedError:
-        return False  # it is there, and whoever opens it learns what is wrong with it
+        return False  # it is there, and opening it raises what is wrong with it

@@ -265,7 +265,7 @@ class OpenEngine(abc.ABC):
 
     def _end(self) -> None:
         # The slot first: whatever else fails, no engine waits for one that is gone. Every
-        # step may be taken twice, should an interrupt strike between them.
+        # step may be taken twice, should an interrupt come between them.
         self.closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -305,7 +305,7 @@ class Runtime(OpenEngine):
     """One open engine, as the public interface needs it; see `exclusivelog.backend`."""
 
     capabilities = CAPABILITIES
-    latest_needs_log = False  # the journal's version tells of every change of owner
+    latest_needs_log = False  # the journal's version changes with every change of owner
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:
         """What `find` finds in all that this engine's readers may see (rule G6)."""

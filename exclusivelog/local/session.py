@@ -124,8 +124,8 @@ class Host(Protocol):
 
 
 class Listeners:
-    """The producers that send by one session and are told what becomes of it, and which of them
-    owns it. It keeps none of them alive."""
+    """The producers that send by one session, and which of them owns it. They are notified of what
+    happens to it. It keeps none of them alive."""
 
     __slots__ = ("_lock", "_owner", "_references")
 
@@ -136,14 +136,14 @@ class Listeners:
         self._owner: Callable[[], SessionListener | None] = _no_owner
 
     def add(self, listener: SessionListener, owner: bool) -> None:
-        """Tell this one, too; the `owner` closes the session."""
+        """Notify this one, too; the `owner` closes the session."""
         with self._lock:
             self._references = (*self._without(listener), weakref.ref(listener))
             if owner:
                 self._owner = weakref.ref(listener)
 
     def remove(self, listener: SessionListener) -> bool:
-        """Tell this one no more. True if the session goes on: the owner, or another one, is left
+        """Notify this one no more. True if the session goes on: the owner, or another one, is left
         to close it."""
         with self._lock:
             self._references = self._without(listener)
@@ -223,7 +223,7 @@ class LocalSession:
         return self._lost is not None or self._is_closed
 
     def status(self) -> State:
-        """What has become of it, as the ledger says; changes nothing."""
+        """Its state by the ledger; changes nothing."""
         self.engine.check_not_forked()
         if self.closed:
             return "closed"
@@ -236,16 +236,16 @@ class LocalSession:
             if _may_write(tables, row, self.session):
                 return "open"
             target = _handed_over_to(tables, row)
-        if not self.usable:  # it was told meanwhile
+        if not self.usable:  # it was notified meanwhile
             return self.status()
         if not self.pauses or target is None:
             return "fenced"
-        # The hand-over that has paused it is committed, and it is about to be told.
+        # The hand-over that has paused it is committed, and it is about to be notified.
         reached = self.options.follow and self.engine.engine_here(target) is not None
         return "open" if reached else "moved"
 
     def verify(self) -> None:
-        """ProducerFencedError unless it may append still, as the ledger says."""
+        """ProducerFencedError unless, by the ledger, it may still append."""
         with self.engine.ledger.read() as tables:
             row = tables.topics.get(self.session.topic)
             if not _may_write(tables, row, self.session):
@@ -260,13 +260,13 @@ class LocalSession:
             self.verify()
 
     def has_announced(self, info: dict[str, str]) -> None:
-        """It is committed; the session that goes on after a hand-over says the same."""
+        """It is committed; the session that goes on after a hand-over announces the same."""
         self.announced = info
 
     # ---- producers -------------------------------------------------------------------------
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
-        """Tell this producer what becomes of the session; the `owner` closes it."""
+        """Notify this producer of what happens to the session; the `owner` closes it."""
         with self._lock:
             self.listeners.add(listener, owner)
             lost, closed = self._lost, self.closed
@@ -276,7 +276,7 @@ class LocalSession:
             listener.ended()
 
     def notify_wanted(self) -> None:
-        """Another producer waits for the topic: tell the owner, or if it was dropped, those that
+        """Another producer waits for the topic: notify the owner, or if it was dropped, those that
         still send by the session."""
         if self.usable:
             for listener in self.listeners.responsible():
@@ -288,7 +288,7 @@ class LocalSession:
         return self._lost
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """The topic is lost for good: fail what waits, and tell the producers."""
+        """The topic is lost for good: fail what waits, and notify the producers."""
         with self._lock:
             if self.over:
                 return
@@ -314,7 +314,7 @@ class LocalSession:
             listener.ended()
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
-        """What a caller is told whose append met this error."""
+        """The error to raise in a caller whose append failed with this one."""
         if self._is_closed:
             return self._closed_error()  # by another thread, meanwhile
         if self.pauses:
@@ -428,7 +428,7 @@ class LocalSession:
         return self.sending.finish()
 
     def abandon(self) -> None:
-        """Nobody has this session, as after an interrupt: its engine releases it."""
+        """No caller has this session, as after an interrupt: its engine releases it."""
         self._finalizer.pull()
 
     def _closed_error(self) -> EngineClosedError:
@@ -460,7 +460,7 @@ def _may_write(tables: Tables, row: _core.TopicRow, session: Session) -> bool:
         check_may_write(tables, row, session)
     except ProducerFencedError:
         return False
-    except ExclusiveLogError:  # deleted, say: the next append tells it
+    except ExclusiveLogError:  # deleted, for example: the next append raises that
         return True
     return True
 
@@ -631,7 +631,7 @@ def commit(ledger: Ledger, parts: TransactionParts[Who]) -> dict[Who, range]:
 
 
 class _Refused(Exception):
-    """A session that was fenced, and the error that says so."""
+    """A session that was fenced, and its error."""
 
     def __init__(self, session: ProducerSession, error: ProducerFencedError) -> None:
         super().__init__(str(error))
@@ -713,7 +713,7 @@ class Attempt(Generic[Who]):
 
 
 def _name_fencing_engine(error: ExclusiveLogError, session: Session, engine: Host) -> None:
-    """Say it if this process took the topic from itself: by a second producer, for example."""
+    """Add it if this process took the topic from itself: by a second producer, for example."""
     holder = error.holder
     if type(error) is not ProducerFencedError or holder is None:
         return

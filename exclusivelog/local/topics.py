@@ -175,7 +175,7 @@ class LocalTopic:
         self._engine.retention_worker.start()
 
     def compress(self, setting: str | None) -> None:
-        """Compress new entries from now on as the setting says."""
+        """Compress new entries from now on by this setting."""
         self.facts()
         if setting is not None:
             check_engines(self._engine.ledger, setting)

@@ -92,7 +92,7 @@ class BackgroundWorker:
                     return
                 if error.maybe_written or self._ledger.integrity.failed:
                     self._pending.fail_all(error, settling=False)
-                if not self._ledger.integrity.failed:  # that was said when it happened
+                if not self._ledger.integrity.failed:  # it was logged when it happened
                     self._log(logs.WORKER_REFUSED, reason=str(error))
             except Exception as error:  # the worker must not die: waiters depend on it
                 self._log(logs.WORKER_FAILED, error=error, reason=repr(error))
@@ -116,7 +116,7 @@ class BackgroundWorker:
         usage = self._ledger.usage
         self._notifications.note(True)  # unless it comes to its end
         for step in (
-            self._evict_awaited,  # first: somebody waits for it
+            self._evict_awaited,  # first: a request waits for it
             self._release_dropped, self.release_given_up, self._release_orphans,
             self._end_unfollowable, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
@@ -174,7 +174,7 @@ class BackgroundWorker:
         self.wake()
 
     def release_given_up(self) -> None:
-        """Release the claims that were given up."""
+        """Release the claims whose release was left to it."""
         while self._given_up:
             self._given_up[0]()
             self._given_up.popleft()

@@ -119,7 +119,7 @@ class MapCodec(Generic[K, V]):
 
 class SharedMap(Shared, MutableMapping[K, V]):
     """A map that several processes share (rule I2): a MutableMapping whose writes are atomic, and
-    linearisable with one another and with reads that ask for the `latest`.
+    linearisable with one another and with reads with `latest=True`.
 
     - `key`, `value`: serialisers: a `Serde`, or the name of one ("bytes", "str", "json",
       "msgpack", "exact"); default: str for keys, msgpack for values. Equal keys must have equal
@@ -467,7 +467,7 @@ def put_at_once(
     """`put`, unless it would have to wait; then None, and nothing has been done. For asyncio,
     whose loop must not wait.
 
-    Returns the value before, and what must be durable before the caller is told; None for nothing.
+    Returns the value before, and what must be durable before the call returns; None for nothing.
     """
     codec = shared._codec
     if not (codec.never_blocks and shared._calls.idle):

@@ -10,10 +10,10 @@ Writers hold the state's lock only to compute, append and apply. They wait for t
 it, so that one flush serves all that wait (rule I5), and return after it. A read that has seen
 something unflushed waits for that flush, too: no caller learns what a power cut could take.
 
-Replicas: a copy of what a topic says, in the memory of this process (rules I1, I4).
+Replicas: a copy of a topic's state, in the memory of this process (rules I1, I4).
 
 A replica follows its topic: it begins with the newest snapshot, and applies every message behind
-it once, in order. What a message means, its content says (state.py, map.py).
+it once, in order. A message's content defines what it means (state.py, map.py).
 
 Exclusive ownership of a state's topic: acquired by the first write, kept until another process
 waits for the topic (rules B2, D8, I1).
@@ -138,7 +138,7 @@ class Content(Protocol):
 
 
 class Replica(_core.ReplicaBase):
-    """A copy of what one topic says. Its owner serialises all calls."""
+    """A copy of one topic's state. Its owner serialises all calls."""
 
     def __init__(self, topic: Topic, content: Content, snapshots: Snapshots) -> None:
         self.content = content
@@ -189,7 +189,7 @@ class Replica(_core.ReplicaBase):
             self._apply_one(offset, *item)
 
     def _apply_one(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        self.torn = True  # an interrupt may strike before it is applied and counted
+        self.torn = True  # an interrupt may come before it is applied and counted
         try:
             self.content.apply(key, value)
         except Exception as error:

@@ -1,7 +1,7 @@
 """State that several processes share: its write-ahead log is a topic (rules I1-I7).
 
 Each process has the state in its own memory, and brings it up to date from the topic. A process
-that writes is the topic's exclusive owner meanwhile, and remains it until another one asks.
+that writes is the topic's exclusive owner meanwhile, and stays it until another one requests it.
 
 What is guaranteed, and by which rule:
 
@@ -12,7 +12,7 @@ What is guaranteed, and by which rule:
    (G5, G6). Without it, a read sees all writes of this process, and others' as of some moment
    that never goes back.
 3. A write that has returned is as durable as the engine's `durability` says (H1). One that
-   raised has appended nothing, unless the error says `maybe_written` (B9, I3).
+   raised has appended nothing, unless the error has `maybe_written` set (B9, I3).
 4. An owner that was paused, killed or forked cannot write any more (B2, C2, C3): its write is
    retried once this process owns the topic again.
 5. User functions cannot change the state, and may be called more than once. What they return is

@@ -66,9 +66,9 @@ Sent = TypeVar("Sent", bound="int | tuple[int, int, int]")
 
 
 def append_together(ledger: Store, appenders: Sequence[_core.Appender]) -> Sequence[_core.Appender]:
-    """Append what these appenders have, durably, all in one call of the compiled core, and tell
-    each its outcome. Returns those that have something left: too large for the journal, say, or
-    refused; `append` knows what becomes of it.
+    """Append what these appenders have, durably, all in one call of the compiled core, and settle
+    each one's outcome. Returns those that have something left: too large for the journal, or
+    refused; pass it to `append`.
     """
     left: list[_core.Appender] = []
     for start in range(0, len(appenders), APPENDED_AT_ONCE):
@@ -88,13 +88,13 @@ def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_co
                 renewed = True
             else:
                 break
-        except Exception:  # the next append of each meets the same, and tells it
+        except Exception:  # the next append of each fails with the same, and raises it
             break
     return appenders
 
 
 def append(ledger: Store, works: Sequence[Work]) -> None:
-    """Append all batches, durably, and tell each its outcome (rule B9).
+    """Append all batches, durably, and settle the outcome of each (rule B9).
 
     Small ones go into the journal, large ones straight into the tables. The refusal of one
     producer's messages does not fail the others'.
@@ -163,7 +163,8 @@ REPAIRABLE = (Outcome.STALE, Outcome.FULL)
 
 
 def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
-    """Make a second try worthwhile; raises if it cannot be."""
+    """Repair what has kept an append out of the journal, so that it can be retried; raises if
+    that is impossible."""
     if outcome == Outcome.STALE:
         look_up(ledger, appender)
     else:
@@ -171,7 +172,7 @@ def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
 
 
 def look_up(ledger: Store, appender: _core.Appender) -> None:
-    """Find out whether this session may still write, and what its next message follows."""
+    """Read whether this session may still write, and what its next message follows."""
     session, journal = appender.session, ledger.journal
     assert journal is not None
     ledger.check()
@@ -292,7 +293,7 @@ def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
             work.appender.settle([], error)
         raise
     except BaseException as error:
-        # It may have come after the commit: the tables say what each outcome is.
+        # It may have come after the commit: the tables have each outcome.
         for work, batches in zip(works, placed, strict=True):
             _settle_by_the_tables(ledger, work, batches, error)
         raise
@@ -306,7 +307,7 @@ def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
 
 def _append_each(ledger: Store, works: Sequence[Work]) -> None:
     for work in works:
-        with contextlib.suppress(ExclusiveLogError):  # its receipts tell
+        with contextlib.suppress(ExclusiveLogError):  # its receipts have the error
             append_to_tables(ledger, [work])
 
 
@@ -340,7 +341,7 @@ def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offse
 
 
 def _was_written(tables: Tables, session: Session, batch: _core.Batch) -> bool:
-    """By a commit that was cut short before it could say so."""
+    """By a commit that was interrupted before it could settle the outcome."""
     return batch.base_offset >= 0 and _is_written(tables, session, batch, batch.base_offset)
 
 
@@ -488,7 +489,7 @@ class Committer:
         return bool(self._commit_lock._is_owned()) or self._ledger.busy_here
 
     def check_free(self) -> None:
-        """LedgerError where this thread would wait for itself."""
+        """LedgerError if this thread would wait for itself: it is inside a commit."""
         if self.busy_here:
             raise called_reentrantly(self._ledger.path)
 
@@ -562,13 +563,13 @@ class LocalSending:
         return self._outcome(receipt, timeout)
 
     def send_async(self, message: Encoded) -> _core.Receipt:
-        """Queue one message, and commit what waits where that is too much."""
+        """Queue one message; commit what waits if that exceeds `max_pending_bytes`."""
         receipt = self._queue(message)
         self.commit_if_full()
         return receipt
 
     def commit_if_full(self) -> None:
-        """Commit what waits, where `max_pending_bytes` do."""
+        """Commit what waits if it exceeds `max_pending_bytes`."""
         if self.appender.holds(self._options.max_pending_bytes):
             self._committer.commit(self.appender)
 
@@ -681,7 +682,7 @@ class LocalSending:
         self._committer.commit(self.appender)
 
     def finish(self) -> ExclusiveLogError | None:
-        """Commit what was accepted; what the last of it failed with, unless it was fenced."""
+        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
         waiting = self.appender.newest()
         if waiting is None:
             return None
@@ -692,7 +693,7 @@ class LocalSending:
         return error
 
     def private_appender(self) -> _core.Appender:
-        """One for a transaction, which goes on where `appender` is."""
+        """One for a transaction, which continues the numbering of `appender`."""
         return _core.Appender(
             self.appender.name, self.appender.last_sequence, self._options.max_batch_messages,
             self._options.max_batch_bytes, self.appender.session,

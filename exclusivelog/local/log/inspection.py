@@ -1,4 +1,4 @@
-"""What a query planner asks about a topic: its row, where a time lies, how long its entries are,
+"""Facts about a topic for a query planner: its row, where a time lies, how long its entries are,
 its epochs and producers."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Found = TypeVar("Found")
 
 
 class Host(Protocol):
-    """The engine that asks."""
+    """The engine whose topics these are."""
 
     @property
     def ledger(self) -> Store:

@@ -157,8 +157,8 @@ def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None)
 def _damaged(
     tables: Tables, topic: _core.TopicRow, offset: int, last: int, error: ValueError
 ) -> LedgerCorruptedError:
-    """What stands at `offset` is damaged: an entry that is to end with `last`, unless that is
-    damaged itself. Of where it begins and ends its neighbours are the better witnesses."""
+    """The error for a damaged entry at `offset`. By the tables it ends with `last`, but that may be
+    damaged, too: so its neighbours decide where it begins and ends."""
     before = tables.entries.last_offset_before(topic.id, offset)
     first = topic.first_offset if before is None else before + 1
     stop = _next_sound(tables, topic, offset)
@@ -174,8 +174,8 @@ def _damaged(
 def damaged_block(
     name: str, offsets: range, damage: str | None = None, where: str = ""
 ) -> LedgerCorruptedError:
-    """The error for what a damaged block costs of the topic of this name: these offsets. `damage`
-    and `where`: what is wrong with a compressed one, and its file."""
+    """The error for the messages, by their offsets, that a damaged block of this topic loses.
+    `damage` and `where`: what is wrong with a compressed block, and its file."""
     why = "its checksum does not hold" if damage is None else f"{damage}, in {where}"
     return LedgerCorruptedError(
         f"topic {name!r}: the block with offsets {offsets.start} to {offsets.stop - 1} is damaged: "
@@ -229,8 +229,7 @@ def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
 
 
 def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
-    """By publish times alone. They never go backwards within a topic (rule G4), so that halving
-    finds it."""
+    """By publish times alone. They never decrease within a topic (rule G4): a binary search."""
     low, high = topic.first_offset, topic.next_offset
     while low < high:
         middle = (low + high) // 2
@@ -418,8 +417,9 @@ class JournalTail:
 
     @property
     def is_current(self) -> bool:
-        """Has nobody deleted or trimmed the topic since the tables were read? Both change the
-        version. Look again before long: a process may have died between its commit and that."""
+        """Is the topic neither deleted nor trimmed since the tables were read? Both change the
+        version. Read the tables again after a while: a process may have died between its commit
+        and that change."""
         journal = self._host.ledger.journal
         return (
             journal is not None
@@ -442,7 +442,7 @@ class JournalTail:
             return None
         visible = journal.tail if self._host.unflushed else journal.synced
         if since >= visible:
-            # A process that died between its commit and the news of it leaves no trace here.
+            # A process that died after its commit may not have changed the version.
             recently = time.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
             return [] if recently else None
         found: list[_core.Entry] = []
@@ -512,7 +512,7 @@ class LogCursor(_core.Cursor):
         if version != self._found_at or version < 0 or type(start) is not int or self._compacted:
             position = self._inspect(lambda tables: self._find(tables, start, inclusive))
             self._found_at = version
-        else:  # nobody has deleted the topic since, and the next read looks for the offset
+        else:  # the topic was not deleted since, and the next read finds the offset
             position = _offset(start, inclusive)
         self.move_to(position)
 
@@ -623,7 +623,7 @@ class LogCursor(_core.Cursor):
         found = self._tail.read(self.position, self._ahead)
         if found:
             self._read_to = found[-1].end
-        # Between a commit and the news of it, the tables may have what the journal does not show.
+        # After a commit, and before the version changes, the tables may be ahead of the journal.
         if found or (found is not None and self.position >= self._known_end):
             return found
         version = self._tail.version

@@ -3,8 +3,8 @@
 Backups: a consistent copy of a ledger, while others go on writing.
 
 First the tables, as LMDB copies them, compacted; then the segments that these refer to; at last
-the journal, as far as the tables go along with it. Whoever opens the copy recovers from that
-what its tables do not have yet, as after a crash. So it has all that was acknowledged before.
+the journal, as far as the tables go along with it. The process that opens the copy recovers from
+that what its tables do not have yet, as after a crash. So it has all that was acknowledged before.
 
 The copy is made in a subdirectory that marks it as unfinished.
 
@@ -12,7 +12,7 @@ The directory that a backup goes into: complete, or refused by `open` (rule H4).
 
 ```text
 backup-unfinished/          exists before the first byte is copied, until every byte is durable
-    lock                    locked (flock) by the process that makes the backup; its text says which
+    lock                    locked (flock) by the process that makes the backup; its text has which
     data.mdb journal segments/      the copy, until it is renamed into the directory
 ```
 
@@ -158,7 +158,7 @@ class Lock:
     """The lock file of a marker directory: it shows whether the process that makes the backup
     lives. Held from `take` until `close`, the object's end, or the death of the process."""
 
-    _fd = -1  # also where an interrupt strikes `__init__`
+    _fd = -1  # also where an interrupt ends `__init__`
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -328,7 +328,7 @@ def _refuse_others(path: str, work: str, fresh: bool) -> None:
 
 def set_mode(path: str | int, mode: int) -> None:
     """Give a copy the mode of its source, where the file system has modes."""
-    with contextlib.suppress(PermissionError):  # on FAT, say, the mode is the mount's
+    with contextlib.suppress(PermissionError):  # on FAT, for example, the mode is the mount's
         os.chmod(path, mode)
 
 
@@ -349,11 +349,11 @@ def _remove_copy(directory: str) -> None:
 
 @contextlib.contextmanager
 def explained(ledger: str, path: str) -> Iterator[None]:
-    """Say what to do where the target is full, or a file of either side may not be used."""
+    """Add what to do where the target is full, or a file of either side may not be used."""
     try:
         yield
     except LedgerError:
-        raise  # it says what to do
+        raise  # it has what to do
     except (OSError, lmdb.Error) as error:
         code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
         if code in NO_ROOM:
@@ -382,7 +382,7 @@ COPIED_AT_ONCE = 1 << 24  # bytes
 
 def backup(ledger: Ledger, path: str) -> None:
     """Copy the ledger into an empty directory, or one that holds an unfinished backup."""
-    # What befalls the copy is not the end of the ledger: nothing of it is pending.
+    # An error of the copy does not fail the ledger: nothing of it is pending.
     with ledger.environment() as env, translated(path, way_out=RUN_AGAIN):
         begun = 0 if ledger.journal is None else ledger.journal.tail
         refuse_inside(ledger.path, path)
@@ -454,7 +454,7 @@ def _copy_segments(ledger: Ledger, work: str, files: dict[int, int]) -> tuple[in
         except (ValueError, FileNotFoundError) as error:
             raise LedgerCorruptedError(
                 f"segment {segment:016x} of {ledger.path} cannot be copied: {error}; "
-                "verify() says what is damaged"
+                "verify() lists what is damaged"
             ) from error
     return place
 

@@ -2,7 +2,7 @@
 
 A topic whose setting is "zstd" has its entries compressed by LZ4 when they are written, and by
 Zstandard once they are `OLD_MS` old and are not the topic's last: the retention worker replaces
-some entries in each transaction, at the same offsets. The topic's row in `meta` says how far it is,
+some entries in each transaction, at the same offsets. The topic's row in `meta` has how far it is,
 so that another process continues there.
 """
 
@@ -122,7 +122,7 @@ class _Part:
 
 
 def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
-    """Compress old entries again, of every topic whose setting says so, for a while."""
+    """Compress old entries again, of every topic with such a setting, for a while."""
     with ledger.read() as tables:
         topics = [topic for topic, setting in tables.compression.all().items() if setting in OLD]
     for topic in topics:

@@ -55,7 +55,7 @@ PATIENCE_SECONDS = 3600.0
 class Arrivals:
     """How many messages one topic had when, as seen by this process.
 
-    What has arrived within `max_age` stays, whatever any wall clock says: a message that was sent
+    What has arrived within `max_age` stays, whatever any wall clock shows: a message that was sent
     under a clock that is behind seems old at once, and to a clock ahead all messages do.
     """
 
@@ -86,14 +86,14 @@ class Ages:
         self, row: _core.TopicRow, max_age: float, first_since: Callable[[int], int]
     ) -> int:
         """The first offset that must stay. `first_since(ms)` is the first one published then or
-        later, as far as wall clocks can tell."""
+        later, by the wall clocks."""
         young = self._arrivals.note(row.next_offset, max_age)
         oldest = int((time.time() - max_age) * 1000)
         first = min(young, first_since(oldest))
         long_ago = oldest - int(PATIENCE_SECONDS * 1000)
         if first <= row.first_offset or first_since(long_ago) < first:
             self._forget()
-        # After max_age in this state they are that old, whatever the clock says.
+        # After max_age in this state they are that old, whatever the clock shows.
         elif not self._has_waited(min(PATIENCE_SECONDS, max_age)):
             return row.first_offset
         return max(row.first_offset, first)
@@ -140,7 +140,7 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
     If the topic's compacted view does not reach `first`, `renew(topic)` rebuilds it beforehand: it
     would otherwise show values that the removed messages have replaced (rule G7). Messages of a
     state are removed only if its snapshot covers them (rule I4). A map's snapshot is taken here.
-    Only the application can take another state's: StateError says so, or, with `limits`, the
+    Only the application can take another state's: it raises StateError, or, with `limits`, the
     messages that its last snapshot covers are removed.
     """
     # Messages sent from now on stay: a fast producer must not keep this loop running.

@@ -29,14 +29,14 @@ from exclusivelog.local.records import (
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a producer asks for. `claim` is its `topic_epoch=` (rule B5)."""
+    """A producer's request. `claim` is its `topic_epoch=` (rule B5)."""
 
     mode: str
     claim: int | None = None
 
 
 class Verdict(enum.Enum):
-    """What becomes of a request."""
+    """The decision about a request."""
 
     ADMIT = "admit"  # as one of several shared producers
     GRANT = "grant"  # as the owner
@@ -91,8 +91,8 @@ def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
 
 
 def due(session: Session, freed: int, known: Known | None) -> int:
-    """From when on this waiter may have a topic that is free since `freed` (rule D7): compiled,
-    see `_core.delay` and `_core.due`."""
+    """The time from which this waiter may own a topic that is free since `freed` (rule D7);
+    compiled: `_core.delay` and `_core.due`."""
     delay = _core.delay(session.priority, session.settle, known)
     return _core.due(session.created, delay, freed)
 
@@ -101,10 +101,10 @@ def held_back(
     session: Session, *, now: int, freed: int, waiting: bool, transfer: Transfer | None,
     known: Known | None = None,
 ) -> bool:  # fmt: skip
-    """Must this request leave a free topic to others, or wait for it?
+    """Must this request wait, or leave a free topic to others?
 
     A topic in transit is for its destination alone, where it goes past the queue (rule E3). A new
-    waiter leaves a free topic to better ones for a while (rule D7).
+    waiter does not take a free topic during its `settle` delay (rule D7).
     """
     if transfer is not None:
         return transfer.target != session.engine or (waiting and not session.exclusive)

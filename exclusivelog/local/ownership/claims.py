@@ -60,7 +60,7 @@ class Verdict(enum.Enum):
 def decide(last: int, held: bool, wanted: int | None) -> tuple[Verdict, int]:
     """The verdict, and the resource's generation if it is granted. Pure.
 
-    `last` is the resource's last generation (0: none yet), `held` says that its holder lives.
+    `last` is the resource's last generation (0: none yet), `held`: its holder lives.
 
     >>> decide(4, False, None), decide(4, True, 3)
     ((<Verdict.GRANT: 'grant'>, 5), (<Verdict.HELD: 'held'>, 3))
@@ -72,7 +72,7 @@ def decide(last: int, held: bool, wanted: int | None) -> tuple[Verdict, int]:
 
 
 class Bound(Protocol):
-    """What becomes of the sessions that are bound to claims."""
+    """Ends the sessions that are bound to claims."""
 
     def end_of(self, party: Claimant) -> str:
         """How its engine ended that does not live: an event's reason."""
@@ -157,7 +157,7 @@ class Claims:
                 tables.notifications.post(claimant, CLAIM_LOST, revoked_text(claimant, rival))
 
     def release(self, claimant: Claimant) -> bool:
-        """Give everything back; False if it was revoked before, and changes nothing then."""
+        """Release the claim; False, without a change, if it was revoked before."""
         with self._ledger.write_exclusive() as tables:
             if tables.claims.claimant(claimant.id) is None:
                 return False
@@ -211,13 +211,13 @@ class Claims:
     # ---- wait ----------------------------------------------------------------------------
 
     def wait_for_a_change(self, seen: int, seconds: float) -> None:
-        """Sleep until something was given back, or an engine may have died."""
+        """Sleep until a claim was released, or an engine may have died."""
         lockfile = self._ledger.lockfile
         left = min(seconds, POLL_SECONDS)
         lockfile.counters.wait(lockfile.counters.place(RESOURCES), seen, left, spin=False)
 
     def changes(self) -> int:
-        """Grows with everything that is given back."""
+        """Grows with every release."""
         lockfile = self._ledger.lockfile
         found: int = lockfile.atomics.load(lockfile.counters.place(RESOURCES))
         return found
@@ -230,7 +230,7 @@ def describe_claim(claimant: Claimant) -> str:
 
 
 def revoked_text(claimant: Claimant, rival: Claimant | None) -> str:
-    """What the holder of a claim is told that was revoked."""
+    """The error's text for the holder of a claim that was revoked."""
     by = "" if rival is None else (
         f" by engine {rival.engine_name!r} (id {rival.engine}, pid {rival.pid})"
     )  # fmt: skip
@@ -287,7 +287,7 @@ class Requests(Protocol):
 
     @property
     def succession(self) -> Bound:
-        """What becomes of those that are bound to claims."""
+        """Ends those that are bound to claims."""
 
 
 class Host(Protocol):
@@ -447,7 +447,7 @@ class LocalGroupCursor(HeldClaim):
         """Release the claim."""
         if not self._ended and not self._bound:
             self.release()
-            self._ended = True  # only now: where that has failed, it is to be tried again
+            self._ended = True  # only now: if the release fails, it is retried
 
 
 def _check_exists(tables: Tables, topic: int, name: str) -> None:
@@ -518,7 +518,7 @@ def join_group(
         check_generation(name, generation)
 
     def check(tables: Tables) -> None:
-        # A claim is on the name: of another topic by now, perhaps, whose reader it would fence.
+        # A claim is on the name. If another topic has that by now, its reader must not be fenced.
         for name, topic in topics.items():
             _check_exists(tables, topic, name)
 
@@ -527,7 +527,7 @@ def join_group(
 
     joined = _hold(host, group, dict.fromkeys(topics, generation), make, check, reads=True)
     try:
-        joined.announce()  # a former reader that waits must learn of it
+        joined.announce()  # wake a former reader that waits: it is fenced
     except BaseException:
         host.worker.give_up_claims([joined._claimant], joined._claims.release)
         raise

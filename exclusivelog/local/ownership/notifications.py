@@ -1,6 +1,6 @@
-"""What the ledger tells an engine: grants, losses, hand-overs.
+"""The notifications of one engine: grants, losses, hand-overs.
 
-A notification is a row of the ledger, written in the transaction that it tells of, which wakes the
+A notification is a row of the ledger, written in the transaction that it is about, which wakes the
 engine's background thread. That reads it, settles the futures of waiting requests, retries
 promotions, and hands topics over.
 """
@@ -48,8 +48,8 @@ from exclusivelog.waits import AnyFuture
 LONGEST_SLEEP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
-# Sends to the topics of a chunk wait while it is released. Each is as large as the one before says
-# that this time allows; but each costs a transaction, too.
+# Sends to the topics of a chunk wait while it is released. Each is as large as fits into this
+# time, by what the one before took; but each costs a transaction, too.
 CHUNK_SECONDS = 0.005
 RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 64, 48, 250
 
@@ -64,11 +64,11 @@ class Sessions(pending.Sessions, Protocol):
         """Retry promotions that are due."""
 
     def destinations_gone(self, topics: Iterable[int]) -> set[int]:
-        """Those of these topics that are on their way to an engine that is gone."""
+        """Those of these topics that move to an engine that is gone."""
 
 
 class Released(Protocol):
-    """What became of one session that was to be handed over: `to` has its topic, if it moved."""
+    """The outcome for one session that was to be handed over: `to` has its topic, if it moved."""
 
     @property
     def session(self) -> int:
@@ -211,8 +211,8 @@ class Releases:
         self._size = max(RELEASED_AT_LEAST, min(fitting, 2 * self._size, RELEASED_AT_MOST))
 
     def _makes_producer(self, session: int) -> bool:
-        # Another thread has read the grant: only a producer that is there can be told where its
-        # topic goes.
+        # Another thread has read the grant: only a producer that is there can be notified of where
+        # its topic goes.
         future = self._pending.queued.settling(session)
         made = self._engine().registry.find_session(session) is not None
         return future is not None and not made and not future.done()
@@ -230,7 +230,7 @@ class Releases:
             for session, producer in producers.items():
                 if producer is not None:
                     producer.sending.drain()
-                else:  # it was dropped, and what it has accepted may linger still
+                else:  # it was dropped, and its messages may still be queued
                     engine.committer.drain_session(session)
             for released in engine.hand_over.release(asked):
                 producer = producers[released.session]
@@ -250,7 +250,7 @@ class Notifications:
         self.lock: Any = threading.RLock()
         self.read_up_to = 0
         self.successors = Successors()
-        self._owner = weakref.ref(engine)  # no cycle: what is dropped lets go of its files at once
+        self._owner = weakref.ref(engine)  # no cycle: a dropped engine closes its files at once
         self._deliveries = Deliveries()
         find = functools.partial(_engine_of, self._owner)
         self.pending = Pending(find, self.lock, self._deliveries)
@@ -273,17 +273,17 @@ class Notifications:
         return max(left, 0.0) if left > 0 or not self._failed else RETRY_SECONDS
 
     def note(self, failed: bool) -> None:
-        """How the background thread's last round went."""
+        """The background thread's last round has ended; did it fail?"""
         self._failed = failed
 
     def postpone(self, delivery: Callable[[], None]) -> None:
-        """Have the background thread tell the application, again and again until it can."""
+        """Have the background thread call the application, again until that succeeds."""
         self._deliveries.add(delivery)
 
     # ---- read ----------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Read what has come, and tell the application."""
+        """Read new notifications, and call the application."""
         with self.lock:
             with self._engine.ledger.read() as tables:
                 found = tables.notifications.read(self._engine.id, self.read_up_to)

@@ -59,7 +59,7 @@ class Arrival:
         return self.future.topic_id
 
     def timed_out(self) -> WaitTimeoutError:
-        """What the request fails with at its deadline."""
+        """The error of the request at its deadline."""
         assert self.refusal is not None
         return WaitTimeoutError(
             f"the hand-over to this engine took longer than timeout={self.timeout} s: "
@@ -109,7 +109,7 @@ class Arrivals:
         return [a for a in list(self._waiting) if a.deadline is not None and a.deadline <= now]
 
     def next_times(self) -> Iterable[float]:
-        """In how many seconds each of them has to be looked after again."""
+        """The seconds until each of them is due."""
         now, clock = _core.now(), time.monotonic()
         for arrival in list(self._waiting):
             yield (arrival.until - now) / 1e9
@@ -122,7 +122,7 @@ class Arrivals:
 
 class Queued:
     """The requests of one engine whose sessions are in a queue, and those whose outcome is known,
-    and still to be told; by the ids of their sessions."""
+    and still to be delivered; by the ids of their sessions."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, AnyFuture] = {}
@@ -145,7 +145,7 @@ class Queued:
         return set(self._waiting) | set(self._settling)
 
     def settling(self, session: int) -> AnyFuture | None:
-        """The future of a session whose outcome is known, and is still to be told."""
+        """The future of a session whose outcome is known, and not delivered yet."""
         return self._settling.get(session)
 
     def settles(self, session: Session) -> bool:
@@ -159,7 +159,7 @@ class Queued:
             heapq.heappush(self._deadlines, (deadline, future.session.id))
 
     def drop(self, session: int) -> None:
-        """It does not wait any more, and nothing is to be told."""
+        """It does not wait any more, and has no outcome to deliver."""
         self._waiting.pop(session, None)
 
     def take(self, session: int) -> AnyFuture | None:
@@ -172,15 +172,15 @@ class Queued:
         return future
 
     def settle_later(self, session: int, future: AnyFuture) -> None:
-        """The outcome of a session that never waited is to be told."""
+        """The outcome of a session that never waited is to be delivered."""
         self._settling[session] = future
 
     def settled(self, session: int) -> None:
-        """Its outcome was told."""
+        """Its outcome was delivered."""
         self._settling.pop(session, None)
 
     def next_times(self) -> Iterator[float]:
-        """In how many seconds the first deadline is."""
+        """The seconds until the first deadline."""
         if self._deadlines:
             yield self._deadlines[0][0] - time.monotonic()
 
@@ -199,7 +199,7 @@ class Queued:
                 raise
 
     def take_all(self, settling: bool) -> dict[int, AnyFuture]:
-        """All that wait, which wait no longer; if `settling`, with what is about to be settled."""
+        """Remove and return all that wait; `settling`: with those about to be settled."""
         waiting, self._waiting = self._waiting, {}
         return {**waiting, **(self._settling if settling else {})}
 
@@ -209,8 +209,8 @@ class Queued:
 
 log = logging.getLogger(__name__)
 
-# A thread that was told is given this long to begin: else it waits for the interpreter until the
-# background thread sleeps.
+# Let a thread that was notified begin within this time: else it waits for the interpreter until
+# the background thread sleeps.
 HANDED_ON_SECONDS = 20e-6
 
 Made = TypeVar("Made")
@@ -270,7 +270,7 @@ class Reader(Protocol):
     """The engine's notifications."""
 
     def read(self) -> None:
-        """Read what has come, and tell the application."""
+        """Read new notifications, and call the application."""
 
 
 class Host(Protocol):
@@ -285,7 +285,7 @@ class Host(Protocol):
 
     @property
     def notifications(self) -> Reader:
-        """What tells it of outcomes."""
+        """Its notifications."""
 
     @property
     def ledger(self) -> Ledger:
@@ -312,8 +312,8 @@ class Host(Protocol):
 
 
 class Deliveries:
-    """What the application is to be told, in order. What cannot be told now, for want of memory or
-    threads, is told in one of the background thread's next rounds."""
+    """Calls of the application that are due, in order. One that fails now, for want of memory or
+    threads, is made in one of the background thread's next rounds."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
@@ -322,11 +322,11 @@ class Deliveries:
         return bool(self._waiting)
 
     def add(self, delivery: Callable[[], None]) -> None:
-        """Tell this behind all others."""
+        """Make this call behind all others."""
         self._waiting.append(delivery)
 
     def deliver(self) -> None:
-        """Tell the application."""
+        """Make the calls that are due."""
         delivered = False
         while self._waiting:
             try:
@@ -372,7 +372,7 @@ class Pending:
         return self.queued.settles(session)
 
     def next_times(self) -> Iterator[float]:
-        """In how many seconds one of them has to be looked after."""
+        """The seconds until each of them is due."""
         yield from self.queued.next_times()
         yield from self._arrivals.next_times()
 
@@ -454,7 +454,7 @@ class Pending:
         return False
 
     def forget(self, future: AnyFuture) -> bool:
-        """Let a request no longer wait for a hand-over; False if it does not."""
+        """Remove a request that waits for a hand-over; False if it does not wait for one."""
         if not self._arrivals or self._engine().forked:  # its lock may be the parent's
             return False
         with self.lock:
@@ -489,11 +489,11 @@ class Pending:
             )  # fmt: skip
 
     def notify_wanted(self, session_id: int) -> None:
-        """Tell a session's producer that another one waits for its topic."""
+        """Notify a session's producer that another one waits for its topic."""
         with self.lock:
             producer = self._engine().registry.find_session(session_id)
             if producer is None and self.queued.settling(session_id) is not None:
-                self._wanted.add(session_id)  # another thread is making it, and will tell it
+                self._wanted.add(session_id)  # another thread is making it, and will notify it
         if producer is not None:
             producer.notify_wanted()
 
@@ -524,8 +524,8 @@ class Pending:
                 if self._arrivals.take(arrival):
                     self._refuse(arrival, arrival.timed_out())
         engine, waiting = self._engine(), self._arrivals.all()
-        # One look for all requests of a topic: if it is released meanwhile, a later one must not
-        # be granted before an earlier one.
+        # One snapshot for all requests of a topic: if it is released meanwhile, a later one must
+        # not be granted before an earlier one.
         coming = {
             topic: engine.sessions.still_coming(topic, engine.id)
             for topic in {arrival.topic for arrival in waiting}
@@ -573,7 +573,7 @@ class Pending:
             self._deliveries.add(functools.partial(self._fail_late, future, session.id))
 
     def _fail_late(self, future: AnyFuture, session_id: int) -> None:
-        """Settle a future whose `timeout` has passed; its error says who is in the way."""
+        """Settle a future whose `timeout` has passed; its error names who holds the topic."""
         owner = None
         with contextlib.suppress(ExclusiveLogError):
             sessions = self._engine().sessions
@@ -586,7 +586,7 @@ class Pending:
         self.fail(future, session_id, WaitTimeoutError(f"{future.waited}{by}", holder=owner))
 
     def fail_all(self, error: ExclusiveLogError, settling: bool = True) -> None:
-        """No promotion will come any more: fail all that waits, and unless `settling` is False,
+        """There will be no more promotions: fail all that waits, and unless `settling` is False,
         what is about to be settled."""
         for session_id, future in self.queued.take_all(settling).items():
             self.fail(future, session_id, error)

@@ -1,4 +1,4 @@
-"""The sessions, claims and readers of one open engine, to be told what happens to them."""
+"""The sessions, claims and readers of one open engine, to be notified of what happens to them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Pausing(Protocol):
 
 
 class Listener(Protocol):
-    """A session of this engine, which is told what becomes of it."""
+    """A session of this engine, which is notified of what happens to it."""
 
     session: Session
     topic: str

@@ -4,9 +4,9 @@ A role's seat is an owner's session on the role's own topic (see role_rows.py). 
 grants the seat takes all parts, and the one that ends the seat, or any part, ends all of them. So
 the seat alone decides who acts in the role.
 
-Grants and ends reach several topics, while their caller may be in the middle of changing one of
-them. So both are only noted at first, and `settle` carries them out at the end of the transaction,
-when no caller has a topic's row any more.
+Grants and ends reach several topics, while their caller may still change the row of one of them. So
+both are only noted at first, and `settle` carries them out at the end of the transaction, when no
+caller has a topic's row any more.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Obstacles:
     def find(
         self, tables: Tables, role: RoleRow, seat: Session, place: Place | None
     ) -> Obstacle | None:
-        """What keeps this request from its role; `place`: in the queue, None if it is not yet."""
+        """What this request's role waits for; `place`: in the queue, None if it is not yet."""
         for topic in role.topics:
             found = self._on_topic(tables, role, seat, topic, place)
             if found is not None:
@@ -169,8 +169,8 @@ class RoleEnds:
             self._sessions.leave(tables, session, kind, reason if session.id == role.seat else ROLE)
             if part and session.id != role.seat and session.epoch and transfer is not None:
                 self._reserve(tables, session, transfer)
-            told = session.id == first or (kind == "release" and part and first == role.seat)
-            if not told:
+            notified = session.id == first or (kind == "release" and part and first == role.seat)
+            if not notified:
                 self._notify_member(tables, role, session)
             tables.to_promote.add(session.topic)
         tables.to_promote.add(role.topic)
@@ -265,7 +265,7 @@ class RoleGrants:
     def register(
         self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
     ) -> None:
-        """Write the request down, and the anchor that its parts are bound to."""
+        """Write the request, and the anchor that its parts are bound to."""
         role = RoleRow(
             seat.bound_to, row.id, seat.id, row.name.removeprefix(PREFIX),
             list(definition.topics), definition.groups, definition.claims,
@@ -288,7 +288,7 @@ class RoleGrants:
                 tables.notifications.post(owner, WANTED)
             tables.topics.put(row)
         role_rows.put(tables, role)
-        tables.to_promote.update(role.topics)  # one may be reserved: it is looked at again then
+        tables.to_promote.update(role.topics)  # one may be reserved: it is checked again then
 
     def _part(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> Session:
         number = role.parts.get(topic) or tables.rows.next_id(b"session")
@@ -301,7 +301,7 @@ class RoleGrants:
 
     def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
         """Is all of the role free, for a request that was not queued? If not, and unless it
-        `waits`, ProducerFencedError says what is in the way."""
+        `waits`, ProducerFencedError names what is in the way."""
         role = role_rows.find(tables, seat.bound_to)
         assert role is not None
         obstacle = self._obstacles.find(tables, role, seat, None)
@@ -436,7 +436,7 @@ class RoleGrants:
     # ---- promote -------------------------------------------------------------------------
 
     def _promote(self, tables: Tables, topics: Iterable[int]) -> None:
-        """Let those have these topics who wait for them. Roles first: one that is not granted
+        """Promote the waiters of these topics. Roles first: one that is not granted
         leaves its topics to the producers in their queues (rule D4)."""
         plain: set[int] = set()
         roles: set[int] = set()
@@ -488,7 +488,7 @@ class RoleGrants:
 
     def _plain(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
         """Of a bound topic's queue: all but the parts of roles, which are granted with their
-        seats. Where the topic is reserved, they may be told when to retry."""
+        seats. Where the topic is reserved, they may be notified of when to retry."""
         transfer = tables.transfers.get(row.id)
         for key, data, waiter in self._living_in_queue(tables, row):
             part = role_rows.role_of_session(tables, waiter) is not None
@@ -499,8 +499,8 @@ class RoleGrants:
     def _living_in_queue(
         self, tables: Tables, row: _core.TopicRow
     ) -> Iterator[tuple[bytes, bytes, Session]]:
-        """The dead leave the queue here: one that resumes its heartbeats before the selection asks
-        again must not be selected without what its role needs."""
+        """The live waiters. Dead ones are removed here: one that resumes its heartbeats before the
+        selection must not be selected without what its role needs."""
         for key, data, waiter in list(_queue(tables, row)):
             if self._sessions.alive(waiter):
                 yield key, data, waiter
@@ -554,7 +554,7 @@ def with_roles(ledger: Ledger, now: Callable[[], int] = _core.now) -> Sessions:
 
 
 class Host(Protocol):
-    """The engine of those who hold roles."""
+    """The engine that holds the roles."""
 
     ledger: Ledger
     sessions: Sessions

@@ -189,7 +189,7 @@ def _unpack_last(data: bytes) -> RoleDefinition:
     return RoleDefinition(tuple(topics), groups, claims)
 
 
-# ---- for those who ask ------------------------------------------------------------------
+# ---- listing ---------------------------------------------------------------------------
 
 
 def list_roles(ledger: Store) -> list[RoleInfo]:

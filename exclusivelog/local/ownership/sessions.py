@@ -1,11 +1,11 @@
 """Who holds or awaits a topic: steps (`Succession`), requests, and a transaction for each call.
 
-Who holds a topic after whom: every step of that within one transaction of the ledger.
+The succession of a topic's holders: every step of it within one transaction of the ledger.
 
 A session is a row: in `holders` once it is admitted, in `queue` while it waits. A missing row
-means fenced, released or dead; all are treated alike. What is decided here is decided by the rows,
-the live engines and the clock alone, so that the model checker (`proof.model`) runs this very code
-over tables in memory.
+means fenced, released or dead; all are treated alike. Decisions depend on the rows, the live
+engines and the clock alone, so that the model checker (`proof.model`) runs this very code over
+tables in memory.
 
 Requests for topics, and every other change of who holds or awaits one: `Requests` decides within
 a transaction, with `admission.py`; `Sessions` has the transactions, one for each call (rule A2).
@@ -72,10 +72,10 @@ from exclusivelog.local.storage.tables import (
 )
 from exclusivelog.types import EngineInfo, OwnerInfo, WaiterInfo
 
-# ---- what follows whom -----------------------------------------------------------------
+# ---- succession ------------------------------------------------------------------------
 
 
-# The rows (key, data) of a topic's queue that come into question.
+# The rows (key, data) of a topic's queue that are candidates.
 Choose = Callable[[Tables, _core.TopicRow], Iterable[tuple[bytes, bytes]]]
 
 
@@ -153,8 +153,9 @@ class Succession:
         self, tables: Tables, session: Session, kind: str, reason: str, promote: bool = True,
         row: _core.TopicRow | None = None,
     ) -> _core.TopicRow | None:  # fmt: skip
-        """A session has ended; one that is not registered any more is passed over (rule B7). Unless
-        it does `promote`, the caller does. `row`: the topic's, if the caller changes it, too."""
+        """A session has ended; one that is not registered any more is passed over (rule B7). The
+        caller promotes, unless this does (`promote`). `row`: the topic's, if the caller changes
+        it, too."""
         if row is None:
             consequence = f"producer {session.name!r} is taken away from it"
             row = tables.topics.intact(session.topic, consequence)
@@ -202,7 +203,7 @@ class Succession:
                 self.roles.dropped(tables, session, "evict", "waited")
 
     def remove_dead(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
-        """A session whose engine is dead, or unresponsive for too long, holds or waits no more."""
+        """Remove a session whose engine is dead, or unresponsive for too long."""
         if session.epoch or not session.exclusive:
             self.drop_holder(tables, row, session, "evict", self.end_of(session))
         else:
@@ -213,16 +214,16 @@ class Succession:
         self, tables: Tables, row: _core.TopicRow, session: Session, rival: Session | None
     ) -> None:
         """Notify a session that was evicted, unless its process is gone; one that is unresponsive
-        reads it when it goes on."""
+        reads it when it resumes."""
         if not self.exists(session):
             return
-        if role_rows.binds(tables, session):  # its role is lost: its sends are told the same
+        if role_rows.binds(tables, session):  # its role is lost: its sends raise the same
             tables.notifications.post(session, REVOKED, str(revoked(row, session)))
         else:
             tables.notifications.post(session, FENCED, str(fenced_by(row, session, rival)))
 
     def evict_all(self, tables: Tables, row: _core.TopicRow, rival: Session) -> None:
-        """Fence all who hold or await the topic."""
+        """Fence all sessions that hold or await the topic."""
         steps.cancel_seats(self, tables, row, "another owner came first")
         for session in tables.sessions.holders(row.id):
             self.drop_holder(tables, row, session, "evict", "fenced", rival)
@@ -234,8 +235,8 @@ class Succession:
     def evict_dead(
         self, tables: Tables, row: _core.TopicRow, mode: str, name: str | None = None
     ) -> None:
-        """Evict sessions of dead engines that could stand in a request's way, and promote a living
-        waiter before anyone new (rules C2, D4)."""
+        """Evict sessions of dead engines that conflict with a request, and promote a living waiter
+        before any new request (rules C2, D4)."""
         for session in _blocking_holders(tables, row, mode, name):
             # One may have ended with a claim that moved when another one was dropped.
             if not self.alive(session) and tables.sessions.holds(row.id, session.id):
@@ -284,7 +285,7 @@ class Succession:
     # ---- promote -------------------------------------------------------------------------
 
     def promote(self, tables: Tables, row: _core.TopicRow) -> None:
-        """Make the best waiter the owner of a topic without a holder (rules A3, D4), or tell it
+        """Make the best waiter the owner of a topic without a holder (rules A3, D4), or notify it
         when to retry (rules D7, E3). Where roles are concerned, that is done at the end of the
         transaction."""
         if not self.roles.postpones(tables, row):
@@ -293,7 +294,7 @@ class Succession:
     def promote_now(
         self, tables: Tables, row: _core.TopicRow, choose: Choose | None = None
     ) -> None:
-        """The same, at once. `choose` gives the rows of the queue that come into question."""
+        """The same, at once. `choose` gives the rows of the queue that are candidates."""
         if row.shared:
             steps.end_overdue_seats(self, tables, row)
         if row.shared and row.waiting:
@@ -302,7 +303,7 @@ class Succession:
             return
         transfer = self.transfers.current(tables, row)
         if transfer is not None and transfer.session:
-            transfer = self.assign(tables, row, transfer)  # its holder is gone some other way
+            transfer = self.assign(tables, row, transfer)  # its holder has left in another way
         if not row.waiting:
             return
         promotion = self._select(tables, row, transfer, choose)
@@ -317,7 +318,9 @@ class Succession:
         elif promotion.later is not None:
             self._retry_at(tables, row, promotion.later, promotion.due)
         if promotion.winner is None and promotion.dead:
-            self.roles.postpones(tables, row)  # a role may have waited for one that lived just now
+            self.roles.postpones(
+                tables, row
+            )  # a role may have waited for one that was alive a moment ago
 
     def promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
         """Promote on all of these topics. `due`: because it is time to retry."""
@@ -345,8 +348,8 @@ class Succession:
             raise tables.rows.damaged("queue", error) from None
 
     def _await_seats(self, tables: Tables, row: _core.TopicRow) -> None:
-        """The destination of a seat gives it back at the deadline, unless it is unresponsive: so
-        the best waiter retries then (rule E4)."""
+        """The destination of a seat releases it at the deadline, unless it is unresponsive. So the
+        best waiter retries then (rule E4)."""
         due = steps.next_seat_deadline(tables, row.id)
         if due is not None:
             best = next((w for w in tables.sessions.waiters(row.id) if self.alive(w)), None)
@@ -354,7 +357,7 @@ class Succession:
                 self._retry_at(tables, row, best, due)
 
     def _retry_at(self, tables: Tables, row: _core.TopicRow, waiter: Session, due: int) -> None:
-        """Have a waiter's engine retry the promotion at that time: told once, however many come
+        """Have a waiter's engine retry the promotion at that time: notified once, however many come
         behind it."""
         if (row.later, row.due) != (waiter.id, due):
             row.later, row.due = waiter.id, due
@@ -379,7 +382,7 @@ class Succession:
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
         reason: str,
     ) -> None:  # fmt: skip
-        """What this hand-over is of is reserved for its destination: its claims move now."""
+        """The topic, or the seat, is reserved for its destination: move the claims now."""
         record(tables, row, "assigned", reason, source=source, target=transfer)
         self.move_claims(tables, row, transfer)
         tables.announce.add(MOVES)
@@ -416,8 +419,8 @@ def _blocking_holders(
         return [owner] if owner is not None else []
     if mode != SHARED or row.waiting:
         return tables.sessions.holders(row.id)
-    # A shared producer is not in another one's way, and there may be many; but for its
-    # namesake, whose seat may have been on its way (rule A6).
+    # Shared producers do not exclude each other, and there may be many: inspect only the one
+    # with the same name, whose seat may have been moving (rule A6).
     number = 0 if name is None else tables.producers.get(row.id, name)[1]
     namesake = tables.sessions.holder(row.id, number) if number else None
     return [] if namesake is None else [namesake]
@@ -434,7 +437,7 @@ _ADMITTED = (Verdict.ADMIT, Verdict.GRANT, Verdict.TAKE_OVER, Verdict.QUEUE)
 
 
 class Requests:
-    """What becomes of requests for topics, within a transaction (rules A1-A6, B5, B6)."""
+    """Decides about requests for topics, within a transaction (rules A1-A6, B5, B6)."""
 
     def __init__(self, succession: Succession) -> None:
         self._succession = succession
@@ -492,7 +495,7 @@ class Requests:
                 self._succession.admit(tables, row, session, reason, transfer)
             tables.producers.put(row.id, session.name, sequence, session.id)
             if row.waiting and session.notify_on_contention:
-                tables.notifications.post(session, WANTED)  # it came past the queue (rule E3)
+                tables.notifications.post(session, WANTED)  # it bypassed the queue (rule E3)
         tables.topics.put(row)
         return Registration(session, verdict is Verdict.QUEUE, sequence)
 
@@ -532,7 +535,9 @@ class Requests:
             tables.sessions.learn(row.id, session.priority)
         if is_role(row.name):
             self._succession.roles.queue(tables, session)
-        self._succession.promote(tables, row)  # it may be the best of those who let it settle
+        self._succession.promote(
+            tables, row
+        )  # it may be the best waiter, for which the others settle
 
     def _admit_to_seat(
         self, tables: Tables, row: _core.TopicRow, session: Session, seat: Session
@@ -543,7 +548,7 @@ class Requests:
         self._succession.admit(tables, row, session, reason, transfer)
 
     def visit(self, tables: Tables, session: Session) -> tuple[_core.TopicRow, Session]:
-        """Let a session have its topic for this transaction alone: the same decisions as for one
+        """Give a session its topic for this transaction alone: the same decisions as for one
         that stays, no registration. Returns the topic's row, for the caller to write back, and the
         session with its epoch. Only a new epoch is recorded in `__events__`."""
         row = usable(tables, session.topic)
@@ -579,7 +584,7 @@ class Requests:
         transfer = self._transfers.releasing_to(tables, row, session.engine)
         if transfer is None:
             return None
-        if not row.owner:  # it is a seat: it is taken past those who wait
+        if not row.owner:  # a seat is taken without the queue
             return transfer if verdict is Verdict.BUSY else None
         expected = any(
             waiter.engine == session.engine and self._succession.alive(waiter)
@@ -674,7 +679,7 @@ class Sessions:
     # ---- terminate -----------------------------------------------------------------------
 
     def terminate(self, topic: int) -> int:
-        """Admit no session to the topic any more, and notify those who wait (rule G8); its end."""
+        """Admit no session to the topic any more, and notify the waiters (rule G8); its end."""
         with self._ledger.write_checkpointed() as tables:
             row = tables.topics.get(topic)
             if row.flags & _core.DELETED:
@@ -694,10 +699,10 @@ class Sessions:
     # ---- leave ---------------------------------------------------------------------------
 
     def release(self, sessions: Iterable[Session], read: tuple[str, int] | None = None) -> None:
-        """Give sessions back and promote who waits, all in one transaction (rules B7, C1).
+        """Release sessions and promote waiters, all in one transaction (rules B7, C1).
 
         One that is no longer registered, because it was evicted, is passed over: its
-        successor is not disturbed. `read` is (engine, number) of notifications that can go.
+        successor is not affected. `read` is (engine, number) of notifications that can go.
         """
         with self._ledger.write_exclusive() as tables:
             if read is not None:
@@ -707,13 +712,13 @@ class Sessions:
 
     def cancel(self, session: Session) -> bool:
         """Leave the queue. False if the session is not in it (any more): it was granted or
-        fenced, and a notification says which (rule D5)."""
+        fenced, and a notification has which (rule D5)."""
         with self._ledger.write_exclusive() as tables:
             if not tables.sessions.waiting(session):
                 return False
             row = tables.topics.get(session.topic)
             self.succession.drop_waiter(tables, row, session)
-            self.succession.promote(tables, row)  # others may have let it have its time to settle
+            self.succession.promote(tables, row)  # others may have waited for its settle delay
             tables.topics.put(row)
             return True
 
@@ -743,7 +748,7 @@ class Sessions:
             ]
 
     def drop_notifications_of_dead_engines(self) -> None:
-        """Delete the notifications of engines that are gone: none of them comes back to read."""
+        """Delete the notifications of engines that are gone: none of them will read them."""
         with self._ledger.read() as tables:
             readers = list(tables.notifications.engines())
         gone = set(readers) - {engine.id for engine in self._living.present()}
@@ -753,7 +758,7 @@ class Sessions:
                     tables.notifications.drop(engine, 2**64 - 1)
 
     def evict(self, engine: str) -> Iterator[Sequence[Session]]:
-        """Remove a dead engine's sessions and promote who waits for them (rule C2).
+        """Remove a dead engine's sessions and promote the waiters for their topics (rule C2).
 
         The topics it held go first, those with the best waiters before the others. A
         transaction takes a bounded number, so that no process waits long for the writer lock, and
@@ -771,7 +776,7 @@ class Sessions:
     def _evict_some(self, engine: str, sessions: Sequence[Session]) -> bool:
         with self._ledger.write_exclusive() as tables:
             if self._living.alive(sessions[0].slot, engine):
-                return False  # it was only unresponsive, and has gone on meanwhile (rule C3)
+                return False  # it was only unresponsive, and has resumed meanwhile (rule C3)
             if not self._living.exists(sessions[0].slot, engine):
                 tables.notifications.drop(engine, 2**64 - 1)
             for session in sessions:
@@ -814,15 +819,15 @@ class Sessions:
             return None
 
     def destinations_gone(self, topics: Iterable[int]) -> set[int]:
-        """Those of these topics that are on their way to an engine that is gone."""
+        """Those of these topics that move to an engine that is gone."""
         with self._ledger.read() as tables:
             found = [tables.transfers.get(topic) for topic in topics]
         has_destination = self.succession.transfers.has_destination
         return {each.topic for each in found if each is not None and not has_destination(each)}
 
     def holders(self, topic: int) -> list[OwnerInfo]:
-        """Who holds the topic: its owner, or its shared producers. The living only, and no seat
-        that is reserved for a producer still to come."""
+        """Who holds the topic: its owner, or its shared producers. Only those that live, without
+        the reserved seats."""
         with self._ledger.read() as tables:
             there = [s for s in tables.sessions.holders(topic) if self.succession.alive(s)]
             return [owner_info(s) for s in there if not steps.is_reserved(tables, s)]
@@ -835,7 +840,7 @@ class Sessions:
             return owner_info(owner) if owner is not None and lives else None
 
     def waiters(self, topic: int) -> list[WaiterInfo]:
-        """The living in the topic's queue, best first."""
+        """The live waiters in the topic's queue, best first."""
         with self._ledger.read() as tables:
             waiters = tables.sessions.waiters(topic)
             return [waiter_info(s) for s in waiters if self.succession.alive(s)]

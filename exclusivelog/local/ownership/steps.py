@@ -1,38 +1,34 @@
-"""Steps of a change of ownership, each within the caller's transaction: telling it, announcing,
+"""Steps of a change of ownership, each within the caller's transaction: recording it, announcing,
 moving claims and seats.
 
-What a change needs: the machine's live engines, the kinds of notifications and wake-up counters,
-the records in `__events__` (rule E5).
+**Events and notifications**: the kinds of notifications, the wake-up counters, the machine's live
+engines, and the records in `__events__` (rule E5).
 
-What the owner of a topic announces: where it can be reached, say, or what it is at.
+**Announcements**: what the owner of a topic publishes about itself, such as an address. One row per
+topic, written by its owner alone: in the transaction of its grant (`announce=`), or later in one
+that compares session and epoch as an append does (`producer.announce`). It stays when its owner
+leaves, until another one announces: a successor reads the last announcement.
 
-One row per topic, written by its owner alone: in the transaction of its grant (`announce=`), or
-later in one that compares session and epoch as an append does (`producer.announce`). It stays
-when its owner leaves, until another one announces: who succeeds reads what the last one said.
+**Claims that move with a topic** (rules E1, F5, F6): the claims of the groups that a hand-over
+names, on the resource with the topic's name, are revoked in the transaction that assigns the topic
+to its destination: those of group readers, and those of `engine.own`. A claim session is always
+lost as a whole. Its engine gets a notification that names the successor, for the holder's error.
 
-Claims that move with a topic (rules E1, F5, F6).
-
-The claims of the groups that a hand-over names, on the resource that has the topic's name, are
-revoked in the very transaction in which the topic is assigned to its destination: those of group
-readers, and those of `engine.own`. As always, a claim session is lost as a whole. Its engine gets
-a notification that names the successor, so that the old holder's error can.
-
-Moving one shared producer without the others (rules E1 to E4).
-
-Among shared producers there is no owner, and so no ownership to hand over; what moves is a seat:
-the place of one producer among those that may write. A row of the table `transfers` under (topic,
-session) says so:
+**Seats** (rules E1 to E4): one shared producer moves without the others. Shared producers own
+nothing, so no ownership moves, but a seat: the place of one producer among those that may write. A
+row of the table `transfers` under (topic, session) has its state:
 
 ```text
 releasing    the row of a shared producer's own session; its engine drains it, and releases it
 assigned     the seat is a session of the destination already, which no producer has yet: it keeps
              the name, and keeps the topic shared, until the destination's next shared producer
-             takes it. The destination itself gives it back at the deadline.
+             takes it. The destination itself releases it at the deadline.
 owned        a producer of the destination has the session; the row is gone
 ```
 
-A reserved seat is an ordinary session in all else: it is evicted with its engine, and fenced by
-force. So whichever process dies at whichever step, the other shared producers notice nothing.
+In all else, a reserved seat is an ordinary session: it is evicted with its engine, and fenced by a
+request that fences. The death of any process, at any step, leaves the other shared producers as
+they are.
 """
 
 from __future__ import annotations
@@ -178,7 +174,7 @@ def _party(party: Session | Claimant | Transfer | None) -> dict[str, Any] | None
 
 
 def put_announcement(tables: Tables, session: Session, info: Mapping[str, str]) -> None:
-    """Replace the topic's announcement. The session owns the topic: the caller has compared."""
+    """Replace the topic's announcement. The caller has checked that the session owns the topic."""
     row = [
         dict(info), session.epoch, wall_ms(), session.engine, session.engine_name, session.pid,
         session.name, session.id,
@@ -187,7 +183,7 @@ def put_announcement(tables: Tables, session: Session, info: Mapping[str, str]) 
 
 
 def announcement(tables: Tables, topic: int) -> Announcement | None:
-    """What was announced last; None where nothing ever was."""
+    """The last announcement; None if there was none."""
     return tables.rows.find("meta", ANNOUNCED + U64.pack(topic), _unpack_announcement)
 
 
@@ -202,7 +198,7 @@ MOST_REMEMBERED = 4096  # successors that an engine can name
 
 
 def claims_that_move(tables: Tables, row: _core.TopicRow, to: Transfer) -> list[Claimant]:
-    """The claims that move with this topic, but for those that the destination has."""
+    """The claims that move with this topic, without those that the destination has."""
     moved = []
     for group in to.groups:
         _, number = tables.claims.claim(group, row.name)
@@ -221,11 +217,11 @@ def notify_moved(
             tables.notifications.post(
                 holder, CLAIM_MOVED, to.target, to.name, to.pid, to.properties
             )
-    tables.announce.add(row.id)  # a reader that waits for messages must learn of it
+    tables.announce.add(row.id)  # wake a reader that waits for messages: it is fenced
 
 
 def moved_error(claim: str, successor: EngineInfo) -> OwnershipLostError:
-    """What the holder of a claim is told that has moved."""
+    """The error for the holder of a claim that has moved."""
     return OwnershipLostError(
         f"{claim} was handed over with its topic to {describe_engine(successor)}; claim it there",
         successor=successor,
@@ -247,7 +243,7 @@ class Successors:
 
     def of(self, tables: Tables, claimant: Claimant) -> EngineInfo | None:
         """Who has what this claim was on; None if it did not move."""
-        # What another thread reads and forgets meanwhile is known behind that.
+        # The table first: what another thread reads and deletes meanwhile is in `_known` by then.
         for _, (kind, number, *party) in tables.notifications.read(claimant.engine, 0):
             if kind == CLAIM_MOVED and number == claimant.id:
                 return _engine_of(*party)
@@ -270,7 +266,7 @@ class Roles(Protocol):
     def register(
         self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
     ) -> None:
-        """Write the request down, and the anchor that its parts are bound to."""
+        """Write the request, and the anchor that its parts are bound to."""
 
     def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
         """Is all of the role free, for a request that was not queued?"""
@@ -336,8 +332,8 @@ class Transfers:
         tables.transfers.drop(row.id)
         if is_role(row.name):
             self.roles.cancelled(tables, row, transfer, reason)
-        # Whoever finds out that it has ended may ask for another role: who waits for this topic, or
-        # for a role that has it, is next all the same.
+        # A request for another role may find out that this hand-over has ended: those
+        # that wait for this topic, or for a role that has it, are promoted all the same.
         self.roles.postpones(tables, row)
         tables.ring.add(transfer.slot)  # requests that wait for it there are decided as usual
         record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
@@ -407,7 +403,7 @@ def is_reserved(tables: Tables, session: Session) -> bool:
 
 
 def releasing_to(tables: Tables, topic: int, engine: str, now: int) -> Transfer | None:
-    """A seat on its way to this engine that its producer has not released yet."""
+    """A seat that moves to this engine, and that its producer has not released yet."""
     return next(
         (
             seat
@@ -448,7 +444,7 @@ def take_seat(tables: Tables, row: _core.TopicRow, seat: Session, session: Sessi
 
 
 def pass_seat_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, session: Session) -> None:
-    """A shared session has ended: where its seat was on its way, reserve it."""
+    """A shared session has ended: if its seat is moving, reserve it."""
     seat = tables.transfers.seat(row.id, session.id)
     if seat is None:
         return
@@ -475,7 +471,7 @@ def pass_seat_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, sessio
 
 
 def next_seat_deadline(tables: Tables, topic: int) -> int | None:
-    """When the first of the topic's reserved seats is to be given back; None if there is none."""
+    """When the first of the topic's reserved seats is to be released; None if there is none."""
     return min(
         (seat.until for _, seat in tables.transfers.seats(topic) if not seat.session), default=None
     )
@@ -494,7 +490,7 @@ def cancel_seats(
     sessions: Sessions, tables: Tables, row: _core.TopicRow, reason: str, until: int | None = None
 ) -> bool:
     """End the moves of this topic's seats (only those with this deadline, unless None): a producer
-    that has not released its seat keeps it. Were there any?"""
+    that has not released its seat keeps it. Returns whether there were any."""
     found = [each for each in _all_seats(tables, row) if until in (None, each[1].until)]
     for session, seat in found:
         _end_seat(sessions, tables, row, session, seat, reason)

@@ -6,15 +6,15 @@ A move is a row in the table `transfers`, and every step one transaction for up 
 Owned(a, e)      nothing under way
 Releasing        the row names the destination, and the session that is to release the topic:
                  its engine is notified, lets sends wait, and commits what it has accepted
-Assigned(b)      the session is released, and the row keeps everybody but b away
+Assigned(b)      the session is released, and the row excludes every engine but b
 Owned(b, e+1)    b's best waiter, or its next producer, has the topic; the row is gone
 ```
 
 The claims of the groups that the call names move in the transaction that assigns the topic; one
-shared producer moves as steps.py says. The last two are one transaction where b has a waiter.
+shared producer moves as steps.py describes. The last two are one transaction where b has a waiter.
 The row ends by itself: at its deadline, with the death of its destination, or when another
-session becomes owner first. So whichever process dies at whichever step, the topic has its old
-owner, its new one, or is promoted as usual.
+session becomes owner first. So after the death of any process, at any step, the topic has its old
+owner or its new one, or is promoted as usual.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STAYS = "it stays where it is"
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """What became of one session that was to be handed over: `to` has its topic, or it keeps it
+    """The outcome for one session that was to be handed over: `to` has its topic, or it keeps it
     (None)."""
 
     session: int
@@ -68,7 +68,7 @@ class Begun:
 
 
 class Succession(steps.Sessions, Protocol):
-    """Who holds a topic after whom; see sessions.py."""
+    """The succession of a topic's holders; see sessions.py."""
 
     @property
     def roles(self) -> steps.Roles:
@@ -106,7 +106,7 @@ class HandOver:
     # ---- Releasing -----------------------------------------------------------------------
 
     def begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
-        """Begin to move these topics, all or none; as things stand then."""
+        """Begin to move these topics, all or none; returns the moves."""
         with self._ledger.write_exclusive() as tables:
             topics = [_existing(tables, name).id for name in names]
             begun: dict[tuple[int, int], Begun] = {}  # the topics of one role are one move
@@ -119,7 +119,7 @@ class HandOver:
     def _begin_one(self, tables: Tables, row: _core.TopicRow, wish: Wish) -> Begun:
         self._succession.evict_dead(tables, row, "exclusive")
         if wish.session is not None and not tables.sessions.holds(row.id, wish.session.id):
-            raise fenced(tables, row, wish.session)  # its name may be a successor's (rule B3)
+            raise fenced(tables, row, wish.session)  # a successor may have its name (rule B3)
         role = role_rows.owned_by(tables, owner_of(tables, row))
         if role is not None:  # it moves as a whole
             return Begun(self._begin_topic(tables, tables.topics.get(role), wish))
@@ -180,7 +180,7 @@ class HandOver:
                 "failed",
                 "shared producers have it, it has no owner; producer= moves one of them",
             )
-        if under_way is not None:  # it was asked for before: it only gets more time
+        if under_way is not None:  # it was requested before: it only gets more time
             prolonged = _prolonged(under_way, wish)
             tables.transfers.put(prolonged)
             if is_role(row.name):
@@ -189,7 +189,7 @@ class HandOver:
                 tables.notifications.post(owner, RELEASE, row.id)
             else:
                 self._move_claims(tables, row, wish, None)
-                self._succession.promote(tables, row)  # one of them may have been told to retry
+                self._succession.promote(tables, row)  # one of them may wait for a time to retry
                 tables.topics.put(row)
             return self._inspect(tables, row, to)
         transfer = _transfer(row, wish, owner)
@@ -206,7 +206,7 @@ class HandOver:
     # ---- Assigned, Owned -----------------------------------------------------------------
 
     def release(self, sessions: Iterable[tuple[int, int]]) -> list[Released]:
-        """(session, topic) pairs of an engine that has drained them: give up those that are
+        """Release those (session, topic) pairs of an engine that has drained them that are
         still to be moved."""
         with self._ledger.write_exclusive() as tables:
             return [
@@ -223,7 +223,7 @@ class HandOver:
         if transfer is None or holder is None or transfer.session != session_id:
             if holder is not None:
                 return self._release_seat(tables, row, holder)
-            # It was evicted while it drained. The hand-over may have ended here: who waits is next.
+            # It was evicted while it drained. The hand-over may have ended here: promote.
             self._succession.promote(tables, row)
             tables.topics.put(row)
             return None
@@ -252,8 +252,8 @@ class HandOver:
     # ---- the end -------------------------------------------------------------------------
 
     def cancel(self, topics: Iterable[int], reason: str, until: int | None = None) -> list[str]:
-        """End moves (only those with this deadline, unless None): who owns the topic keeps it,
-        and what is free is promoted as usual. The names of the topics that were on their way."""
+        """End moves (only those with this deadline, unless None): an owner keeps its topic, and a
+        free one is promoted as usual. Returns the names of the topics that were moving."""
         cancelled = []
         with self._ledger.write_exclusive() as tables:
             for topic in topics:
@@ -274,7 +274,7 @@ class HandOver:
     # ---- inspect -------------------------------------------------------------------------
 
     def inspect(self, begun: Iterable[Begun]) -> list[Move]:
-        """How these moves stand."""
+        """The present state of these moves."""
         with self._ledger.read() as tables:
             return [self._inspect_again(tables, each) for each in begun]
 
@@ -372,7 +372,7 @@ def _transfer(row: _core.TopicRow, wish: Wish, holder: Session | None) -> Transf
 
 
 def _prolonged(under_way: Transfer, wish: Wish) -> Transfer:
-    """The hand-over, asked for once more: it only gets more time, and groups."""
+    """The hand-over, requested once more: it only gets more time, and groups."""
     groups = tuple(dict.fromkeys((*under_way.groups, *wish.groups)))
     return replace(under_way, until=max(wish.until, under_way.until), groups=groups)
 

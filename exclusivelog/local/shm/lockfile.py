@@ -1,7 +1,7 @@
 """`owners.lock`: the file that all processes on a ledger map, created once and never removed.
 
-What it says counts only while an engine lives that has written it: the process that opens a
-ledger alone (see slots.py) initialises it, whatever it says.
+Its contents count only while an engine lives that has written them: the process that opens a
+ledger alone (see slots.py) initialises it, whatever it has.
 
 ```text
 offset   size        what

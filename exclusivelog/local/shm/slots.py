@@ -26,7 +26,7 @@ walks the list before it frees the process's memory, so that a take-over does no
 inherits nothing. A process that dumps core is dead only once the dump is written. Slots do not
 decide who may write: the epoch in the ledger does (rule B2).
 
-Which processes have a ledger open: the kernel's locks say so, not shared memory.
+Which processes have a ledger open: the kernel's locks have that, not shared memory.
 
 A process holds shared open-file locks of `journal`, `data.mdb` and `owners.lock` while it has the
 ledger open. A process that gets all of them exclusively is alone: what the lock file says is out
@@ -235,16 +235,16 @@ class Slots:
                 yield index, self._info(index, engine)
 
     def without(self, library: str) -> list[EngineInfo]:
-        """The live engines that have said that they lack this optional library."""
+        """The live engines that have recorded that they lack this optional library."""
         return [
             self._info(index, engine)
             for index, engine in self._taken()
-            if (told := self._description_row(index)[3:]) and library not in told[0]
+            if (noted := self._description_row(index)[3:]) and library not in noted[0]
             and self.exists(index, engine)
         ]  # fmt: skip
 
     def _description_row(self, index: int) -> list[Any]:
-        """What an engine has said of itself: [name, properties, version, libraries]."""
+        """What an engine has recorded about itself: [name, properties, version, libraries]."""
         at = SLOTS + index * SLOT_SIZE
         length = self.atomics.load(at + INFO_SIZE)
         try:

@@ -52,7 +52,7 @@ def log_gone(path: str, engine: Party, reason: str, topics: list[str], slots: Sl
 
 
 def silence(slots: Slots, engine: str) -> str:
-    """How long an engine has been silent, as far as the lock file still says it."""
+    """How long an engine has been silent, if the lock file still has that."""
     seconds = slots.silent_for(engine)
     return "its place is free" if seconds is None else f"silent for {seconds:.1f} s"
 

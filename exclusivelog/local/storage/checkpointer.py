@@ -36,7 +36,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
         self._applied = -1  # where the backlog began at the last `poll`
-        self._due = 0.0  # when this process asks for a checkpoint if no other has made one
+        self._due = 0.0  # when this process requests a checkpoint if no other has made one
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
@@ -55,7 +55,7 @@ class Checkpointer:
         logs.emit(log, logs.CHECKPOINTS_FAILED, error=error, ledger=self._path, reason=repr(error))
 
     def poll(self) -> None:
-        """Ask for a checkpoint if the backlog stalls: the process that appended it may have died.
+        """Request a checkpoint if the backlog stalls: the process that appended it may have died.
         Call it about once a second."""
         journal = self._journal
         if journal is None:
@@ -71,7 +71,7 @@ class Checkpointer:
     def _run(self, journal: _core.Journal) -> None:
         due = 0.0
         while True:
-            seen = journal.expect()  # before the check below: a later `ask` ends the wait
+            seen = journal.expect()  # before the check below: a later request ends the wait
             if self._stopping.is_set():
                 return
             backlog = journal.backlog

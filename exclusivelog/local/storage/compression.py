@@ -1,6 +1,6 @@
 """Compression of entries where they are stored: the methods, and the libraries that have them.
 
-A topic's setting says how its entries are compressed: "lz4" all new ones by LZ4; "zstd" new ones
+A topic's setting is how its entries are compressed: "lz4" all new ones by LZ4; "zstd" new ones
 by LZ4, and older ones again by Zstandard, in the background. The libraries are optional: what
 needs one that is missing raises MissingLibraryError. The compiled core knows the number of a method
 alone, and finds the rest here. Where the system has liblz4, it decompresses by that, in the thread
@@ -70,9 +70,9 @@ def _load_zstd() -> Method:
         if not hasattr(own, "decompressor"):
             own.decompressor = zstandard.ZstdDecompressor()
         try:
-            # The library sets aside as much memory as the block says.
+            # The library allocates as much memory as the block's header states.
             if zstandard.frame_content_size(data) != size:
-                raise ValueError(f"it does not say that it has {size} bytes")
+                raise ValueError(f"its header does not state {size} bytes")
             found: bytes = own.decompressor.decompress(
                 data, max_output_size=size, allow_extra_data=False
             )

@@ -103,7 +103,7 @@ def _unescaped(text: str) -> str:
 
 def refuse_file_system(path: str, power: bool) -> None:
     """LedgerError where locks and shared mappings cannot be trusted, or where nothing survives a
-    power loss and `power` is asked for (rule H5)."""
+    power loss and `power` is requested (rule H5)."""
     kind, options = mount_of(path)
     if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
         raise LedgerError(
@@ -443,7 +443,7 @@ class Environment:
     @property
     def lost(self) -> bool:
         """Could a page of LMDB's files not be read or written (see _native/guard.pxi)?"""
-        for guard in self._guards:  # noqa: SIM110 - each transaction asks, so no generator
+        for guard in self._guards:  # noqa: SIM110 - each transaction calls this, so no generator
             if guard.lost:
                 return True
         return False

@@ -7,12 +7,12 @@ data.mdb      the LMDB environment: every table (see tables.py)
 lock.mdb      LMDB's own lock file
 journal       the newest messages, until a checkpoint moves them into the tables (see journal.py)
 segments/     large entries, to which the tables refer (see segments.py)
-owners.lock   which engines live, and whom to wake (see lockfile.py)
+owners.lock   which engines live, and which to wake (see lockfile.py)
 ```
 
 Every write transaction begins and commits within one call of one thread, and is synced before it
 counts (rules A2, H1). `_core.Section` takes and releases the locks of a transaction; the classes
-`Transaction` and `FlushingTransaction` say what it does before and after.
+`Transaction` and `FlushingTransaction` have what it does before and after.
 
 Every file is opened relative to a descriptor of the directory (files.py). opening.py opens them,
 integrity.py fails the ledger when they are lost, checkpointer.py makes checkpoints.
@@ -81,7 +81,7 @@ class Ledger:
         self.path = path
         self.readonly = options.readonly
         self.users = 0
-        self._writing: Any = threading.RLock()  # re-entrant: it can tell whether this thread has it
+        self._writing: Any = threading.RLock()  # re-entrant: it knows whether this thread holds it
         self.pause_lock: Any = threading.RLock()
         with translated(path, options.readonly), standard_descriptors_taken():
             self._files = files = OpenFiles(path, options, recover_journal)

@@ -1,6 +1,6 @@
 """Opening a ledger: its files are checked, created and opened, by one process at a time.
 
-The kernel's locks say which process is alone on the ledger, and recovers it (slots.py)."""
+The process that is alone on the ledger, by the kernel's locks, recovers it (slots.py)."""
 
 from __future__ import annotations
 

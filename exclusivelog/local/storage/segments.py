@@ -194,7 +194,7 @@ class Segments:
             return mapped is not None and os.fstat(mapped[0]).st_size >= position + length
 
     def open_entries(self) -> OpenEntries:
-        """What a reader keeps open; of segments that are removed it is told to let go."""
+        """What a reader keeps open; it drops segments that are removed."""
         made = OpenEntries(self)
         with self._mapping:
             self._open.add(made)

@@ -150,7 +150,7 @@ class TopicTable:
     @contextlib.contextmanager
     def in_hand(self, row: TopicRow | None) -> Iterator[dict[int, TopicRow]]:
         """Rows that are being changed, and are written back later by who changes them: this one,
-        too, for as long. Nobody else may read them from the table meanwhile. By topic."""
+        too, for as long. No other transaction may read them from the table meanwhile. By topic."""
         before, self._in_hand = self._in_hand, dict(self._in_hand)
         if row is not None:
             self._in_hand[row.id] = row
@@ -219,7 +219,7 @@ class TopicTable:
         return unpack_marks(self.rows.get("meta", TIMES + U64.pack(topic)))
 
     def lacks_mark(self, row: TopicRow) -> bool:
-        """Are there messages ahead of the clock that no mark tells the age of?"""
+        """Are there messages ahead of the clock whose age no mark has?"""
         now = wall_ms()
         gone = row.flags & _core.DELETED or row.first_offset == row.next_offset
         if gone or not is_ahead(row.last_publish_time, now):
@@ -234,7 +234,7 @@ class TopicTable:
             self._put_marks(row.id, marks)
 
     def drop_marks(self, topic: int, before: int) -> None:
-        """What stood before an offset is gone, and with it what marks said about it."""
+        """What stood before an offset is gone; drop the marks about it."""
         marks = self.marks(topic)
         left = without_trimmed(marks, before)
         if left != marks:
@@ -518,7 +518,7 @@ class ProducerTable:
         return self.rows.find("producers", key, PRODUCER.unpack) or (-1, 0)
 
     def unused_name(self, topic: int, name: str) -> str:
-        """The name, or one like it, such that nobody had it before."""
+        """The name, or one like it, that was never used before."""
         found = name
         while self.get(topic, found) != (-1, 0):
             found = f"{name}-{os.urandom(3).hex()}"
@@ -656,7 +656,7 @@ class AppliedJournal:
         self._rows.put("meta", b"journal", row)
 
     def live_end(self) -> int:
-        """How far the journal's frames can be trusted where nobody knows how far it came."""
+        """How far the journal's frames can be trusted where its end is unknown."""
         assert self.file is not None
         return self.file.live_end(self.applied, self.generation, self._mark, self._oldest)
 
@@ -909,7 +909,7 @@ class SessionTable:
 
 
 class NotificationTable:
-    """What engines are told of changes of ownership."""
+    """Notifications of engines about changes of ownership."""
 
     __slots__ = ("ring", "rows")
 
@@ -917,18 +917,18 @@ class NotificationTable:
         self.rows, self.ring = rows, ring
 
     def post(self, session: Session | Claimant, kind: str, *details: Any) -> None:
-        """Tell the session's engine what became of it, once this is durable."""
+        """Notify the session's engine of what happened to it, once this is durable."""
         key = PAIR.pack(int(session.engine, 16), self.rows.next_id(b"mail"))
         self.rows.put("mail", key, msgpack.packb([kind, session.id, *details]))
         self.ring.add(session.slot)
 
     def read(self, engine: str, after: int) -> list[tuple[int, list[Any]]]:
-        """(number, [kind, session, ...]) of an engine's mail behind number `after`."""
+        """(number, [kind, session, ...]) of an engine's notifications behind number `after`."""
         rows = self.rows.under("mail", int(engine, 16), U64.pack(after + 1))
         return [(u64(key), self.rows.decode("mail", msgpack.unpackb, data)) for key, data in rows]
 
     def engines(self) -> Iterator[str]:
-        """The engines that have mail, dead or alive."""
+        """The engines that have notifications, dead or alive."""
         cursor = self.rows.cursor("mail")
         found = cursor.first()
         while found:
@@ -937,7 +937,7 @@ class NotificationTable:
             found = cursor.set_range(PAIR.pack(box, 2**64 - 1))
 
     def drop(self, engine: str, up_to: int) -> None:
-        """Delete an engine's mail up to a number."""
+        """Delete an engine's notifications up to a number."""
         cursor = self.rows.cursor("mail")
         box = int(engine, 16)
         while cursor.set_range(PAIR.pack(box, 0)):
@@ -993,7 +993,7 @@ class TransferTable:
         self.rows = rows
 
     def get(self, topic: int) -> Transfer | None:
-        """The topic's hand-over that is under way, or was given up half-way."""
+        """The topic's hand-over that is under way, or was abandoned half-way."""
         return self.rows.find("transfers", U64.pack(topic), _unpack_transfer)
 
     def put(self, transfer: Transfer) -> None:
@@ -1146,7 +1146,7 @@ class DeletionTable:
         }
 
     def remove(self, topic: int, before: int | None) -> None:
-        """What `discarded` said has gone, unless more has come since."""
+        """What `all` returned is deleted; keep what was added since."""
         value = b"" if before is None else U64.pack(before)
         if self.rows.get("trash", U64.pack(topic)) == value:
             self.rows.delete("trash", U64.pack(topic))
@@ -1228,7 +1228,7 @@ class CompressionTable:
 
 
 def _known_compression(data: bytes) -> tuple[str, int] | None:
-    """What a row says; None if it is damaged, or of a later version."""
+    """A row's contents; None if it is damaged, or of a later version."""
     try:
         setting, again = msgpack.unpackb(data)
         known = setting in compression.NEW and isinstance(again, int) and again >= 0
@@ -1306,7 +1306,7 @@ LARGE_PACKED_ENTRY = 1 << 20
 
 
 class Recorded(Protocol):
-    """Something to be told in `__events__` when the transaction commits."""
+    """An event, to be appended to `__events__` when the transaction commits."""
 
     @property
     def topic(self) -> str:
@@ -1319,9 +1319,9 @@ class Recorded(Protocol):
 class Tables:
     """Typed access within one transaction.
 
-    `ring` and `announce` gather whom to wake once the transaction is durable. `rows` are the
-    tables' bytes, `large` the entries that are in segments. The others are groups of tables; those
-    that few transactions need are made when they are first asked for.
+    `ring` and `announce` gather the engines, and the topics whose readers are to be woken once the
+    transaction is durable. `rows` are the tables' bytes, `large` the entries that are in segments.
+    The others are groups of tables; those that few transactions need are made at their first use.
     """
 
     def __init__(
@@ -1362,7 +1362,7 @@ class Tables:
 
     @functools.cached_property
     def notifications(self) -> NotificationTable:
-        """What engines are told."""
+        """The notifications."""
         return NotificationTable(self.rows, self.ring)
 
     @functools.cached_property
@@ -1597,7 +1597,7 @@ def fenced(tables: Tables, row: _core.TopicRow, session: Session) -> ProducerFen
 
 
 def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
-    """What a session is told that was fenced, and who owns the topic now."""
+    """The error for a session that was fenced, and who owns the topic now."""
     now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
     return ProducerFencedError(
         f"{topic_label(row.name)}: producer {session.name!r} with epoch {session.epoch} was "
