@@ -365,7 +365,7 @@ class TopicStore(Protocol):
         """How much it has; with `storage`, also how its entries are stored."""
 
     def terminate(self) -> int:
-        """End all writing for good; the next offset."""
+        """Terminate the topic; the next offset."""
 
 
 # ---- transactions ------------------------------------------------------------------------
@@ -452,7 +452,7 @@ class Backend(Protocol):
         """Where requests wait."""
 
     def check_writable(self) -> None:
-        """An error unless the engine can be used here, and to write."""
+        """Raise an error unless the engine can be used here, and to write."""
 
     def topic_store(self, topic: int) -> TopicStore:
         """The topic with this id."""

@@ -1,4 +1,4 @@
-"""Threads of the operating system, which the library needs: that they are there, and are real."""
+"""Threads of the operating system: starting them, and refusing a patched `threading`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import BuiltinFunctionType
 
 from exclusivelog.errors import LedgerError
 
-# What Python says when the system refuses a thread, and while the interpreter shuts down.
+# Python's messages when the system refuses a thread, and while the interpreter shuts down.
 REFUSED, SHUTTING_DOWN = "can't start new thread", "at interpreter shutdown"
 
 
@@ -50,7 +50,9 @@ def needed(path: str) -> Iterator[None]:
         try:
             raise raised from error
         finally:
-            del raised  # else error and frame keep each other, and what was opened so far
+            del (
+                raised
+            )  # the error and the frame would refer to each other, and keep what was opened
 
 
 def start(path: str, thread: threading.Thread) -> threading.Thread:

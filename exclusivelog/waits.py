@@ -1,10 +1,7 @@
 """Waits, and the future of a request that may have to wait.
 
-Waits: how long, and such that a forked child does not inherit them.
-
-A signal handler may fork while its thread waits, and return in the child, too. What the child
-waits for then will be done by a thread that only its parent has; so every wait looks up now
-and then (rule C5).
+A signal handler may fork while its thread waits, and return in the child, too. The child then waits
+for a thread that only its parent has. So every wait checks for a fork now and then (rule C5).
 """
 
 from __future__ import annotations
@@ -27,8 +24,8 @@ READER_LOOK_UP_SECONDS = 1.0
 def in_slices(
     wait: Callable[[float], bool], timeout: float | None, check: Callable[[], object]
 ) -> bool:
-    """`wait(seconds)` again and again until it is true, or `timeout` seconds (None: for ever)
-    are over: False. In between, `check()` may raise.
+    """Call `wait(seconds)` until it is true, or `timeout` seconds (None: for ever) have passed:
+    False. In between, `check()` may raise.
 
     >>> in_slices(lambda seconds: True, None, check=int)
     True
@@ -84,7 +81,7 @@ class Requests(Protocol):
     """Where requests wait for their outcome."""
 
     def forget(self, future: GrantFuture[Any]) -> bool:
-        """Let a request no longer wait for a hand-over; False if it does not."""
+        """Remove a request that waits for a hand-over; False if it does not wait for one."""
 
     def withdraw(self, session: Any) -> bool:
         """Take a waiting session out of the queue; False if it was granted or fenced first."""
@@ -158,7 +155,7 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
         return False
 
     def give_up(self) -> None:
-        """Leave the queue; a grant that came first is given back."""
+        """Leave the queue; a grant that came first is released."""
         if not self.cancel():
             self.add_done_callback(_close_granted)
 

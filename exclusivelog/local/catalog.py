@@ -55,7 +55,7 @@ class Host(Protocol):
 
 
 class LocalCatalog:
-    """What an engine can learn of its ledger as a whole, and change there."""
+    """Facts about a ledger as a whole, and the deletion of topics."""
 
     def __init__(self, engine: Host) -> None:
         self._engine = engine

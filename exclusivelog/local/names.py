@@ -1,4 +1,4 @@
-"""Topics by name: found, made, listed."""
+"""Topics by name: finding, creating, listing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Appending batches exactly once: what `exclusivelog.once` does, in the tables of one ledger."""
+"""Appending batches exactly once, in the tables of one ledger; see `exclusivelog.once`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENTRY_BYTES, ENTRY_MESSAGES = 1 << 20, 1_000_000
 
 
 class Host(Protocol):
-    """The engine of those who append."""
+    """The engine that appends."""
 
     id: str
     name: str
@@ -58,7 +58,7 @@ class LocalOnce:
             raise failed.error from None
 
     def record(self, topic: str | int, writer: str, number: int) -> None:
-        """Store a writer's last number, unless it has come further."""
+        """Store a writer's last number, unless a higher one is stored."""
         found = self._id_of(topic)
         with self._engine.ledger.write_concurrent() as tables:
             existing(tables, found)

@@ -70,7 +70,7 @@ _engines: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
-    """The method, for a part of an engine: what is dropped lets go of its files at once."""
+    """The method, without a reference to the engine: a dropped engine closes its files at once."""
     reference = weakref.WeakMethod(method)
 
     def call(topic: int) -> int:
@@ -144,8 +144,7 @@ class OpenEngine(abc.ABC):
         self.worker.start(self, self._slot)
 
     def _clear_up(self) -> None:
-        """Finish what processes left that died while they deleted a topic, or before they read
-        their notifications."""
+        """Finish deletions whose processes died, and delete the notifications of dead engines."""
         try:
             delete_pending(self.ledger, AT_OPEN)
             self.sessions.drop_notifications_of_dead_engines()
@@ -199,7 +198,7 @@ class OpenEngine(abc.ABC):
         )
 
     def check_free(self) -> None:
-        """LedgerError where this thread would wait for itself."""
+        """LedgerError if this thread would wait for itself: it holds a lock of the engine."""
         if self.busy_here:
             raise called_reentrantly(self.path)
 
@@ -215,7 +214,7 @@ class OpenEngine(abc.ABC):
         self.callbacks.call_soon(function)
 
     def check_writable(self) -> None:
-        """An error unless this engine can be used here, and to write."""
+        """Raise an error unless this engine can be used here, and to write."""
         self.check_open()
         if self._slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
@@ -264,7 +263,7 @@ class OpenEngine(abc.ABC):
             claim.end()
 
     def _end(self) -> None:
-        # The slot first: whatever else fails, no engine waits for one that is gone. Every
+        # The slot first: if a later step fails, no engine waits for this one. Every
         # step may be taken twice, should an interrupt come between them.
         self.closed = True
         if self._heartbeat is not None:
@@ -361,8 +360,8 @@ class Runtime(OpenEngine):
         self, topic: str, session: Session, last_sequence: int, options: SessionOptions,
         keeper: object = None,
     ) -> LocalSession:  # fmt: skip
-        """What a producer sends by, now that its session was granted. `keeper`: what gives the
-        session back instead of the producer."""
+        """What a producer sends by, now that its session was granted. `keeper`: what releases
+        the session instead of the producer, such as a role."""
         return LocalSession(self, topic, session, last_sequence, options, keeper)
 
     def topic_store(self, topic: int) -> LocalTopic:
@@ -399,7 +398,7 @@ class Runtime(OpenEngine):
 
     @property
     def inspection(self) -> Inspection:
-        """Facts about its topics, for those who plan queries."""
+        """Facts about its topics, for planning queries."""
         return Inspection(self)
 
     def open_cursor(
@@ -420,14 +419,14 @@ class Runtime(OpenEngine):
     def begin_move(
         self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
     ) -> Unloading:
-        """Begin what `Producer.move` does."""
+        """Begin to move one producer; see `Producer.move`."""
         return begin_move(self, topic, session, to, timeout, groups)
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
         producer: str | None,
     ) -> Unloading:  # fmt: skip
-        """What `Engine.unload` does, to be begun or run."""
+        """The moves of one `Engine.unload`, to be begun or run."""
         return unloading(self, self.catalog.topics, topics, to, timeout, groups, producer)
 
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
@@ -443,13 +442,13 @@ class Runtime(OpenEngine):
         self._log(logs.BACKUP, target=path, seconds=time.monotonic() - began)
 
     def compact(self, topic: int) -> int:
-        """What `Topic.compact` does."""
+        """Rebuild a topic's compacted view; see `Topic.compact`."""
         self.check_writable()
         assert self._slot is not None
         return compact(self.ledger, topic, self._slot.index, self.id).kept
 
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
-        """Keep what a topic's messages before an offset add up to (rule I4)."""
+        """Store a snapshot: the state after a topic's messages before an offset (rule I4)."""
         self.check_writable()
         assert self._slot is not None
         write_snapshot(self.ledger, topic, self._slot.index, self.id, offset, items)

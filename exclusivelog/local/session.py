@@ -1,11 +1,10 @@
 """Sessions of producers, and the commit of their transactions.
 
-A producer's session on an engine of this machine: paused, lost, handed over, followed, closed.
+A session is paused, lost, handed over, followed, or closed. Producers refer to it, and never the
+other way round: a session to which no producer refers any more is released by its finalizer.
+Several producers may share one: those that followed a topic to it.
 
-Producers refer to a session, and never the other way round: one that is not referred to any more
-is released by its finalizer. Several producers may share one: those that followed a topic to it.
-
-Committing messages to several topics, reader cursors and announcements in one transaction.
+A transaction commits messages to several topics, reader cursors and announcements together.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Host(Protocol):
         """EngineClosedError in a forked child."""
 
     def check_free(self) -> None:
-        """LedgerError where this thread would wait for itself."""
+        """LedgerError if this thread would wait for itself: it holds a lock of the engine."""
 
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it."""
@@ -125,7 +124,7 @@ class Host(Protocol):
 
 class Listeners:
     """The producers that send by one session, and which of them owns it. They are notified of what
-    happens to it. It keeps none of them alive."""
+    happens to it. It refers to them weakly."""
 
     __slots__ = ("_lock", "_owner", "_references")
 
@@ -143,8 +142,8 @@ class Listeners:
                 self._owner = weakref.ref(listener)
 
     def remove(self, listener: SessionListener) -> bool:
-        """Notify this one no more. True if the session goes on: the owner, or another one, is left
-        to close it."""
+        """Stop notifying this one. True if the session stays: the owner, or another one, closes it
+        later."""
         with self._lock:
             self._references = self._without(listener)
             return bool(self.all()) and not self.is_owner(listener)
@@ -153,7 +152,7 @@ class Listeners:
         return tuple(r for r in self._references if r() is not None and r() is not listener)
 
     def all(self) -> list[SessionListener]:
-        """Those that are there, in the order in which they came."""
+        """Those that still exist, in the order in which they were added."""
         found = (reference() for reference in self._references)
         return [listener for listener in found if listener is not None]
 
@@ -318,7 +317,7 @@ class LocalSession:
         if self._is_closed:
             return self._closed_error()  # by another thread, meanwhile
         if self.pauses:
-            return SessionPaused(str(error))  # it came just behind the hand-over
+            return SessionPaused(str(error))  # it came just after the hand-over
         if self.moved is not None:
             return self.moved
         self.lose(error)
@@ -339,7 +338,7 @@ class LocalSession:
             return True
 
     def resume(self) -> None:
-        """Let appends go on, or learn where the topic is."""
+        """Let appends go on; after a hand-over, they follow the topic."""
         self.pauses.end()
 
     def await_resumed(self, timeout: float | None) -> bool:
@@ -350,8 +349,8 @@ class LocalSession:
     # ---- hand-over -------------------------------------------------------------------------
 
     def hand_off(self, to: Transfer) -> None:
-        """The topic was handed over. Where its new owner is in this process, the producers may go
-        on there (rule E2); else this is their end."""
+        """The topic was handed over. If its new owner is in this process, the producers may
+        continue there (rule E2); otherwise this ends them."""
         error = topic_moved_error(self.topic, self.session.name, to)
         if not self.options.follow or self.engine.engine_here(to.target) is None:
             self.lose(error)
@@ -384,7 +383,7 @@ class LocalSession:
 
     def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
         """This producer is closed: commit what was accepted. The owner, and the last one, release
-        the session. Returns what the last of the accepted messages failed with."""
+        the session. Returns the error of the last accepted message, if it failed."""
         if self.engine.forked:
             return None
         if self.engine.busy_here:
@@ -393,7 +392,7 @@ class LocalSession:
         return self._drain() if self.listeners.remove(listener) else self.close()
 
     def close(self) -> ExclusiveLogError | None:
-        """Drain and release the session; what the last of the accepted messages failed with."""
+        """Drain and release the session; returns the error of the last accepted message, if any."""
         failure = None
         with self._lock:
             if self._is_closed:
@@ -422,7 +421,7 @@ class LocalSession:
         return failure
 
     def _drain(self) -> ExclusiveLogError | None:
-        """Commit what was accepted; what the last of it failed with, unless it was fenced."""
+        """Commit what was accepted; returns the error of the last message, unless it was fenced."""
         if self.moved is not None or self._lost is not None or self.engine.closed:
             return None
         return self.sending.finish()
@@ -441,7 +440,7 @@ def _connect(
     engine: Host, session: Session, last_sequence: int, options: SessionOptions,
     finalizer: _core.Finalizer,
 ) -> _core.Appender:  # fmt: skip
-    """What the session appends by."""
+    """The appender of the session."""
     ledger = engine.ledger
     appender = _core.Appender(
         session.name.encode(), last_sequence, options.max_batch_messages, options.max_batch_bytes,
@@ -469,10 +468,10 @@ def _may_write(tables: Tables, row: _core.TopicRow, session: Session) -> bool:
 
 
 class Following:
-    """What the producers of a session go on with whose topic was handed over within this process
-    (rule E2): where the topic is now, and the session that was found or opened there.
+    """The next session of producers whose topic was handed over within this process (rule E2): it
+    locates the topic, and finds or opens the session there.
 
-    The session has it, and is passed to it: a cycle of references would keep both."""
+    The former session refers to it, and is passed to calls: a reference back would keep both."""
 
     def __init__(
         self, engine: Host, topic: int, lineage: int, moved: ProducerMovedError,
@@ -541,7 +540,7 @@ class Following:
             if where is None:
                 break
             there, number = where
-            # Its engine may not have come to making the session of a grant yet.
+            # Its engine may not have made the session of a grant yet.
             found = there.registry.find_session(number) if number else self._open_on(there, left)
             if isinstance(found, LocalSession):
                 self._next = found, not number
@@ -562,11 +561,14 @@ class Following:
             return future.result()
         except (ProducerFencedError, ProducerBusyError):  # another producer was faster
             return None
-        except (EngineClosedError, TopicNotFoundError):  # neither engine nor topic wait for us
+        except (
+            EngineClosedError,
+            TopicNotFoundError,
+        ):  # the engine was closed, or the topic deleted, meanwhile
             return None
 
     def _hand_on(self, left: LocalSession, found: LocalSession, opened: bool) -> None:
-        """Give the producers their next session; called again, it goes on where it failed."""
+        """Give the producers their next session; a second call continues where one failed."""
         self._engine.registry.unregister(left)
         self._finalizer.let_go()
         for listener in left.listeners.all():
@@ -578,7 +580,7 @@ class Following:
 
 
 class SessionFuture(GrantFuture[LocalSession]):
-    """The session that goes on after a hand-over."""
+    """The future of the session that continues after a hand-over."""
 
     _engine: Any
 
@@ -666,7 +668,7 @@ class Attempt(Generic[Who]):
             return self._acknowledge()
 
     def _encode(self) -> None:
-        """The sessions are paused: now it is known which sequence ids are next."""
+        """Encode the messages. The sessions are paused, so the next sequence ids are known."""
         appenders = {session: session.sending.private_appender() for session in self._sessions}
         for producer, session in self._here.items():
             appender = appenders[session]
@@ -717,6 +719,8 @@ def _name_fencing_engine(error: ExclusiveLogError, session: Session, engine: Hos
     holder = error.holder
     if type(error) is not ProducerFencedError or holder is None:
         return
-    is_next = holder.epoch == session.epoch + 1  # else another one may have been between
+    is_next = (
+        holder.epoch == session.epoch + 1
+    )  # otherwise there may have been another owner in between
     if is_next and engine.engine_here(holder.engine_id) is not None:
         error.args = (f"{error}. It was fenced by this process, engine {holder.engine_name!r}",)

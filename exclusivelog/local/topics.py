@@ -199,7 +199,7 @@ class LocalTopic:
         return replace(found, groups=tuple(groups))
 
     def terminate(self) -> int:
-        """End all writing for good; the next offset."""
+        """Terminate the topic; the next offset."""
         end = self._engine.sessions.terminate(self._id)
         logs.emit(
             log, logs.TERMINATED, ledger=self._engine.ledger.path, topic=self.facts().name,

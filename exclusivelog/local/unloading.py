@@ -49,7 +49,7 @@ class Host(Protocol):
         """EngineClosedError unless the engine can be used here."""
 
     def check_writable(self) -> None:
-        """An error unless the engine can be used here, and to write."""
+        """Raise an error unless the engine can be used here, and to write."""
 
 
 class Chunk:
@@ -185,7 +185,7 @@ def unloading(
     engine: Host, there: Callable[[], list[str]], topics: str | Iterable[str], to: str,
     timeout: float, groups: Iterable[str], producer: str | None,
 ) -> Unloading:  # fmt: skip
-    """What `Engine.unload` and `unload_async` begin; `there` lists the names of all topics."""
+    """The moves of `Engine.unload` and `unload_async`; `there` lists the names of all topics."""
     return Unloading(
         engine, lambda: choose(engine.path, there, topics), to, timeout, groups, producer
     )
@@ -194,8 +194,8 @@ def unloading(
 def begin_move(
     engine: Host, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
 ) -> Unloading:
-    """Begin what `Producer.move` does. ProducerFencedError if the session is gone: another producer
-    may have its name."""
+    """Begin to move one producer; see `Producer.move`. ProducerFencedError if the session is gone:
+    another producer may have its name."""
     unloading = Unloading(engine, lambda: [topic], to, timeout, groups, session.name, session)
     unloading.begin()
     return unloading

@@ -114,7 +114,7 @@ class BackgroundWorker:
     def _do_round(self) -> None:
         failure: ExclusiveLogError | None = None
         usage = self._ledger.usage
-        self._notifications.note(True)  # unless it comes to its end
+        self._notifications.note(True)  # unless the round completes
         for step in (
             self._evict_awaited,  # first: a request waits for it
             self._release_dropped, self.release_given_up, self._release_orphans,
@@ -222,7 +222,7 @@ class BackgroundWorker:
 
     def _evict(self, engines: Iterable[str]) -> None:
         for engine in engines:
-            others: list[Session] = []  # than owners: the record of their change names those
+            others: list[Session] = []  # than owners: the events of other changes name owners
             for evicted in self._sessions.evict(engine):
                 self._notifications.read()
                 others += [each for each in evicted if not each.exclusive or not each.epoch]
@@ -246,8 +246,8 @@ class BackgroundWorker:
 
 
 class Heartbeat:
-    """A thread of its own: the background worker may have to wait for a ledger that another process
-    has stopped, and its engine is not unresponsive for that (rule C3)."""
+    """Sends heartbeats in a thread of its own: the background worker may have to wait for a stopped
+    process, which does not make its own engine unresponsive (rule C3)."""
 
     def __init__(
         self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None,
@@ -267,7 +267,7 @@ class Heartbeat:
                 ledger.integrity.check_place()
             except LedgerError:  # every call raises it from now on, and the worker fails waiters
                 wake()
-                return  # what the engine owns there, others may have
+                return  # other engines may take what the engine owns there
 
     def stop(self) -> None:
         """End the thread soon."""
@@ -318,7 +318,7 @@ class Callbacks:
 
 
 def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> threading.Thread:
-    """Start a thread that goes on whatever it meets, for an engine on this ledger."""
+    """Start a thread, for an engine on this ledger, that no error ends."""
 
     def failed(error: BaseException) -> None:
         logs.emit(
