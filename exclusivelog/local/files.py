@@ -208,7 +208,7 @@ class Directory:
     def lost(self) -> str:
         """Why the path no longer leads here (removed, renamed, replaced); empty if it does."""
         if not self.is_open:
-            return "its file descriptors were closed by the program (os.closerange, say)"
+            return "its file descriptors were closed by the program (os.closerange, for example)"
         try:
             facts = os.stat(self.path)
         except PermissionError:

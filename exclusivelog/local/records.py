@@ -1,11 +1,10 @@
-"""What the tables keep: sessions and transfers, rows of LMDB, and time marks.
+"""Records in the tables: sessions, transfers and claims; rows of LMDB; time marks.
 
-Time marks: the real times of messages whose publish times are ahead of the clock.
-
-Publish times never decrease within a topic (rule G4). So one message sent under a clock that is ten
-years ahead gives its time to all later messages of the topic, for ten years. The ledger therefore
-keeps a few *time marks* for such a topic. A mark (offset, time) says: every message before this
-offset had been published by that time.
+**Time marks** are the real times of messages whose publish times are ahead of the clock. Publish
+times never decrease within a topic (rule G4). So one message sent under a clock that is ten years
+ahead gives its time to all later messages of the topic, for ten years. The ledger therefore keeps a
+few *time marks* for such a topic. A mark (offset, time) means: every message before this offset had
+been published by that time.
 
 The effective time of a message is its publish time, unless that is ahead of the reading process's
 clock: then it is the time of the first mark after the message, or now if there is none. Retention

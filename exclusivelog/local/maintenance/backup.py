@@ -1,14 +1,11 @@
-"""Backups, and the directories that they go into.
-
-Backups: a consistent copy of a ledger, while others go on writing.
+"""Backups: a consistent copy of a ledger, while others go on writing.
 
 First the tables, as LMDB copies them, compacted; then the segments that these refer to; at last
 the journal, as far as the tables go along with it. The process that opens the copy recovers from
 that what its tables do not have yet, as after a crash. So it has all that was acknowledged before.
 
-The copy is made in a subdirectory that marks it as unfinished.
-
-The directory that a backup goes into: complete, or refused by `open` (rule H4).
+The copy is made in a subdirectory that marks it as unfinished. So the target directory holds a
+complete backup, or `open` refuses it (rule H4):
 
 ```text
 backup-unfinished/          exists before the first byte is copied, until every byte is durable

@@ -1,15 +1,12 @@
-"""Retention: removing messages, and which are too old.
+"""Trimming and retention: removing old messages, by a call or by age and size (rule G8).
 
-Trimming: removing old messages, by hand or by age and size (rule G8).
+**Trimming**: a trim is one transaction that moves the topic's first offset, and others, each a
+bounded number of rows, that delete the entries before it. The next open of the ledger deletes what
+a crash has left. An entry that holds the first offset stays until all of its messages are old.
 
-A trim is one transaction that moves the topic's first offset, and others, each a bounded number of
-rows, that delete the entries before it. The next open of the ledger deletes what a crash has left.
-An entry that holds the first offset stays until all of its messages are old.
-
-Which messages of a topic are older than `max_age`, where wall clocks may be wrong.
-
-Retention cannot be undone, so it must not follow a clock that has just been set ten years ahead.
-Two things hold it back, both by the monotonic clock:
+**Age**: which messages are older than `max_age`, although wall clocks may be wrong. Retention
+cannot be undone, so it must not follow a clock that has just been set ten years ahead. Two rules
+prevent that, both by the monotonic clock:
 
 - What this process has seen arrive within `max_age` stays.
 - Messages that have been due for more than an hour are *overdue*. Retention that runs removes

@@ -1,21 +1,19 @@
 """Views of a topic, kept beside its messages: compacted ones, and snapshots of states.
 
-Compaction: the last message of every key, at its own offset (rule G7).
-
-A compacted view is a run of entries under an id of its own, like a topic's. It lacks the messages
-that a later one of the same key has replaced, or a map's `clear` has removed. It reaches up to its
-*horizon*, where a compacted reader continues with the topic itself. A tombstone removes its key
-from the view; a message without a key is kept. A new view is made from the former one and the
-messages since: it costs what is new, and trimming the topic loses nothing of it.
+**Compaction** keeps the last message of every key, at its own offset (rule G7). A compacted view is
+a run of entries under an id of its own, like a topic's. It lacks the messages that a later one of
+the same key has replaced, or a map's `clear` has removed. It reaches up to its *horizon*, where a
+compacted reader continues with the topic itself. A tombstone removes its key from the view; a
+message without a key is kept. A new view is made from the former one and the messages since: it
+costs what is new, and trimming the topic loses nothing of it.
 
 Appends and reads continue meanwhile: entries are added a bounded number at a time, one small
 transaction makes the view the topic's, and then the former one is deleted. The next open of the
 ledger deletes an unfinished view.
 
-Snapshots of states: messages under an id of their own, as of an offset of a topic (rule I4).
-
-They are made beside everything else, as compacted views are: a bounded number of rows at a
-time, one small transaction that makes them the topic's, and then the last ones go.
+**Snapshots of states** are messages under an id of their own, as of an offset of a topic (rule I4).
+They are made in the background, as compacted views are: a bounded number of rows at a time, one
+small transaction that makes them the topic's, and then the last ones are deleted.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ WRITTEN_AT_ONCE = 4 << 20  # bytes of one transaction: others wait for the ledge
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What a compaction has done: messages in the view, of how many that it was made of."""
+    """The result of a compaction: the messages in the view, and those that it was made from."""
 
     kept: int
     read: int
@@ -248,7 +246,7 @@ ENTRY_BYTES = 1 << 20
 def write_snapshot(
     ledger: Store, topic: int, slot: int, engine: str, offset: int, items: Iterable[Item]
 ) -> None:
-    """Keep these items as what the topic's messages before `offset` add up to."""
+    """Store these items as the state after the topic's messages before `offset`."""
     snapshot = None
     began = time.monotonic()
     try:

@@ -26,23 +26,20 @@ walks the list before it frees the process's memory, so that a take-over does no
 inherits nothing. A process that dumps core is dead only once the dump is written. Slots do not
 decide who may write: the epoch in the ledger does (rule B2).
 
-Which processes have a ledger open: the kernel's locks have that, not shared memory.
-
-A process holds shared open-file locks of `journal`, `data.mdb` and `owners.lock` while it has the
-ledger open. A process that gets all of them exclusively is alone: what the lock file says is out
-of date, so this process initialises it and recovers the journal (rule H3). A process that does not
-get them joins live engines, and leaves the shared memory as it is.
+**Presence**: the kernel's locks, and not shared memory, show which processes have a ledger open. A
+process holds shared open-file locks of `journal`, `data.mdb` and `owners.lock` while it has the
+ledger open. A process that gets all of them exclusively is alone: the lock file is out of date, so
+this process initialises it and recovers the journal (rule H3). A process that does not get them
+joins live engines, and leaves the shared memory as it is.
 
 There are three files because one may have been replaced while an engine had it open. The kernel
 drops the locks when the last process with these descriptors closes them, or dies. They do not
 conflict with any program's `flock`.
 
-Stalled processes that hold the writer lock, and so hold up all others.
-
-A thread holds the writer lock for microseconds at an append, and for about a millisecond at a
-change of the tables; the kernel frees the lock when the thread dies. But a process that is
-*stopped* there (SIGSTOP, a debugger, a frozen container) keeps out all others: no process can take
-a lock from a thread that may go on at any time. `StallWatch` logs which process it is.
+**Stalled processes**: a thread holds the writer lock for microseconds at an append, and for about a
+millisecond at a change of the tables; the kernel frees the lock when the thread dies. But a process
+that is *stopped* there (SIGSTOP, a debugger, a frozen container) keeps out all others: no process
+can take a lock from a thread that may resume at any time. `StallWatch` logs which process it is.
 
 With `kill_stalled=True`, it is killed once it has been silent for longer than its own `keepalive`
 (rule C3); so is a process that is stopped inside a read (see storage/usage.py).
@@ -268,7 +265,7 @@ class Slots:
         self.atomics.add(at, 1)
         self.atomics.wake(at)
 
-    # ---- which engines must not be there -------------------------------------------------
+    # ---- engines that must not be open ---------------------------------------------------
 
     def refuse_other_namespaces(self) -> None:
         """LedgerError while an engine of another pid namespace is open: locks and LMDB's table of
@@ -489,7 +486,7 @@ def process_of(thread: int) -> int | None:
 
 
 class StallWatch:
-    """Logs each process that holds others up once, and kills it where `kill_stalled` allows that.
+    """Logs each process that blocks others once, and kills it where `kill_stalled` allows that.
 
     `killers` counts the engines of this process that were opened with `kill_stalled`.
     """
@@ -540,8 +537,8 @@ class StallWatch:
 
     def kill_if_stalled(self, pid: int, holds: Callable[[], bool], where: str) -> None:
         """Kill another process if `kill_stalled` allows it, and all engines of that process have
-        been silent for longer than their keepalive. `holds()`: does it still hold others up,
-        `where` the log says?"""
+        been silent for longer than their keepalive. `holds()`: does it still block others?
+        `where`: for the log."""
         if self.killers and pid != os.getpid():
             engines = list(self._slots.in_process(pid))
             if self._all_stalled(engines):

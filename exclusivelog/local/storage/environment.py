@@ -1,7 +1,7 @@
-"""Where a ledger may lie, and what its directory may hold (rules H2, H4, H5).
+"""The directory of a ledger, and LMDB's environment in it (rules H2, H4, H5).
 
-LMDB's environment: how it is created, checked, opened, shared by threads, and left by a forked
-child (rule H2).
+Where a ledger may lie, and what its directory may hold; how the environment is created, checked,
+opened, shared by threads, and left by a forked child.
 """
 
 from __future__ import annotations

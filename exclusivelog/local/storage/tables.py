@@ -40,7 +40,7 @@ claimants  claim session                                    msgpack of Claimant
                                                             queue: a producer bound to the claim
 transfers  topic id                                         msgpack of access.Transfer
            topic id, session                                the same, of one shared producer
-cursors    topic id, group                                  the offset a reader group goes on at
+cursors    topic id, group                                  the committed offset of a reader group
 retention  topic id                                         msgpack [max_age (s), max_bytes]
 fences     topic id, token of a run                         the epoch it writes under (see once.py)
 batches    topic id, writer                                 the number of its last batch (i64),
@@ -227,8 +227,8 @@ class TopicTable:
         return not is_marked(self.marks(row.id), row.next_offset, now)
 
     def mark_time(self, row: TopicRow) -> None:
-        """Where the topic's publish times lie ahead of the clock: remember that its messages had
-        been published by now."""
+        """If the topic's publish times are ahead of the clock, record that its messages had been
+        published by now."""
         if self.lacks_mark(row):
             marks = with_mark(self.marks(row.id), row.next_offset, wall_ms())
             self._put_marks(row.id, marks)
@@ -549,7 +549,7 @@ class ProducerTable:
 
 
 class CursorTable:
-    """Where reader groups go on."""
+    """The committed positions of reader groups."""
 
     __slots__ = ("rows",)
 
@@ -557,11 +557,11 @@ class CursorTable:
         self.rows = rows
 
     def get(self, topic: int, group: str) -> int | None:
-        """The offset at which a reader group goes on; None if it has not committed yet."""
+        """The committed offset of a reader group; None before its first commit."""
         return self.rows.find("cursors", U64.pack(topic) + group.encode(), u64)
 
     def all(self, topic: int) -> list[tuple[str, int]]:
-        """(group, offset at which it goes on) of all that have committed on a topic."""
+        """(group, committed offset) of all that have committed on a topic."""
         return [
             (group.decode(), self.rows.decode("cursors", u64, data))
             for group, data in self.rows.under("cursors", topic)
@@ -608,7 +608,7 @@ class OnceTable:
             self.rows.delete(table, U64.pack(topic) + key)
 
     def move_fences(self, former: int, topic: int) -> None:
-        """A topic that was deleted is made anew: who was fenced there stays so (rule B4)."""
+        """A deleted topic is created again: runs that were fenced there stay fenced (rule B4)."""
         for token, data in list(self.rows.under("fences", former)):
             self.rows.put("fences", U64.pack(topic) + token, data)
             self.rows.delete("fences", U64.pack(former) + token)
@@ -965,7 +965,7 @@ class ClaimTable:
         self.rows.put("claims", claim_key(group, resource), row)
 
     def claimant(self, claimant: int) -> Claimant | None:
-        """A claim session, if it was not severed or released."""
+        """A claim session; None if it was revoked or released."""
         return self.rows.find("claimants", U64.pack(claimant), _unpack_claimant)
 
     def put_claimant(self, claimant: Claimant) -> None:
@@ -1001,7 +1001,7 @@ class TransferTable:
         self.rows.put("transfers", U64.pack(transfer.topic), _pack_transfer(transfer))
 
     def drop(self, topic: int) -> None:
-        """The hand-over has ended, one way or another."""
+        """The hand-over has ended."""
         self.rows.delete("transfers", U64.pack(topic))
 
     def seat(self, topic: int, session: int) -> Transfer | None:
@@ -1074,8 +1074,8 @@ class ViewTable:
         return self.rows.find("views", U64.pack(topic), _unpack_view)
 
     def check_making(self, view: View) -> None:
-        """EngineClosedError unless the engine that began to make this view has it still: once
-        that is closed, others clear away what it leaves."""
+        """EngineClosedError unless the engine that began to make this view is still open: once
+        that is closed, others delete the view."""
         row = self.rows.get("trash", U64.pack(view.id))
         if row is None or len(row) != MAKER.size:
             raise EngineClosedError("the engine was closed while it compacted, or took a snapshot")
@@ -1099,7 +1099,7 @@ class ViewTable:
         self.rows.put("snapshots", U64.pack(topic), row)
 
     def drop(self, topic: int) -> None:
-        """The topic is gone, and its view, snapshot and kind with it."""
+        """The topic was deleted: drop its view, snapshot and kind."""
         self.rows.delete("meta", KIND + U64.pack(topic))
         for table, found in (("views", self.view(topic)), ("snapshots", self.snapshot(topic))):
             if found is not None:
@@ -1107,7 +1107,7 @@ class ViewTable:
                 self._deletions.add(found.id)
 
     def begin(self, view: int, slot: int, engine: str) -> None:
-        """An engine begins to make a view; it is to go should the engine die."""
+        """An engine begins to make a view; it is deleted if the engine dies."""
         maker = MAKER.pack(slot, int(engine, 16))
         self.rows.put("trash", U64.pack(view), maker)
 
@@ -1128,17 +1128,17 @@ class DeletionTable:
         self.rows = rows
 
     def add(self, topic: int) -> None:
-        """Mark a deleted topic's rows as still to go."""
+        """Mark a deleted topic's rows for deletion."""
         self.rows.put("trash", U64.pack(topic), b"")
         for what in (PRIORITIES, ANNOUNCED, TIMES, OVERDUE, COMPRESSION):
             self.rows.delete("meta", what + U64.pack(topic))
 
     def add_before(self, topic: int, offset: int) -> None:
-        """Mark a topic's entries that end before an offset as still to go."""
+        """Mark a topic's entries that end before an offset for deletion."""
         self.rows.put("trash", U64.pack(topic), U64.pack(offset))
 
     def all(self) -> dict[int, int | None]:
-        """{topic: the offset before which its entries are to go, or None: all of it}."""
+        """{topic: the offset before which its entries are to be deleted, or None: all of it}."""
         return {
             u64(key): u64(value) if value else None
             for key, value in self.rows.cursor("trash")
@@ -1352,7 +1352,7 @@ class Tables:
 
     @functools.cached_property
     def cursors(self) -> CursorTable:
-        """Where reader groups go on."""
+        """The committed positions of reader groups."""
         return CursorTable(self.rows)
 
     @functools.cached_property
@@ -1396,7 +1396,8 @@ class Tables:
         return RetentionTable(self.rows)
 
     def apply(self, stop: int, version: int | None = None) -> None:
-        """Take over what the journal has before the position `stop`. `version`: what is appended
+        """Apply to the tables what the journal has before the position `stop`. `version`: what is
+        appended
         behind that has this one, or a later one (see `AppliedJournal.mark`)."""
         journal = self.journal
         assert journal.file is not None
@@ -1513,7 +1514,7 @@ class Tables:
 
 
 class Store(Protocol):
-    """The ledger, as those know it who read and change its tables; `Ledger` is one."""
+    """A ledger, as code that reads and changes its tables needs it; `Ledger` is one."""
 
     path: str
     journal: _core.Journal | None
@@ -1521,7 +1522,7 @@ class Store(Protocol):
 
     @property
     def lockfile(self) -> Any:
-        """The `LockFile`; no type, as that would put these tables upon the shared memory."""
+        """The `LockFile`; without its type, which would be an import from the shared memory."""
 
     @property
     def busy_here(self) -> bool:
