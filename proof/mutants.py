@@ -130,7 +130,7 @@ MUTANTS = (
            ("tests/ownership/test_queue.py",)),
     Mutant("a waiter is selected without the core", ADMIT, SELECTED, SELECTED_SLOWLY,
            ("tests/core/test_promotion.py",)),
-    Mutant("a waiter announces", "sessions.py",
+    Mutant("a waiter announces", "ownership/sessions.py",
            "        tables.sessions.put_waiter(session)\n",
            "        tables.sessions.put_waiter(session)\n"
            "        if session.announce is not None:\n"
@@ -143,19 +143,19 @@ MUTANTS = (
            "                        raise _Refused(session, error) from error\n"
            "                    self._placed[session] = []\n",
            ("tests/ownership/test_announcements.py",)),
-    Mutant("a grant does not announce", "sessions.py", "if session.announce is not None:",
+    Mutant("a grant does not announce", "ownership/sessions.py", "if session.announce is not None:",
            "if False:", ("tests/ownership/test_announcements.py",)),
     Mutant("a stale owner announces", "local/session.py",
            "self._placed[session] = append_one(tables, work)",
            "self._placed[session] = append_one(tables, work) if work.batches else []",
            ("tests/ownership/test_announcements.py",)),
-    Mutant("a release promotes no waiter", "sessions.py",
+    Mutant("a release promotes no waiter", "ownership/sessions.py",
            "        if promote:\n            self.promote(tables, row)\n", "",
            ("model", "tests/ownership/test_queue.py", "tests/conformance/test_access.py")),
-    Mutant("evicted sessions keep their rows", "sessions.py",
+    Mutant("evicted sessions keep their rows", "ownership/sessions.py",
            '            self.drop_holder(tables, row, session, "evict", "fenced", rival)\n', "",
            ("model", "tests/conformance/test_epochs.py", "torture")),
-    Mutant("a promoted waiter is not notified", "sessions.py",
+    Mutant("a promoted waiter is not notified", "ownership/sessions.py",
            "        tables.notifications.post(\n            winner, GRANTED, winner.epoch, "
            "winner.since, sequence, reason, self.now()\n        )\n", "",
            ("tests/ownership/test_queue.py",)),
@@ -183,7 +183,7 @@ MUTANTS = (
            "                pass  # a role may have waited for it",
            ("tests/ownership/test_roles.py::"
             "test_d4_a_producer_that_hangs_amid_a_selection_leaves_no_role_waiting",)),
-    Mutant("a grant is not told", "sessions.py",
+    Mutant("a grant is not told", "ownership/sessions.py",
            '            record(tables, row, "grant", reason, target=session)\n', "",
            ("tests/ownership/test_events.py",)),
     Mutant("events are not written", "ledger.py",
