@@ -19,13 +19,22 @@ docs/operations.md lists the lines; a test compares it with this file.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import select
+import stat
+import sys
+import termios
 import threading
+import traceback
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 COMMON = ("event", "ledger", "engine", "engine_id", "pid", "topic", "epoch", "reason")
 MOST_NAMES = 10  # of topics, in the text of one line
+FORMAT_BYTES = 512  # of time, level and logger
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,8 @@ _logging = _Logging()
 def emit(
     log: logging.Logger, line: Line, *, error: BaseException | None = None, **fields: object
 ) -> None:
-    """Log a line. What a handler raises, or a closed stderr, does no harm to the caller.
+    """Log a line. A handler that raises, or a closed stderr, does no harm to the caller. A handler
+    that would wait, because its pipe is full and not read, is left out.
 
     - `error`: logged with its traceback.
     - `fields`: the attributes of the record.
@@ -66,9 +76,73 @@ def emit(
     _logging.now = True
     try:
         with contextlib.suppress(Exception):
-            log.log(line.level, line.text, facts, exc_info=error, extra=facts, stacklevel=2)
+            size = _size_of(line, facts, error)
+            blocked = [handler for handler in _handlers(log) if _is_blocked(handler, size)]
+            if blocked:
+                _log_without(blocked, log, line, facts, error)
+            else:
+                log.log(line.level, line.text, facts, exc_info=error, extra=facts, stacklevel=2)
     finally:
         _logging.now = False
+
+
+def _handlers(log: logging.Logger) -> Iterator[logging.Handler]:
+    """Those that get what this logger logs, as `Logger.callHandlers` has them."""
+    above: logging.Logger | None = log
+    found = False
+    while above is not None:
+        found = found or bool(above.handlers)
+        yield from above.handlers
+        above = above.parent if above.propagate else None
+    if not found and logging.lastResort is not None:
+        yield logging.lastResort
+
+
+def _size_of(line: Line, facts: Mapping[str, object], error: BaseException | None) -> int:
+    """The bytes that a handler writes, about; not less than what a formatter usually adds."""
+    parts = [line.text % facts, *(traceback.format_exception(error) if error else ())]
+    return FORMAT_BYTES + sum(len(part.encode(errors="replace")) for part in parts)
+
+
+def _is_blocked(handler: logging.Handler, size: int) -> bool:
+    return isinstance(handler, logging.StreamHandler) and is_blocked(handler.stream, size)
+
+
+def is_blocked(stream: Any, size: int = select.PIPE_BUF) -> bool:
+    """Would a write of so many bytes wait, because the stream is a pipe, socket or terminal that is
+    full?
+
+    >>> is_blocked(sys.stderr), is_blocked(None)
+    (False, False)
+    """
+    try:
+        descriptor = stream.fileno()
+    except (AttributeError, OSError, ValueError):  # none, closed, or not of the system
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    if not poll.poll(0):
+        return True
+    if size <= select.PIPE_BUF or not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        return False  # a pipe that takes anything takes so much
+    waiting = int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+    return waiting + size > fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF
+
+
+def _log_without(
+    blocked: list[logging.Handler], log: logging.Logger, line: Line, facts: Mapping[str, object],
+    error: BaseException | None,
+) -> None:  # fmt: skip
+    """As `Logger.log`, for the other handlers."""
+    file, number, function, _ = log.findCaller(stacklevel=3)
+    told = None if error is None else (type(error), error, error.__traceback__)
+    record = log.makeRecord(
+        log.name, line.level, file, number, line.text, (facts,), told, function, facts
+    )
+    if log.filter(record):
+        for handler in _handlers(log):
+            if handler not in blocked and record.levelno >= handler.level:
+                handler.handle(record)
 
 
 def some(names: list[str]) -> str:

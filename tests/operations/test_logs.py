@@ -3,6 +3,7 @@ no handler, however broken, does a call any harm."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -396,33 +397,89 @@ def test_a_handler_that_uses_the_library_does_not_log_itself(
         assert any("was granted" in value for value in handler.values)
 
 
-CLOSED_STDERR = """
+# A program that logs much; the last line is longer than what fits into a pipe at once.
+LOGGING = """
 import logging, os, sys
-sys.path.insert(0, {root!r})
 import exclusivelog as xl
-logging.basicConfig(level=logging.DEBUG)
-if {how!r} == "closed":
-    sys.stderr.close()
-elif {how!r} == "descriptor":
-    os.close(2)
-else:
-    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
-with xl.open({path!r}) as engine:
+from exclusivelog import logs
+handlers, path = sys.argv[1:]
+if handlers == "a handler":
+    logging.basicConfig(level=logging.DEBUG)
+with xl.open(path) as engine:
     topic = engine.topic("orders")
     first = topic.producer("exclusive")
     second = topic.producer("exclusive_with_fencing")
     print(second.send(b"x"), topic.owner.epoch)
+    for number in range(20):
+        logs.emit(logging.getLogger("exclusivelog"), logs.NO_SNAPSHOT, topic="orders", reason="x")
+    try:
+        raise ValueError("a long text " * 20_000)
+    except ValueError as error:
+        logs.emit(logging.getLogger("exclusivelog"), logs.RETENTION_FAILED, error=error)
 """
 
 
-@pytest.mark.parametrize("how", ["closed", "descriptor", "full"])
-def test_a_closed_or_full_stderr_hurts_no_call(path: str, how: str) -> None:
-    program = CLOSED_STDERR.format(root=str(ROOT), how=how, path=path)
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """The writing end of a pipe that is full, and that no process reads."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    yield writing
+    os.close(reading)
+    os.close(writing)
+
+
+@pytest.mark.parametrize("handlers", ["a handler", "no handler"])  # Python's own takes warnings
+@pytest.mark.parametrize(
+    "how",
+    ["2>&-", "2>/dev/full", "a full pipe", "a pipe that becomes full", "a pipe without a reader"],
+)
+def test_no_stderr_hurts_a_call(path: str, full_pipe: int, how: str, handlers: str) -> None:
+    stderr = full_pipe
+    if how.startswith("a pipe"):
+        reading, stderr = os.pipe()
+        if "without" in how:
+            os.close(reading)
+    redirection = how if how.startswith("2>") else ""
+    program = [sys.executable, "-c", LOGGING, handlers, path]
     done = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        timeout=60, check=False,
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", *program], stdout=subprocess.PIPE,
+        stderr=stderr, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+    if stderr is not full_pipe:
+        os.close(stderr)
+    if how == "a pipe that becomes full":
+        told = os.read(reading, 1 << 16)
+        os.close(reading)
+        assert told.count(b"no snapshot") == 20
+        assert b"a long text" not in told  # it is longer than the pipe
+    assert (done.stdout, done.returncode) == (b"0 2\n", 0)
+
+
+@pytest.mark.parametrize("close", ["sys.stderr.close()", "os.close(2)"])
+def test_a_stderr_that_is_closed_later_hurts_no_call(path: str, close: str) -> None:
+    program = LOGGING.replace("with xl.open", f"{close}\nwith xl.open")
+    done = subprocess.run(
+        [sys.executable, "-c", program, "a handler", path], stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, timeout=60, check=False, cwd=ROOT,
     )  # fmt: skip
     assert (done.stdout, done.returncode) == (b"0 2\n", 0)
+
+
+def test_a_blocked_handler_is_left_out_and_the_others_are_not(full_pipe: int, broken) -> None:
+    heard: list[str] = []
+    other = logging.Handler()
+    other.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    with os.fdopen(os.dup(full_pipe), "w") as stream:
+        broken(logging.StreamHandler(stream))
+        broken(other)
+        log = logging.getLogger("exclusivelog.x")
+        logs.emit(log, logs.NO_SNAPSHOT, topic="orders", reason="full")
+    assert heard == ["topic 'orders': no snapshot: full"]
 
 
 def test_an_interrupt_goes_through_a_handler(broken) -> None:
