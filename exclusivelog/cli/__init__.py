@@ -8,6 +8,7 @@ an error, 2 for wrong arguments; `check --strict` has 3, too.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 PROGRAM = "exclusivelog"
@@ -17,6 +18,9 @@ COMMANDS = ("commands", "removing", "exporting", "auditing", "checking", "top", 
 
 def main() -> None:
     """The entry point."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed, as by 2>&-: print would take stdout for it
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
         from exclusivelog.cli.program import program
 

@@ -7,7 +7,7 @@ import json
 
 import click
 
-from exclusivelog.cli.output import fields_of, print_table
+from exclusivelog.cli.output import fields_of, print_result, print_table
 from exclusivelog.cli.program import (
     PATH,
     Argument,
@@ -54,11 +54,14 @@ def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
 @ledger_path
 @click.argument("page", cls=Argument, metavar="PAGE", type=PATH, help="The HTML file to write.")
 @maybe_topics
-def report(path: str, page: str, topics: tuple[str, ...]) -> None:
+@as_json
+def report(path: str, page: str, topics: tuple[str, ...], as_json: bool) -> None:
     """Write an HTML page: who led when, what each take-over cost, and where the load went."""
     from exclusivelog.audit import report
 
     gc.disable()  # as above
     with open_to_read(path) as engine:
         told = report(engine, page, topics or None)
-    print(f"{page}: {len(told.stories)} topics, {len(told.silences)} take-overs")
+    facts = {"page": page, "topics": len(told.stories), "take_overs": len(told.silences)}
+    text = f"{page}: {facts['topics']} topics, {facts['take_overs']} take-overs"
+    print_result(facts, text, as_json)

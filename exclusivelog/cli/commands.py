@@ -13,11 +13,13 @@ import click
 
 import exclusivelog as xl
 from exclusivelog.cli.output import (
+    Table,
     decoded,
     fields_of,
     holder_of,
     message_facts,
     pairs_of,
+    print_result,
     print_table,
     printable,
     time_of,
@@ -61,6 +63,8 @@ ON_A_CLUSTER = (
     "holders",
 )  # fmt: skip
 GROUPS = ("group", "topic", "position", "lag", *HOLDER)
+MOVES = ("topic", "state", "epoch", "from", "to", "reason")
+MESSAGES = ("offset", "epoch", "time", "producer", "key", "value", "properties")
 
 
 # ---- reading -----------------------------------------------------------------------------
@@ -300,8 +304,8 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
                     print(json.dumps(facts))
             return
         print_table(
-            ("topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid",
-             "since"),
+            ("topic", "state", "producer", "mode", "priority", "epoch", "engine", "engine id",
+             "pid", "since"),
             (row for name in names for row in _owner_rows(engine.topic(name))),
         )  # fmt: skip
         for name in names:
@@ -428,10 +432,10 @@ def _list(names: Sequence[str], records: Iterable[Mapping[str, Any]], as_json: b
 
 
 def _cell(name: str, value: Any) -> str:
-    if name in ("from", "to"):
-        return _party(value)
     if value is None or value == "":
         return "-"
+    if name in ("from", "to") and not isinstance(value, str):
+        return _party(value)
     if isinstance(value, dict):
         return "; ".join(f"{key}: {', '.join(names)}" for key, names in value.items()) or "-"
     if isinstance(value, list):
@@ -511,9 +515,10 @@ def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
     help="Also move this group's claims on the topics. Repeatable.",
 )  # fmt: skip
 @click.option("--producer", metavar="NAME", help="Move only this producer.")
+@as_json
 def unload(
     path: str, topics: tuple[str, ...], to: str, timeout: float, group: tuple[str, ...],
-    producer: str | None,
+    producer: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Hand topics over to an engine that you name, whatever the order of the queue."""
     with open_to_write(path) as engine:
@@ -521,19 +526,17 @@ def unload(
             topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
             groups=group, producer=producer,
         )  # fmt: skip
-    print_table(
-        ("topic", "state", "epoch", "from", "to", ""),
-        (
-            (
-                move.topic, move.state, move.epoch,
-                "-" if move.source is None else move.source.engine_name, move.target.name,
-                move.reason,
-            )
-            for move in moves
-        ),
-    )  # fmt: skip
+    _list(MOVES, map(_move_row, moves), as_json)
     if not all(move.ok for move in moves):
         leave(1)
+
+
+def _move_row(move: xl.Move) -> dict[str, Any]:
+    return {
+        "topic": move.topic, "state": move.state, "epoch": move.epoch,
+        "from": None if move.source is None else move.source.engine_name, "to": move.target.name,
+        "reason": move.reason,
+    }  # fmt: skip
 
 
 def _engine_id(engine: xl.Engine, name: str) -> str:
@@ -545,17 +548,15 @@ def _engine_id(engine: xl.Engine, name: str) -> str:
 
 @program.command()
 @ledger_path
-def verify(path: str) -> None:
+@as_json
+def verify(path: str, as_json: bool) -> None:
     """Read the whole ledger and check it. The exit status is 1 if there is damage."""
     with open_to_read(path) as engine:
         report = engine.verify()
-    for problem in report.problems:
-        print(problem)
     found = "sound" if report.ok else f"{len(report.problems)} problems"
-    print(
-        f"{report.topics:,} topics, {report.entries:,} entries, {report.messages:,} messages: "
-        f"{found}"
-    )
+    counted = f"{report.topics:,} topics, {report.entries:,} entries, {report.messages:,} messages"
+    text = "\n".join([*map(str, report.problems), f"{counted}: {found}"])
+    print_result({"ok": report.ok, **_jsonable(report)}, text, as_json)
     if not report.ok:
         leave(1)
 
@@ -572,8 +573,9 @@ def verify(path: str) -> None:
     help="The last N messages (default 10). With --from: the first N from there.",
 )  # fmt: skip
 @click.option(
-    "--from", "start", metavar="earliest|latest|OFFSET|TIME",
-    help="Start there, and show all messages up to the end. A TIME without a zone is local.",
+    "--from", "--since", "start", metavar="earliest|latest|OFFSET|TIME|AGE",
+    help="Start there, and show all messages up to the end. An AGE: 90s, 15m, 1h, 7d. A TIME "
+    "without a zone is local.",
 )  # fmt: skip
 @as_json
 def tail(
@@ -581,9 +583,10 @@ def tail(
 ) -> None:  # fmt: skip
     """Show a topic's messages.
 
-    A line has offset, epoch, time, producer, key, value and properties, separated by tabs.
+    A line has offset, epoch, time, producer, key, value and properties, separated by tabs; on a
+    terminal it is a row of a table. `send --json` reads what --json prints.
     """
-    show = _as_json if as_json else _as_text
+    shown = _Shown(as_json)
     with open_to_read(path) as engine:
         with engine.topic(topic).reader() as reader:
             left = _move(reader, engine.topic(topic), count, start)
@@ -593,9 +596,26 @@ def tail(
                     return
                 # Whoever follows wants to see what there is before the wait for more.
                 messages = batch or [_next(reader)]
-                for message in messages:
-                    print(show(message))
+                shown.print(messages)
                 left = None if left is None else left - len(messages)
+
+
+class _Shown:
+    """What `tail` prints."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._table = (
+            Table(MESSAGES, grows="value") if sys.stdout.isatty() and not as_json else None
+        )
+
+    def print(self, messages: Sequence[xl.Message]) -> None:
+        """Print these messages."""
+        if self._table is not None:
+            self._table.print([*_parts(m), ""][: len(MESSAGES)] for m in messages)
+            return
+        for message in messages:
+            print(_as_json(message) if self._as_json else "\t".join(_parts(message)))
 
 
 def _next(reader: xl.Reader) -> xl.Message:
@@ -613,7 +633,7 @@ def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | No
     return count
 
 
-def _as_text(message: xl.Message) -> str:
+def _parts(message: xl.Message) -> list[str]:
     parts: list[str] = [
         str(message.offset), str(message.epoch), time_of(message.publish_time),
         printable(message.producer_name),
@@ -622,7 +642,7 @@ def _as_text(message: xl.Message) -> str:
     ]  # fmt: skip
     if message.properties:
         parts.append(printable(pairs_of(message.properties)))
-    return "\t".join(parts)
+    return parts
 
 
 def _as_json(message: xl.Message) -> str:
@@ -661,7 +681,7 @@ def send(
     path: str, topic: str, values: tuple[str, ...], key: str | None, mode: str, name: str | None,
     priority: int, timeout: float | None, properties: tuple[str, ...], as_json: bool,
 ) -> None:  # fmt: skip
-    """Send messages, and print the offset of each once it is durable.
+    """Send messages, and print the offset of each once it is durable: a line with a number.
 
     The ledger and the topic are created if they are missing.
     """
@@ -728,32 +748,39 @@ def _lines_of_stdin() -> Iterator[list[bytes]]:
 @program.command()
 @ledger_path
 @topic_name
-def compact(path: str, topic: str) -> None:
+@as_json
+def compact(path: str, topic: str, as_json: bool) -> None:
     """Compact a topic: build the view that has only the last message of each key."""
     with open_to_write(path) as engine:
         kept = engine.topic(topic, create=False).compact()
-    print(f"{topic} is compacted: {kept} messages")
+    text = f"{topic} is compacted: {kept} messages"
+    print_result({"topic": topic, "messages": kept}, text, as_json)
 
 
 @program.command()
 @ledger_path
 @topic_name
 @click.option(
-    "--before", metavar="OFFSET|TIME",
-    help="Remove messages before this offset or time. A TIME without a zone is local.",
+    "--before", metavar="OFFSET|TIME|AGE",
+    help="Remove messages before this offset or time, or older than an AGE: 90s, 15m, 1h, 7d. A "
+    "TIME without a zone is local.",
 )  # fmt: skip
 @click.option(
     "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
     help="Keep at most so many bytes of the newest messages.",
 )  # fmt: skip
-def trim(path: str, topic: str, before: str | None, max_bytes: int | None) -> None:
+@as_json
+def trim(
+    path: str, topic: str, before: str | None, max_bytes: int | None, as_json: bool
+) -> None:  # fmt: skip
     """Remove a topic's old messages for good."""
     if before is None and max_bytes is None:
         raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
     end = None if before is None else start_of(before, "--before")
     with open_to_write(path) as engine:
         first = engine.topic(topic, create=False).trim(end, max_bytes)
-    print(f"{topic} begins at offset {first}")
+    text = f"{topic} begins at offset {first}"
+    print_result({"topic": topic, "first_offset": first}, text, as_json)
 
 
 @program.command()
@@ -772,10 +799,11 @@ def compression(
         with open_to_read(path) as engine:
             _show_compression(engine.topic(topic, create=False).stats(), as_json)
         return
+    chosen = None if method == "none" else method
     with open_to_write(path) as engine:
-        chosen = None if method == "none" else method
         engine.topic(topic, create=False).compression(chosen)  # a cluster refuses it
-    print(f"{topic}: compression of new messages: {method}")
+    text = f"{topic}: compression of new messages: {method}"
+    print_result({"topic": topic, "compression": chosen}, text, as_json)
 
 
 def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
@@ -797,14 +825,15 @@ def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
     "to", cls=Argument, metavar="TO", type=PATH,
     help="A new or empty directory, or one with an unfinished backup.",
 )  # fmt: skip
-def backup(path: str, to: str) -> None:
+@as_json
+def backup(path: str, to: str, as_json: bool) -> None:
     """Copy a ledger to another directory, consistently, also while it is in use.
 
     Every command refuses an interrupted backup. Run the backup again with the same arguments.
     """
     with open_to_read(path) as engine:
         engine.backup(to)
-    print(f"{path} is copied to {to}")
+    print_result({"path": path, "backup": to}, f"{path} is copied to {to}", as_json)
 
 
 @program.command()
@@ -814,7 +843,8 @@ def backup(path: str, to: str) -> None:
     help="A new or empty directory for the backup. Default: PATH.format-N.",
 )  # fmt: skip
 @click.option("--despite-damage", is_flag=True, help="Upgrade although the ledger is damaged.")
-def upgrade(path: str, to: str | None, despite_damage: bool) -> None:
+@as_json
+def upgrade(path: str, to: str | None, despite_damage: bool, as_json: bool) -> None:
     """Back up a ledger of an earlier format, then upgrade it to this version's format.
 
     Close every engine on the ledger first. Earlier versions can then open only the backup.
@@ -822,12 +852,13 @@ def upgrade(path: str, to: str | None, despite_damage: bool) -> None:
     if is_url(path):
         raise xl.UnsupportedError("upgrade is for a local ledger; a cluster has no format to raise")
     done = xl.upgrade(path, to, despite_damage=despite_damage)
-    for problem in done.problems:
-        print(problem)
     if done.backup is None:
-        print(f"{path} has format {done.after} already: nothing to do")
-        return
-    print(f"{path} was upgraded from format {done.before} to {done.after}; backup: {done.backup}")
+        said = f"{path} has format {done.after} already: nothing to do"
+    else:
+        formats = f"from format {done.before} to {done.after}"
+        said = f"{path} was upgraded {formats}; backup: {done.backup}"
+    text = "\n".join([*map(str, done.problems), said])
+    print_result({"path": path, **_jsonable(done)}, text, as_json)
 
 
 @program.command()
@@ -930,7 +961,7 @@ def mirror(
     if to is None:
         if origin is None or follow or plain or verify:
             raise click.UsageError("give --to URL, or --from URL and no option of --to")
-        _restore_from(path, topics, origin, timeout)
+        _restore_from(path, topics, origin, timeout, as_json)
         return
     if origin is not None:
         raise click.UsageError("give either --to URL or --from URL")
@@ -947,19 +978,21 @@ def mirror(
         ) as copy:  # fmt: skip
             if verify:
                 for name, found in copy.verify().items():
-                    print(
-                        f"{name}: {found.compared:,} compared, no difference; {found.lag:,} behind"
-                    )
+                    text = f"{found.compared:,} compared, no difference; {found.lag:,} behind"
+                    facts = {"topic": name, "compared": found.compared, "lag": found.lag}
+                    print_result(facts, f"{name}: {text}", as_json)
             else:
                 _run_mirror(copy, follow, as_json)
 
 
-def _restore_from(path: str, topics: Sequence[str], origin: str, timeout: float) -> None:
+def _restore_from(
+    path: str, topics: Sequence[str], origin: str, timeout: float, as_json: bool
+) -> None:  # fmt: skip
     from exclusivelog.restoring import restore
 
     given = {name: value for name, value in access().items() if name != "check_policies"}
     for name, count in restore(path, origin, topics or None, timeout=timeout, **given).items():
-        print(f"{name}: {count:,} messages")
+        print_result({"topic": name, "messages": count}, f"{name}: {count:,} messages", as_json)
 
 
 def _run_mirror(copy: Any, follow: bool, as_json: bool) -> None:

@@ -13,10 +13,11 @@ from typing import IO, Any
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import message_facts
+from exclusivelog.cli.output import message_facts, print_result
 from exclusivelog.cli.program import (
     PATH,
     Argument,
+    as_json,
     ledger_path,
     open_to_read,
     program,
@@ -44,21 +45,23 @@ ARROW_BYTES = 8 << 20
     "--format", "kind", type=click.Choice(FORMATS), help="Default: the ending of FILE, or jsonl."
 )
 @click.option(
-    "--from", "start", metavar="earliest|OFFSET|TIME", default="earliest",
-    help="The first message. A TIME without a zone is this machine's.",
+    "--from", "--since", "start", metavar="earliest|OFFSET|TIME|AGE", default="earliest",
+    help="The first message. An AGE: 90s, 15m, 1h, 7d. A TIME without a zone is local.",
 )  # fmt: skip
-@click.option("--to", "end", metavar="OFFSET|TIME", help="End before this one. Default: all.")
+@click.option("--to", "end", metavar="OFFSET|TIME|AGE", help="End before this one. Default: all.")
 @click.option("--key", "-k", help="Only messages with this key.")
 @click.option("--force", is_flag=True, help="Replace FILE.")
+@as_json
 def export(
     path: str, topic: str, file: str | None, kind: str | None, start: str, end: str | None,
-    key: str | None, force: bool,
+    key: str | None, force: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Write a topic's messages to a file or to stdout.
 
     FILE appears when all is written. In JSON lines, a value that is no UTF-8 text is in the field
     value_base64, a key in key_base64; `send --json` reads them. In CSV, no value and an empty one
-    look the same. Parquet needs the extra arrow.
+    look the same. Parquet needs the extra arrow. --json is about what is said of FILE, not about
+    what is in it.
     """
     kind = kind or _kind(file)
     if kind == "parquet" and file is None:
@@ -71,7 +74,8 @@ def export(
             wanted = Wanted(reader, stop, None if key is None else os.fsencode(key))
             WRITERS[kind](wanted, out)
     if file is not None:
-        print(f"{file}: {wanted.count:,} messages")
+        facts = {"file": file, "messages": wanted.count}
+        print_result(facts, f"{file}: {wanted.count:,} messages", as_json)
 
 
 def _kind(file: str | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -42,33 +43,115 @@ def message_facts(message: xl.Message) -> dict[str, object]:
     return facts
 
 
+def print_result(facts: Mapping[str, object], text: str, as_json: bool) -> None:
+    """What a command has done: as a JSON object, or in words."""
+    print(json.dumps(facts) if as_json else text)
+
+
+# ---- tables ------------------------------------------------------------------------------
+
+LEAST_WIDTH = 16  # of a column whose cells are folded
+
+
 def print_table(
     names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True
 ) -> None:
     """Print a table on a terminal; anywhere else, lines with tabs."""
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    if not (sys.stdout.isatty() and _draw(names, cells, header)):
-        for line in [names, *cells] if header else cells:
-            print("\t".join(line))
+    Table(names, header).print(rows)
 
 
-def _draw(names: Sequence[str], cells: Iterable[Sequence[str]], header: bool) -> bool:
-    """Draw a table; False where rich is not installed."""
-    try:  # here: its import takes as long as all the rest
+class Table:
+    """A table that is printed in parts: rows that come later have the columns of the first ones.
+
+    On a terminal it is as wide as that at most. Long cells are folded; where the columns would
+    become too narrow for that, each row is a list of its cells instead. `grows` names a column that
+    takes what room is left.
+    """
+
+    def __init__(self, names: Sequence[str], header: bool = True, grows: str = "") -> None:
+        self._names, self._header, self._grows = names, header, grows
+        self._widths: Sequence[int] | None = None
+        self._begun = self._folded = False
+
+    def print(self, rows: Iterable[Sequence[object]]) -> None:
+        """Print these rows, after the headings at the first call."""
+        cells = [[printable(str(cell)) for cell in row] for row in rows]
+        if not (sys.stdout.isatty() and self._draw(cells)):
+            for line in cells if self._begun or not self._header else [self._names, *cells]:
+                print("\t".join(line))
+        self._begun = True
+
+    def _draw(self, cells: Sequence[Sequence[str]]) -> bool:
+        """Draw the rows; False where rich is not installed."""
+        try:  # here: its import takes as long as all the rest
+            from rich.cells import cell_len
+            from rich.console import Console
+        except ImportError:
+            return False
+        console = Console(height=25)  # without a height, it takes 80 columns where TERM is dumb
+        if self._widths is None:
+            lines = [self._names, *cells] if self._header else cells
+            natural = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+            room = console.width - 3 * len(self._names) + 1
+            self._widths = widths = shares(natural, room)
+            self._folded = bool(widths)
+            if widths and self._grows:
+                widths[self._names.index(self._grows)] += room - sum(widths)
+        if self._folded:
+            console.print(self._as_table(cells))
+        else:
+            for line in cells:
+                console.print(self._as_list(line))
+        return True
+
+    def _as_table(self, cells: Sequence[Sequence[str]]) -> Any:
         from rich import box
-        from rich.console import Console
-        from rich.table import Table
+        from rich.table import Column, Table
         from rich.text import Text
-    except ImportError:
-        return False
-    table = Table(*names, box=box.SIMPLE_HEAD, show_header=header)
-    for line in cells:
-        table.add_row(*(Text(cell) for cell in line))
-    # A terminal that is too narrow breaks the lines; rich would cut the cells. Without a height, it
-    # takes 80 columns where TERM is dumb.
-    needed = Console(width=1000, height=25).measure(table).maximum
-    Console(width=max(needed, Console().width), height=25).print(table)
-    return True
+
+        assert self._widths is not None
+        first = self._header and not self._begun
+        columns = (
+            Column(name, width=width, overflow="fold")
+            for name, width in zip(self._names, self._widths, strict=True)
+        )
+        table = Table(*columns, box=box.SIMPLE_HEAD, show_header=first, show_edge=False)
+        for line in cells:
+            table.add_row(*map(Text, line))
+        return table
+
+    def _as_list(self, line: Sequence[str]) -> Any:
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        names = max(map(len, self._names))
+        table = Table(
+            Column(width=names), Column(overflow="fold"), box=None, show_header=False,
+            pad_edge=False,
+        )  # fmt: skip
+        for name, cell in zip(self._names, line, strict=True):
+            table.add_row(Text(name, style="bold"), Text(cell))
+        table.add_row()
+        return table
+
+
+def shares(natural: Sequence[int], room: int) -> list[int]:
+    """The widths of columns that want these, in so much room: the widest become narrower. Empty
+    if a column would be narrower than `LEAST_WIDTH`.
+
+    >>> shares([5, 10], 80), shares([5, 100, 30], 60), shares([60, 60, 60], 40)
+    ([5, 10], [5, 28, 27], [])
+    """
+    widths, left = list(natural), room
+    order = sorted(range(len(widths)), key=widths.__getitem__)
+    for place, column in enumerate(order):
+        fair = left // (len(order) - place)
+        if widths[column] > fair:
+            if fair < LEAST_WIDTH:
+                return []
+            widths[column] = fair
+        left -= widths[column]
+    return widths
 
 
 def decoded(data: bytes) -> str:

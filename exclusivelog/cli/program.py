@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, NoReturn
 
 import click
@@ -15,9 +16,24 @@ import exclusivelog as xl
 from exclusivelog.version import __version__
 
 INTERRUPTED, PIPE_CLOSED = 128 + 2, 128 + 13  # as a shell tells SIGINT and SIGPIPE
-
-
 ENGINE_NAME = "cli"
+AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+# What the library advises, as options of the command.
+ADVICE = tuple((re.compile(pattern), said) for pattern, said in (
+    (r'seek\("(earliest|latest)"\) ', r"--from \1 "),
+    (r"seek\((\d+)\) steps over it", r"--from \1 goes on behind it"),
+    (r" holds no ledger, and (?:readonly=True|create=False)", " holds no ledger"),
+    (r"^to=('.*?') is not", r"--to \1 is not"),
+    (r",? or open it with readonly=True", ""),
+    (r" with readonly=True, or read a backup", ", or read a backup"),
+    (r"topic\.compression\(\.\.\.\)", "exclusivelog compression PATH TOPIC METHOD"),
+    (r"admin=, --admin", "--admin"),
+    (r"^(topic)=('.*?') is internal", r"\1 \2 is internal"),
+    (r"open (?:it|the ledger) with a larger map_size",
+     "let a program open it with a larger map_size"),
+))  # fmt: skip
 
 
 class _Command(click.Command):
@@ -88,23 +104,48 @@ def _exit_status_of_a_shell() -> Iterator[None]:
         leave(INTERRUPTED)
     except BrokenPipeError:
         leave(PIPE_CLOSED)
-    except (click.ClickException, click.exceptions.Exit):
-        raise  # here, as the name of the library's error would import the core
+    except click.exceptions.Exit:
+        raise
+    except click.ClickException as error:  # here: the name of the library's imports the core
+        _tell(error.show)
+        leave(error.exit_code)
     except (xl.ExclusiveLogError, ValueError, OSError, ImportError) as error:
         if isinstance(error, ImportError) and error.name is not None:
             raise  # Python's own, and a fault; the library's say which extra is missing
-        print(f"exclusivelog: {error}", file=sys.stderr)
+        text = f"exclusivelog: {advised(str(error))}"
+        _tell(lambda: print(text, file=sys.stderr))
         leave(1)
+
+
+def advised(text: str) -> str:
+    """The text of an error, with options of the command instead of the library's calls.
+
+    >>> advised('2 was trimmed. seek("earliest") continues at the first message that is left')
+    '2 was trimmed. --from earliest continues at the first message that is left'
+    """
+    for pattern, said in ADVICE:
+        text = pattern.sub(said, text)
+    return text
+
+
+def _tell(write: Callable[[], None]) -> None:
+    """Write to stderr, unless nobody would ever take it: the exit status tells, too."""
+    from exclusivelog.logs import is_blocked
+
+    with contextlib.suppress(OSError):
+        if not is_blocked(sys.stderr):
+            write()
 
 
 def leave(status: int) -> NoReturn:
     """End the process with this exit status."""
-    # What is still in stdout's buffer cannot be written if its reader is gone; the
-    # interpreter would say so at its end.
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # What is still in a buffer cannot be written if its reader is gone, or the disk is full; the
+    # interpreter would try it again at its end, and say so by another exit status.
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     raise SystemExit(status)
 
 
@@ -120,8 +161,8 @@ def leave(status: int) -> NoReturn:
 def program(context: click.Context) -> None:
     """Inspect and maintain an append-only log with one fenced writer (a ledger)."""
     if context.invoked_subcommand is None:
-        click.echo(context.get_help(), err=True)
-        context.exit(2)
+        _tell(lambda: click.echo(context.get_help(), err=True))
+        leave(2)
 
 
 # Any path is taken here, also one that is no directory: the ledger says what is wrong with it.
@@ -238,16 +279,28 @@ def open_to_write(path: str, *, create: bool = False) -> xl.Engine:
     return xl.open(path, ENGINE_NAME, create=create, **access())
 
 
+def age_of(text: str) -> float | None:
+    """The seconds of 90s, 15m, 24h or 7d; None for another text.
+
+    >>> age_of("1.5h"), age_of("90")
+    (5400.0, None)
+    """
+    found = AGE.fullmatch(text)
+    return None if found is None else float(found[1]) * SECONDS[found[2]]
+
+
 def start_of(text: str, option: str) -> Any:
     """What `seek` takes: "earliest", "latest", an offset, or a time."""
     if text in ("earliest", "latest"):
         return text
     if text.isdecimal():
         return int(text)
+    if (age := age_of(text)) is not None:
+        return datetime.now().astimezone() - timedelta(seconds=age)
     try:
         return datetime.fromisoformat(text).astimezone()  # without a zone: this machine's
     except ValueError:
         raise click.BadParameter(
-            f"{option} {text}: it takes earliest, latest, an offset, or a time such as "
-            "2026-01-31T12:00 or 2026-01-31T12:00Z"
+            f"{option} {text}: it takes earliest, latest, an offset, an age such as 90s, 15m, 24h "
+            "or 7d, or a time such as 2026-01-31T12:00 or 2026-01-31T12:00Z"
         ) from None

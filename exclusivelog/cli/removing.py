@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import sys
 
 import click
 
-from exclusivelog.cli.program import ledger_path, open_to_write, program, topic_name
-
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+from exclusivelog.cli.output import print_result
+from exclusivelog.cli.program import (
+    SECONDS,
+    age_of,
+    as_json,
+    ledger_path,
+    open_to_write,
+    program,
+    topic_name,
+)
 
 yes = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
@@ -26,26 +32,30 @@ def _confirm(question: str, yes: bool) -> None:
 @ledger_path
 @topic_name
 @yes
-def delete(path: str, topic: str, yes: bool) -> None:
+@as_json
+def delete(path: str, topic: str, yes: bool, as_json: bool) -> None:
     """Remove a topic and its messages for good. Nobody may hold it or wait for it."""
     with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
-        _confirm(f"Delete {topic} with {here.next_offset - here.first_offset:,} messages?", yes)
+        count = here.next_offset - here.first_offset
+        _confirm(f"Delete {topic} with {count:,} messages?", yes)
         engine.delete_topic(topic)
-    print(f"{topic} is deleted")
+    print_result({"topic": topic, "deleted_messages": count}, f"{topic} is deleted", as_json)
 
 
 @program.command()
 @ledger_path
 @topic_name
 @yes
-def terminate(path: str, topic: str, yes: bool) -> None:
+@as_json
+def terminate(path: str, topic: str, yes: bool, as_json: bool) -> None:
     """End all writing to a topic for good. Its messages can still be read."""
     with open_to_write(path) as engine:
         here = engine.topic(topic, create=False)
         _confirm(f"End all writing to {topic}?", yes)
         offset = here.terminate()
-    print(f"{topic} is terminated at offset {offset}")
+    text = f"{topic} is terminated at offset {offset}"
+    print_result({"topic": topic, "next_offset": offset}, text, as_json)
 
 
 class _Duration(click.ParamType[float]):
@@ -55,10 +65,10 @@ class _Duration(click.ParamType[float]):
         """Seconds, from 90, 90s, 15m, 24h or 7d."""
         if isinstance(value, float):
             return value
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", str(value))
-        if found is None:
+        age = float(str(value)) if str(value).isdecimal() else age_of(str(value))
+        if age is None:
             raise click.BadParameter(f"{value}: it takes seconds, or 90s, 15m, 24h, 7d")
-        return float(found[1]) * SECONDS[found[2] or "s"]
+        return age
 
 
 @program.command()
@@ -72,15 +82,30 @@ class _Duration(click.ParamType[float]):
     "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
     help="Keep at most so many bytes of the newest messages.",
 )  # fmt: skip
-@click.option("--off", is_flag=True, help="Keep everything.")
+@click.option("--off", is_flag=True, help="Keep everything; of __events__ the default again.")
+@as_json
 def retention(
-    path: str, topic: str, max_age: float | None, max_bytes: int | None, off: bool
+    path: str, topic: str, max_age: float | None, max_bytes: int | None, off: bool, as_json: bool
 ) -> None:  # fmt: skip
     """Remove a topic's old messages in the background from now on."""
     if off == (max_age is not None or max_bytes is not None):
         raise click.UsageError("give --max-age, --max-bytes or both; or --off alone")
     with open_to_write(path) as engine:
         engine.topic(topic, create=False).retention(max_age, max_bytes)
-    kept = [f"at most {max_age:g} s"] if max_age is not None else []
-    kept += [f"at most {max_bytes} bytes"] if max_bytes is not None else []
-    print(f"{topic} keeps {' and '.join(kept) or 'everything'}")
+    kept = [f"messages of the last {_age_text(max_age)}"] if max_age is not None else []
+    kept += [f"at most {max_bytes:,} bytes"] if max_bytes is not None else []
+    all_of_it = "what it keeps by default" if topic == "__events__" else "everything"
+    text = f"{topic} keeps {' and '.join(kept) or all_of_it}"
+    print_result({"topic": topic, "max_age": max_age, "max_bytes": max_bytes}, text, as_json)
+
+
+def _age_text(seconds: float) -> str:
+    """In the largest unit that needs no fraction.
+
+    >>> _age_text(604800.0), _age_text(5400.0), _age_text(0.5)
+    ('7d', '90m', '0.5s')
+    """
+    for unit, length in reversed(SECONDS.items()):
+        if seconds and seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    return f"{seconds:g}s"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
+import json
 import os
+import re
 import select
 import sys
 import time
@@ -14,13 +17,20 @@ from typing import Any, NamedTuple
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import holder_of, print_table
-from exclusivelog.cli.program import access_arguments, ledger_path, open_to_read, program
+from exclusivelog.cli.output import fields_of, holder_of, print_table
+from exclusivelog.cli.program import (
+    access_arguments,
+    as_json,
+    ledger_path,
+    open_to_read,
+    program,
+)
 
 SORTS = ("rate", "topic", "messages", "waiters", "lag")
 COLUMNS = ("topic", "messages/s", "messages", "epoch", "owner", "waiters", "lag")
 EVENTS_SHOWN = 8
 HELP = "s sort   / filter   j k select   u unload   q quit"
+ARROWS = {"A": "k", "B": "j"}
 
 
 @program.command()
@@ -34,25 +44,27 @@ HELP = "s sort   / filter   j k select   u unload   q quit"
 )
 @click.option("--sort", type=click.Choice(SORTS), default="rate", help="What comes first.")
 @click.option("--filter", "pattern", metavar="TEXT", default="", help="Only topics with this text.")
-def top(path: str, interval: float, samples: int | None, sort: str, pattern: str) -> None:
+@as_json
+def top(
+    path: str, interval: float, samples: int | None, sort: str, pattern: str, as_json: bool
+) -> None:  # fmt: skip
     """Show what happens, live: the topics with their rates, owners and lag, the engines, and
     hand-overs as they happen.
 
     A cluster keeps no events, so no hand-overs are shown of one; `owners --history` tells them.
 
     On a terminal it fills the screen. Anywhere else it prints tables, one after the other, and ends
-    after two samples if -n does not say otherwise.
+    after two samples if -n does not say otherwise; with --json, it prints one object a sample.
     """
     with open_to_read(path) as engine:
         watch, view = Watch(engine), View(sort, pattern)
-        if sys.stdout.isatty() and sys.stdin.isatty():
+        if sys.stdout.isatty() and sys.stdin.isatty() and not as_json:
             _full_screen(path, watch, view, interval, samples)
             return
         for number in range(samples or 2):
             if number:
                 time.sleep(interval)
-                print()
-            _print(watch.sample(), view)
+            _print(watch.sample(), view, as_json, number == 0)
 
 
 # ---- what is seen ------------------------------------------------------------------------
@@ -75,6 +87,7 @@ class Sample(NamedTuple):
     """A ledger at one moment."""
 
     lines: list[Line]
+    flushes: float  # per second, of all engines
     engines: list[xl.EngineInfo]
     events: list[str]
 
@@ -85,6 +98,7 @@ class Watch:
     def __init__(self, engine: xl.Engine) -> None:
         self._engine = engine
         self._ends: Mapping[str, int] = {}
+        self._flushes = engine.stats().flush_seconds.count
         self._at = time.monotonic()
         self._history: xl.Reader | None = None
         self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
@@ -92,7 +106,8 @@ class Watch:
     def sample(self) -> Sample:
         """The ledger now, and what has happened since the sample before."""
         now = time.monotonic()
-        lag = self._lags()
+        stats = self._engine.stats()
+        lag = _lags(stats)
         ends, lines = {}, []
         for name in self._engine.topics():
             with contextlib.suppress(xl.TopicNotFoundError):  # deleted meanwhile
@@ -106,16 +121,11 @@ class Watch:
                         len(topic.waiters), lag.get(name),
                     )
                 )  # fmt: skip
-        self._ends, self._at = ends, now
+        flushed = stats.flush_seconds.count
+        flushes = max(0, flushed - self._flushes) / max(now - self._at, 1e-9)
+        self._ends, self._at, self._flushes = ends, now, flushed
         self._follow()
-        return Sample(lines, self._engine.engines(), list(self._events))
-
-    def _lags(self) -> dict[str, int]:
-        lag: dict[str, int] = {}
-        for group in self._engine.groups():
-            if group.lag is not None:
-                lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
-        return lag
+        return Sample(lines, flushes, self._engine.engines(), list(self._events))
 
     def _follow(self) -> None:
         if self._history is None:
@@ -127,6 +137,14 @@ class Watch:
             self._history = events.reader(start=start)
         while batch := self._history.read_batch(1000):
             self._events += [_event_text(xl.Event.loads(message.value)) for message in batch]
+
+
+def _lags(stats: xl.EngineStats) -> dict[str, int]:
+    lag: dict[str, int] = {}
+    for group in stats.groups:
+        if group.lag is not None:
+            lag[group.topic] = max(lag.get(group.topic, 0), group.lag)
+    return lag
 
 
 def _event_text(event: xl.Event) -> str:
@@ -172,11 +190,18 @@ def _engine_cells(engine: xl.EngineInfo) -> tuple[str, ...]:
     return engine.name, engine.id, str(engine.pid), f"{engine.heartbeat_age:.1f} s ago"
 
 
-def _print(sample: Sample, view: View) -> None:
+def _print(sample: Sample, view: View, as_json: bool, first: bool) -> None:
+    if as_json:
+        facts = {
+            "topics": [line._asdict() for line in view.lines(sample)], "flushes": sample.flushes,
+            "engines": [fields_of(engine) for engine in sample.engines], "events": sample.events,
+        }  # fmt: skip
+        print(json.dumps(facts), flush=True)
+        return
+    print(end="" if first else "\n")
     print_table(COLUMNS, map(_cells, view.lines(sample)))
     print_table(("engine", "id", "pid", "heartbeat"), map(_engine_cells, sample.engines))
-    for event in sample.events:
-        print(event)
+    print_table(("event",), ((event,) for event in sample.events))
     sys.stdout.flush()
 
 
@@ -198,7 +223,7 @@ def _draw(path: str, sample: Sample, view: View, height: int, said: str) -> Any:
         engines.add_row(*map(Text, _engine_cells(engine)))
     title = (
         f"{len(lines):,} of {len(sample.lines):,} topics by {view.sort}   "
-        f"{time.strftime('%H:%M:%S')}   {path}"
+        f"{sample.flushes:,.0f} flushes/s   {time.strftime('%H:%M:%S')}   {path}"
     )
     events = [Text(event, overflow="ellipsis", no_wrap=True) for event in sample.events]
     return Group(
@@ -299,14 +324,28 @@ def _unload(path: str, topic: str, to: str) -> str:
 
 
 class Keys:
-    """The keys that are pressed."""
+    """The keys that are pressed; the arrows as j and k."""
+
+    def __init__(self) -> None:
+        self._held: deque[str] = deque()
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
 
     def next(self, timeout: float) -> str | None:
         """The next one; None after `timeout` seconds."""
-        ready, _, _ = select.select([0], [], [], timeout)
-        if not ready:
-            return None
-        return os.read(0, 1).decode(errors="replace") or "q"  # the terminal is gone
+        if not self._held and select.select([0], [], [], timeout)[0]:
+            data = os.read(0, 1 << 10)
+            self._held += _keys_of(self._decode(data)) if data else ["q"]  # the terminal is gone
+        return self._held.popleft() if self._held else None
+
+
+def _keys_of(text: str) -> list[str]:
+    """One by one; the sequence of an arrow is one key.
+
+    >>> _keys_of("s\x1b[Aq")
+    ['s', 'k', 'q']
+    """
+    found = re.findall("\x1b[\\[O][A-Z]|.", text, re.DOTALL)
+    return [ARROWS.get(key[-1], "") if len(key) > 1 else key for key in found]
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
 import json
 import os
 import shlex
@@ -21,13 +22,15 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import __version__
+from exclusivelog import __version__, cli
 from exclusivelog.cli import commands, demo
 from exclusivelog.local.storage.tables import PAIR
 from exclusivelog.local.versions import FORMAT
 from testing.processes import PATIENCE, open_producer, until
 
 pytestmark = pytest.mark.once
+for module in cli.COMMANDS:  # each adds its commands
+    importlib.import_module(f"exclusivelog.cli.{module}")
 COMMANDS = commands.program.commands
 PROGRAM = [sys.executable, "-m", "exclusivelog.cli"]
 
@@ -88,7 +91,17 @@ def test_topics_and_owners_show_who_holds_and_who_waits(engine, path, worker) ->
         ["orders", "2", "1", f"p1 (pid {holder.pid})", "1", "messages"],
     ]
     header, *rows = lines("owners", path)
-    wanted = ["topic", "", "producer", "mode", "priority", "epoch", "engine", "engine id", "pid"]
+    wanted = [
+        "topic",
+        "state",
+        "producer",
+        "mode",
+        "priority",
+        "epoch",
+        "engine",
+        "engine id",
+        "pid",
+    ]
     assert header == [*wanted, "since"]
     ids = {e.name: e.id for e in engine.engines()}
     assert [row[:-1] for row in rows] == [

@@ -231,11 +231,11 @@ def test_a_topic_that_is_held_is_not_deleted(orders) -> None:
 
 def test_retention_takes_ages_as_people_write_them(orders) -> None:
     assert lines("retention", orders, "orders", "--max-age", "7d") == [
-        ["orders keeps at most 604800 s"]
+        ["orders keeps messages of the last 7d"]
     ]
     both = ("--max-age", "1.5h", "--max-bytes", "1000")
     assert lines("retention", orders, "orders", *both) == [
-        ["orders keeps at most 5400 s and at most 1000 bytes"]
+        ["orders keeps messages of the last 90m and at most 1,000 bytes"]
     ]
     assert lines("retention", orders, "orders", "--off") == [["orders keeps everything"]]
     for wrong in ([], ["--off", "--max-age", "1"], ["--max-age", "soon"]):
