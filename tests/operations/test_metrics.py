@@ -137,9 +137,42 @@ def test_the_alert_rules_are_what_prometheus_takes() -> None:
         assert f"`{rule['alert']}`" in PAGE.read_text()
 
 
-def test_the_page_lists_every_metric_and_no_other() -> None:
-    listed = re.findall(r"^\| `(exclusivelog_[a-z_]+)`", PAGE.read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(names())
+def told_of(engine: xl.Engine) -> dict[str, tuple[str, str, str]]:
+    """{name: (kind, labels, meaning)} of what is exported."""
+    told = {}
+    for family in Collector(engine).collect():
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        labels = sorted({label for s in family.samples for label in s.labels} - {"ledger", "le"})
+        told[name] = (family.type, ", ".join(labels), family.documentation)
+    return told
+
+
+def test_the_page_lists_every_metric_as_it_is_exported(engine: xl.Engine, topic: xl.Topic) -> None:
+    topic.reader(group="billing").commit()
+    row = re.compile(r"^\| `(exclusivelog_\w+)` \| (\w+) \| (.*?) ?\| (.*) \|$", re.MULTILINE)
+    assert {name: tuple(rest) for name, *rest in row.findall(PAGE.read_text())} == told_of(engine)
+
+
+@pytest.mark.parametrize("file", ["alerts.yml", "dashboard.json"])
+def test_a_query_uses_labels_that_its_metrics_have(
+    file: str, engine: xl.Engine, topic: xl.Topic
+) -> None:
+    """In `by (...)` of a query, and in the text of the alert or the legend of the panel."""
+    topic.reader(group="billing").commit()
+    told, text = told_of(engine), (PAGES / file).read_text()
+    if file == "alerts.yml":
+        rules = yaml.safe_load(text)["groups"][0]["rules"]
+        queries = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules]
+    else:
+        targets = [target for panel in json.loads(text)["panels"] for target in panel["targets"]]
+        queries = [(target["expr"], target.get("legendFormat", "")) for target in targets]
+    for expression, shown in queries:
+        wanted = set(re.findall(r"\{\{ *(?:\$labels\.)?(\w+) *\}\}", shown))
+        for by in re.findall(r"by \(([^)]*)\)", expression):
+            wanted |= set(re.split(r", *", by))
+        for name in NAME.findall(expression):
+            base = next(n for n in told if name.startswith(n))
+            assert wanted - {"ledger", "le"} <= set(told[base][1].split(", ")), expression
 
 
 # ---- the commands ------------------------------------------------------------------------

@@ -1,37 +1,53 @@
-"""docs/deployment.md and docs/runbook.md: what they show is what there is."""
+"""docs/deployment.md, docs/runbook.md and docs/operations.md: what they show is what there is, and
+what an operator meets is there. Log lines and metrics: test_logs.py, test_metrics.py."""
 
 from __future__ import annotations
 
 import configparser
+import importlib
 import logging
 import os
+import pkgutil
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 import exclusivelog as xl
-from exclusivelog import cli, errors, logs
+from exclusivelog import cli, logs
 from exclusivelog.cli import checking
-from exclusivelog.cli.program import INTERRUPTED, PIPE_CLOSED
+from exclusivelog.cli.program import program
 
 DOCS = Path(__file__).parents[2] / "docs"
-DEPLOYMENT, RUNBOOK = (DOCS / "deployment.md").read_text(), (DOCS / "runbook.md").read_text()
+DEPLOYMENT, RUNBOOK, OPERATIONS = (
+    (DOCS / name).read_text() for name in ("deployment.md", "runbook.md", "operations.md")
+)
+SOURCES = {path: path.read_text() for path in Path(cli.__file__).parents[1].rglob("*.py")}
+for module in cli.COMMANDS:  # each adds its commands to `program`
+    importlib.import_module(f"exclusivelog.cli.{module}")
 pytestmark = pytest.mark.once
 
 
-def section(title: str) -> str:
-    """The runbook's section of that title."""
-    return re.split(r"^## ", RUNBOOK.partition(f"## {title}\n")[2], maxsplit=1, flags=re.M)[0]
+def section(title: str, page: str = RUNBOOK) -> str:
+    """A page's section of that title."""
+    return re.split(r"^## ", page.partition(f"## {title}\n")[2], maxsplit=1, flags=re.M)[0]
 
 
-def first_cells(title: str) -> set[str]:
+def rows(title: str, page: str = RUNBOOK) -> list[list[str]]:
+    """The cells of the tables of a section, without their headings."""
+    lines = re.findall(r"^\| (.*) \|$", section(title, page), re.M)
+    return [line.split(" | ") for line in lines][1:]
+
+
+def first_cells(title: str, page: str = RUNBOOK) -> set[str]:
     """What the rows of a section's table are about."""
-    rows = re.findall(r"^\| (`.*?) \|", section(title), re.M)
-    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+    return {name for row in rows(title, page) for name in re.findall(r"`([^`]+)`", row[0])}
 
 
 def blocks(language: str) -> list[str]:
@@ -46,33 +62,176 @@ def test_the_runbook_has_every_line_that_needs_somebody(title: str, level: int) 
     assert first_cells(title) == {e for e, line in logs.LINES.items() if line.level == level}
 
 
+def every_error() -> set[str]:
+    """The names of all errors of the library that a program can get."""
+    for each in pkgutil.walk_packages(xl.__path__, "exclusivelog."):
+        if not each.name.endswith("__main__"):
+            importlib.import_module(each.name)
+    found, left = set(), [xl.ExclusiveLogError]
+    while left:
+        found.add(kind := left.pop())
+        left += kind.__subclasses__()
+    names = {kind.__name__ for kind in found if kind.__module__ in PUBLIC_ERRORS}
+    return {name for name in names if name[0] != "_"}  # and those of other modules are caught there
+
+
+PUBLIC_ERRORS = ("exclusivelog.errors", "exclusivelog.spark.errors")
+
+
 def test_the_runbook_has_every_error() -> None:
-    public = {
-        name
-        for name, found in vars(errors).items()
-        if isinstance(found, type) and issubclass(found, xl.ExclusiveLogError) and name[0] != "_"
+    assert first_cells("Errors that programs get") == every_error()
+
+
+def test_the_runbook_has_every_warning_of_python() -> None:
+    told = section("Warnings of Python")
+    for path, text in SOURCES.items():
+        for beginning in re.findall(r"warnings\.warn\(\s*f?\"(.*?)\"", text):
+            words = max(re.split(r"\{.*?\}:? ?", beginning), key=len).strip()
+            assert words in told, path
+
+
+def test_what_the_pages_tell_to_look_for_exists() -> None:
+    """`disk_low`, `max_readers`: a name with an underscore is a line, a metric, an attribute, a
+    parameter or a field of the library, or a setting of the program that the page names beside."""
+    known = {"worker_process_init", "worker_exit", "preload_app"}  # Celery's and gunicorn's
+    code = "".join(SOURCES.values())
+    for page in (RUNBOOK, OPERATIONS, DEPLOYMENT):
+        text = re.sub(r"```.*?```", "", page, flags=re.S)
+        for span in re.findall(r"`([^`\n]+)`", text):
+            for name in re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", span):
+                told = name.removesuffix("_total").removeprefix("exclusivelog_")
+                assert re.search(rf"\b{told}\b", code) or name in known, name
+
+
+def test_alerts_have_an_entry_each_and_no_other() -> None:
+    [group] = yaml.safe_load((DOCS / "operations" / "alerts.yml").read_text())["groups"]
+    assert first_cells("Alerts", OPERATIONS) == {rule["alert"] for rule in group["rules"]}
+
+
+# ---- exit statuses, and what `check` finds -----------------------------------------------
+
+
+def statuses(page: str, title: str) -> set[int]:
+    return {int(n) for row in rows(title, page) for n in row[0].split(", ") if n.isdigit()}
+
+
+def test_the_pages_have_every_exit_status() -> None:
+    """0 and 2 are click's own, the others are given to `leave`."""
+    given = {0, 2}
+    for path, text in SOURCES.items():
+        if path.parent.name == "cli" and "def leave(" not in text:
+            for name in re.findall(r"\bleave\((\w+)", text):
+                given.add(int(name) if name.isdigit() else getattr(checking, name))
+    given |= {getattr(sys.modules["exclusivelog.cli.program"], name) for name in re.findall(
+        r"leave\(([A-Z_]+)\)", SOURCES[Path(cli.__file__).parent / "program.py"]
+    )}  # fmt: skip
+    assert given == {0, 1, 2, 3, 130, 141}
+    assert statuses(RUNBOOK, "Exit statuses") == given
+    assert statuses(OPERATIONS, "Health") == {0, checking.BLOCKED, checking.ATTENTION}
+
+
+def test_the_runbook_has_what_check_finds() -> None:
+    source = SOURCES[Path(checking.__file__)]
+    found = set(re.findall(r"Finding\(\s*\"(\w+)\"", source))
+    assert len(found) >= 7
+    assert first_cells("What `check` finds") == found
+    blocking = set(re.findall(r"Finding\(\s*\"(\w+)\", (?:True|full)", source))
+    told = {row[0].strip("`") for row in rows("What `check` finds") if "1" in row[1]}
+    assert told == blocking
+
+
+def test_check_and_the_alerts_have_the_same_limits() -> None:
+    [group] = yaml.safe_load((DOCS / "operations" / "alerts.yml").read_text())["groups"]
+    limits = {
+        rule["alert"].removeprefix("Exclusivelog"): float(rule["expr"].split()[-1])
+        for rule in group["rules"]
     }
-    assert first_cells("Errors that programs get") == public
+    assert limits["TablesNearlyFull"] == checking.MAP_SHARE
+    assert limits["JournalFull"] == checking.JOURNAL_SHARE
+    assert limits["ReaderPinsTables"] == checking.MOST_BEHIND
 
 
-def test_the_runbook_has_every_exit_status() -> None:
-    rows = re.findall(r"^\| (\d+(?:, \d+)*) \|", section("Exit statuses"), re.M)
-    told = {int(number) for row in rows for number in row.split(", ")}
-    assert told == {0, 2, checking.BLOCKED, checking.ATTENTION, INTERRUPTED, PIPE_CLOSED}
-    assert "exit status" in (cli.__doc__ or "").lower()
+# ---- commands ----------------------------------------------------------------------------
+
+# A command in a block for a shell, or in the text; not the import of a module.
+IN_BLOCK = re.compile(r"^(?:\$ )?(?:.*?[|(] ?|\S+=\S+ )*(?:\S*/)?exclusivelog ([^|)&;>\n]*)", re.M)
+IN_TEXT = re.compile(r"`exclusivelog ([a-z][^`\n]*)`")
+SHELL_BLOCK = re.compile(r"```(?:console|sh|bash)\n(.*?)```", re.S)
 
 
-def test_the_pages_name_commands_that_exist() -> None:
-    import importlib
+def pages() -> Iterator[Path]:
+    yield from (*DOCS.rglob("*.md"), DOCS.parent / "README.md", DOCS.parent / "CONTRIBUTING.md")
 
-    from exclusivelog.cli.program import program
 
-    for module in cli.COMMANDS:
-        importlib.import_module(f"exclusivelog.cli.{module}")
-    command = r"(?<!import )(?<!from )exclusivelog (?:--\S+ )*([a-z]+)[ `\n]"
-    named = set(re.findall(command, DEPLOYMENT + RUNBOOK))
-    assert named >= {"check", "owners", "backup", "verify", "retention"}
-    assert named <= set(program.commands)
+def commands_of(page: str) -> Iterator[tuple[list[str], bool]]:
+    """(words, is it whole) of each command that a page shows."""
+    for block in SHELL_BLOCK.findall(page):
+        for line in IN_BLOCK.findall(block):
+            yield shlex.split(line, comments=True), True
+    for line in IN_TEXT.findall(page):
+        yield shlex.split(line), False
+
+
+def wrong(words: list[str], whole: bool) -> str:
+    """What the command has against these words; what the text leaves out may be missing."""
+    name, *rest = words
+    if name not in program.commands:
+        return f"no command {name}"
+    try:
+        with click.Context(program, info_name="exclusivelog") as above:
+            program.commands[name].make_context(name, rest, parent=above)
+    except click.MissingParameter as error:
+        return error.format_message() if whole else ""
+    except click.UsageError as error:
+        return error.format_message()
+    except click.exceptions.Exit:  # --help
+        return ""
+    return ""
+
+
+def test_every_command_of_the_pages_is_taken_as_it_stands() -> None:
+    seen = 0
+    for page in pages():
+        for words, whole in commands_of(page.read_text()):
+            if words and words[0] not in ("COMMAND", "--version"):
+                assert wrong(words, whole) == "", f"{page.name}: exclusivelog {shlex.join(words)}"
+                seen += 1
+    assert seen > 80
+
+
+@pytest.mark.parametrize(
+    ("shown", "against"),
+    [
+        ("```sh\nexclusivelog chek LOG\n```", "no command chek"),
+        ("```console\n$ echo a | exclusivelog send LOG t --keys k\n```", "No such option"),
+        ("```sh\nexclusivelog tail LOG\n```", "Missing argument"),
+        ("Run `exclusivelog check --strikt`.", "No such option"),
+    ],
+)
+def test_a_command_of_a_page_that_is_wrong_is_found(shown: str, against: str) -> None:
+    [(words, whole)] = commands_of(shown)
+    assert against in wrong(words, whole)
+
+
+def test_the_guide_shows_every_command() -> None:
+    guide = section("The command", (DOCS / "guide.md").read_text())
+    shown = {words[0] for words, _ in commands_of(guide) if words}
+    assert set(program.commands) - shown == set()
+
+
+def test_the_probe_commands_of_the_page_are_taken() -> None:
+    """In the files of systemd, Compose and Kubernetes they are lists of words."""
+    lists = re.findall(r"\[((?:\"[^\"]*\",? ?)*)\]", DEPLOYMENT)
+    words_of = ([word.strip('" ') for word in found.split(",")] for found in lists)
+    probes = [words for words in words_of if "exclusivelog" in words]
+    units = re.findall(r"^ExecStart=\S*/exclusivelog (.*)$", DEPLOYMENT, re.M)
+    assert len(probes) == 3
+    assert len(units) == 1
+    for words in [p[p.index("exclusivelog") + 1 :] for p in probes] + [u.split() for u in units]:
+        assert wrong(words, True) == ""
+
+
+# ---- files of others ---------------------------------------------------------------------
 
 
 def test_units_are_what_systemd_reads() -> None:
@@ -93,8 +252,8 @@ def test_containers_share_what_they_must() -> None:
 
 
 def test_programs_and_scripts_are_sound() -> None:
-    for program in blocks("python"):
-        compile(program, "deployment.md", "exec")
+    for code in blocks("python"):
+        compile(code, "deployment.md", "exec")
     for script in blocks("sh"):
         done = subprocess.run(["sh", "-n"], input=script, text=True, capture_output=True)
         assert (done.returncode, done.stderr) == (0, "")
