@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import pty
 import re
-import select
-import subprocess
 import termios
-import time
 from collections.abc import Iterator
 
 import pytest
 
 import exclusivelog as xl
-from testing.processes import PATIENCE, until, within
+from testing import recording
+from testing.operations import PAGE
+from testing.pages import blocks
+from testing.processes import PATIENCE, until
+from testing.terminal import Terminal
 from tests.faces.test_cli import PROGRAM, lines
 
 pytestmark = pytest.mark.once
-
-
-class Terminal:
-    """A terminal on which a command runs."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._ours, self.theirs = pty.openpty()
-        termios.tcsetwinsize(self.theirs, (40, 120))
-        self.before = termios.tcgetattr(self.theirs)
-        self.process = subprocess.Popen(
-            [*PROGRAM, *arguments], stdin=self.theirs, stdout=self.theirs, stderr=self.theirs,
-            env={**{k: v for k, v in os.environ.items() if k != "COLUMNS"}, "TERM": "xterm"},
-        )  # fmt: skip
-        self.text = ""
-
-    def see(self, pattern: str) -> str:
-        """Wait until this stands on the screen, drawn since the wait before."""
-        deadline = time.monotonic() + PATIENCE
-        while not (found := re.search(pattern, self.text)):
-            left = deadline - time.monotonic()
-            assert left > 0, f"{pattern!r} never came:\n{self.text[-3000:]}"
-            if select.select([self._ours], [], [], min(left, 1.0))[0]:
-                data = os.read(self._ours, 1 << 16).decode(errors="replace")
-                self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", data)
-        self.text = self.text[found.end() :]
-        return found[0]
-
-    def type(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(PATIENCE)
-        os.close(self._ours)
-        os.close(self.theirs)
 
 
 @pytest.fixture
@@ -61,7 +25,7 @@ def terminal(path: str) -> Iterator[Terminal]:
     with xl.open(path) as engine:
         for name in ("orders", "bills"):
             engine.topic(name).producer().send(b"a")
-        with contextlib.closing(Terminal("top", path, "--interval", "0.2")) as screen:
+        with Terminal([*PROGRAM, "top", path, "--interval", "0.2"]) as screen:
             screen.see("2 of 2 topics")
             yield screen
 
@@ -87,22 +51,44 @@ def test_it_shows_rates(path, terminal) -> None:
 
         def grown() -> bool:
             producer.send_many([b"x"] * 100)
-            with contextlib.suppress(AssertionError):
-                return bool(within(lambda: terminal.see(r"orders +[1-9][\d,]* "), 60))
-            return False
+            terminal.draw(0.1)
+            text = terminal.text()
+            rates = (
+                re.search(r"orders +[1-9][\d,]* ", text),
+                re.search(r" [1-9]\d* flushes/s", text),
+            )
+            return all(rates)
 
         until(grown)
 
 
-def test_keys_sort_filter_and_quit(terminal) -> None:
-    terminal.see("by rate")
+def test_keys_sort_select_filter_and_quit(terminal) -> None:
+    terminal.see("2 of 2 topics by rate")
     terminal.type("s")
     terminal.see("by topic")
-    terminal.type("/bil\r")
+    until_selected(terminal, "bills")
+    for keys, selected in (("j", "orders"), ("j", "orders"), ("\x1b[A", "bills"),
+                           ("\x1b[B", "orders"), ("k", "bills")):  # fmt: skip
+        terminal.type(keys)
+        until_selected(terminal, selected)
+    terminal.type("/bilx\x7f\r")
     terminal.see("1 of 2 topics")
+    terminal.type("/\x1b")  # Escape: all again
+    terminal.see("2 of 2 topics")
+    for order in ("messages", "waiters", "lag", "rate"):
+        terminal.type("s")
+        terminal.see(f"by {order}")
     terminal.type("q")
     assert terminal.process.wait(PATIENCE) == 0
     assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def until_selected(terminal: Terminal, topic: str) -> None:
+    def selected() -> bool:
+        terminal.draw(0.1)
+        return terminal.reversed().split()[:1] == [topic]
+
+    until(selected)
 
 
 def test_a_topic_is_unloaded_by_a_key(path, terminal) -> None:
@@ -113,7 +99,7 @@ def test_a_topic_is_unloaded_by_a_key(path, terminal) -> None:
             terminal.see("by topic")
             terminal.type("j")
             terminal.type("unobody\r")
-            terminal.see("there is .engine-")
+            terminal.see("--to 'nobody' is not a live engine")
             terminal.type("utwo\r")
             terminal.see("orders owned 2 one two")
             assert waiting.result(PATIENCE).name == "q"
@@ -123,3 +109,13 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(terminal) -> None:
     terminal.process.send_signal(2)
     assert terminal.process.wait(PATIENCE) == 130
     assert termios.tcgetattr(terminal.theirs) == terminal.before
+
+
+def test_the_recorded_session_is_what_happens(tmp_path) -> None:
+    """Numbers, times and ids differ from one to the next, and nothing else."""
+    recorded = [block.text for block in blocks(PAGE.read_text()) if block.mark.startswith("top: ")]
+    assert len(recorded) == len(recording.SCENES)
+    played = recording.session(tmp_path / "log")
+    assert list(map(recording.outline, played)) == list(map(recording.outline, recorded)), (
+        "run: python -m testing.recording --write"
+    )
