@@ -22,6 +22,7 @@ from exclusivelog.cli.output import (
     print_result,
     print_table,
     printable,
+    second_of,
     time_of,
 )
 from exclusivelog.cli.program import (
@@ -120,8 +121,8 @@ def info(path: str, topic: str | None, as_json: bool) -> None:
             return
         if "oldest_reader" in facts:
             facts["oldest_reader"] = _reader_facts(facts["oldest_reader"])
-        print_table(("", ""), ((name.replace("_", " "), fact) for name, fact in facts.items()),
-               header=False)  # fmt: skip
+        rows = ((name.replace("_", " "), fact) for name, fact in facts.items())
+        print_table(("name", "value"), rows, header=False)
         print()
         print_table(
             ("engine", "id", "pid", "heartbeat", "properties"),
@@ -161,7 +162,7 @@ def stats(path: str, topic: str | None, as_json: bool) -> None:
         print(json.dumps(_jsonable(shown)))
         return
     rows = [(name.replace("_", " "), _figure(name, value)) for name, value in shown.items()]
-    print_table(("", ""), rows, header=False)
+    print_table(("name", "value"), rows, header=False)
 
 
 def _follow_topics(engine: xl.Engine) -> None:
@@ -237,7 +238,7 @@ def metrics(path: str, no_topics: bool) -> None:
 
 def _show_topic(topic: xl.Topic, as_json: bool) -> None:
     if not as_json:
-        print_table(("", ""), _topic_facts(topic), header=False)
+        print_table(("name", "value"), _topic_facts(topic), header=False)
         return
     last = _last_message(topic)
     print(json.dumps({
@@ -307,6 +308,7 @@ def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
             ("topic", "state", "producer", "mode", "priority", "epoch", "engine", "engine id",
              "pid", "since"),
             (row for name in names for row in _owner_rows(engine.topic(name))),
+            spare=("engine id", "priority", "mode"),
         )  # fmt: skip
         for name in names:
             if said := _announcement(engine.topic(name)):
@@ -455,17 +457,17 @@ def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
         shared = h.access_mode is xl.AccessMode.SHARED
         yield (
             topic.name, "holds", h.producer_name, h.access_mode, h.priority,
-            "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, time_of(h.since),
+            "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, second_of(h.since),
         )  # fmt: skip
     for t in topic.transfers:
         yield (
             topic.name, t.state, t.producer or (t.source.producer_name if t.source else "-"),
-            "-", "-", "-", t.target.name, t.target.id, t.target.pid, f"until {time_of(t.until)}",
+            "-", "-", "-", t.target.name, t.target.id, t.target.pid, f"until {second_of(t.until)}",
         )  # fmt: skip
     for w in topic.waiters:
         yield (
             topic.name, "waits", w.producer_name, xl.AccessMode.WAIT_FOR_EXCLUSIVE, w.priority,
-            "-", w.engine_name, w.engine_id, w.pid, time_of(w.since),
+            "-", w.engine_name, w.engine_id, w.pid, second_of(w.since),
         )  # fmt: skip
 
 
@@ -816,7 +818,7 @@ def _show_compression(stats: xl.TopicStats, as_json: bool) -> None:
         return
     rows = [(name.replace("_", " "), fact or "none") for name, fact in facts.items()]
     rows += [(f"stored as {name}", f"{size} bytes") for name, size in stats.methods.items()]
-    print_table(("", ""), rows, header=False)
+    print_table(("name", "value"), rows, header=False)
 
 
 @program.command()

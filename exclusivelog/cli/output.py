@@ -54,24 +54,30 @@ LEAST_WIDTH = 16  # of a column whose cells are folded
 
 
 def print_table(
-    names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True
-) -> None:
+    names: Sequence[str], rows: Iterable[Sequence[object]], header: bool = True,
+    spare: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Print a table on a terminal; anywhere else, lines with tabs."""
-    Table(names, header).print(rows)
+    Table(names, header, spare=spare).print(rows)
 
 
 class Table:
     """A table that is printed in parts: rows that come later have the columns of the first ones.
 
-    On a terminal it is as wide as that at most. Long cells are folded; where the columns would
-    become too narrow for that, each row is a list of its cells instead. `grows` names a column that
+    On a terminal it is as wide as that at most. The `spare` columns are left out, the first one
+    first, until it fits. If that is not enough, long cells are folded; and where the columns would
+    become too narrow for that, each row is a list of all its cells. `grows` names a column that
     takes what room is left.
     """
 
-    def __init__(self, names: Sequence[str], header: bool = True, grows: str = "") -> None:
+    def __init__(
+        self, names: Sequence[str], header: bool = True, *, grows: str = "",
+        spare: Sequence[str] = (),
+    ) -> None:  # fmt: skip
         self._names, self._header, self._grows = names, header, grows
-        self._widths: Sequence[int] | None = None
-        self._begun = self._folded = False
+        self._spare = list(spare)
+        self._widths: dict[str, int] | None = None
+        self._begun = False
 
     def print(self, rows: Iterable[Sequence[object]]) -> None:
         """Print these rows, after the headings at the first call."""
@@ -92,33 +98,39 @@ class Table:
         if self._widths is None:
             lines = [self._names, *cells] if self._header else cells
             natural = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-            room = console.width - 3 * len(self._names) + 1
-            self._widths = widths = shares(natural, room)
-            self._folded = bool(widths)
-            if widths and self._grows:
-                widths[self._names.index(self._grows)] += room - sum(widths)
-        if self._folded:
-            console.print(self._as_table(cells))
+            self._widths = self._fit(dict(zip(self._names, natural, strict=True)), console.width)
+        if self._widths:
+            console.print(self._as_table(cells, self._widths))
         else:
             for line in cells:
                 console.print(self._as_list(line))
         return True
 
-    def _as_table(self, cells: Sequence[Sequence[str]]) -> Any:
+    def _fit(self, natural: dict[str, int], width: int) -> dict[str, int]:
+        """The width of each column that is shown; none, if lists are printed."""
+        room = width - 3 * len(natural) - 1  # of what rich puts between the cells
+        for name in self._spare:
+            if sum(natural.values()) > room:
+                room += 3
+                del natural[name]
+        widths = dict(zip(natural, shares([*natural.values()], room), strict=False))
+        if widths and self._grows:
+            widths[self._grows] += room - sum(widths.values())
+        return widths
+
+    def _as_table(self, cells: Sequence[Sequence[str]], widths: Mapping[str, int]) -> Any:
         from rich import box
+        from rich.padding import Padding
         from rich.table import Column, Table
         from rich.text import Text
 
-        assert self._widths is not None
         first = self._header and not self._begun
-        columns = (
-            Column(name, width=width, overflow="fold")
-            for name, width in zip(self._names, self._widths, strict=True)
-        )
+        columns = [Column(name, width=width, overflow="fold") for name, width in widths.items()]
         table = Table(*columns, box=box.SIMPLE_HEAD, show_header=first, show_edge=False)
         for line in cells:
-            table.add_row(*map(Text, line))
-        return table
+            shown = zip(self._names, line, strict=True)
+            table.add_row(*(Text(cell) for name, cell in shown if name in widths))
+        return Padding(table, (0, 0, 0, 1), expand=False)
 
     def _as_list(self, line: Sequence[str]) -> Any:
         from rich.table import Column, Table
@@ -169,6 +181,15 @@ def printable(text: str) -> str:
 def pairs_of(properties: Mapping[str, str]) -> str:
     """name=value, for each."""
     return " ".join(f"{name}={value}" for name, value in properties.items())
+
+
+def second_of(ms: int) -> str:
+    """The time in UTC, without the milliseconds.
+
+    >>> second_of(1_500)
+    '1970-01-01 00:00:01Z'
+    """
+    return datetime.fromtimestamp(ms // 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def time_of(ms: int) -> str:
