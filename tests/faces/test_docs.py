@@ -35,6 +35,7 @@ ELSEWHERE = {
     "docs/cluster.md": "needs a Pulsar broker: tests/cluster/",
     "docs/deployment.md": "needs servers: tests/operations/test_pages.py",
     "docs/guide.md": "doctest, from pyproject.toml; commands that exist: below",
+    "docs/howto/gunicorn.md": "needs a server: tests/faces/test_gunicorn.py",
     "docs/operations.md": "tests/operations/, tests/faces/test_cli_check.py",
     "docs/runbook.md": "commands that exist: tests/operations/test_pages.py",
     "docs/spark.md": "needs Java: tests/spark/",
