@@ -183,6 +183,8 @@ def _examples(request: pytest.FixtureRequest) -> None:
     source = "".join(example.source for example in request.node.dtest.examples)
     if any(word in source for word in ("engine", "topic", "producer", "reader", "path")):
         names["path"] = request.getfixturevalue("path")
+    if '"data/log"' in source:
+        request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
     if "aio.open" in source:
         return
     if any(word in source for word in ("engine", "topic", "producer", "reader")):

@@ -662,12 +662,16 @@ class Producer(SendingProducer, Closing):
     ) -> range:  # fmt: skip
         """Append messages atomically: after any crash all are there, or none (rule G3).
 
-        `values` and `keys` take an iterable, or a pyarrow array of binary or string (no
-        copy per message); a pyarrow RecordBatch with columns `value` and, if it has them,
-        `key` and `event_time`, can stand for all three. `sequence_id` is the first
-        message's. Returns the offsets. Errors as in `send`; a batch with one sequence id that
-        was used before is refused whole. With `transaction` they enter the log when that commits,
-        and the range is empty.
+        - `values`: an iterable of what `send` takes, or a pyarrow array of binary or string, which
+          is not copied message by message. A pyarrow RecordBatch with a column `value` and, if it
+          has them, `key` and `event_time` stands for all three.
+        - `keys`, `properties`, `event_times`: one for each value, as in `send`. Default: none.
+        - `sequence_id`: the first message's; those after it have the next numbers. If one of them
+          was used before, the whole batch is refused. Default: counted.
+        - `timeout`: as in `send`.
+        - `transaction`: append them when that commits; the range that is returned is empty.
+
+        Returns the offsets. Raises what `send` raises.
 
         >>> producer.send_many([b"a", b"b", None], keys=["x", "y", "x"])
         range(0, 3)
