@@ -209,7 +209,7 @@ def _promoted(
         f"promote {future._topic}", context, start_time=since,
         attributes={
             **_messaging(future._topic, "promote"), "messaging.client.id": session.name,
-            "exclusivelog.epoch": session.epoch, "exclusivelog.engine": session.engine_name,
+            "exclusivelog.epoch": session.epoch, "exclusivelog.engine": future._engine.name,
             "exclusivelog.access_mode": session.mode, "exclusivelog.priority": session.priority,
         },
     )  # fmt: skip
