@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from bench import handover, plots, report, spark, start, state, waiters, zombies
+from bench import cluster, handover, plots, report, spark, start, state, waiters, zombies
 from bench.conftest import RESULTS
 from bench.measure import Figure, Row, Settings, prepare_directory
 from bench.zombies import Tenure, Told, judge, value
+from testing.broker import missing
 
 
 @pytest.fixture
@@ -121,3 +122,21 @@ def test_p16(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     figure = spark.p16(settings)
     counts(figure, tmp_path)
     assert len(figure.rows) == 7
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(240)
+def test_p25(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if reason := missing():
+        pytest.skip(reason)
+    small = {
+        "SENDS": 5, "PUTS": 3, "QUEUED": 500, "UNBATCHED": 50, "MANY": 2_000, "AT_ONCE": 1_000,
+        "READ": 3_000, "STORED": 5_000, "TAKEOVERS": 1,
+    }  # fmt: skip
+    for name, number in small.items():
+        monkeypatch.setattr(cluster, name, number)
+    figure = cluster.p25(settings)
+    counts(figure, tmp_path)
+    assert len(figure.rows) == 8
+    assert "opening a topic of 5,000 messages" in {row.what for row in figure.rows}
+    assert all(series.samples for series in figure.series)
