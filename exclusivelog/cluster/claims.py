@@ -158,6 +158,10 @@ class ClusterClaim:
         """Claims are not handed over."""
         return None
 
+    def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
+        """What it is told when it is lost by this error."""
+        return error
+
     def lose(self, error: ExclusiveLogError) -> None:
         """It was revoked."""
         told, self.told = self.told, None
@@ -169,7 +173,7 @@ class ClusterClaim:
     def notify_wanted(self) -> None:
         """Nobody waits for a claim in a queue."""
 
-    def hand_over(self, error: ProducerMovedError) -> None:
+    def hand_over(self, error: ProducerMovedError, target: str) -> None:
         """A claim's log is never assigned."""
 
     def release(self) -> None:

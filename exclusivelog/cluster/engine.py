@@ -260,6 +260,10 @@ class ClusterEngine(Identity):
         """Does the engine of that id live?"""
         return engine == self.id or self.place.lives(engine)
 
+    def engine_here(self, engine: str) -> ClusterEngine | None:
+        """The open engine of that id in this process."""
+        return next((each for each in _engines if each.id == engine and not each.closed), None)
+
     @property
     def commit_queue(self) -> _core.CommitQueue:
         """Of the commit thread."""

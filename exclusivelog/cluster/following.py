@@ -224,14 +224,17 @@ class Registration:
 class Lost(Protocol):
     """A session, which is told what becomes of it."""
 
+    def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
+        """What its producers raise that lost the topic by this error."""
+
     def lose(self, error: ExclusiveLogError) -> None:
         """The topic is lost for good."""
 
     def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
 
-    def hand_over(self, error: ProducerMovedError) -> None:
-        """Release the topic, and raise this error from then on."""
+    def hand_over(self, error: ProducerMovedError, target: str) -> None:
+        """Release the topic to this engine; this error is for producers that cannot follow."""
 
 
 class Owning:
@@ -341,10 +344,12 @@ class Owning:
             fenced = self.writer.status == "fenced" and not self._lost
             self._lost = self._lost or fenced
             error = self.writer.error if fenced else None
+        session = self._session()
+        if error is not None and session is not None:
+            error = session.reason_of(error)
         appender = self.appender
         if appender is not None:
             self._settle(appender, ended, error)
-        session = self._session()
         if error is not None and session is not None:
             session.lose(error)
 
@@ -384,7 +389,7 @@ class Owning:
         if assigned is None or assigned.session != self.writer.session or session is None:
             return
         if self.writer.status == "owner":
-            session.hand_over(moved_error(self.topic.name, assigned))
+            session.hand_over(moved_error(self.topic.name, assigned), assigned.engine_id)
 
     def drain(self, commit: Callable[[Owning], None], seconds: float) -> None:
         """Wait for the outcome of what was queued, whatever it is."""

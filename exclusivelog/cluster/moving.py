@@ -125,6 +125,11 @@ class Moving:
         if seen.owner is not None and seen.owner.holder.engine_id == self._target.id:
             one.move = self._state(log, None, "owned", owner=seen.owner)
             return one
+        going = log.waiters.assigned_at(now_ms())
+        if going is not None and going.engine_id == self._target.id:  # the same move (rule E4)
+            one.number = going.number
+            self._inspect(one)
+            return one
         one.number = secrets.randbits(62)
         log.publish(
             Assign(
@@ -160,7 +165,7 @@ class Moving:
         if not one.number or one.move.ok:
             return True
         assigned, owner = log.waiters.assigned, inspect(log, self._host.lives).owner
-        mine = assigned is not None and assigned.number == one.number
+        mine = assigned is not None and assigned.engine_id == self._target.id
         changed = owner is not None and (one.source is None or owner.session != one.source.session)
         if owner is not None and changed and owner.holder.engine_id == self._target.id:
             one.move = self._state(log, one.source, "owned", owner=owner)

@@ -1,22 +1,28 @@
 """The sessions of an engine on a cluster: sending by one, its life, and the register of all.
 
-`ClusterSession` is what `exclusivelog.backend.ProducerSession` describes. Its topic is never handed
-over to another engine while it lives, and no transaction pauses it: it is open, fenced or closed.
+`ClusterSession` is what `exclusivelog.backend.ProducerSession` describes: open, then fenced,
+closed, or handed over. After a hand-over within the process its producers go on with another
+session (`Following`). No transaction pauses it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
-from exclusivelog import _core
+from exclusivelog import _core, threads
 from exclusivelog.backend import (
+    ProducerRequest,
     SessionListener,
     SessionOptions,
+    SessionPaused,
     State,
     without_outcome,
 )
@@ -25,6 +31,7 @@ from exclusivelog.cluster.following import (
     CLOSE_SECONDS,
     Owning,
     Registration,
+    now_ms,
 )
 from exclusivelog.cluster.frames import MAX_MESSAGES
 from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
@@ -33,6 +40,7 @@ from exclusivelog.errors import (
     DuplicateSequenceError,
     EngineClosedError,
     ExclusiveLogError,
+    ProducerBusyError,
     ProducerFencedError,
     ProducerMovedError,
     TopicTerminatedError,
@@ -40,12 +48,14 @@ from exclusivelog.errors import (
     WaitTimeoutError,
 )
 from exclusivelog.messages import Columns, Encoded, Raw
+from exclusivelog.waits import GrantFuture, in_slices, settled
 
 __all__ = ["ClusterSending", "ClusterSession", "Registry"]
 
 # So many messages, of so many bytes, fit into a record, whatever else they have.
 MOST_MESSAGES = 16_000
 MOST_BYTES = 2 << 20
+FOLLOWED_WITHIN = 5.0  # seconds, by a producer whose topic was handed over
 
 
 class Committing(Protocol):
@@ -75,6 +85,9 @@ class Host(Protocol):
     @property
     def registry(self) -> Registry:
         """The engine's sessions."""
+
+    def engine_here(self, engine: str) -> Any:
+        """The open engine of that id in this process; None if there is none."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
@@ -205,18 +218,41 @@ def _check_fits(count: int, size: int) -> None:
 
 # ---- the session -------------------------------------------------------------------------
 
-References = tuple["weakref.ref[SessionListener]", ...]
 
+class Listeners:
+    """The producers that send by one session, and which of them owns it. Its session serialises all
+    changes."""
 
-def _living(references: References) -> list[SessionListener]:
-    found = (reference() for reference in references)
-    return [listener for listener in found if listener is not None]
+    def __init__(self) -> None:
+        self._references: tuple[weakref.ref[SessionListener], ...] = ()
+        self._owner: weakref.ref[SessionListener] | None = None
+
+    def add(self, listener: SessionListener, owner: bool) -> None:
+        """Notify this one, too; the `owner` closes the session."""
+        self._references = (*self._references, weakref.ref(listener))
+        if owner:
+            self._owner = weakref.ref(listener)
+
+    def remove(self, listener: SessionListener) -> bool:
+        """Notify this one no more. True if the session goes on for the others."""
+        self._references = tuple(r for r in self._references if r() not in (None, listener))
+        return bool(self._references) and not self.is_owner(listener)
+
+    def is_owner(self, listener: SessionListener) -> bool:
+        """Does this one close the session?"""
+        return self._owner is not None and self._owner() is listener
+
+    def all(self) -> list[SessionListener]:
+        """Those that are there."""
+        found = (reference() for reference in self._references)
+        return [listener for listener in found if listener is not None]
 
 
 class ClusterSession:
-    """One registration of a producer. Threads may share it."""
+    """One registration of a producer. Threads may share it, and so may producers that have followed
+    a hand-over."""
 
-    moved: ProducerMovedError | None = None  # for ever
+    moved: ProducerMovedError | None = None  # once the topic is with another engine of this process
 
     def __init__(
         self, engine: Any, topic: str, session: Registration, owning: Owning, last_sequence: int,
@@ -228,7 +264,11 @@ class ClusterSession:
         self._lost: ExclusiveLogError | None = None
         self._is_closed = False
         self._lock = _core.Lock()
-        self._listeners: References = ()
+        self._listeners = Listeners()
+        self.options = options
+        self._resumed: threading.Event | None = None  # set once a hand-over has ended
+        self._handed_to: tuple[str, ProducerMovedError] | None = None  # an engine's id
+        self._following: Following | None = None
         self._finalizer = self._host.registry.finalizer(owning)
         appender = _core.Appender(
             session.name.encode(), last_sequence, min(options.max_batch_messages, MOST_MESSAGES),
@@ -255,8 +295,8 @@ class ClusterSession:
 
     @property
     def usable(self) -> bool:
-        """True unless it is known to be closed or fenced."""
-        return self._lost is None and not self._is_closed
+        """True unless it is known to be closed, fenced or moved."""
+        return self._lost is None and self.moved is None and not self._is_closed
 
     def status(self) -> State:
         """What has become of it, as the log says; changes nothing."""
@@ -265,6 +305,11 @@ class ClusterSession:
             return "closed"
         if isinstance(self._lost, ProducerMovedError):
             return "moved"
+        if self._following is not None:
+            return "open" if self._following.is_within_reach else "moved"
+        if self._handed_to is not None and self.owning.writer.status == "closed":
+            follows = self.options.follow and self._host.engine_here(self._handed_to[0])
+            return "open" if follows else "moved"  # it is about to be told
         if not self._is_fenced:  # as far as the log was read
             self.owning.topic.catch_up()
         return "fenced" if self._is_fenced else "open"
@@ -290,7 +335,7 @@ class ClusterSession:
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
         """Notify this producer of what becomes of the session."""
         with self._lock:
-            self._listeners = (*self._listeners, weakref.ref(listener))
+            self._listeners.add(listener, owner)
             lost, closed = self._lost, self.closed
         if lost is not None:
             listener.lost(lost)
@@ -302,8 +347,16 @@ class ClusterSession:
     def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
         if self.usable and self.session.notify_on_contention:
-            for listener in _living(self._listeners):
+            for listener in self._listeners.all():
                 listener.wanted()
+
+    def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
+        """What its producers raise that lost the topic by this error."""
+        holder = getattr(error, "holder", None)
+        if self._handed_to is None or holder is None:
+            return error
+        target, moved = self._handed_to  # it may be taken for dead in the midst of the hand-over
+        return moved if holder.engine_id == target else error
 
     def lose(self, error: ExclusiveLogError) -> None:
         """The topic is lost for good: notify the producers."""
@@ -312,63 +365,98 @@ class ClusterSession:
                 return
             # The same error in every call, whichever thread notices it first (rule B4).
             self._lost = error = self.sending.appender.close_with(error)
-            listeners = _living(self._listeners)
+            listeners = self._listeners.all()
         for listener in listeners:
             listener.lost(error)
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
         """What a caller is told whose append met this error."""
+        if isinstance(error, SessionPaused):
+            return error
         if self._is_closed:
             return self._closed_error()
+        if self.moved is not None:
+            return self.moved
         self.lose(error)
         return self._lost or error
-
-    # ---- what this session never is: paused, or handed over --------------------------------
-
-    def await_resumed(self, timeout: float | None) -> bool:
-        """It is never paused."""
-        return True
-
-    def follow(self, timeout: float | None) -> bool:
-        """There is no session to follow."""
-        return True
-
-    def resume(self) -> None:
-        """It is never paused."""
 
     pause_for_transaction = refuses("transactions")
     has_announced = refuses("announcements")
 
-    def hand_over(self, error: ProducerMovedError) -> None:
-        """Accept no more sends, wait for those that were accepted, and release the topic."""
+    def resume(self) -> None:
+        """No transaction pauses it."""
+
+    # ---- hand-over -----------------------------------------------------------------------
+
+    def hand_over(self, error: ProducerMovedError, target: str) -> None:
+        """Let sends wait, wait for those that were accepted, and release the topic (rule E2). Then
+        its producers follow to the engine `target` if it is in this process, else they raise
+        `error`."""
         with self._lock:
-            if self._lost is not None or self._is_closed:
+            if not self.usable or self._resumed is not None:
                 return
-            self._lost = self.sending.appender.close_with(error)
-            listeners = _living(self._listeners)
+            self._resumed, self._handed_to = threading.Event(), (target, error)
+            self.sending.appender.pause(SessionPaused(f"topic {self.topic!r} is being handed over"))
         try:
             self._drain()
             self.owning.release(ANSWER_SECONDS, "hand-over")
         finally:
-            self._finalizer.let_go()
-            self._host.registry.unregister(self)
-        for listener in listeners:
-            listener.lost(error)
+            self._end_hand_over(error, target)
+
+    def _end_hand_over(self, error: ProducerMovedError, target: str) -> None:
+        there = self._host.engine_here(target) if self.options.follow else None
+        with self._lock:
+            follows = there is not None and self.usable
+            if follows:
+                self._following = Following(there, self.topic, self.session.epoch, error)
+                self.moved = error
+                self.sending.appender.close_with(error)
+        if not follows:
+            self.lose(error)
+        self._finalizer.let_go()
+        self._host.registry.unregister(self)
+        assert self._resumed is not None
+        self._resumed.set()
+
+    def await_resumed(self, timeout: float | None) -> bool:
+        """Wait until no hand-over is under way; False after `timeout` seconds."""
+        resumed = self._resumed
+        return resumed is None or in_slices(resumed.wait, timeout, self._host.check_not_forked)
+
+    def follow(self, timeout: float | None) -> bool:
+        """Give the producers the session that has the topic now, or end this one; False after
+        `timeout` seconds."""
+        self._host.check_open()
+        assert self._following is not None, "only a topic that was handed over can be followed"
+        return self._following.run(self, timeout, self._host.check_not_forked)
+
+    def hand_on(self, found: ClusterSession, opened: bool) -> None:
+        """Give all producers this session instead; `opened`: for them."""
+        for listener in self._listeners.all():
+            assert self.moved is not None
+            found.subscribe(listener, owner=opened and self._listeners.is_owner(listener))
+            listener.moved_to(found, self.moved)
+            with self._lock:
+                self._listeners.remove(listener)
+        if opened and not found._listeners.all():  # they were all closed meanwhile
+            found.close()
 
     # ---- the end -------------------------------------------------------------------------
 
     def end(self, error: EngineClosedError) -> None:
         """The engine is closing: accept nothing more. What is queued is still sent."""
         self.sending.appender.close_with(error)
-        for listener in _living(self._listeners):
+        for listener in self._listeners.all():
             listener.ended()
 
     def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
-        """Its producer is closed: send what was accepted, and release the topic. Returns what the
-        last of the accepted messages failed with."""
+        """This producer is closed: send what was accepted. The owner, and the last one, release the
+        topic. Returns what the last of the accepted messages failed with."""
         if self._host.forked:
             return None
-        return self.close()
+        with self._lock:
+            goes_on = self._listeners.remove(listener)
+        return self._drain() if goes_on else self.close()
 
     def close(self) -> ExclusiveLogError | None:
         """Drain and release the session; what the last of the accepted messages failed with."""
@@ -377,7 +465,7 @@ class ClusterSession:
                 return None
             self._is_closed = True
             self.sending.appender.close_with(self._closed_error())  # what is queued is still sent
-        if self._lost is not None or self._host.closed:
+        if self._lost is not None or self.moved is not None or self._host.closed:
             self._finalizer.let_go()
             self._host.registry.unregister(self)
             return None
@@ -390,6 +478,8 @@ class ClusterSession:
             raise
         finally:
             self._host.registry.unregister(self)
+            for listener in self._listeners.all():
+                listener.ended()
         return failure
 
     def _drain(self) -> ExclusiveLogError | None:
@@ -409,6 +499,115 @@ class ClusterSession:
         return EngineClosedError(
             f"producer {self.session.name!r} of topic {self.topic!r} is closed"
         )
+
+
+# ---- after a hand-over -------------------------------------------------------------------
+
+
+class Following:
+    """Finds the session that has a topic after a hand-over to another engine of this process, or
+    opens one there (rule E2).
+
+    `there`: that engine; `epoch`: of the session that was handed over; `moved`: the error for
+    producers that cannot follow."""
+
+    def __init__(self, there: Any, topic: str, epoch: int, moved: ProducerMovedError) -> None:
+        self._there, self._topic, self._epoch, self._moved = there, topic, epoch, moved
+        self._lock = threading.Lock()
+        self._running: Future[None] | None = None
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Is the topic still assigned to that engine, or does it own it, as far as is known?"""
+        return not self._there.closed and self._where() is not None
+
+    def _where(self) -> int | None:
+        """The number of the session of that engine that has the topic since; 0 if it has none yet;
+        None if the topic is elsewhere."""
+        log = self._there.topics.named(self._topic)
+        with log.changed:
+            owner, epoch = log.state.owner, log.state.epoch
+            assigned = log.waiters.assigned_at(now_ms())
+        if owner is not None:
+            mine = epoch == self._epoch + 1 and owner.holder.engine_id == self._there.id
+            return owner.session if mine else None
+        waits = assigned is not None and assigned.engine_id == self._there.id
+        return 0 if waits and epoch == self._epoch else None
+
+    def run(self, left: ClusterSession, timeout: float | None, check: Callable[[], object]) -> bool:
+        """Give the producers of `left` their next session, or end it; False after `timeout`
+        seconds. `check` may raise meanwhile."""
+        # In a thread of its own: an interrupt of this one must not drop what was granted.
+        with self._lock:
+            running = self._running
+            if running is None or running.done():
+                running = self._running = Future()
+                thread = threading.Thread(
+                    target=self._run, args=(left, running), name="exclusivelog-follow", daemon=True
+                )
+                threads.start(self._there.path, thread)
+        if not in_slices(functools.partial(settled, running), timeout, check):
+            return False
+        running.result(0)
+        return True
+
+    def _run(self, left: ClusterSession, outcome: Future[None]) -> None:
+        try:
+            if left.lost is None:
+                self._find_next(left)
+        except BaseException as error:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(None)
+
+    def _find_next(self, left: ClusterSession) -> None:
+        end = time.monotonic() + FOLLOWED_WITHIN
+        while time.monotonic() < end and not self._there.closed:
+            self._there.topics.named(self._topic).catch_up()
+            where = self._where()
+            if where is None:
+                break
+            # Its engine may not have made the session of a grant yet.
+            found = self._there.registry.find(where) if where else self._open(left)
+            if found is not None:
+                left.hand_on(found, not where)
+                return
+            time.sleep(0.005)
+        left.lose(self._moved)
+
+    def _open(self, left: ClusterSession) -> ClusterSession | None:
+        session = left.session
+        request = ProducerRequest(
+            self._there.topics.number_of(self._topic), "exclusive", session.name, session.priority,
+            properties=session.properties, notify_on_contention=session.notify_on_contention,
+        )  # fmt: skip
+        future = SessionFuture(self._there, self._topic, request.topic, left.options)
+        try:
+            self._there.open_producer(future, request)
+            found = future.result()
+        except (ProducerFencedError, ProducerBusyError, EngineClosedError):  # another was faster
+            return None
+        if found.session.epoch == self._epoch + 1:
+            return found
+        found.close()  # another producer has had the topic in between
+        return None
+
+
+class SessionFuture(GrantFuture[ClusterSession]):
+    """The session that goes on after a hand-over."""
+
+    _engine: Any
+
+    def __init__(self, engine: Any, name: str, topic: int, options: SessionOptions) -> None:
+        super().__init__(engine, topic)
+        self._name, self._options = name, options
+
+    def make(self, session: Registration, last_sequence: int) -> ClusterSession:
+        """The session that was granted."""
+        made: ClusterSession = self._engine.open_session(
+            self._name, session, last_sequence, self._options
+        )
+        return made
 
 
 # ---- all of an engine ---------------------------------------------------------------------
@@ -435,6 +634,10 @@ class Registry:
     def register(self, session: ClusterSession) -> None:
         """Closing the engine closes this session."""
         self._sessions.add(session)
+
+    def find(self, number: int) -> ClusterSession | None:
+        """The session of that number, if it is open."""
+        return next((each for each in list(self._sessions) if each.session.id == number), None)
 
     def unregister(self, session: ClusterSession) -> None:
         """It is closed."""

@@ -182,3 +182,95 @@ def test_e4_a_producer_that_fences_meanwhile_leaves_one_owner(
         end = time.monotonic() + PATIENCE
         while topic.transfers and time.monotonic() < end:
             engine.cancel_unload("orders")
+
+
+# ---- producers that follow within the process --------------------------------------------
+
+
+@pytest.mark.on_broker
+def test_e2_a_producer_follows_to_the_session_that_waits_in_its_process(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    producer = topic.producer(EXCLUSIVE, name="p")
+    producer.send(b"before")
+    waiting = there.producer_async(WAIT, name="q")
+    assert engine.unload("orders", to=there.engine.id)[0].ok
+    new = waiting.result(PATIENCE)
+    assert (producer.send(b"after"), new.send(b"too")) == (1, 2)
+    assert (producer.state, producer.name, producer.topic_epoch) == ("open", "p", new.topic_epoch)
+    producer.close()
+    assert new.send(b"its owner goes on") == 3
+    new.close()
+    assert topic.owner is None
+    assert [message.epoch for message in topic.reader()] == [1, 2, 2, 2]
+
+
+@pytest.mark.on_broker
+def test_e2_a_producer_goes_on_where_its_topic_is_reserved(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    producer = topic.producer(EXCLUSIVE, name="p")
+    producer.send(b"before")
+    [move] = engine.unload("orders", to=there.engine.id, timeout=PATIENCE)
+    assert move.state == "assigned"
+    receipts = [producer.send_async(b"%d" % number) for number in range(5)]
+    assert [receipt.result(PATIENCE) for receipt in receipts] == [1, 2, 3, 4, 5]
+    assert topic.owner is not None
+    assert (topic.owner.engine_id, topic.owner.producer_name) == (there.engine.id, "p")
+    [back] = engine.unload("orders", to=engine.id, timeout=PATIENCE)
+    assert back.ok
+    assert producer.send(b"again") == 6
+    assert producer.last_sequence_id == 6
+    producer.close()
+    assert topic.owner is None
+
+
+def test_e2_no_send_fails_while_a_topic_goes_to_and_fro(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    """Threads send all the while: what comes during a move waits, and is appended there."""
+    producer, done, sent = topic.producer(EXCLUSIVE), threading.Event(), [[], []]
+
+    def send_on(into: list[int]) -> None:
+        while not done.is_set():
+            into.append(producer.send(b"x"))
+
+    threads = [threading.Thread(target=send_on, args=(into,)) for into in sent]
+    for thread in threads:
+        thread.start()
+    for target in (there.engine, engine) * 3:
+        here = topic.epoch
+        [move] = engine.unload("orders", to=target.id, timeout=PATIENCE)
+        assert move.ok
+        until(lambda here=here: topic.epoch > here)  # it was followed
+    done.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    producer.close()
+    assert sorted(sent[0] + sent[1]) == list(range(topic.next_offset))
+    assert topic.epoch == 7
+
+
+def test_e2_a_producer_does_not_follow_past_another_owner(
+    engine: xl.Engine, topic: xl.Topic, there: xl.Topic
+) -> None:
+    producer = topic.producer(EXCLUSIVE)
+    assert engine.unload("orders", to=there.engine.id, timeout=PATIENCE)[0].ok
+    with topic.producer(FENCING) as rival:
+        with pytest.raises(xl.ProducerMovedError, match="there"):
+            producer.send(b"late")
+        assert producer.state == "moved"
+        assert rival.send(b"x") == 0
+
+
+def test_e2_a_producer_ends_with_the_engine_that_it_has_followed_to(
+    engine: xl.Engine, topic: xl.Topic, path: str
+) -> None:
+    producer = topic.producer(EXCLUSIVE)
+    with xl.open(path) as there:
+        assert engine.unload("orders", to=there.id, timeout=PATIENCE)[0].ok
+        assert producer.send(b"there") == 0
+    with pytest.raises(xl.ProducerMovedError):
+        producer.send(b"late")
+    assert values(topic) == [b"there"]
