@@ -14,13 +14,17 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from click.testing import CliRunner
 
 import exclusivelog as xl
 from exclusivelog import aio
+from exclusivelog.cli import commands
+from exclusivelog.cli.program import program
 from testing.broker import Namespace
 from testing.processes import PATIENCE, until
 from tests.faces.scripts import EXAMPLES, findings, run
 
+COMMANDS = commands  # its import adds the commands
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 
@@ -73,6 +77,41 @@ def test_a_killed_leader_is_followed_by_the_next_worker(
         names = {message.epoch: message.producer_name for message in topic.reader()}
     assert names == {1: owner.engine_name, 2: follower.engine_name}
     assert follower.engine_name != owner.engine_name
+
+
+# ---- a move ------------------------------------------------------------------------------
+
+
+def work(address: str) -> tuple[int, int, list[int], int]:
+    """A program that knows no cluster: what it sent, under which epoch, read and counted."""
+    with xl.open(address, "worker") as engine:
+        topic = engine.topic("orders")
+        with topic.producer("wait_for_exclusive", name="billing") as producer:
+            epoch, last = producer.topic_epoch, producer.send_many([b"x"] * 3)[-1]
+        with topic.reader(group="invoices") as reader:
+            read = [message.offset for message in reader.read_batch(100)]
+            reader.commit()
+        with xl.SharedMap(engine.topic("totals")) as totals:
+            counted = totals.update("sum", lambda held: (held or 0) + 3)
+    return epoch, last, read, counted.value
+
+
+@pytest.mark.rule("J4", "B1", "F6", "I4")
+def test_j4_a_program_moves_in_three_steps(path: str, url: str) -> None:
+    """Those of docs/cluster.md."""
+    assert work(path) == (1, 2, [0, 1, 2], 3)
+    for options in ([], ["--verify"]):
+        done = CliRunner().invoke(program, ["mirror", path, "--to", url, *options])
+        assert (done.exit_code, done.stderr) == (0, "")
+    with xl.open(path, readonly=True) as old, xl.open(url) as new:
+        for group in old.groups():
+            with new.topic(group.topic).reader(group=group.group) as reader:
+                reader.seek(group.position)
+                reader.commit()
+    assert work(url) == (2, 5, [3, 4, 5], 6)
+    done = CliRunner().invoke(program, ["mirror", path, "--to", url])
+    assert done.exit_code == 1
+    assert "an engine on a cluster writes to it" in done.stderr
 
 
 # ---- asyncio -----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from testing.broker import Namespace, missing, own_broker
+from testing.broker import Namespace
 from testing.children import child, line
 from testing.processes import (
     EXCLUSIVE,
@@ -274,9 +274,9 @@ def test_d5_a_wait_that_has_ended_is_granted_later(
         assert next_one.topic_epoch == 2
 
 
-# The broker's default is 30 s: it notices a stopped process after up to twice as much, and a waiter
-# of the plain client gives up after 30 s.
-NOTICES_AFTER = {"keepAliveIntervalSeconds": "2"}
+GIVES_UP_AFTER = (
+    7  # seconds; the plain client's default is 30, and the broker notices after 30 to 60
+)
 
 PLAIN_OWNER = """
 import os, sys, pulsar
@@ -290,47 +290,33 @@ input()
 """
 
 
-@pytest.fixture
-def attentive() -> Iterator[Namespace]:
-    """A namespace of a broker of its own, which soon notices that a process is stopped."""
-    if reason := missing():
-        pytest.skip(reason)
-    with own_broker(NOTICES_AFTER) as broker:
-        yield Namespace.make(broker.url, broker.admin)
-
-
 @pytest.mark.rule("C3", "D4", "D5")
 def test_c3_a_waiter_of_the_plain_client_gives_up_before_a_stopped_owner_is_noticed(
-    attentive: Namespace,
-) -> None:
-    address = f"persistent://{attentive.path}/plain"
-    client = Plain(attentive, operation_timeout_seconds=1)
-    with child(PLAIN_OWNER, attentive.broker, address) as owner:
+    namespace: Namespace, plain: Callable[..., Plain], topic: xl.Topic,
+    worker: Callable[..., Worker],
+) -> None:  # fmt: skip
+    address = f"persistent://{namespace.path}/plain"
+    with child(PLAIN_OWNER, namespace.broker, address) as owner:
         assert line(owner) == "owns"
         os.kill(owner.pid, signal.SIGSTOP)
-        with pytest.raises(pulsar.Timeout):  # as 30 s are less than 60
-            client.producer("plain", "WaitForExclusive")
-    client.close()
+        waiter = plain(operation_timeout_seconds=GIVES_UP_AFTER)
+        with pytest.raises(pulsar.Timeout):
+            waiter.producer("plain", "WaitForExclusive")
 
-    with (
-        xl.open(attentive.url, "waits", **options(attentive)) as engine,
-        workers() as make,
-    ):
-        topic = engine.topic("orders")
-        stopped = make(attentive.url, "stopped", **options(attentive))
-        assert stopped.call(open_producer, EXCLUSIVE) == 1
-        stopped.call(send, b"before")
-        waiting = topic.producer_async(WAIT)
-        until(lambda: topic.waiters)
-        stopped.signal(signal.SIGSTOP)
-        stopped.await_stop()
-        with waiting.result(4 * PATIENCE) as promoted:  # by the broker's keepalive alone
-            assert promoted.topic_epoch == 2
-            assert promoted.send(b"after") == 1
-            stopped.signal(signal.SIGCONT)
-            assert stopped.call(outcome_of_a_send) == "ProducerFencedError"
-            assert promoted.send(b"still") == 2
-        assert values(topic) == [b"before", b"after", b"still"]
+    stopped = worker("stopped")
+    assert stopped.call(open_producer, EXCLUSIVE) == 1
+    stopped.call(send, b"before")
+    waiting = topic.producer_async(WAIT)
+    until(lambda: topic.waiters)
+    stopped.signal(signal.SIGSTOP)
+    stopped.await_stop()
+    with waiting.result(4 * PATIENCE) as promoted:
+        assert promoted.topic_epoch == 2
+        assert promoted.send(b"after") == 1
+        stopped.signal(signal.SIGCONT)
+        assert stopped.call(outcome_of_a_send) == "ProducerFencedError"
+        assert promoted.send(b"still") == 2
+    assert values(topic) == [b"before", b"after", b"still"]
 
 
 # ---- epochs ------------------------------------------------------------------------------
