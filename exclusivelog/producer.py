@@ -229,6 +229,12 @@ class ProducerSender:
     def here(self, numbered: bool) -> ProducerSession:
         """The session that appends what the producer is given, in this process (rule E2). Waits
         while it is paused. `numbered`: with sequence ids of the producer's name."""
+        if self._closed and (self._lost or self.session.lost) is None:
+            raise EngineClosedError(
+                f"producer {self.first.name!r} of topic {self.topic!r} was closed before the "
+                "commit of a transaction in which it sends; nothing was committed. Close it "
+                "afterwards: `with topic.producer() as producer, engine.transaction() as txn`"
+            )
         self.check()
         return self.call(_not_paused, None, 0 if numbered else None)
 

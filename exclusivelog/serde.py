@@ -219,6 +219,10 @@ def _side_of(option: Any, argument: builtins.str, side: builtins.str) -> Callabl
     return function
 
 
+# Callable, but none of them reads what a message has.
+_CONTAINERS = (dict, list, tuple, set, frozenset, object)
+
+
 def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[Any], Any] | None:
     if option is None:
         return None
@@ -226,6 +230,8 @@ def _pick(option: Any, argument: builtins.str, side: builtins.str) -> Callable[[
     function = _method(found, side)
     if function is not None:
         return function
+    if any(found is one for one in _CONTAINERS):
+        raise TypeError(f"{argument}={option!r}: it takes {_TAKES}; 'json' is for dicts and lists")
     if not callable(found) or (isinstance(found, type) and side == "dumps"):
         raise TypeError(f"{argument}={option!r}: it takes {_TAKES}, or a function")
     chosen: Callable[[Any], Any] = json.dumps if found is _json.dumps else found

@@ -18,7 +18,7 @@ from pathlib import Path
 TREE = Path(__file__).resolve().parents[1]
 DIST = TREE / "dist"
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
-MOST_BYTES = 1_000_000  # of a wheel
+MOST_BYTES = 1_300_000  # of a wheel; 285,000 are the events of the demo
 SECONDS = 900
 
 

@@ -42,6 +42,10 @@ class Objects:
         with self.engine.transaction() as transaction:
             use(transaction)
 
+    def closed_too_early(self) -> None:
+        with self.engine.transaction() as txn, self.topic.producer(name="early") as producer:
+            producer.send(b"x", transaction=txn)
+
     def terminated(self) -> xl.Topic:
         topic = self.engine.topic("done")
         topic.terminate()
@@ -115,6 +119,18 @@ MISTAKES: dict[str, Case] = {
     "a closed engine": (
         lambda o: o.gone_topic.producer(),
         xl.EngineClosedError, ["'gone'", "open the ledger again"],
+    ),
+    "a producer that is closed before the commit": (
+        lambda o: o.closed_too_early(),
+        xl.EngineClosedError, ["'early'", "'orders'", "as producer, engine.transaction()"],
+    ),
+    "dict as a deserializer": (
+        lambda o: o.topic.reader(deserializer=dict),
+        TypeError, ["deserializer=<class 'dict'>", "'json' is for dicts"],
+    ),
+    "list as a serializer": (
+        lambda o: o.topic.producer(serializer=list),
+        TypeError, ["serializer=<class 'list'>", "'json' is for dicts"],
     ),
     "a terminated topic": (
         lambda o: o.terminated().producer(), xl.TopicTerminatedError, ["'done'", "only be read"],
