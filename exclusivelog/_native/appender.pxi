@@ -445,7 +445,7 @@ cdef class Appender:
         so before the first waiter is notified.
         """
         cdef Batch batch
-        cdef list told = []
+        cdef list settled = []
         cdef list rest = []
         if error is not None and final:
             error = self.close_with(error)
@@ -453,10 +453,10 @@ cdef class Appender:
             if batch.state < DONE:
                 batch.base_offset = base_offset
                 batch.ends = True
-        self._settle(told, rest, error, durable)
+        self._settle(settled, rest, error, durable)
 
-    cdef _settle(self, list told, list rest, object error, object durable):
-        """Give the batches that `ends` says, or with an error all of them, their outcome. `told`
+    cdef _settle(self, list settled, list rest, object error, object durable):
+        """Give the batches that `ends` says, or with an error all of them, their outcome. `settled`
         and `rest` are empty: the caller made them, and has let other threads run before."""
         cdef Batch batch
         cdef Batch newest
@@ -465,33 +465,33 @@ cdef class Appender:
         newest = self.current
         if self.older is not None:
             for batch in self.older:
-                (told if batch.ends or error is not None else rest).append(batch)
+                (settled if batch.ends or error is not None else rest).append(batch)
         if newest is not None and (newest.ends or error is not None):
-            told.append(newest)
+            settled.append(newest)
             newest = None
         # Whatever needs memory has it by now: from here on nothing fails half-way.
         self.older = rest if PyList_GET_SIZE(rest) else None
         self.current = newest
-        for batch in told:
+        for batch in settled:
             self._give_outcome(batch, error)
         if durable is not None:
             self.durable_sequence = max(self.durable_sequence, durable)
         if error is not None:
             self.last_sequence = self.durable_sequence
-        for batch in told:
+        for batch in settled:
             batch._finish()
 
     cdef _settle_placed(self):
         """Everything that a commit has placed is in the log, and durable."""
         cdef Batch batch = self.current
-        cdef list told, rest
+        cdef list settled, rest
         if not self._has_older() and batch is not None and batch.ends:
             self.current = None
             self._give_outcome(batch, None)
             batch._finish()
             return
-        told, rest = [], []
-        self._settle(told, rest, None, None)
+        settled, rest = [], []
+        self._settle(settled, rest, None, None)
 
     cdef void _give_outcome(self, Batch batch, object error):
         self.pending_bytes -= batch.nbytes

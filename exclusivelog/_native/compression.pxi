@@ -111,7 +111,7 @@ cdef bytes _assemble(const Laid* laid, const Sizes* sizes, list chunks, size_t t
     cdef char* footer = start + total - FOOTER
     cdef char* tail
     cdef bytes chunk
-    cdef Chunk told
+    cdef Chunk header
     cdef Summary summary
     memset(start, 0, total)
     for chunk in chunks:
@@ -121,10 +121,10 @@ cdef bytes _assemble(const Laid* laid, const Sizes* sizes, list chunks, size_t t
     memcpy(tail, laid.name, sizes.name)
     at = tail + xe_padded(sizes.name)
     for chunk in chunks:
-        told.size = <uint32_t>PyBytes_GET_SIZE(chunk)
-        told.sum = _crc(PyBytes_AS_STRING(chunk), told.size)
-        memcpy(at, &told, sizeof(told))
-        at += sizeof(told)
+        header.size = <uint32_t>PyBytes_GET_SIZE(chunk)
+        header.sum = _crc(PyBytes_AS_STRING(chunk), header.size)
+        memcpy(at, &header, sizeof(header))
+        at += sizeof(header)
     summary.values, summary.keys = <uint32_t>sizes.values, <uint32_t>sizes.keys
     summary.properties = <uint32_t>sizes.properties
     summary.last_gap, summary.last_time = laid.last_gap, laid.last_time

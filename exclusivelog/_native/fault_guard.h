@@ -81,7 +81,7 @@ static inline int xg_inode_of(const char *line, uintptr_t at, uint64_t *inode) {
     return 1;
 }
 
-/* 0 where it cannot be told. System calls only. */
+/* 0 if it is unknown. System calls only. */
 static inline uint64_t xg_inode_at(uintptr_t at) {
     char line[XG_LINE], read_ahead[512];
     size_t used = 0;
@@ -118,7 +118,7 @@ static inline void xg_on_fault(int number, siginfo_t *info, void *context) {
     int kept = errno;
     if (info->si_code > 0) {
         int ours = 0;
-        /* Files of two file systems may have one inode number: which of them it is cannot be told
+        /* Files of two file systems may have one inode number: which of them it is is unknown
            (the device in /proc is not always the one of stat), and none of them may go on. */
         for (int i = 0; i < XG_REGIONS; i++) {
             if (xg_is_in(&xg_regions[i], at, &inode)) {

@@ -78,7 +78,7 @@ cdef bint _lives(const Ring* ring, uint64_t position, uint64_t generation,
 cdef bint _next(const Ring* ring, uint64_t position, uint64_t generation, uint64_t stop,
                 Found* found) noexcept nogil:
     """The next entry from `position` on; False if there is none before `stop`. What is
-    damaged in between is stepped over, with its entry if that can still be told."""
+    damaged in between is stepped over, with its entry if that is still known."""
     cdef uint64_t after
     cdef xj_frame frame
     while position < stop:

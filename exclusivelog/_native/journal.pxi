@@ -288,7 +288,7 @@ cdef class Journal:
     @property
     def unsettled(self):
         """Has a process died whose last transaction the tables may not show yet? A transaction
-        that nobody appends beside settles it."""
+        that excludes appends settles it."""
         return xl_load(&self.shared.unsettled) != 0
 
     cdef void _settle(self) noexcept:

@@ -1,5 +1,5 @@
 /* The journal's shared header, and the mutexes in it. They are robust: the death of a process that
-   holds one is told to the next that takes it. */
+   holds one is reported to the next that takes it. */
 #ifndef EXCLUSIVELOG_JOURNAL_LOCK_H
 #define EXCLUSIVELOG_JOURNAL_LOCK_H
 

@@ -141,7 +141,7 @@ cdef class Receipt:
             for _ in range(NOTIFY_TRIES):
                 try:
                     loop.call_soon_threadsafe(settle)
-                except MemoryError:  # for a moment: a task that is never told waits for ever
+                except MemoryError:  # for a moment: a task that is never notified waits for ever
                     _time.sleep(RETRY_NS / 1e9)
                     continue
                 except RuntimeError:

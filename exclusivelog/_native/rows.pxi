@@ -14,7 +14,7 @@ cdef enum:
     R_WAITING = R_SHARED + 4                    # u32, how many waiting sessions
     R_FREED = R_WAITING + 4                     # u64, ns of the monotonic clock: when the last
                                                 # one left; 0 = there was none
-    R_RETRY_AT = R_FREED + 8                       # u64, the waiter that was told when to come back,
+    R_RETRY_AT = R_FREED + 8                       # u64, the waiter that was notified when to retry,
     R_DUE = R_RETRY_AT + 8                         # u64, and when; 0 = none was
     R_CRC = R_DUE + 8                           # u32, CRC-32C of the row with this field 0
     R_NAME = R_CRC + 4                          # the topic's name, UTF-8, to the end

@@ -1,4 +1,4 @@
-"""A map that several processes share, and what is behind it (rule I2)."""
+"""A map that several processes share, and its content in memory (rule I2)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Shared states and maps: what they have in common.
-
-What shared states and maps have in common: their parts, and how a read and a write use them.
+"""What shared states and maps have in common: their parts, and how a read and a write use them.
 
 A write makes this process the topic's exclusive owner (`Ownership`), brings the copy in memory up
 to date (`Replica`), appends, and applies what it has appended. This process stays the owner until
@@ -10,15 +8,12 @@ Writers hold the state's lock only to compute, append and apply. They wait for t
 it, so that one flush serves all that wait (rule I5), and return after it. A read that has seen
 something unflushed waits for that flush, too: no caller learns what a power cut could take.
 
-Replicas: a copy of a topic's state, in the memory of this process (rules I1, I4).
+**A replica** is a copy of a topic's state in the memory of this process (rules I1, I4). It begins
+with the newest snapshot, and applies every message behind it once, in order. A message's content
+defines what it means (state.py, map.py).
 
-A replica follows its topic: it begins with the newest snapshot, and applies every message behind
-it once, in order. A message's content defines what it means (state.py, map.py).
-
-Exclusive ownership of a state's topic: acquired by the first write, kept until another process
-waits for the topic (rules B2, D8, I1).
-
-When snapshots of a state are taken, and the background thread that takes them (rule I4).
+**Ownership** of a state's topic is acquired by the first write, and kept until another process
+waits for the topic (rules B2, D8, I1). **Snapshots** are taken by a background thread (rule I4).
 """
 
 from __future__ import annotations
@@ -57,7 +52,7 @@ NEVER = (1 << 63) - 1
 
 
 class SnapshotRefused(StateError):
-    """The state would not come back from its snapshot as it is; none was kept."""
+    """The state cannot be restored from its snapshot as it is; none was stored."""
 
 
 class Snapshots(_core.SnapshotsBase):
@@ -314,7 +309,7 @@ class Ownership(_core.OwnershipBase):
     def _await_producer(self, end: float | None) -> Producer:
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
-            # Set first: giving up an earlier call must not end the wait of this one.
+            # Set first: the cancel of an earlier call must not end the wait of this one.
             self._waiting_for = call = self._calls.current
             self._waiting = future = self._topic.producer_async(
                 "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
@@ -337,7 +332,7 @@ class Ownership(_core.OwnershipBase):
                 self._waiting = None
 
     def release(self) -> None:
-        """Give the topic back, if this process owns it."""
+        """Release the topic, if this process owns it."""
         producer, self.producer = self.producer, None
         if producer is not None:
             producer.close()
@@ -366,7 +361,7 @@ class Ownership(_core.OwnershipBase):
             if self.asked is producer:
                 self.asked = None
 
-    # ---- giving up -----------------------------------------------------------------------
+    # ---- cancelling ----------------------------------------------------------------------
 
     def give_up(self, call: CallFuture[Any]) -> None:
         """Stop waiting for the topic if that is on behalf of this call, now or later."""
@@ -410,7 +405,7 @@ def _wrong_topic(call: str, topic: object) -> TypeError:
 
 
 class Write(Generic[R]):
-    """One call's write, and what has come of it so far."""
+    """One call's write, and its result so far."""
 
     __slots__ = ("appended", "compute", "done", "result", "then")
 
@@ -507,7 +502,7 @@ class Shared(_core.SharedBase, Closing):
         return result
 
     def _freshen(self, latest: bool) -> None:
-        """Before a read: catch up, unless nothing can have come."""
+        """Before a read: catch up, unless there can be nothing new."""
         replica, ownership = self._replica, self._ownership
         if latest:
             if replica.torn or not ownership.is_held() or self._engine.latest_needs_log:
@@ -558,7 +553,7 @@ class Shared(_core.SharedBase, Closing):
     def _write(self, producer: Producer, write: Write[Any]) -> None:
         """Compute, append and apply; `write.done` stays False if the topic was lost before."""
         self._replica.check()
-        write.appended = self._unflushed  # its result rests on it, should it append nothing
+        write.appended = self._unflushed  # if it appends nothing, its result depends on that
         self._inside = threading.get_ident()
         try:
             items, write.result = write.compute()
@@ -625,7 +620,7 @@ class Shared(_core.SharedBase, Closing):
         """Store a snapshot, so that opening the state need not read what led to it (rule I4).
         Returns the offset that it goes up to: `topic.trim(before=...)` can remove what is older.
 
-        Raises StateError if the state would not come back from it as it is.
+        Raises StateError if the state could not be restored from it as it is.
         """
         self._check()
         with self._lock:
@@ -675,7 +670,7 @@ class Shared(_core.SharedBase, Closing):
             self._ownership.give_up(future)
 
     def close(self) -> None:
-        """Give the topic back and end the background threads. Closing twice does nothing. Calls
+        """Release the topic and end the background threads. Closing twice does nothing. Calls
         that were submitted before are run; those that would have to wait for the topic end with
         EngineClosedError. Raises RuntimeError inside one of the state's own functions."""
         if self._engine.forked:

@@ -97,12 +97,13 @@ def _sizes(tables: Tables, topic: int, position: int) -> tuple[list[tuple[str, i
             entry = tables.large.load(data)
         except ValueError:
             continue  # it is damaged; `verify` names it
-        told = _core.compression_of(entry)
+        summary = _core.compression_of(entry)
         size = len(entry)
-        if told is None:
+        if summary is None:
             found.append(("none", size, size))
         else:
-            found.append((LOADERS[told[0]][0] if told[0] in LOADERS else "?", size, told[2]))
+            method = LOADERS[summary[0]][0] if summary[0] in LOADERS else "?"
+            found.append((method, size, summary[2]))
     return found, -1
 
 
@@ -174,8 +175,8 @@ def _read_old(tables: Tables, topic: int) -> _Part | None:
 
 def _anew(stored: bytes | memoryview, part: _Part) -> bytes | None:
     """The entry, compressed again; None if it is already, is damaged, or would not be shorter."""
-    told = _core.compression_of(stored)
-    if told is not None and told[0] == part.method:
+    summary = _core.compression_of(stored)
+    if summary is not None and summary[0] == part.method:
         return None
     try:
         made = compressed(_core.decompressed(stored), part.method, part.topic)

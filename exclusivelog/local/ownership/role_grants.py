@@ -198,7 +198,7 @@ class RoleEnds:
     def _notify_member(self, tables: Tables, role: RoleRow, session: Session) -> None:
         if not self._sessions.exists(session):
             return
-        row = tables.topics.intact(session.topic, "who waits for it is told less")
+        row = tables.topics.intact(session.topic, "its waiters are notified with less detail")
         if session.id == role.seat and not role.held:
             terminated = next(
                 filter(None, (_unusable(tables.topics.get(t)) for t in role.topics)), None

@@ -796,7 +796,7 @@ class Sessions:
     def still_coming(self, topic: int, engine: str) -> Transfer | None:
         """The hand-over of this topic to this engine whose source is still to release it."""
         with self._ledger.read() as tables:
-            row = tables.topics.intact(topic, "who waits for it is told")
+            row = tables.topics.intact(topic, "its waiters are notified all the same")
             if row is None:
                 return None
             return self.succession.transfers.releasing_to(tables, row, engine)

@@ -110,5 +110,5 @@ def _party_fields(party: Party | None) -> dict[str, Any]:
 
 def _name(party: Party | None) -> str:
     if party is None:
-        return "nobody"
+        return "no engine"
     return f"engine {party['engine_name']!r} (id {party['engine']}, pid {party['pid']})"

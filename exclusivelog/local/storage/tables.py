@@ -682,8 +682,8 @@ class AppliedJournal:
 
     def record_generation(self) -> None:
         """Where nothing was to be recovered, opening a ledger gives the journal a new generation
-        without a commit. The first one that changes anything records it: before anybody appends,
-        as nobody may who was not let in by a commit."""
+        without a commit. The first commit that changes anything records it, before any append:
+        each session that may append was admitted by a commit."""
         if self.file is not None and self._rows.changed:
             generation = self.file.unrecorded_generation(self.generation, self.applied)
             if generation:
