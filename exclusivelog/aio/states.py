@@ -194,9 +194,8 @@ async def put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None
 def _checked(topic: Topic, call: str) -> Topic:
     if not isinstance(topic, Topic):
         raise TypeError(
-            f"topic={topic!r}: exclusivelog.aio.{call} takes a topic of exclusivelog.aio, as "
-            f"engine.topic(...) of exclusivelog.aio.open returns it; use exclusivelog.{call} for "
-            "one of exclusivelog"
+            f"topic={topic!r}: exclusivelog.aio.{call} takes a topic of exclusivelog.aio. That is "
+            f"what engine.topic(...) returns there; use exclusivelog.{call} for this one"
         )
     return topic
 

@@ -125,9 +125,9 @@ def _append(
 def _went_back(row: _core.TopicRow, run: OnceRun, number: int, last: int) -> LedgerError:
     # A run begins with the last batch of the one before, or with the next one.
     return LedgerError(
-        f"topic {row.name!r}: job {run.writer!r} sends batch {number}, but its batch {last} "
-        "is in the log already: this run uses a copied or restored checkpoint. "
-        "Nothing was written; use the original checkpoint, or a new one"
+        f"topic {row.name!r}: job {run.writer!r} sends batch {number} after its batch {last}. "
+        "This run uses a copied or restored checkpoint, and nothing was written; use the original "
+        "checkpoint, or a new one"
     )
 
 

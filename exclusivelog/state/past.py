@@ -85,7 +85,7 @@ def _base(topic: Topic, offset: int) -> tuple[int, dict[bytes, bytes]]:
     if first > 0:
         oldest = f"as of offset {found[0]}" if found else "missing"
         raise OffsetTrimmedError(
-            f"topic {topic.name!r}: the map as of offset {offset} cannot be restored any more: "
+            f"topic {topic.name!r}: the map as of offset {offset} cannot be restored any more; "
             f"messages before offset {first} were trimmed, and its snapshot is {oldest}"
         )
     return 0, {}

@@ -187,8 +187,8 @@ def _floor(tables: Tables, topic: int) -> float:
 def _up_to(row: _core.TopicRow, first: int, floor: float, limits: Limits | None) -> int:
     if limits is None:
         raise StateError(
-            f"topic {row.name!r} holds a state, and its snapshot goes up to offset {int(floor)}: "
-            f"messages before offset {first} cannot be trimmed, and none were. Call snapshot() on "
+            f"topic {row.name!r}: the snapshot of its state goes up to offset {int(floor)}. "
+            f"Messages before offset {first} cannot be trimmed, and none were; call snapshot() on "
             "the state, then trim again"
         )
     return int(floor)

@@ -66,9 +66,9 @@ def find_clock(path: str) -> None:
     offset = namespace_offset()
     if offset is None:
         raise LedgerError(
-            f"{path} cannot be opened: this process is in a time namespace whose clock offset "
-            "cannot be read, so heartbeats cannot be compared with those of other processes. It "
-            "has called unshare(CLONE_NEWTIME); open the ledger in a child of it"
+            f"{path} cannot be opened in a time namespace whose clock offset cannot be read. Its "
+            "heartbeats could not be compared with those of other processes: this process has "
+            "called unshare(CLONE_NEWTIME); open the ledger in a child of it"
         )
     _core.set_clock_offset(offset)
 
@@ -315,8 +315,8 @@ class LockFile:
                 "then open it"
             )
         raise LedgerError(
-            f"{self.path} is in use by engines that know it as another file or under another boot "
-            "id (a container with a boot id of its own, another mount, a replaced file); "
+            f"{self.path} is in use by engines that know it as another file or boot id. It was "
+            "replaced, or is on another mount, or in a container with a boot id of its own; "
             "open the ledger by their path, or close them first"
         )
 

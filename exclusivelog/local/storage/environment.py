@@ -630,8 +630,8 @@ def _refuse_older_data(env: lmdb.Environment, newest: int, path: str) -> None:
     none as new, it was replaced by an older file while they had the ledger open."""
     if newest > env.info()["last_txnid"]:
         raise LedgerError(
-            f"{path}/data.mdb was replaced by an older one (such as a restored backup) while "
-            "an engine with readonly=True has the ledger open; close that engine, then open it"
+            f"{path}/data.mdb was replaced by an older one while a read-only engine has it open. "
+            "It may be a restored backup; close that engine, then open the ledger"
         )
 
 

@@ -84,8 +84,8 @@ class Integrity:
     def _check_files(self) -> None:
         if self._is_page_lost():
             self.fail(LedgerIOError(
-                f"{self._path}: the disk failed to read or write a page of a mapped file (the disk "
-                "is full or shut down, or a file was cut off); close every engine and open it again"
+                f"{self._path}: the disk failed to read or write a page of a mapped file. It is "
+                "full or shut down, or a file was cut off; close every engine and open it again"
             ))  # fmt: skip
         elif time.monotonic() > self._due or (self._journal and self._journal.left):
             self.check_place()

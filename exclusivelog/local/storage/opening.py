@@ -203,8 +203,8 @@ class OpenFiles:
         if self._unprotected >= 0 and writers_live(self._unprotected):
             raise LedgerError(
                 f"{self.path} is mounted read-only here, and an engine writes to it by another "
-                "mount, and cannot see which pages are read here. Mount it read-write and open it "
-                "with readonly=True, or read a backup"
+                "mount. That engine cannot see which pages are read here; mount it read-write and "
+                "open it with readonly=True, or read a backup"
             )
 
     def _check_same_files(self, journal: _core.Journal) -> None:
