@@ -17,7 +17,7 @@ cdef dict _of_threading = _threading.__dict__
 
 
 cdef class OwnershipBase:
-    """Of state/ownership.py: which producer owns the topic."""
+    """Of `Ownership` in state/shared.py: which producer owns the topic."""
 
     cdef public object producer     # None: this process is not the owner
     cdef public object asked        # the producer that must be released before the next write
@@ -31,7 +31,7 @@ cdef class OwnershipBase:
 
 
 cdef class ReplicaBase:
-    """Of state/replica.py: how far the copy in memory has come."""
+    """Of `Replica` in state/shared.py: how far the copy in memory has come."""
 
     cdef public int64_t position    # all messages before it are applied
     cdef public bint torn           # was an apply interrupted?
@@ -46,7 +46,7 @@ cdef class ReplicaBase:
 
 
 cdef class SnapshotsBase:
-    """Of state/snapshots.py: when a snapshot is due."""
+    """Of `Snapshots` in state/shared.py: when a snapshot is due."""
 
     cdef public int64_t due_at      # an offset
     cdef public object refused      # the error of a snapshot in the background

@@ -23,8 +23,8 @@ topics     topic id                                         topic row (_core.Top
 entries    topic id, last offset of the entry               entry (_core.Entry), or where it is
 segments   segment id                                       bytes in use, entries that live (u64)
 producers  topic id, producer name                          last sequence id, live session
-holders    topic id, session                                msgpack of access.Session
-queue      topic id, order of rule D1, session              msgpack of access.Session
+holders    topic id, session                                msgpack of records.Session
+queue      topic id, order of rule D1, session              msgpack of records.Session
 engines    engine id, 0 holder | 1 waiter, session          slot (u16), key in holders or queue
 mail       engine id, number                                msgpack [kind, session, ...]
 trash      topic id                                         empty: it was deleted, its rows are
@@ -38,7 +38,7 @@ claims     group (with its length in front), resource       last generation, cla
 claimants  claim session                                    msgpack of Claimant
            claim session, session                           0 holder | 1 waiter, key in holders or
                                                             queue: a producer bound to the claim
-transfers  topic id                                         msgpack of access.Transfer
+transfers  topic id                                         msgpack of records.Transfer
            topic id, session                                the same, of one shared producer
 cursors    topic id, group                                  the committed offset of a reader group
 retention  topic id                                         msgpack [max_age (s), max_bytes]
