@@ -243,7 +243,7 @@ def test_h6_a_zstd_block_that_claims_another_size_sets_no_memory_aside() -> None
     plain = zstandard.ZstdCompressor(write_content_size=False)
     assert len(bomb) < 1 << 17
     for chunk in (bomb, plain.compress(bytes(1 << 20)), b"", b"x" * 100):
-        with pytest.raises(ValueError, match="it "):
+        with pytest.raises(ValueError, match=r"its header does not state|not decompressed"):
             compression.method(ZSTD).decompress(memoryview(chunk), 1 << 20)
     with pytest.raises(ValueError, match="it is not decompressed to 4096 bytes"):
         compression.method(LZ4).decompress(memoryview(b"\xff" * 5000), 4096)
