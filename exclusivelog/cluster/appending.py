@@ -78,11 +78,11 @@ class Appending:
     def _answered(self, data: bytes, answer: Answer) -> None:
         """An append that is not known to be stored is tried again soon."""
         if not answer.stored:
-            self.hurry()
+            self.resend_soon()
         elif answer.position is not None and self._calling != threading.get_ident():
             self._stored(answer.position, data)  # an answer within the call leaves it to the tail
 
-    def hurry(self) -> None:
+    def resend_soon(self) -> None:
         """Something was lost: append again soon."""
         self.due = min(self.due, time.monotonic() + RESEND_SECONDS / 10)
 

@@ -2,7 +2,7 @@
 
 A value is one record, or several if it is large. The last record of the log belongs to the newest
 value, unless its writer died or others wrote at the same time: then the whole log is read, which
-has values only. What is damaged, cut short or of another version is no value: whoever asks makes
+has values only. What is damaged, cut short or of another version is no value: the reader makes
 it again from the topic's own log.
 
 ```text

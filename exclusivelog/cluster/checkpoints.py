@@ -11,8 +11,8 @@ only if its checksum holds, if it is this topic's, and if the topic has the reco
 (`Anchor`). Otherwise the topic is read from its first record, which gives the same. So an old
 checkpoint costs time, and a wrong one is not used: neither lets a record count that does not.
 
-Whoever owns a topic saves, or anybody while it has no producer: after so many records or bytes, and
-when its engine is closed.
+The owner's engine saves, or any engine while the topic has no producer: after so many records or
+bytes, and when the engine is closed.
 
 A **snapshot** is what the messages before an offset add up to (rule I4); it stands on a record,
 too. Both are values of logs of their own (`blobs`).

@@ -159,7 +159,7 @@ class ClusterClaim:
         return None
 
     def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
-        """What it is told when it is lost by this error."""
+        """The error that ends it."""
         return error
 
     def lose(self, error: ExclusiveLogError) -> None:
@@ -171,7 +171,7 @@ class ClusterClaim:
             ))  # fmt: skip
 
     def notify_wanted(self) -> None:
-        """Nobody waits for a claim in a queue."""
+        """Claims have no queue."""
 
     def hand_over(self, error: ProducerMovedError, target: str) -> None:
         """A claim's log is never assigned."""

@@ -58,7 +58,7 @@ class Resends:
         """It is read back within the seconds, or appended again."""
         self._due = min(self._due, time.monotonic() + self._seconds)
 
-    def hurry(self) -> None:
+    def resend_soon(self) -> None:
         """An append is not known to be stored: append it again soon."""
         self._due = min(self._due, time.monotonic() + self._seconds / 10)
 
@@ -157,7 +157,7 @@ class Follower(Closing):
     def _answered(self, answer: Answer) -> None:
         """An append that is not known to be stored is tried again soon."""
         if not answer.stored:
-            self._resends.hurry()
+            self._resends.resend_soon()
 
     # ---- calls ---------------------------------------------------------------------------
 
@@ -319,7 +319,7 @@ class Follower(Closing):
         parsed = judged.parsed
         mine = isinstance(parsed, Frame) and parsed.session == writer.session
         if mine and judged.verdict is Verdict.AHEAD:  # the frame before it was lost
-            self._resends.hurry()
+            self._resends.resend_soon()
         elif judged.counts:
             self._resends.progressed(writer.unsettled)
         self._changed.notify_all()

@@ -222,7 +222,7 @@ class Registration:
 
 
 class Lost(Protocol):
-    """A session, which is told what becomes of it."""
+    """A session, which is notified of its loss."""
 
     def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
         """What its producers raise that lost the topic by this error."""
@@ -413,7 +413,7 @@ def _fail(
     appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError
 ) -> None:
     """Fail all that this appender has, but what is in the log, and take no more. If it was closed
-    before, later calls are told so; what it had accepted is told what it failed with."""
+    before, later calls raise that error; what it had accepted fails with this one."""
     appender.close_with(error)
     appender.settle(placed, error)
 
@@ -723,7 +723,7 @@ class TopicLog:
         elif judged.counts:
             promotable = self._take_counting(judged)
         elif judged.verdict is Verdict.AHEAD and self._unsettled:  # the frame before it was lost
-            self._appending.hurry()
+            self._appending.resend_soon()
         self.changed.notify_all()
         return promotable
 
@@ -813,7 +813,7 @@ class Seen(NamedTuple):
 
     @property
     def free(self) -> bool:
-        """Has nobody the topic, and may this engine have it?"""
+        """Has the topic no holder, and may this engine have it?"""
         return self.owner is None and not self.shared and self.elsewhere is None
 
     @property

@@ -61,7 +61,7 @@ IN_FLIGHT_BYTES = 32 << 20
 POLL_SECONDS = 5.0  # between checks for new topics, and at the source's end
 CHECK_SECONDS = 60.0  # between looks at an idle topic's target
 CLOSE_SECONDS = 10.0  # for what is in flight to be stored when a mirror is closed
-END_SECONDS = 1.0  # for threads to end once nobody waits for the broker any more
+END_SECONDS = 1.0  # for threads to end once none waits for the broker any more
 ANSWER_SECONDS = 5.0  # for the client to notice that the broker's time is over
 STORED_SECONDS = 30.0  # for what a former mirror has sent last
 
@@ -226,7 +226,7 @@ class InFlight:
             self._wait_for(lambda: not self._sent)
 
     def abandon(self, error: ExclusiveLogError) -> None:
-        """Nobody waits for the rest."""
+        """No call waits for the rest."""
         with self._changed:
             self.error = self.error or error
             self._changed.notify_all()

@@ -66,7 +66,7 @@ class Native:
 
     def keep_for_ever(self) -> None:
         """Never destroy the object."""
-        # A reference in a module is dropped while the interpreter ends; one that nobody has is not.
+        # References in modules are dropped while the interpreter ends; this one is not.
         _increase(self._thing)
 
 
@@ -86,7 +86,7 @@ def stay() -> None:
     """Keep this thread's state: for each callback to begin with."""
     if CHILDREN_HANG and not hasattr(_here, "stays"):
         _here.stays = True
-        _ensure()  # without its counterpart: the state is freed once nobody needs it
+        _ensure()  # without its counterpart: the state is freed once it is not needed
 
 
 def enter(call: Callable[[Callable[..., None]], object]) -> None:

@@ -1,9 +1,10 @@
 """The places that URLs name: a namespace of Apache Pulsar, or a name in memory.
 
 An engine in a Pulsar namespace is a producer of the non-persistent topic `__engines__` there, which
-sends nothing. Its name is the engine's id, and a broker lets in each name once: so whoever asks for
-a name and gets it knows that this engine is gone. A process that is killed is gone at once. Of one
-that is stopped, or cut off, the broker finds out by a ping when its name is asked for, within 5 s.
+sends nothing. Its name is the engine's id, and a broker lets in each name once: so a client that
+asks for a name and gets it knows that this engine is gone. A process that is killed is gone at
+once. Of one that is stopped, or cut off, the broker finds out by a ping when its name is asked for,
+within 5 s.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Granted(Protocol):
         """This session was granted; `open_session` takes it."""
 
     def drop(self, number: int) -> None:
-        """Nobody takes it: release it."""
+        """No producer takes it: release it."""
 
 
 @dataclass(eq=False)
@@ -134,7 +134,7 @@ class Requests:
         return False
 
     def settles(self, session: Any) -> bool:
-        """Its future is settled before anybody knows of it."""
+        """A future is settled before its session is known."""
         return False
 
     # ---- waiting ---------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def check_not_terminated(topic: TopicLog) -> None:
 
 
 def check_claim(topic: TopicLog, claim: int | None) -> None:
-    """Rules B5 and B6: before anybody is disturbed."""
+    """Rules B5 and B6: before a producer is disturbed."""
     epoch, grant = topic.state.epoch, topic.state.grant
     if claim is None:
         return

@@ -279,7 +279,7 @@ class ClusterSession:
         owning.connect(appender, self)
         self._host.registry.register(self)
         if owning.writer.status == "fenced" and owning.writer.error is not None:
-            self.lose(owning.writer.error)  # it may have been told before it was connected
+            self.lose(owning.writer.error)  # it may have been fenced before it was connected
 
     # ---- state ---------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class ClusterSession:
             return "open" if self._following.is_within_reach else "moved"
         if self._handed_to is not None and self.owning.writer.status == "closed":
             follows = self.options.follow and self._host.engine_here(self._handed_to[0])
-            return "open" if follows else "moved"  # it is about to be told
+            return "open" if follows else "moved"  # it is about to be notified
         if not self._is_fenced:  # as far as the log was read
             self.owning.topic.catch_up()
         return "fenced" if self._is_fenced else "open"
@@ -370,7 +370,7 @@ class ClusterSession:
             listener.lost(error)
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
-        """What a caller is told whose append met this error."""
+        """The error of a call whose append raised this one."""
         if isinstance(error, SessionPaused):
             return error
         if self._is_closed:
@@ -492,7 +492,7 @@ class ClusterSession:
         return None if over or not isinstance(error, ExclusiveLogError) else error
 
     def abandon(self) -> None:
-        """Nobody has this session, as after an interrupt: its engine releases it."""
+        """No producer has this session, as after an interrupt: its engine releases it."""
         self._finalizer.pull()
 
     def _closed_error(self) -> EngineClosedError:

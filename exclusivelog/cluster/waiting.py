@@ -4,7 +4,7 @@ A producer that waits appends a `Wait`, and a `Leave` if it gives up. Both are *
 `exclusivelog.cluster.rule` (they have another magic): no epoch, no offset and no acknowledgement
 depends on them. All engines fold the same records in the same order, so that they agree on who is
 first: the highest priority, then the one whose record came first (rule D1). Only the first living
-waiter asks for a topic that has become free, and the owner learns that somebody waits.
+waiter asks for a topic that has become free, and the owner learns that a producer waits.
 
 A topic may be **assigned** to an engine (`exclusivelog.cluster.moving`): then only that engine asks
 for it once it is free, until a grant, an `Unassign`, or the deadline of the `Assign`.
@@ -77,7 +77,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """The topic is to go to an engine, once `session` (0: nobody) has released it. `since` and
+    """The topic is to go to an engine, once `session` (0: none) has released it. `since` and
     `until` are in ms since 1970."""
 
     number: int
@@ -268,7 +268,7 @@ class Queue:
         if not isinstance(record, Leave):
             self._unread.pop((type(record), record.number), None)
         if isinstance(record, Wait):
-            self._answer_ghosts()
+            self._leave_again()
 
     def is_wanted(self, name: str) -> bool:
         """Does a producer of another name wait?"""
@@ -279,19 +279,19 @@ class Queue:
     @property
     def unsettled(self) -> bool:
         """Is there a record that should be in the log, and was not read back?"""
-        return bool(self._unread or self._ghosts())
+        return bool(self._unread or self._stale_waiters())
 
     def append_again(self) -> None:
         """Append what was not read back."""
         for data in list(self._unread.values()):
             self._append(data)
-        self._answer_ghosts()
+        self._leave_again()
 
-    def _answer_ghosts(self) -> None:
-        if ghosts := self._ghosts():
-            self._append(encode(Leave(ghosts)))
+    def _leave_again(self) -> None:
+        if stale := self._stale_waiters():
+            self._append(encode(Leave(stale)))
 
-    def _ghosts(self) -> tuple[int, ...]:
+    def _stale_waiters(self) -> tuple[int, ...]:
         """The waiters of this engine that do not wait any more, though the log says so: their
         records came late, or that of their leaving is not there yet."""
         return tuple(
