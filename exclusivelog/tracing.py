@@ -26,7 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from exclusivelog import aio
+from exclusivelog.aio.producers import Producer as AsyncProducer
 from exclusivelog.engine import Engine
 from exclusivelog.producer import Producer, ProducerFuture
 from exclusivelog.types import Move
@@ -61,8 +61,8 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
     _wrap(Producer, "send_many", functools.partial(_send_many, tracer))
     _wrap(Producer, "send_async", functools.partial(_send_async, tracer))
     _wrap(Producer, "move", functools.partial(_move, tracer))
-    _wrap(aio.Producer, "send", functools.partial(_awaited_send, tracer))
-    _wrap(aio.Producer, "send_async", functools.partial(_send_async, tracer))
+    _wrap(AsyncProducer, "send", functools.partial(_awaited_send, tracer))
+    _wrap(AsyncProducer, "send_async", functools.partial(_send_async, tracer))
     _wrap(ProducerFuture, "__init__", _requested)
     _wrap(ProducerFuture, "make", functools.partial(_promoted, tracer))
     _wrap(Engine, "unload", functools.partial(_unload, tracer))

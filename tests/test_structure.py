@@ -16,7 +16,7 @@ MOST_METHODS = 25
 # Public interfaces: their methods are what users call. aio.Engine has those of Engine.
 LARGE = {"engine.Engine", "aio.engines.Engine", "state.map.SharedMap"}
 # Programs, and what stands beside them: no part of what they import.
-PROGRAMS = ("cli", "spark", "audit", "testing", "tracing", "restoring", "__main__")
+PROGRAMS = ("cli", "spark", "testing", "__main__")
 
 
 @functools.cache

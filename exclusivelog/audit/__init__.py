@@ -6,13 +6,11 @@ with the extra `[arrow]`; `report` needs the extra `[report]`. For logs too larg
 `exclusivelog.spark` does the same with Spark.
 
 ```text
-changes.py   grants and the ends of grants, as they were recorded
 runs.py      messages summed up, as Arrow
 plain.py     the same without pyarrow
+leaders.py   changes of owner as they were recorded: who led when, and what a failover cost
 judging.py   the claims about a topic, and whether they hold
-leaders.py   who led when, and what a failover cost
-charts.py    that, as far as a page can show it
-page.py      the page, of page.html.j2, page.css and page.js
+page.py      the page and its charts, of page.html.j2, page.css and page.js
 ```
 """
 
@@ -44,8 +42,8 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
     >>> [verdict.claim for verdict in audit(engine) if not verdict.holds]
     []
     """
-    from exclusivelog.audit.changes import read_changes
     from exclusivelog.audit.judging import names_of, owned, verdicts
+    from exclusivelog.audit.leaders import read_changes
 
     try:
         from exclusivelog.audit.runs import runs
@@ -80,9 +78,8 @@ def write_page(
     read: Callable[[Mapping[str, int]], Iterable[Record]],
 ) -> LeaderReport:  # fmt: skip
     """Write the page about topics whose runs `read` gives: {topic: length of its buckets in ms}."""
-    from exclusivelog.audit.changes import read_changes
     from exclusivelog.audit.judging import owned, verdicts
-    from exclusivelog.audit.leaders import LeaderReport, bucket_of, stories_of
+    from exclusivelog.audit.leaders import LeaderReport, bucket_of, read_changes, stories_of
     from exclusivelog.audit.page import page, parts
 
     parts()  # what is missing is told before the log is read

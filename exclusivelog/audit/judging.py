@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from exclusivelog.audit.changes import Change, Changes
-from exclusivelog.audit.leaders import Verdict
+from exclusivelog.audit.leaders import Change, Changes, Verdict
 from exclusivelog.engine import Engine
 from exclusivelog.errors import TopicNotFoundError
 

@@ -16,9 +16,8 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.audit import report
-from exclusivelog.audit.changes import Change, Changes, read_changes
-from exclusivelog.audit.charts import MOST_BARS, MOST_LANES, chart_of
-from exclusivelog.audit.leaders import CRASHES, stories_of
+from exclusivelog.audit.leaders import CRASHES, Change, Changes, read_changes, stories_of
+from exclusivelog.audit.page import MOST_BARS, MOST_LANES, chart_of
 from testing.browser import browser, complaints, problems, resize
 from testing.changes import write_changes
 from testing.processes import until
@@ -224,7 +223,7 @@ def test_pauses_without_a_message_are_marked() -> None:
 
 
 def test_events_with_names_that_arrow_cannot_read_are_read() -> None:
-    from exclusivelog.audit.changes import _parsed
+    from exclusivelog.audit.leaders import _parsed
 
     party = {"producer": "p", "engine_name": "\ud800", "pid": 1, "properties": {"a": "b"}}
     events = [xl.Event(1, "t", 1, "grant", "request", 0, None, party),

@@ -19,9 +19,8 @@ import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.audit import audit as judge_here
 from exclusivelog.audit import judging, leaders
-from exclusivelog.audit.changes import Change
 from exclusivelog.audit.judging import Summary, judge
-from exclusivelog.audit.leaders import LeaderReport, Story, Tenure
+from exclusivelog.audit.leaders import Change, LeaderReport, Story, Tenure
 from exclusivelog.audit.page import page
 from exclusivelog.cli import demo
 from exclusivelog.messages import Columns
