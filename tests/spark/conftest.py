@@ -12,8 +12,6 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-from tests.cluster.conftest import broker, make_namespace, namespace  # noqa: F401 - fixtures
-
 # A file system on this machine needs no object store's care, and the JVM no second compiler;
 # for a few rows, making and compiling code costs more than it gains.
 FAST = {
