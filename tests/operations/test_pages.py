@@ -10,6 +10,7 @@ import os
 import pkgutil
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -241,6 +242,28 @@ def test_units_are_what_systemd_reads() -> None:
         assert set(parser.sections()) <= {"Unit", "Service", "Install", "Timer"}
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
+def test_systemd_has_nothing_against_the_units(tmp_path: Path) -> None:
+    """Programs and the user of the page are not here: those of this machine stand for them."""
+    for unit in blocks("ini"):
+        name = re.search(r"^# /etc/systemd/system/(\S+)$", unit, re.M)
+        assert name
+        unit = re.sub(r"/opt/orders/bin/\w+", "/bin/true", unit.replace("=orders\n", "=root\n"))
+        (tmp_path / name[1].replace("@.", "@one.")).write_text(unit)
+    (tmp_path / "wrong.service").write_text("[Service]\nExecStart=/bin/true\nRestrt=always\n")
+
+    def against(unit: Path) -> str:
+        return subprocess.run(
+            ["systemd-analyze", "verify", unit.name], cwd=tmp_path, capture_output=True, text=True,
+            timeout=60, env={**os.environ, "SYSTEMD_LOG_LEVEL": "warning"},
+        ).stderr  # fmt: skip
+
+    told = {unit.name: against(unit) for unit in sorted(tmp_path.iterdir())}
+    assert "Unknown key" in told.pop("wrong.service")
+    assert len(told) == 3
+    assert set(told.values()) == {""}
+
+
 def test_containers_share_what_they_must() -> None:
     compose, pod = map(yaml.safe_load, blocks("yaml"))
     owner, first, second = (compose["services"][name] for name in ("pids", "first", "second"))
@@ -259,15 +282,68 @@ def test_programs_and_scripts_are_sound() -> None:
         assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_backup_script_backs_up(path: str, tmp_path: Path) -> None:
+def ledger_with(path: Path, *values: bytes) -> None:
     with xl.open(path) as engine, engine.topic("orders").producer() as producer:
-        producer.send(b"a")
-    [script] = blocks("sh")
-    script = script.replace("/var/lib/orders/log", path).replace("/backup", str(tmp_path / "b"))
-    (tmp_path / "b" / "orders").mkdir(parents=True)
+        for value in values:
+            producer.send(value)
+
+
+def values_of(path: Path) -> list[bytes | None]:
+    with xl.open(path, readonly=True) as engine:
+        return [message.value for message in engine.topic("orders").reader()]
+
+
+def run_script(script: str, root: Path) -> subprocess.CompletedProcess[str]:
+    """A script of the page, whose machine is in the directory `root`."""
+    for place in ("/var/lib/orders", "/backup"):
+        script = script.replace(place, f"{root}{place}")
     environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    for _ in range(2):  # the second week's replaces the first one's
-        subprocess.run(["sh"], input=script, text=True, check=True, timeout=60, env=environment)
-    [backup] = (tmp_path / "b" / "orders").iterdir()
-    with xl.open(backup, readonly=True) as engine:
-        assert [message.value for message in engine.topic("orders").reader()] == [b"a"]
+    return subprocess.run(
+        ["sh"], input=script, text=True, capture_output=True, timeout=60, env=environment
+    )
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Path:
+    """The directories that the page's scripts are about."""
+    for name in ("var/lib/orders", "backup/orders"):
+        (tmp_path / name).mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_drill_of_the_page_brings_a_ledger_back(machine: Path) -> None:
+    """Back up twice, damage the ledger, restore, and go on: with the page's commands."""
+    log, backups = machine / "var/lib/orders/log", machine / "backup/orders"
+    save, restore = blocks("sh")
+    ledger_with(log, b"a")
+    assert run_script(save, machine).returncode == 0
+    ledger_with(log, b"b")
+    done = run_script(save, machine)  # next week's replaces this week's
+    assert (done.returncode, done.stderr) == (0, "")
+    [day] = backups.iterdir()
+    ledger_with(log, b"lost")
+    (log / "data.mdb").write_bytes(b"damaged" * 5000)
+    for name in ("journal", "lock.mdb", "owners.lock"):
+        (log / name).unlink()
+    assert run_script(save, machine).returncode == 1  # which leaves the backup that there is
+    assert values_of(day) == [b"a", b"b"]
+    done = run_script(restore.replace("/Mon", f"/{day.name}"), machine)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "2 messages: sound" in done.stdout
+    assert "orders\t2\t" in done.stdout
+    ledger_with(log, b"c")
+    assert values_of(log) == [b"a", b"b", b"c"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
+def test_a_backup_by_root_belongs_to_the_ledgers_owner(path: str, tmp_path: Path) -> None:
+    ledger_with(Path(path), b"a", b"x" * 200_000)
+    for file in (Path(path), *Path(path).rglob("*")):
+        os.chown(file, 1234, 1234)
+    with xl.open(path, readonly=True) as engine:
+        engine.backup(str(tmp_path / "copy"))
+    copy = tmp_path / "copy"
+    assert {f.stat().st_uid for f in (copy, *copy.rglob("*"))} == {1234}
+    with xl.open(copy) as engine:  # what root adds is theirs, too
+        engine.topic("more").producer().send(b"x" * 200_000)
+    assert {f.stat().st_gid for f in (copy, *copy.rglob("*"))} == {1234}

@@ -26,7 +26,7 @@ import errno
 import fcntl
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import lmdb
 
@@ -58,7 +58,7 @@ def claimed(path: str, mode: int) -> Iterator[Target]:
     An error that ends the block before `Target.install` removes the copy and leaves the marker."""
     made = _make_directory(path, mode)
     try:
-        target = Target(path, _claim(path))
+        target = Target(path, _claim(path), bool(made))
     except BaseException:
         _remove_empty(made)
         raise
@@ -70,8 +70,9 @@ def claimed(path: str, mode: int) -> Iterator[Target]:
 class Target:
     """A claimed directory. Use `claimed`."""
 
-    def __init__(self, path: str, lock: Lock) -> None:
+    def __init__(self, path: str, lock: Lock, made: bool) -> None:
         self.path = path
+        self._made = made
         self.work = os.path.join(path, UNFINISHED_BACKUP)  # the copy is made here
         self._lock = lock
         self._installing = self._complete = False
@@ -105,11 +106,12 @@ class Target:
             _remove_copy(self.path)
         _remove_copy(self.work)
 
-    def install(self) -> None:
-        """Make a finished copy durable, and the directory a ledger. The files themselves must
-        have been flushed."""
+    def install(self, source: Directory) -> None:
+        """Make a finished copy durable, and the directory a ledger with the owner of `source`. The
+        files themselves must have been flushed."""
         self._check()
         copied = [name for name in FILES if os.path.lexists(os.path.join(self.work, name))]
+        self._give_to_owner(source, copied)
         if "segments" in copied:
             sync_directory(os.path.join(self.work, "segments"))
         sync_directory(self.work)
@@ -122,6 +124,17 @@ class Target:
         self._complete = True
         self._remove_marker()
         sync_directory(self.path)
+
+    def _give_to_owner(self, source: Directory, copied: Sequence[str]) -> None:
+        """So that the programs which use the ledger can use a copy that root has made."""
+        owner = source.facts(DATA) or os.fstat(source.fd)
+        for name in copied:
+            set_owner(os.path.join(self.work, name), owner)
+        segments = os.path.join(self.work, "segments")
+        for name in os.listdir(segments) if "segments" in copied else ():
+            set_owner(os.path.join(segments, name), owner)
+        if self._made:
+            set_owner(self.path, os.fstat(source.fd))
 
     def _check(self) -> None:
         """LedgerError if the directory is not what it was when it was claimed."""
@@ -329,6 +342,12 @@ def set_mode(path: str | int, mode: int) -> None:
         os.chmod(path, mode)
 
 
+def set_owner(path: str, owner: os.stat_result) -> None:
+    """Give a copy the owner of its source, where that can be: root may, on most file systems."""
+    with contextlib.suppress(OSError):
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
 def _remove_copy(directory: str) -> None:
     segments = os.path.join(directory, "segments")
     if os.path.isdir(segments) and not os.path.islink(segments):
@@ -391,7 +410,7 @@ def backup(ledger: Ledger, path: str) -> None:
                 if attempt and not ledger.readonly:
                     ledger.checkpoint()  # so that the tables are enough
                 if retry_damaged(lambda: _copy_anew(ledger, env, target, begun)):
-                    target.install()
+                    target.install(ledger.directory)
                     return
             raise LedgerError(
                 f"{ledger.path}: the journal was overwritten during each of {MOST_ATTEMPTS} copies "
@@ -508,7 +527,7 @@ def copy_at_rest(directory: Directory, path: str) -> None:
                     _copy_file(directory, name, os.path.join(target.work, name))
             if directory.facts("segments") is not None:
                 _copy_all_segments(directory, os.path.join(target.work, "segments"))
-            target.install()
+            target.install(directory)
 
 
 def _copy_all_segments(directory: Directory, path: str) -> None:
