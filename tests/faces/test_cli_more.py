@@ -5,6 +5,10 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import json
+import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +20,7 @@ import pytest
 import exclusivelog as xl
 from exclusivelog.audit import plain, runs
 from testing.processes import PATIENCE
+from testing.terminal import Terminal
 from tests.faces.test_cli import PROGRAM, lines, refusal, run
 
 pytestmark = pytest.mark.once
@@ -245,9 +250,60 @@ def test_retention_takes_ages_as_people_write_them(orders) -> None:
 # ---- completion ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_completes_the_commands(shell) -> None:
-    assert b"_EXCLUSIVELOG_COMPLETE" in run("completion", shell).stdout
+TYPED = [
+    ("tai", "tail "), ("tail --fol", "tail --follow "), ("send LOG orders --mode wai",
+     "send LOG orders --mode wait_for_exclusive "),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shells(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the command, and with a file for each shell to read."""
+    where = tmp_path_factory.mktemp("shells")
+    command = where / "exclusivelog"
+    command.write_text(f'#!/bin/sh\nexec {shlex.join(PROGRAM)} "$@"\n')
+    command.chmod(0o755)
+    (where / "rc").write_text(
+        f"export PATH={where}:$PATH\nPS1='ready> '\n"
+        "bind 'set enable-bracketed-paste off'\n"
+        'eval "$(exclusivelog completion bash)"\n'
+    )
+    (where / ".zshrc").write_text(
+        f"export PATH={where}:$PATH\nPS1='ready> '\nunsetopt zle_bracketed_paste 2>/dev/null\n"
+        'autoload -Uz compinit; compinit -u -D\neval "$(exclusivelog completion zsh)"\n'
+    )
+    return where
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_what_is_typed(shell: str, shells: Path) -> None:
+    """A real shell, on a terminal, that has read the command's completion."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    command = {
+        "bash": ["bash", "--rcfile", str(shells / "rc"), "-i"],
+        "zsh": ["env", f"ZDOTDIR={shells}", "zsh", "-i"],
+    }[shell]
+    with Terminal(command, (24, 100), directory=shells) as screen:
+        for typed, completed in TYPED:
+            screen.see(r"ready> ?\Z")
+            screen.type(f"exclusivelog {typed}\t")
+            screen.see(rf"ready> exclusivelog {re.escape(completed.strip())} ?\Z")
+            screen.type("\x15\x0c")  # forget the line, clear the screen
+
+
+def test_fish_completes_what_is_typed(shells: Path) -> None:
+    if shutil.which("fish") is None:
+        pytest.skip("fish is not installed")
+    asked = "; ".join(f"complete -C 'exclusivelog {typed}'" for typed, _ in TYPED)
+    script = f"set -x PATH {shells} $PATH; exclusivelog completion fish | source; {asked}"
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", script], capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "HOME": str(shells)},
+    )  # fmt: skip
+    assert done.stderr == ""
+    offered = [line.split("\t")[0] for line in done.stdout.splitlines()]
+    assert offered == [completed.split()[-1] for _, completed in TYPED]
 
 
 def test_python_m_exclusivelog_is_the_command() -> None:
