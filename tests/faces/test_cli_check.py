@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import exclusivelog as xl
 from exclusivelog.cli.checking import findings
-from testing.processes import EXCLUSIVE, State, Worker, open_producer, until
-from tests.faces.test_cli import run
+from exclusivelog.cli.program import program
+from testing.disks import disk, leave
+from testing.processes import EXCLUSIVE, State, Worker, forked, open_producer, until
+from tests.faces.test_cli import lines, refusal, run
 
 pytestmark = pytest.mark.once
 KEEPALIVE = 0.5
@@ -92,6 +98,51 @@ def test_an_engine_that_is_stopped_with_the_writer_lock_blocks_all(
     stopped.signal(signal.SIGCONT)
     stopped.answer()
     until(lambda: checked(path) == (0, []))
+
+
+def test_a_disk_that_is_full_blocks_and_one_that_is_nearly_full_does_not(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", 400) as where:
+        path = str(where / "log")
+        run("send", path, "orders", "a")
+        assert checked(path, "--strict") == (0, [])
+        leave(where, 8 << 20)
+        assert checked(path) == (0, [("disk", False)])
+        assert checked(path, "--strict") == (3, [("disk", False)])
+        ballast = leave(where, 64 << 10)
+        assert checked(path, "--strict") == (1, [("disk", True)])
+        ballast.unlink()
+        assert checked(path, "--strict") == (0, [])
+
+
+def test_a_log_on_a_read_only_mount_is_healthy_and_read(tmp_path: Path) -> None:
+    with disk(tmp_path / "disk", 400) as where:
+        path = str(where / "log")
+        run("send", path, "orders", "a")  # this process would keep files open
+        subprocess.run(["mount", "-o", "remount,ro", where], check=True, timeout=30)
+        assert checked(path, "--strict") == (0, [])
+        assert [row[5] for row in lines("tail", path, "orders")] == ["a"]
+        assert "cannot be written" in refusal("send", path, "orders", "b")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_users_log_cannot_be_used(path: str) -> None:
+    xl.open(path).close()
+    with tempfile.TemporaryDirectory() as place:  # pytest's are root's, up to the first
+        os.chmod(place, 0o711)
+        theirs = shutil.copytree(path, f"{place}/log")
+        os.chmod(theirs, 0o700)
+
+        def as_another() -> list[tuple[int, str]]:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            done = [CliRunner().invoke(program, ["check", log]) for log in (theirs, path)]
+            return [(each.exit_code, each.output) for each in done]
+
+        (status, told), (above, told_of_above) = forked(as_another)
+    assert (status, above) == (1, 1)
+    assert f"open\tblocked\t{theirs} may not be read by this user; check its owner" in told
+    assert "cannot be reached by this user" in told_of_above
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import threading
 import time
 import weakref
@@ -68,6 +69,19 @@ else:
 # LMDB allows one environment on a file in a process: engines on one directory share a ledger.
 _open_ledgers: dict[tuple[int, int], Ledger] = {}
 _opening = threading.RLock()
+
+
+def _refuse_no_directory(path: str) -> None:
+    try:
+        found = stat.S_ISDIR(os.stat(path).st_mode)
+    except PermissionError:
+        raise LedgerError(
+            f"{path} cannot be reached by this user; check owner and mode of the directories above"
+        ) from None
+    except OSError:
+        found = False
+    if not found:
+        raise LedgerError(f"{path} does not exist or is not a directory; a ledger is a directory")
 
 
 class Ledger:
@@ -121,10 +135,7 @@ class Ledger:
             refuse_file_system(path, power and not options.readonly)
             if options.create:
                 make_directory(path, options.mode)
-            if not os.path.isdir(path):
-                raise LedgerError(
-                    f"{path} does not exist or is not a directory; a ledger is a directory"
-                )
+            _refuse_no_directory(path)
             # An open ledger keeps its directory open, so no other directory has its identity.
             ledger = _open_ledgers.get(identity(path))
             if ledger is None:
