@@ -27,7 +27,7 @@ ADVICE = tuple((re.compile(pattern), said) for pattern, said in (
     (r" holds no ledger, and (?:readonly=True|create=False)", " holds no ledger"),
     (r"^to=('.*?') is not", r"--to \1 is not"),
     (r",? or open it with readonly=True", ""),
-    (r" with readonly=True, or read a backup", ", or read a backup"),
+    (r" and open it with readonly=True, or read a backup", ", or read a backup"),
     (r"topic\.compression\(\.\.\.\)", "exclusivelog compression PATH TOPIC METHOD"),
     (r"admin=, --admin", "--admin"),
     (r"^(topic)=('.*?') is internal", r"\1 \2 is internal"),

@@ -236,7 +236,7 @@ def test_each_advice_is_about_a_text_of_the_library() -> None:
     samples = (
         'seek("earliest") continues', "seek(stop) steps over it", "holds no ledger, and ",
         "to=to!r is not a live engine", "or open it with readonly=True",
-        " with readonly=True, or read a backup", "topic.compression(...)",
+        " and open it with readonly=True, or read a backup", "topic.compression(...)",
         "admin=, --admin", "is internal to the library", "open the ledger with a larger map_size",
     )  # fmt: skip
     assert len(samples) == len(ADVICE)
