@@ -1143,7 +1143,8 @@ def square(engine: xl.Engine, reader: xl.Reader, producer: xl.Producer, most: in
 def test_f6_every_input_is_in_the_output_exactly_once(path, rivals) -> None:
     """Workers read numbers and send their squares. They are killed at random, and, where there
     are two, fence each other all the time; while numbers keep coming in. Most deaths wait until
-    something was done since the last one: on a slow machine, workers would else die as they begin."""
+    something was done since the last one: on a slow machine, workers would otherwise die as they
+    begin."""
     total, dice = 600, random.Random(rivals)
     done_before = 0
     expected = [b"%d" % number**2 for number in range(total)]
