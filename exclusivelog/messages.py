@@ -72,7 +72,9 @@ def encode_columns(
 ) -> Columns:
     """Encode messages that are given in columns, each an iterable or an Arrow array, or all in one
     RecordBatch; TypeError or ValueError for an invalid column."""
-    values, keys, event_times = _unpack_record_batch(values, keys, event_times)
+    values, keys, properties, event_times = _unpack_record_batch(
+        values, keys, properties, event_times
+    )
     column = arrow_column(values, "values") or _encode_values(values, dumps)
     if column.largest > MAX_MESSAGE_BYTES:
         raise _too_large("values", column.largest)
@@ -112,18 +114,23 @@ def _encode_values(values: Any, dumps: Serializer | None) -> _core.Strings:
         return _core.strings([None if item is None else _to_bytes(item) for item in items])
 
 
-def _unpack_record_batch(values: Any, keys: Any, event_times: Any) -> tuple[Any, Any, Any]:
+def _unpack_record_batch(
+    values: Any, keys: Any, properties: Any, event_times: Any
+) -> tuple[Any, Any, Any, Any]:
     schema = getattr(values, "schema", None)
     if schema is None or not hasattr(values, "column"):
-        return values, keys, event_times
+        return values, keys, properties, event_times
     names = schema.names
     if "value" not in names:
         raise ValueError(f"values: a RecordBatch takes a column 'value'; this one has {names}")
     if keys is None and "key" in names:
         keys = values.column(names.index("key"))
+    if properties is None and "properties" in names:
+        given = values.column(names.index("properties")).to_pylist()
+        properties = [dict(pairs) if isinstance(pairs, list) else pairs for pairs in given]
     if event_times is None and "event_time" in names:
         event_times = values.column(names.index("event_time")).to_pylist()
-    return values.column(names.index("value")), keys, event_times
+    return values.column(names.index("value")), keys, properties, event_times
 
 
 def _encode_each(encode: Callable[[Any], Any], items: Any, name: str) -> list[Any]:
@@ -267,7 +274,8 @@ WORTH_WRAPPING = 256
 
 
 def arrow_column(values: Any, argument: str) -> _core.Strings | None:
-    """Return a pyarrow array of binary or string as a column of messages; None for other types."""
+    """Return a pyarrow array of binary, string or null as a column of messages; None for what is no
+    array."""
     pa = sys.modules.get("pyarrow")
     if pa is None or not isinstance(values, (pa.Array, pa.ChunkedArray)):
         return None
@@ -275,7 +283,7 @@ def arrow_column(values: Any, argument: str) -> _core.Strings | None:
         values = values.combine_chunks()
         if isinstance(values, pa.ChunkedArray):
             values = pa.concat_arrays(values.chunks)
-    if values.type in (pa.large_binary(), pa.large_string(), pa.string()) or (
+    if values.type in (pa.large_binary(), pa.large_string(), pa.string(), pa.null()) or (
         pa.types.is_fixed_size_binary(values.type)
     ):
         values = values.cast(pa.binary())

@@ -670,7 +670,8 @@ class Producer(SendingProducer, Closing):
 
         - `values`: an iterable of what `send` takes, or a pyarrow array of binary or string, which
           is not copied message by message. A pyarrow RecordBatch with a column `value` and, if it
-          has them, `key` and `event_time` stands for all three.
+          has them, `key`, `properties` (maps or structs) and `event_time` stands for all four; its
+          other columns are not used.
         - `keys`, `properties`, `event_times`: one for each value, as in `send`. Default: none.
         - `sequence_id`: the first message's; those after it have the next numbers. If one of them
           was used before, the whole batch is refused. Default: counted.

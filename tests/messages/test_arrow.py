@@ -154,6 +154,48 @@ def test_g1_a_record_batch_stands_for_values_keys_and_times(topic, times, in_utc
     assert seen == expected * (len(seen) // 4)
 
 
+MAPS = pa.map_(pa.string(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (pa.array([[("a", "b")], None, []], MAPS), [{"a": "b"}, {}, {}]),
+        (pa.array([[("x", "y")], [("a", "b")], None, []], MAPS)[1:], [{"a": "b"}, {}, {}]),
+        (pa.array([{"a": "b"}, None, {"a": ""}]), [{"a": "b"}, {}, {"a": ""}]),
+        (pa.nulls(3), [{}, {}, {}]),
+    ],
+    ids=["maps", "sliced", "structs", "null"],
+)
+def test_g1_a_record_batch_brings_its_properties(topic, column, expected) -> None:
+    batch = pa.record_batch({"value": [b"0", b"1", b"2"], "properties": column})
+    with topic.producer() as producer:
+        producer.send_many(batch)
+        producer.send_many(pa.table(batch.to_pydict(), batch.schema))
+    assert [m.properties for m in topic.reader()] == expected * 2
+
+
+def test_g1_what_read_arrow_gives_can_be_sent_as_it_is(topic, engine) -> None:
+    with topic.producer() as producer:
+        producer.send(b"1", key="k", properties={"a": "b"}, event_time=7)
+        producer.send(None)
+    copy = engine.topic("copy")
+    with topic.reader() as reader, copy.producer() as producer:
+        producer.send_many(reader.read_arrow())
+    sent, copied = (
+        [(m.key, m.value, m.properties, m.event_time) for m in each.reader()]
+        for each in (topic, copy)
+    )
+    assert copied == sent
+
+
+def test_g1_columns_of_the_null_type_hold_nothing(topic) -> None:
+    with topic.producer() as producer:
+        producer.send_many(pa.record_batch({"value": pa.nulls(2), "key": pa.nulls(2)}))
+        producer.send_many(pa.nulls(0))
+    assert [(m.key, m.value) for m in topic.reader()] == [(None, None)] * 2
+
+
 def test_g1_columns_given_beside_a_record_batch_come_first(topic) -> None:
     batch = pa.record_batch({"value": [b"v"], "key": [b"theirs"], "event_time": [1]})
     with topic.producer() as producer:
@@ -170,6 +212,11 @@ WRONG = [
     ("keys", lambda: {"values": pa.array([b"x", b"y"]), "keys": pa.array([b"k"])}),
     ("keys", lambda: {"values": [b"x", b"y"], "keys": pa.array([1, 2])}),
     ("event_time", lambda: {"values": pa.record_batch({"value": [b"x"], "event_time": ["now"]})}),
+    ("properties", lambda: {"values": pa.record_batch({"value": [b"x"], "properties": ["a=b"]})}),
+    (
+        "properties",
+        lambda: {"values": pa.record_batch({"value": [b"x"], "properties": [{"a": 1}]})},
+    ),
 ]
 
 
