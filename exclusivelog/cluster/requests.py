@@ -224,7 +224,7 @@ class Requests:
             if not patient:
                 topic.catch_up()
             seen = inspect(topic, self._host.lives, self._host.id)
-            check_claim(topic, asking.request.topic_epoch)
+            check_claim(topic, asking.request.topic_epoch, asking.mode)
             if not fencing and asking.number not in self._waiting:
                 check_name(topic.name, asking.name, seen, asking.number)
             if asking.mode is AccessMode.SHARED:
@@ -408,8 +408,8 @@ def check_not_terminated(topic: TopicLog) -> None:
         raise terminated_error(f"topic {topic.name!r}", topic.state)
 
 
-def check_claim(topic: TopicLog, claim: int | None) -> None:
-    """Rules B5 and B6: before a producer is disturbed."""
+def check_claim(topic: TopicLog, claim: int | None, mode: AccessMode) -> None:
+    """Rules B5 and B6: before a producer is disturbed. Epoch 0 has no owner, only shared ones."""
     epoch, grant = topic.state.epoch, topic.state.grant
     if claim is None:
         return
@@ -418,7 +418,7 @@ def check_claim(topic: TopicLog, claim: int | None) -> None:
             topic.name, f"has epoch {epoch}: topic_epoch={claim} is out of date",
             None if grant is None else grant.owner(),
         )  # fmt: skip
-    if claim > epoch or claim == 0:
+    if claim > epoch or (claim == 0 and mode is not AccessMode.SHARED):
         raise InvalidEpochError(
             f"topic {topic.name!r}: topic_epoch={claim} was never granted: the topic is at "
             f"epoch {epoch}"

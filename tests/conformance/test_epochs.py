@@ -230,6 +230,19 @@ def test_b5_an_epoch_that_was_never_granted_cannot_be_claimed(topic: xl.Topic) -
     assert topic.epoch == 0
 
 
+@pytest.mark.needs("shared_producers")
+def test_b5_a_shared_producer_comes_back_with_the_epoch_that_it_had(topic: xl.Topic) -> None:
+    for epoch in range(2):
+        with topic.producer(SHARED) as before:
+            assert before.topic_epoch == epoch
+        with topic.producer(SHARED, topic_epoch=before.topic_epoch) as again:
+            again.send(b"x")
+            assert again.topic_epoch == topic.epoch == epoch
+        topic.producer(EXCLUSIVE).close()
+        with pytest.raises(FENCED):
+            topic.producer(SHARED, topic_epoch=epoch)
+
+
 def test_b5_a_claim_does_not_beat_a_live_holder(topic: xl.Topic) -> None:
     topic.producer(EXCLUSIVE).close()
     if topic.engine.supports("shared_producers"):

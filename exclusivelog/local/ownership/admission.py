@@ -69,7 +69,8 @@ def admit(
     claim = request.claim
     if claim is not None and (claim < epoch or (recreated and claim == epoch)):
         return Decision(Verdict.STALE, epoch)
-    if claim is not None and (claim > epoch or claim == 0):  # epoch 0 has no owner
+    owned = request.mode != SHARED  # epoch 0 has no owner, but may have had shared producers
+    if claim is not None and (claim > epoch or (claim == 0 and owned)):
         return Decision(Verdict.INVALID, epoch)
     free = owner is None and not shared
     if request.mode == SHARED:
