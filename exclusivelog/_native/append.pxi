@@ -307,6 +307,9 @@ cdef int _append(Journal journal, Placing* p) except -1:
                 if failed != ETIMEDOUT:
                     break
                 journal._check_wait(xj_appending(journal.shared))
+                if _stopped(journal):
+                    failed = _stopped(journal)
+                    break
     finally:
         journal.busy -= 1
     if failed == EDEADLK:

@@ -132,6 +132,9 @@ cdef class Group:
                     failed = self.place_runs(True)
                 if failed == ETIMEDOUT:
                     self.journal._check_wait(xj_appending(self.journal.shared))
+                    if _stopped(self.journal):
+                        self.refuse(self.next, self.count, BROKEN)
+                        break
         finally:
             self.journal.busy -= 1
             self.note_placed()

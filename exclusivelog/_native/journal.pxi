@@ -278,6 +278,7 @@ cdef class Journal:
                 failed = xj_lock(self.shared)
             if failed == ETIMEDOUT:
                 self._check_wait(xj_appending(self.shared))
+                failed = _stopped(self) or ETIMEDOUT
         if failed:
             raise OSError(failed, _os.strerror(failed))
 
@@ -307,6 +308,7 @@ cdef class Journal:
                 failed = xj_take_writer_lock(self.shared, True)
             if failed == ETIMEDOUT:
                 self._check_wait(xj_writing(self.shared))
+                failed = _stopped(self) or ETIMEDOUT
         if failed:
             raise OSError(failed, _os.strerror(failed))
 
@@ -323,13 +325,12 @@ cdef class Journal:
         return xj_appending(self.shared), xj_writing(self.shared)
 
     cdef _check_wait(self, uint32_t thread):
-        """Called after each half second of a wait for this thread."""
+        """Called after each half second of a wait for this thread. The caller then ends the wait if
+        `_stopped` says so: the mutex may be the old directory's, or be overwritten with the file."""
         cdef int before = _generation
         PyErr_CheckSignals()
         if before != _generation:
             raise _inherited()
-        if self._lost():
-            raise OSError(EIO, _os.strerror(EIO))
         if self.on_stall is not None and thread:
             self.on_stall(thread)
 

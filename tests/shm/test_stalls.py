@@ -316,6 +316,39 @@ def test_c3_those_who_wait_say_for_whom(
         assert producer.send(b"x") == 0
 
 
+@pytest.mark.parametrize(
+    ("place", "ways"),
+    [("in_an_append", ["send", "send_async", "topic"]), ("in_a_commit", ["topic"])],
+)
+def test_c7_those_who_wait_for_a_stopped_one_are_told_that_the_directory_went(
+    path: str, worker: Callable[..., Worker], place: str, ways: list[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Who holds the mutex may never give it back: the process may stay stopped, or the mutex be in a
+    file that `cp` has written over."""
+    with xl.open(path, keepalive=2.0) as engine, ThreadPoolExecutor() as pool:
+        producer, queued = (engine.topic("t").producer() for _ in range(2))
+        calls: dict[str, Callable[[], Any]] = {
+            "send": lambda: producer.send(b"x"),
+            "send_async": lambda: queued.send_async(b"x").result(PATIENCE),
+            "topic": lambda: engine.topic("another"),
+        }
+        process = worker(name="hung")
+        description = who(process, "hung", engine)
+        with stopped(process, place):
+            waiting = [pool.submit(calls[way]) for way in ways]
+            until(lambda: description in caplog.text)
+            assert not any(call.done() for call in waiting)
+            os.rename(path, path + ".moved")
+            for call in waiting:
+                with pytest.raises(xl.LedgerError, match="no longer the ledger"):
+                    call.result(PATIENCE)
+            within(engine.close, PATIENCE)
+        os.rename(path + ".moved", path)
+    with xl.open(path) as engine:
+        assert values(engine.topic("t")) == []
+
+
 def test_c3_appends_go_on_beside_a_stopped_commit(
     engine: xl.Engine, topic: xl.Topic, worker: Callable[..., Worker]
 ) -> None:

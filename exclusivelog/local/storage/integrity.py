@@ -139,6 +139,8 @@ class Integrity:
             return EngineClosedError(
                 f"the ledger {self._path} was closed during the call; open it again"
             )
+        if self._failure is not None and getattr(error, "errno", None) == errno.ESTALE:
+            return self._failure  # it ended a wait for the journal
         raised = translation(self._path, error, self._readonly)
         if isinstance(raised, LedgerIOError):
             self.fail(raised)
