@@ -11,11 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import pytest
 
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.records import PAIR, U64
+from exclusivelog.local.storage.tables import EntryTable
 from testing.children import finish
 from testing.entries import flipped, refooted
 from testing.handovers import HeldUp, begin
@@ -242,6 +244,35 @@ def test_g9_a_damaged_key_costs_its_own_entry(path, monkeypatch, index) -> None:
         assert seen.keys() | named >= set(range(12))
         assert all(value == b"%d" % offset for offset, (value, *_) in seen.items())
         assert engine.verify().problems
+
+
+@pytest.mark.parametrize("broken", [range(20), range(4, 12), range(16, 20), range(1000)])
+def test_g9_a_broken_page_of_the_tables_is_stepped_over(topic, damage, monkeypatch, broken) -> None:
+    """LMDB finds its own page broken, and cannot say which messages that costs."""
+    found, end = EntryTable.at, topic.next_offset
+
+    def at(table: EntryTable, topic_id: int, offset: int) -> Any:
+        if offset in broken:
+            raise lmdb.CorruptedError("mdb_cursor_get: MDB_CORRUPTED")
+        return found(table, topic_id, offset)
+
+    def stored(table: EntryTable, topic_id: int, offset: int) -> Iterator[tuple[int, bytes]]:
+        while (place := table.at(topic_id, offset)) is not None:
+            yield place
+            offset = place[0] + 1
+
+    monkeypatch.setattr(EntryTable, "at", at)
+    monkeypatch.setattr(EntryTable, "stored", stored)
+    seen, lost = step_over(topic)
+    assert sorted(lost) == list(broken)[:end]
+    assert set(seen) | lost == set(range(end))
+    reader = topic.reader(end)
+    assert not reader.has_message_available()
+    with pytest.raises(xl.WaitTimeoutError):  # there is nothing to be read
+        reader.read_next(timeout=0)
+    with topic.producer() as producer:
+        producer.send(b"more")
+    assert reader.read_next(timeout=0).value == b"more"
 
 
 def test_g9_damage_in_one_topic_is_no_other_topics(engine, topic, damage) -> None:

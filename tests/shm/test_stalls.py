@@ -324,8 +324,8 @@ def test_c7_those_who_wait_for_a_stopped_one_are_told_that_the_directory_went(
     path: str, worker: Callable[..., Worker], place: str, ways: list[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    """Who holds the mutex may never give it back: the process may stay stopped, or the mutex be in a
-    file that `cp` has written over."""
+    """Who holds the mutex may never give it back: the process may stay stopped, or the mutex be in
+    a file that `cp` has written over."""
     with xl.open(path, keepalive=2.0) as engine, ThreadPoolExecutor() as pool:
         producer, queued = (engine.topic("t").producer() for _ in range(2))
         calls: dict[str, Callable[[], Any]] = {

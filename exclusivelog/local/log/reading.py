@@ -19,6 +19,7 @@ from exclusivelog import _core
 from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
+    LedgerError,
     OffsetTrimmedError,
     TopicNotFoundError,
 )
@@ -54,7 +55,7 @@ def read_entries(
     found: list[_core.Entry] = []
     size = 0
     expected = None
-    for last, data in tables.entries.walk(topic.id, offset, since, packed):
+    for last, data in tables.entries.walk(topic.id, offset, since, packed, topic.next_offset):
         try:
             entry = _core.Entry(tables.entries.load(data), loads)
             check_place(entry, topic.id, last, expected)
@@ -520,6 +521,55 @@ class LogCursor(_core.Cursor):
         with naming(self.topic):
             return retry_damaged(lambda: self._host.inspect(find))
 
+    def _around(self, damage: LedgerCorruptedError) -> list[_core.Entry]:
+        """The next entry, where only those that were read ahead are lost in damage to the tables
+        themselves, which names no messages. Else its error for the messages from the position to
+        the first one behind it that can be read."""
+        start = self.position
+        try:
+            if found := self._one_entry(start):
+                self._read_further(found[-1])
+                return found
+            end = self._inspect(lambda tables: _existing(tables.topics.get(self.topic_id)))
+            stop = self._next_readable(start, max(start + 1, end.next_offset))
+        except LedgerError:
+            raise damage from None
+        raise LedgerCorruptedError(
+            f"topic {self.topic!r}: offsets {start} to {stop - 1} cannot be read: {damage}, or "
+            f"step over them with seek({stop})",
+            topic=self.topic, offsets=range(start, stop),
+        ) from damage  # fmt: skip
+
+    def _next_readable(self, start: int, end: int) -> int:
+        """The first readable offset behind `start`, found in steps that double and are then halved;
+        `end` if there is none."""
+        unreadable, step = start, 1
+        while unreadable + step < end and self._one_entry(unreadable + step) is None:
+            unreadable, step = unreadable + step, 2 * step
+        readable = min(unreadable + step, end)
+        while readable - unreadable > 1:
+            middle = (readable + unreadable) // 2
+            if self._one_entry(middle) is None:
+                unreadable = middle
+            else:
+                readable = middle
+        return readable
+
+    def _one_entry(self, offset: int) -> list[_core.Entry] | None:
+        """The entry at this offset, or []: its damage names its messages. None: the tables are
+        damaged there."""
+
+        def read(tables: Tables) -> list[_core.Entry]:
+            if offset < self._horizon:
+                return view_entries(tables, self.topic_id, offset, self._horizon, self._loads, 1)
+            row = _existing(tables.topics.get(self.topic_id))
+            return read_entries(tables, row, offset, self._loads, most_bytes=1)
+
+        try:
+            return self._host.inspect(read)
+        except LedgerCorruptedError as error:
+            return [] if error.offsets else None
+
     def _find(self, tables: Tables, start: str | int | dt.datetime, inclusive: bool) -> int:
         row = _existing(tables.latest(self.topic_id))
         if self._compacted:
@@ -608,6 +658,14 @@ class LogCursor(_core.Cursor):
 
     def refill(self) -> list[_core.Entry]:
         """The next entries; the compiled base class calls it when it has none left."""
+        try:
+            return self._refill()
+        except LedgerCorruptedError as error:
+            if error.offsets:
+                raise
+            return self._around(error)
+
+    def _refill(self) -> list[_core.Entry]:
         self.check()
         if self.position < self._horizon:
             view = self._inspect(self._read_view)
@@ -652,7 +710,7 @@ class LogCursor(_core.Cursor):
                 'was trimmed. seek("earliest") continues at the first message that is left'
             )
         one = None
-        if self._ahead == 1:
+        if self._ahead == 1 and self.position < row.next_offset:
             one = read_entry(tables, row, self.position, self._loads, self._open)
         found = [one] if one is not None else read_entries(
             tables, row, self.position, self._loads, most_bytes=self._ahead,

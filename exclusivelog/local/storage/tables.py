@@ -400,15 +400,17 @@ class EntryTable:
             yield u64(key), data
 
     def walk(
-        self, topic: int, offset: int, since: int = 0, packed: bool = False
+        self, topic: int, offset: int, since: int = 0, packed: bool = False, end: int | None = None
     ) -> Iterator[tuple[int, bytes]]:
         """(last offset, row) of the entries from the one that holds `offset` on, those in the
         journal last; `load` makes an entry of a row.
 
         What the journal has of it before the position `since` is passed over; `scanned` then
-        says how far it was read. `packed`: its frames as fewer and larger entries.
+        says how far it was read. `packed`: its frames as fewer and larger entries. From the offset
+        `end` on, the tables have none: they are not searched.
         """
-        for last, data in self.stored(topic, offset):
+        stored = self.stored(topic, offset) if end is None or offset < end else ()
+        for last, data in stored:
             yield last, data
             offset = last + 1
         yield from self._frames(topic, offset, max(self._journal.applied, since), packed)
