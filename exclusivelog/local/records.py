@@ -156,6 +156,7 @@ def u64(data: bytes) -> int:
 TIMES, OVERDUE = b"times", b"overdue"
 KIND, PRIORITIES, ANNOUNCED = b"kind", b"priorities", b"announced"
 COMPRESSION = b"compression"
+ITEMS = b"items"
 
 
 # ---- time marks ------------------------------------------------------------------------

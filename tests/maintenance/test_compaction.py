@@ -519,11 +519,11 @@ def compact_in_two_halves(state: State) -> None:
     """Hold on before the new view becomes the topic's, until there is a file that says so."""
     finish = views._finish
 
-    def hold_on(work: Any) -> Any:
+    def hold_on(*args: Any) -> Any:
         views._finish = finish
         Path(state.engine.path, "reached").touch()
         until(Path(state.engine.path, "go on").exists)
-        return finish(work)
+        return finish(*args)
 
     views._finish = hold_on
     state.topic.compact()
@@ -588,10 +588,10 @@ def compact_by_an_engine_that_is_closed(state: State) -> None:
     reached, go_on = threading.Event(), threading.Event()
     finish = views._finish
 
-    def hold_on(work: Any) -> Any:
+    def hold_on(*args: Any) -> Any:
         reached.set()
         go_on.wait(PATIENCE)
-        return finish(work)
+        return finish(*args)
 
     views._finish = hold_on
     thread = threading.Thread(target=engine.topic("orders").compact, daemon=True)

@@ -27,7 +27,7 @@ import exclusivelog as xl
 from exclusivelog.local import topics
 from exclusivelog.local.maintenance import views
 from exclusivelog.local.maintenance.deletion import delete_pending
-from exclusivelog.local.records import U64
+from exclusivelog.local.records import ITEMS, U64
 from exclusivelog.local.storage.ledger import Transaction
 from exclusivelog.state.shared import Replica
 from testing.children import child, line, tell
@@ -83,10 +83,12 @@ def garbage(engine: xl.Engine) -> list[Any]:
         snapshot_ids = {tables.views.snapshot(topic).id for _, topic in tables.topics.all()
                         if tables.views.snapshot(topic) is not None}  # fmt: skip
         known = {topic for _, topic in tables.topics.all()} | snapshot_ids
+        counts = [key for key, _ in tables.rows.cursor("meta") if key.startswith(ITEMS)]
     found = rows(engine)
     strays = [key for key, _ in found["entries"] if U64.unpack(key[:8])[0] not in known]
     homeless = [key for key, _ in found["snapshots"] if U64.unpack(key)[0] not in known]
-    return strays + homeless + found["trash"]
+    stale = [key for key in counts if U64.unpack(key[len(ITEMS) :])[0] not in known]
+    return strays + homeless + stale + found["trash"]
 
 
 # ---- what opening costs ------------------------------------------------------------------
@@ -303,9 +305,10 @@ HELD_UP = """
         if sys.argv[2] == "before":
             print("there", flush=True)
             sys.stdin.readline()
-        write_items(*args)
+        count = write_items(*args)
         print("there", flush=True)
         sys.stdin.readline()
+        return count
 
     views._write_items = hold_up
     shared.snapshot()
@@ -424,10 +427,10 @@ def test_i4_writes_go_on_while_one_is_taken(
     began, go_on = threading.Event(), threading.Event()
     write_items = views._write_items
 
-    def slowly(*args: Any) -> None:
+    def slowly(*args: Any) -> int:
         began.set()
         assert go_on.wait(PATIENCE)
-        write_items(*args)
+        return write_items(*args)
 
     monkeypatch.setattr(views, "_write_items", slowly)
     fill(shared, 10)
@@ -446,10 +449,10 @@ def test_i4_closing_waits_for_the_one_in_the_background(
 ) -> None:
     write_items, began = views._write_items, threading.Event()
 
-    def slowly(*args: Any) -> None:
+    def slowly(*args: Any) -> int:
         began.set()
         time.sleep(0.3)
-        write_items(*args)
+        return write_items(*args)
 
     monkeypatch.setattr(views, "_write_items", slowly)
     threads = set(threading.enumerate())
@@ -527,10 +530,11 @@ def test_i4_one_whose_engine_is_closed_meanwhile_is_given_up_or_whole(
     written, go_on = threading.Event(), threading.Event()
     write_items = views._write_items
 
-    def hold_up(*args: Any) -> None:
-        write_items(*args)
+    def hold_up(*args: Any) -> int:
+        count = write_items(*args)
         written.set()
         go_on.wait(PATIENCE)
+        return count
 
     monkeypatch.setattr(views, "_write_items", hold_up)
     mortal = xl.open(path)
@@ -589,6 +593,28 @@ def test_g9_verify_finds_a_damaged_one(engine: xl.Engine, shared: Map, topic: xl
     assert engine.verify().ok
     damage(engine, topic)
     assert not engine.verify().ok
+
+
+@pytest.mark.parametrize("gone", [slice(None), slice(-1, None)], ids=["all", "the last"])
+def test_g9_one_that_lacks_entries_is_no_smaller_state(
+    engine: xl.Engine, shared: Map, topic: xl.Topic, other: xl.Topic, monkeypatch, gone: slice
+) -> None:
+    """A page of the tables that was lost: nothing that is left of the snapshot is wrong."""
+    monkeypatch.setattr(views, "ITEMS_AT_ONCE", 4)
+    fill(shared, 10)
+    topic.trim(before=shared.snapshot())
+    with engine.ledger.write_exclusive() as tables:
+        snapshot = tables.views.snapshot(topic.id)
+        keys = [key for key, _ in tables.rows.cursor("entries")]
+        of_snapshot = [key for key in keys if U64.unpack(key[:8])[0] == snapshot.id]
+        for key in of_snapshot[gone]:
+            tables.rows.delete("entries", key)
+    with pytest.raises(xl.LedgerCorruptedError, match=r"snapshot as of offset 10 .* items of 7"):
+        xl.SharedMap(other)
+    assert not engine.verify().ok
+    shared.snapshot()
+    assert opened_afresh(other) == everything(shared)
+    assert engine.verify().ok
 
 
 def test_g8_it_goes_with_its_topic(engine: xl.Engine, shared: Map, topic: xl.Topic) -> None:

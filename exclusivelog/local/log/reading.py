@@ -24,7 +24,7 @@ from exclusivelog.errors import (
     TopicNotFoundError,
 )
 from exclusivelog.local.faults import retry_damaged
-from exclusivelog.local.records import SLACK_MS, first_marked_since, is_ahead, wall_ms
+from exclusivelog.local.records import SLACK_MS, View, first_marked_since, is_ahead, wall_ms
 from exclusivelog.local.storage.compression import naming
 from exclusivelog.local.storage.segments import OpenEntries, is_reference
 from exclusivelog.local.storage.tables import Store, Tables
@@ -319,13 +319,24 @@ def _verify_views(tables: Tables, topic: _core.TopicRow) -> Iterator[str]:
         "snapshot": tables.views.snapshot(topic.id),
     }
     for name, view in views.items():
-        for last, data in () if view is None else tables.entries.walk(view.id, 0):
-            try:
-                entry = _core.Entry(tables.entries.load(data))
-                check_place(entry, view.id if view else 0, last, None)
-                entry.check()
-            except ValueError as error:
-                yield f"topic {topic.name!r}: the entry {last} of its {name} is damaged: {error}"
+        if view is not None:
+            for problem in _verify_view(tables, view):
+                yield f"topic {topic.name!r}: its {name} is damaged: {problem}"
+
+
+def _verify_view(tables: Tables, view: View) -> Iterator[str]:
+    found, count, sound = 0, tables.views.count(view), True
+    for last, data in tables.entries.walk(view.id, 0):
+        try:
+            entry = _core.Entry(tables.entries.load(data))
+            check_place(entry, view.id, last, None)
+            entry.check()
+            found += entry.count
+        except ValueError as error:
+            sound = False
+            yield f"the entry {last}: {error}"
+    if sound and count is not None and found != count:
+        yield f"it has {found} messages of {count}"
 
 
 def verify(ledger: Store, unflushed: bool = False) -> Report:

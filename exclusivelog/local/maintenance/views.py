@@ -97,7 +97,7 @@ def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacte
         work = _Work(ledger, topic, row.first_offset, former, view)
         last, read = _last_of_each_key(work)
         kept = _write(work, last)
-        whole = _finish(work)
+        whole = _finish(work, kept)
     except BaseException:
         give_up_view(ledger, topic, view)
         raise
@@ -115,7 +115,7 @@ class _Work:
     view: View
 
 
-def _finish(work: _Work) -> bool:
+def _finish(work: _Work, kept: int) -> bool:
     """False if a trim has passed the view's horizon, while no view prevented that: messages that
     replace some of the view's are gone."""
     with work.ledger.write_concurrent() as tables:
@@ -126,9 +126,7 @@ def _finish(work: _Work) -> bool:
         if tables.topics.get(work.topic).first_offset > work.view.horizon:
             tables.deletions.add(work.view.id)
             return False
-        tables.views.put_view(work.topic, work.view)
-        if work.former is not None:
-            tables.deletions.add(work.former.id)
+        tables.views.put_view(work.topic, work.view, kept)
         return True
 
 
@@ -262,7 +260,7 @@ def write_snapshot(
             ):
                 tables.deletions.add(snapshot.id)
             else:
-                tables.views.put_snapshot(topic, snapshot)
+                tables.views.put_snapshot(topic, snapshot, count)
     except BaseException:
         give_up_view(ledger, topic, snapshot)
         raise
@@ -335,6 +333,7 @@ def read_view(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
 
 
 def _entries_of(tables: Tables, topic: int, view: View, what: str) -> Iterator[_core.Entry]:
+    found, count = 0, tables.views.count(view)
     for last, data in tables.entries.walk(view.id, 0):
         try:
             entry = _core.Entry(tables.entries.load(data))
@@ -343,7 +342,10 @@ def _entries_of(tables: Tables, topic: int, view: View, what: str) -> Iterator[_
             entry.check()
         except ValueError as error:
             raise _damaged(tables, topic, view, what, last, error) from None
+        found += entry.count
         yield entry
+    if count is not None and found != count:
+        raise _damaged(tables, topic, view, what, found, f"it has {found} items of {count}")
 
 
 def _damaged(

@@ -83,6 +83,7 @@ from exclusivelog.local.records import (
     ANNOUNCED,
     CLAIMANT_FIELDS,
     COMPRESSION,
+    ITEMS,
     KIND,
     OVERDUE,
     PAIR,
@@ -1082,23 +1083,33 @@ class ViewTable:
         if row is None or len(row) != MAKER.size:
             raise EngineClosedError("the engine was closed while it compacted, or took a snapshot")
 
-    def put_view(self, topic: int, view: View) -> None:
-        """This view is whole, and the topic's from now on."""
-        self.rows.delete("trash", U64.pack(view.id))
-        self.rows.put("views", U64.pack(topic), PAIR.pack(view.id, view.horizon))
+    def put_view(self, topic: int, view: View, count: int) -> None:
+        """This view of so many messages is whole, and replaces the last one."""
+        self._put("views", topic, view, self.view(topic), count)
 
     def snapshot(self, topic: int) -> View | None:
         """Where the newest snapshot of the topic's state is, if there is one."""
         return self.rows.find("snapshots", U64.pack(topic), _unpack_view)
 
-    def put_snapshot(self, topic: int, snapshot: View) -> None:
-        """This snapshot is whole, and replaces the last one."""
-        former = self.snapshot(topic)
+    def put_snapshot(self, topic: int, snapshot: View, count: int) -> None:
+        """This snapshot of so many items is whole, and replaces the last one."""
+        self._put("snapshots", topic, snapshot, self.snapshot(topic), count)
+
+    def _put(self, table: str, topic: int, view: View, former: View | None, count: int) -> None:
         if former is not None:
-            self._deletions.add(former.id)
-        self.rows.delete("trash", U64.pack(snapshot.id))
-        row = PAIR.pack(snapshot.id, snapshot.horizon)
-        self.rows.put("snapshots", U64.pack(topic), row)
+            self._discard(former)
+        self.rows.delete("trash", U64.pack(view.id))
+        self.rows.put(table, U64.pack(topic), PAIR.pack(view.id, view.horizon))
+        self.rows.put("meta", ITEMS + U64.pack(view.id), U64.pack(count))
+
+    def _discard(self, view: View) -> None:
+        self._deletions.add(view.id)
+        self.rows.delete("meta", ITEMS + U64.pack(view.id))
+
+    def count(self, view: View) -> int | None:
+        """How many messages a view or snapshot has, because offsets do not tell whether one is
+        missing. None if an earlier version made it."""
+        return self.rows.find("meta", ITEMS + U64.pack(view.id), u64)
 
     def drop(self, topic: int) -> None:
         """The topic was deleted: drop its view, snapshot and kind."""
@@ -1106,7 +1117,7 @@ class ViewTable:
         for table, found in (("views", self.view(topic)), ("snapshots", self.snapshot(topic))):
             if found is not None:
                 self.rows.delete(table, U64.pack(topic))
-                self._deletions.add(found.id)
+                self._discard(found)
 
     def begin(self, view: int, slot: int, engine: str) -> None:
         """An engine begins to make a view; it is deleted if the engine dies."""
