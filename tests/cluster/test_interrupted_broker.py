@@ -199,8 +199,7 @@ def test_e4_a_destination_that_is_interrupted_when_it_takes_the_topic(
     target.call(begin_to_wait)
     waiter = topic.producer_async(WAIT)
     target.call(interrupt_at, "Grant", number, when)
-    [move] = engine.unload("orders", to=target.id, timeout=PATIENCE)
-    assert move.ok
+    engine.unload("orders", to=target.id, timeout=PATIENCE)  # it may see the destination die
     await_interrupt(target, number)
     assert source.call(refused) == "ProducerMovedError"
     producer = waiter.result(PATIENCE)  # the first one of those who live
