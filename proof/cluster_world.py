@@ -182,10 +182,10 @@ def value(ticket: int, index: int = 0) -> bytes:
     return b"%d.%d" % (ticket, index)
 
 
-def contents(ticket: int, sequence: int) -> tuple[Content, ...]:
+def contents(ticket: int, sequence: int, name: str = NAME) -> tuple[Content, ...]:
     """The messages of a send: one, or two for every other send."""
     return tuple([
-        Content(value(ticket, index), None, {}, None, 0, NAME, sequence + index)
+        Content(value(ticket, index), None, {}, None, 0, name, sequence + index)
         for index in range(1 + ticket % 2)
     ])  # fmt: skip
 
@@ -234,7 +234,8 @@ class Hands:
         writer._first, writer._sequence = player.first, player.sequence
 
     def _ticket(self, number: int, sequence: int) -> Ticket:
-        ticket = Ticket(contents(number, sequence), 1, partial(self.settled, number))
+        name = self.writer._holder.producer_name
+        ticket = Ticket(contents(number, sequence, name), 1, partial(self.settled, number))
         self._tickets[ticket] = number, sequence
         return ticket
 
