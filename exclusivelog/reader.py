@@ -209,7 +209,7 @@ class Reader(Closing):
             raise ValueError(f"max_messages={max_messages!r}: it takes a whole number from 1 on")
         self.cursor.check()
         with self._returned():
-            return self.cursor.take_many(max_messages)
+            return self.cursor.take_many(min(max_messages, sys.maxsize))
 
     @contextlib.contextmanager
     def _returned(self) -> Iterator[None]:

@@ -74,7 +74,8 @@ def refusal(path: str, error: RuntimeError) -> LedgerError | None:
     if REFUSED in text:
         return LedgerError(
             f"{path}: the system refuses another thread to this process ({limits()}); nothing was "
-            "changed. Raise the limit (ulimit -u, pids.max), or end other threads"
+            "changed. Raise the limit (ulimit -u, pids.max; of memory: ulimit -v, memory.max), or "
+            "end other threads"
         )
     return None
 

@@ -513,8 +513,8 @@ producer; it is held by producer 'leader' ...
 
 
 def _check_max_bytes(max_bytes: object) -> None:
-    if max_bytes is not None and (not isinstance(max_bytes, int) or max_bytes < 0):
-        raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes from 0 on, or None")
+    if max_bytes is not None and not (isinstance(max_bytes, int) and 0 <= max_bytes < 1 << 63):
+        raise ValueError(f"max_bytes={max_bytes!r}: it takes bytes, 0 to 2**63 - 1, or None")
 
 
 def sending_options(options: ProducerOptions) -> Options:

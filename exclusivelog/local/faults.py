@@ -126,6 +126,11 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
             "lock.mdb while no engine is open and open again with more"
         )
     # LMDB's copy reports a truncated write as an invalid argument.
+    if code == errno.EFBIG:
+        return LedgerFullError(
+            f"{path}: a file has reached the largest size that this process may write ({error}); "
+            "nothing was written. Raise the limit (ulimit -f)"
+        )
     if code in NO_ROOM or (code in (errno.EIO, errno.EINVAL) and _ran_out_of_room(path)):
         return LedgerFullError(
             f"{path}: no space left on the disk ({error}); nothing was written. Free some space"

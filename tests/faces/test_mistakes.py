@@ -108,6 +108,16 @@ MISTAKES: dict[str, Case] = {
     "retention as text": (
         lambda o: o.topic.retention("7d"), TypeError, ["max_age='7d'", "seconds", "timedelta"],
     ),
+    "retention of more bytes than there can be": (
+        lambda o: o.topic.retention(max_bytes=2**64),
+        ValueError, ["max_bytes=18446744073709551616", "2**63 - 1"],
+    ),
+    "a message behind the largest sequence id": (
+        lambda o: (lambda full: (full.send(b"", sequence_id=2**63 - 1), full.send(b"")))(
+            o.engine.topic("full").producer(name="q")
+        ),
+        xl.DuplicateSequenceError, ["'full'", "'q'", "9223372036854775807", "another name"],
+    ),
     "a closed producer": (
         lambda o: o.closed.send(b"x"),
         xl.EngineClosedError, ["'orders'", "closed", "open a new one"],
@@ -201,3 +211,7 @@ def test_a_forked_child_is_told_to_open_an_engine_of_its_own(path: str) -> None:
     said = finish(FORKED, path)
     assert "inherited through fork()" in said
     assert "open an engine of your own" in said
+
+
+def test_a_batch_of_more_messages_than_there_can_be_has_all(there: Objects) -> None:
+    assert len(there.topic.reader().read_batch(2**64)) == len(there.topic)

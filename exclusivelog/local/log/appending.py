@@ -236,7 +236,8 @@ def refusal(
         return duplicate(ledger, appender, sequence)
     if outcome == Outcome.NO_ROOM:
         return LedgerFullError(
-            f"{ledger.path}/journal: no space left on the disk; nothing was written. Free some"
+            f"{ledger.path}/journal: no space left on the disk, or for this process (ulimit -f); "
+            "nothing was written. Free some"
         )
     if outcome == Outcome.HELD_HERE:
         return called_reentrantly(ledger.path)
@@ -261,9 +262,11 @@ def duplicate(
     last = appender.last_sequence
     with ledger.read() as tables:
         topic = tables.topics.get(appender.session.topic).name
+    producer = f"topic {topic!r}: producer {appender.session.name!r}"
     return DuplicateSequenceError(
-        f"topic {topic!r}: producer {appender.session.name!r} has sent sequence id {last} "
-        f"already; {sequence} was not appended again",
+        f"{producer} has sent sequence id {last}, the largest there is; go on under another name"
+        if sequence is None
+        else f"{producer} has sent sequence id {last} already; {sequence} was not appended again",
         sequence_id=last if sequence is None else sequence,
         last_sequence_id=last,
     )
