@@ -69,7 +69,7 @@ class _NoWith:
     if not TYPE_CHECKING:  # it would take these for a context manager
 
         def __enter__(self) -> NoReturn:
-            self._begun = True  # of an opening: this error says enough
+            self._misused = True
             what = getattr(self, "_call", type(self).__name__)
             raise TypeError(f"{what}: use `async with` instead of `with`")
 
@@ -185,6 +185,7 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
     """
 
     _begun: bool = True  # for the finalizer, until it is made
+    _misused = False  # by `with`: its error says enough
 
     def __init__(
         self, call: str, kind: type, begin: Callable[[], Coroutine[Any, Any, T]],
@@ -252,7 +253,7 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
             raise AttributeError(f"{self._call} is not open, and has no attribute {name!r}")
 
     def __del__(self) -> None:
-        if not self._begun:
+        if not (self._begun or self._misused):
             warnings.warn(f"{self._call} was never awaited", RuntimeWarning, 2, source=self)
 
     def __repr__(self) -> str:

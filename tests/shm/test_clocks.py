@@ -256,7 +256,8 @@ SECOND_LIFE = """
     engine = xl.open(sys.argv[1], name="second", keepalive=None)
     print("ready", flush=True)
     input()
-    print(engine.topic("orders").producer("wait_for_exclusive", timeout=20).topic_epoch, flush=True)
+    owner = engine.topic("orders").producer("wait_for_exclusive", timeout=20)
+    print(owner.topic_epoch, flush=True)
     input()
 """
 

@@ -203,7 +203,7 @@ def test_h3_another_boot_id_beside_an_owner_is_an_error_and_wipes_nothing(path, 
     )  # fmt: skip
     if done.returncode:
         pytest.skip(f"no boot id can be mounted here: {done.stderr.strip()}")
-    assert "another boot id" in done.stdout
+    assert "another file or boot id" in done.stdout
     assert owner.call(send, b"y") == 1
     with xl.open(path) as engine:
         assert engine.topic("orders").owner.pid == owner.pid

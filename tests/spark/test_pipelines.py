@@ -588,7 +588,12 @@ def test_the_demo_draws_its_leaders(spark_home, tmp_path) -> None:
     to = tmp_path / "demo.html"
     out = io.StringIO()
     sound = demo.demo(
-        Console(file=out, width=200), path=tmp_path / "log", events=600, kills=2, seed=3, report=to
+        Console(file=out, width=200),
+        path=str(tmp_path / "log"),
+        events=600,
+        kills=2,
+        seed=3,
+        report=to,
     )
     assert sound, out.getvalue()
     assert "Spark's audit" in out.getvalue()

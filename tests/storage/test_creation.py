@@ -206,7 +206,7 @@ def test_h3_words_of_another_life_are_void(path, worker, rebooted, alone) -> Non
         file.seek(lockfile.BOOT if rebooted else at)
         file.write(bytes(range(16)) if rebooted else held)
     if rebooted:
-        with pytest.raises(xl.LedgerError, match="another boot id"):
+        with pytest.raises(xl.LedgerError, match="another file or boot id"):
             xl.open(path)
     else:
         with xl.open(path) as engine, pytest.raises(xl.ProducerFencedError):
