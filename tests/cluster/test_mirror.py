@@ -412,7 +412,7 @@ def test_a_forked_child_harms_no_mirror(topic: xl.Topic, namespace: Namespace) -
 def test_a_target_that_was_deleted_is_noticed_by_an_idle_mirror(
     topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch, again: bool
 ) -> None:
-    monkeypatch.setattr("exclusivelog.cluster.mirror.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("exclusivelog.cluster.mirror.POLL_SECONDS", 0.2)
     monkeypatch.setattr("exclusivelog.cluster.mirror.CHECK_SECONDS", 0.5)
     topic.producer().send(b"a")
     if again:
@@ -429,7 +429,7 @@ def test_a_target_that_was_deleted_is_noticed_by_an_idle_mirror(
 def test_an_idle_mirror_of_nothing_goes_on(
     topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("exclusivelog.cluster.mirror.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("exclusivelog.cluster.mirror.POLL_SECONDS", 0.2)
     monkeypatch.setattr("exclusivelog.cluster.mirror.CHECK_SECONDS", 0.0)
     with mirror(topic.engine, namespace, "orders") as running:
         running.start(follow=True)
