@@ -64,6 +64,7 @@ CLOSE_SECONDS = 10.0  # for what is in flight to be stored when a mirror is clos
 END_SECONDS = 1.0  # for threads to end once none waits for the broker any more
 ANSWER_SECONDS = 5.0  # for the client to notice that the broker's time is over
 STORED_SECONDS = 30.0  # for what a former mirror has sent last
+EMPTY_SECONDS = 5.0  # for a target that looks empty, and was not, to show its messages
 
 
 # ---- the source --------------------------------------------------------------------------
@@ -462,8 +463,7 @@ class Target:
 
     def check_beginning(self) -> None:
         """MirrorMismatchError unless the first copy is the beginning of the log."""
-        with self._cluster.reader(self.topic) as reader:
-            message = reader.next()
+        message = self._first()
         if message is None:
             raise self.mismatch(0, "it is empty, and was not before")
         copied = self._decode(message)
@@ -471,6 +471,17 @@ class Target:
             raise self.mismatch(
                 0, f"it begins with offset {copied.first}; what was before it was removed"
             )
+
+    def _first(self) -> Any:
+        """The first message; None if there is none, and none comes in a while: a broker that had
+        just come back was seen to report a topic as empty that was not."""
+        deadline = time.monotonic() + EMPTY_SECONDS
+        while True:
+            with self._cluster.reader(self.topic) as reader:
+                message = reader.next()
+            if message is not None or time.monotonic() > deadline:
+                return message
+            time.sleep(0.2)
 
     def copied(self) -> Iterator[Copied]:
         """All copies, in order; MirrorMismatchError where one is missing or there twice."""

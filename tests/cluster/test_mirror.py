@@ -19,6 +19,7 @@ from exclusivelog.cluster import Mirror, pulsar
 from exclusivelog.cluster.mirror import READ_AT_ONCE, READ_BYTES, read_some
 from exclusivelog.cluster.native import Native
 from exclusivelog.cluster.ordered import Position, Record
+from exclusivelog.cluster.pulsar import TopicReader
 from exclusivelog.cluster.rule import State, Verdict
 from exclusivelog.restoring import restore
 from testing.broker import Namespace
@@ -424,6 +425,26 @@ def test_a_target_that_was_deleted_is_noticed_by_an_idle_mirror(
         namespace.call("DELETE", f"persistent/{namespace.path}/orders?force=true")
         with pytest.raises(xl.MirrorMismatchError, match="it is empty, and was not before"):
             within(lambda: running.wait(60))
+
+
+def test_a_target_that_looks_empty_for_a_moment_is_gone_on_with(
+    topic: xl.Topic, namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that had just come back was seen to report a topic as empty that was not."""
+    read, looked = TopicReader.next, list[TopicReader]()
+
+    def read_nothing_at_first(reader: TopicReader) -> Any:
+        if reader._last or looked:
+            return read(reader)
+        looked.append(reader)
+        return None
+
+    topic.producer().send(b"a")
+    copy(topic.engine, namespace)
+    monkeypatch.setattr(TopicReader, "next", read_nothing_at_first)
+    topic.producer().send(b"b")
+    copy(topic.engine, namespace)
+    assert looked
 
 
 def test_an_idle_mirror_of_nothing_goes_on(
