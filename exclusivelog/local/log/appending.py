@@ -49,7 +49,7 @@ RETRY_SECONDS = 0.25  # after a commit that could not begin
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one producer wants committed."""
+    """The batches of one producer that are to be committed."""
 
     appender: _core.Appender
     batches: Sequence[_core.Batch]

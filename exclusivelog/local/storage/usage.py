@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +45,31 @@ MAP_SHARE = 0.8  # of map_size
 GROWN_FROM = 256 << 20  # bytes: tables smaller than that may double unnoticed
 
 
+class Turn:
+    """When a check is due that one thread at a time makes."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+        self._checking = threading.Lock()
+
+    @property
+    def due(self) -> bool:
+        """Is it?"""
+        return time.monotonic() >= self._next
+
+    @contextlib.contextmanager
+    def taken(self, seconds: float) -> Iterator[bool]:
+        """True, and the next check is due in so many seconds; False while another thread checks."""
+        mine = self._checking.acquire(blocking=False)
+        try:
+            if mine:
+                self._next = time.monotonic() + seconds
+            yield mine
+        finally:
+            if mine:
+                self._checking.release()
+
+
 # ---- reads that pin pages ----------------------------------------------------------------
 
 
@@ -71,24 +96,20 @@ class PinnedPages:
         self._path = path
         self._slots = slots
         self._watch = watch
-        self._next = 0.0
-        self._checking = threading.Lock()
+        self._turn = Turn()
         self._since: dict[Reading, float] = {}  # the reads that are far behind
         self._logged: set[tuple[int, int]] = set()
 
     @property
     def due(self) -> bool:
         """Is the next check due?"""
-        return time.monotonic() >= self._next
+        return self._turn.due
 
     def check(self, env: lmdb.Environment) -> None:
         """Log the reads that have gone on for too long. Takes some microseconds."""
-        if self._checking.acquire(blocking=False):
-            try:
-                self._next = time.monotonic() + READERS_SECONDS
+        with self._turn.taken(READERS_SECONDS) as taken:
+            if taken:
                 self._check(env)
-            finally:
-                self._checking.release()
 
     def oldest(self, env: lmdb.Environment) -> dict[str, object] | None:
         """The read with the oldest snapshot: its process, engine (None if unknown) and how many
@@ -167,8 +188,7 @@ class Room:
     def __init__(self, path: str, directory: Directory) -> None:
         self._path = path
         self._directory = directory
-        self._next = 0.0
-        self._checking = threading.Lock()
+        self._turn = Turn()
         self._disk_low = False
         self._map_low = False
         self._used = 0
@@ -176,17 +196,14 @@ class Room:
     @property
     def due(self) -> bool:
         """Is the next check due?"""
-        return time.monotonic() >= self._next
+        return self._turn.due
 
     def check(self, env: lmdb.Environment) -> None:
         """Log what is nearly full. Takes some microseconds."""
-        if self._checking.acquire(blocking=False):
-            try:
-                self._next = time.monotonic() + ROOM_SECONDS
+        with self._turn.taken(ROOM_SECONDS) as taken:
+            if taken:
                 self._check_disk()
                 self._check_map(env)
-            finally:
-                self._checking.release()
 
     def check_flush(self, ns: int) -> None:
         """Log a flush of this process that took long; `ns`: the slowest since the last call."""
