@@ -1,8 +1,10 @@
-"""A second engine on the ledger, clocks that are wrong, and a real Pulsar broker, shared by all
-workers of a test run."""
+"""A second engine on the ledger, a pipe that is full, clocks that are wrong, and a real Pulsar
+broker, shared by all workers of a test run."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,6 +25,21 @@ def other(engine: xl.Engine) -> Iterator[xl.Topic]:
     """The topic, as another engine sees it."""
     with xl.open(engine.path, name="other") as other:
         yield other.topic("orders")
+
+
+@pytest.fixture
+def full_pipe() -> Iterator[int]:
+    """The writing end of a pipe that is full, and that no process reads."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    yield writing
+    os.close(reading)
+    os.close(writing)
 
 
 @pytest.fixture(scope="session")

@@ -107,10 +107,21 @@ def test_c2_a_killed_owner_is_followed_by_the_best_waiter(
 
 def send_until_fenced(state: State, seconds: float) -> list[tuple[int, bytes]]:
     """Send; what was acknowledged until the topic was lost."""
+    return send_until(state, seconds, xl.ProducerFencedError)
+
+
+def send_until_terminated(state: State, seconds: float) -> list[tuple[int, bytes]]:
+    """The same until the topic was terminated; any other error is raised."""
+    return send_until(state, seconds, xl.TopicTerminatedError)
+
+
+def send_until(
+    state: State, seconds: float, error: type[xl.ExclusiveLogError]
+) -> list[tuple[int, bytes]]:
     assert state.producer is not None
     acknowledged = []
     deadline = time.monotonic() + seconds
-    with contextlib.suppress(xl.ProducerFencedError):
+    with contextlib.suppress(error):
         while time.monotonic() < deadline:
             value = b"%s %d" % (state.engine.name.encode(), len(acknowledged))
             acknowledged.append((state.producer.send(value), value))
@@ -187,6 +198,26 @@ def test_c3_a_stopped_owner_that_was_fenced_writes_nothing_when_it_goes_on(
     found = {message.offset: message.value for message in topic.reader()}
     assert all(found[at] == value and at < offset for at, value in acknowledged)
     assert topic.next_offset == offset + 2
+
+
+@pytest.mark.rule("B2")
+def test_b2_a_sender_that_was_stopped_writes_nothing_behind_a_termination(
+    topic: xl.Topic, worker: Callable[..., Worker]
+) -> None:
+    process = worker("stopped")
+    process.call(open_producer, EXCLUSIVE)
+    process.start(send_until_terminated, PATIENCE)
+    until(lambda: topic.next_offset > 3)
+    process.signal(signal.SIGSTOP)
+    process.await_stop()
+    topic.terminate()
+    end = topic.next_offset
+    process.signal(signal.SIGCONT)
+    acknowledged = process.answer()
+    found = {message.offset: message.value for message in topic.reader()}
+    assert len(found) == topic.next_offset == end
+    assert acknowledged
+    assert all(found[at] == value for at, value in acknowledged)
 
 
 @pytest.mark.rule("I2")

@@ -4,7 +4,6 @@ advise its own options; and streams that are closed, full or not read, which cha
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import pty
@@ -245,21 +244,6 @@ def test_each_advice_is_about_a_text_of_the_library() -> None:
 
 
 # ---- streams -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def full_pipe() -> Iterator[int]:
-    """The writing end of a pipe that is full, and that nobody reads."""
-    reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    os.set_blocking(writing, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(writing, b"x" * 4096)
-    os.set_blocking(writing, True)
-    yield writing
-    os.close(reading)
-    os.close(writing)
 
 
 @pytest.fixture(params=["closed", "full disk", "full pipe"])

@@ -3,7 +3,6 @@ no handler, however broken, does a call any harm."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
@@ -417,20 +416,6 @@ with xl.open(path) as engine:
     except ValueError as error:
         logs.emit(logging.getLogger("exclusivelog"), logs.RETENTION_FAILED, error=error)
 """
-
-
-@pytest.fixture
-def full_pipe() -> Iterator[int]:
-    """The writing end of a pipe that is full, and that no process reads."""
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(writing, b"x" * 4096)
-    os.set_blocking(writing, True)
-    yield writing
-    os.close(reading)
-    os.close(writing)
 
 
 @pytest.mark.parametrize("handlers", ["a handler", "no handler"])  # Python's own takes warnings
