@@ -20,6 +20,7 @@ from exclusivelog import aio
 from testing import rules
 from testing.processes import Worker, workers
 
+pytest.register_assert_rewrite("testing.loops")  # its assertions say what they have seen
 pytest_plugins = ["pytester", "exclusivelog.testing"]
 
 

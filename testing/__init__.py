@@ -6,10 +6,6 @@ it says otherwise (rule H1).
 
 import os
 
-import pytest
-
-pytest.register_assert_rewrite("testing.loops")  # its assertions say what they have seen
-
 DURABILITY = "EXCLUSIVELOG_TEST_DURABILITY"
 
 

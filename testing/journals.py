@@ -9,13 +9,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
+from typing import TYPE_CHECKING
 
 import exclusivelog as xl
 from exclusivelog import _core
 from exclusivelog.local.shm.lockfile import JOURNAL_OFFSET
 from exclusivelog.local.storage import journal
+
+if TYPE_CHECKING:  # children import this, and pytest takes 130 ms
+    import pytest
 
 CAPACITY = 512 << 10  # of a small journal: it wraps around within one test
 # A frame's header, as _native/journal_file.h tells it: magic, flags and bytes of the entry,

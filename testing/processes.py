@@ -34,9 +34,11 @@ WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
 MODES = (SHARED, EXCLUSIVE, WAIT, FENCING)
 
 spawn = multiprocessing.get_context("spawn")
-# Forked off a server that has imported what was named to `preload`: 15 ms each, not 300.
+# Forked off a server that has imported what was named to `preload`: 15 ms each, not 300. What opens
+# an engine is imported late, and what test modules import comes with each function of theirs.
 forks = multiprocessing.get_context("forkserver")
-_preloaded = ["testing.processes"]
+_preloaded = ["testing.processes", "exclusivelog.opening", "exclusivelog.aio.states", "pytest"]
+forks.set_forkserver_preload(_preloaded)
 
 
 def preload(module: str) -> None:
