@@ -17,10 +17,13 @@ from exclusivelog.cluster.places import PulsarPlace
 from exclusivelog.cluster.pulsar import Access, Cluster
 from exclusivelog.errors import ClusterError, LedgerCorruptedError, LedgerError, TopicNotFoundError
 from exclusivelog.local.files import sync_directory
+from exclusivelog.local.log.reading import verify
 from exclusivelog.local.maintenance.restoring import restore_id, restore_topic
-from exclusivelog.opening import open as open_engine
+from exclusivelog.local.storage.ledger import DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, Ledger
+from exclusivelog.local.storage.opening import Options
 
 UNFINISHED = ".restoring"
+NEW = Options(True, 0o700, DEFAULT_MAP_SIZE, DEFAULT_MAX_READERS, readonly=False)
 
 
 def restore(
@@ -94,9 +97,10 @@ def _named(cluster: Cluster, topics: Iterable[str]) -> list[str]:
 
 def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int]:
     counts, sources = {}, dict[str, str]()
-    with open_engine(path, name="restore") as engine:
+    # No engine: nothing else knows this ledger yet, and its background work would find nothing.
+    with contextlib.closing(Ledger.open(path, NEW, power=True)) as ledger:
         for name in names:
-            counts[name] = restore_topic(engine.ledger, name, _frames(cluster, name, sources))
+            counts[name] = restore_topic(ledger, name, _frames(cluster, name, sources))
         if len(sources) > 1:
             found = ", ".join(f"{topic!r} is of {source}" for source, topic in sources.items())
             raise ClusterError(
@@ -104,8 +108,8 @@ def _restore(path: str, cluster: Cluster, names: Iterable[str]) -> dict[str, int
                 f"{found}"
             )
         for source in sources:
-            restore_id(engine.ledger, source)
-        report = engine.verify()
+            restore_id(ledger, source)
+        report = verify(ledger)
     if not report.ok:
         raise LedgerCorruptedError(f"{path}: {report.problems[0]}")
     return counts

@@ -17,14 +17,20 @@ page.py      the page and its charts, of page.html.j2, page.css and page.js
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from exclusivelog.errors import TopicNotFoundError
+from exclusivelog.events import EVENTS
+
 if TYPE_CHECKING:
-    from exclusivelog.audit.leaders import LeaderReport, Record, Verdict
+    from exclusivelog.audit.leaders import Changes, LeaderReport, Record, Verdict
     from exclusivelog.engine import Engine
 
-__all__ = ["audit", "report", "write_page"]
+__all__ = ["audit", "names_of", "owned", "read_changes", "report", "write_page"]
+
+IN_ONE_PASS = 20_000  # events
 
 
 def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
@@ -42,8 +48,7 @@ def audit(engine: Engine, topics: Sequence[str] | None = None) -> list[Verdict]:
     >>> [verdict.claim for verdict in audit(engine) if not verdict.holds]
     []
     """
-    from exclusivelog.audit.judging import names_of, owned, verdicts
-    from exclusivelog.audit.leaders import read_changes
+    from exclusivelog.audit.judging import verdicts
 
     try:
         from exclusivelog.audit.runs import runs
@@ -62,7 +67,6 @@ def report(engine: Engine, to: str | Path, topics: Sequence[str] | None = None) 
 
     Raises TopicNotFoundError, OSError, and ImportError without the extra `[report]`.
     """
-    from exclusivelog.audit.judging import names_of
 
     def read(buckets: Mapping[str, int]) -> Iterable[Record]:
         from exclusivelog.audit.runs import runs
@@ -78,8 +82,8 @@ def write_page(
     read: Callable[[Mapping[str, int]], Iterable[Record]],
 ) -> LeaderReport:  # fmt: skip
     """Write the page about topics whose runs `read` gives: {topic: length of its buckets in ms}."""
-    from exclusivelog.audit.judging import owned, verdicts
-    from exclusivelog.audit.leaders import LeaderReport, bucket_of, read_changes, stories_of
+    from exclusivelog.audit.judging import verdicts
+    from exclusivelog.audit.leaders import LeaderReport, bucket_of, stories_of
     from exclusivelog.audit.page import page, parts
 
     parts()  # what is missing is told before the log is read
@@ -100,3 +104,42 @@ def _span(engine: Engine, name: str) -> int:
     epochs = engine.backend.inspection.epochs(topic.id, topic.first_offset)
     first = min((epoch.first_time for epoch in epochs), default=0)
     return max((epoch.last_time for epoch in epochs), default=0) - first
+
+
+# ---- reading through an engine: the other modules know none ---------------------------------
+
+
+def names_of(engine: Engine, topics: Sequence[str] | None) -> list[str]:
+    """These topics, or (None) all; TopicNotFoundError for one that does not exist: nothing can
+    be said about it."""
+    known = engine.topics()
+    for topic in topics or ():
+        if topic not in known:
+            raise TopicNotFoundError(f"{engine.path} has no topic {topic!r}")
+    return known if topics is None else list(dict.fromkeys(topics))
+
+
+def owned(engine: Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
+    """(topic, epoch) of those that somebody holds now."""
+    owners = ((topic, engine.topic(topic, create=False).owner) for topic in topics)
+    return {(topic, owner.epoch) for topic, owner in owners if owner is not None}
+
+
+def read_changes(engine: Engine) -> Changes:
+    """All that the ledger has kept."""
+    from exclusivelog.audit import leaders
+
+    told = engine.backend.events(None, None)
+    if told is not None:  # a cluster derives them from its own log, which keeps all
+        return leaders.Changes().add(leaders.changes_of(told))
+    try:
+        topic = engine.topic(EVENTS, create=False)
+    except TopicNotFoundError:
+        return leaders.Changes()
+    found = leaders.Changes()
+    with topic.reader(trimmed="earliest") as reader:
+        values = (message.value for message in reader if message.value is not None)
+        while some := list(islice(values, IN_ONE_PASS)):
+            found.add(leaders.parsed(some))
+    found.complete = topic.first_offset == 0  # afterwards: some may go while they are read
+    return found

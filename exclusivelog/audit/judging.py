@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from exclusivelog.audit.leaders import Change, Changes, Verdict
-from exclusivelog.engine import Engine
-from exclusivelog.errors import TopicNotFoundError
 
 Record = dict[str, Any]
 Epoch = tuple[str, int]  # topic, number
@@ -82,22 +80,6 @@ class Summary:
     def crowded(self) -> set[int]:
         """The epochs under which several producers have written."""
         return {spans[0].epoch for spans in self.epochs if len(spans) > 1}
-
-
-def names_of(engine: Engine, topics: Sequence[str] | None) -> list[str]:
-    """These topics, or (None) all; TopicNotFoundError for one that does not exist: nothing can
-    be said about it."""
-    known = engine.topics()
-    for topic in topics or ():
-        if topic not in known:
-            raise TopicNotFoundError(f"{engine.path} has no topic {topic!r}")
-    return known if topics is None else list(dict.fromkeys(topics))
-
-
-def owned(engine: Engine, topics: Iterable[str]) -> set[tuple[str, int]]:
-    """(topic, epoch) of those that somebody holds now."""
-    owners = ((topic, engine.topic(topic, create=False).owner) for topic in topics)
-    return {(topic, owner.epoch) for topic, owner in owners if owner is not None}
 
 
 def verdicts(

@@ -13,14 +13,11 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import compress
 from typing import Any, NamedTuple
 
-from exclusivelog.engine import Engine
-from exclusivelog.errors import TopicNotFoundError
-from exclusivelog.events import EVENTS, Event, Party
+from exclusivelog.events import Event, Party
 
-IN_ONE_PASS = 20_000
 KINDS = ("grant", "release", "evict")
 
 
@@ -61,33 +58,17 @@ class Changes:
         return self
 
 
-def read_changes(engine: Engine) -> Changes:
-    """All that the ledger has kept."""
-    told = engine.backend.events(None, None)
-    if told is not None:  # a cluster derives them from its own log, which keeps all
-        return Changes().add(_about_topics(told))
-    try:
-        topic = engine.topic(EVENTS, create=False)
-    except TopicNotFoundError:
-        return Changes()
-    found = Changes()
-    with topic.reader(trimmed="earliest") as reader:
-        values = (message.value for message in reader if message.value is not None)
-        while some := list(islice(values, IN_ONE_PASS)):
-            found.add(_parsed(some))
-    found.complete = topic.first_offset == 0  # afterwards: some may go while they are read
-    return found
-
-
-def _parsed(values: Sequence[bytes]) -> Iterable[Change]:
-    """Without a Python object for each field of each event, which takes most of the time."""
+def parsed(values: Sequence[bytes]) -> Iterable[Change]:
+    """Those of events as they are stored, without a Python object for each field of each event:
+    making these would take most of the time."""
     try:
         return list(_columns(values))
     except (ImportError, ValueError):  # no pyarrow; names with half of a character, as JSON allows
-        return list(_about_topics(map(Event.loads, values)))
+        return list(changes_of(map(Event.loads, values)))
 
 
-def _about_topics(events: Iterable[Event]) -> Iterator[Change]:
+def changes_of(events: Iterable[Event]) -> Iterator[Change]:
+    """Those of the events that are about topics."""
     return (Change.of(event) for event in events if event.topic and event.kind in KINDS)
 
 

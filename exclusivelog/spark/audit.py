@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from exclusivelog.audit.judging import names_of, owned, verdicts
-from exclusivelog.audit.leaders import Verdict, read_changes
+from exclusivelog.audit import names_of, owned, read_changes
+from exclusivelog.audit.judging import verdicts
+from exclusivelog.audit.leaders import Verdict
 from exclusivelog.spark.clusters import open_log
 from exclusivelog.spark.errors import coded
 from exclusivelog.spark.pipelines import Progress

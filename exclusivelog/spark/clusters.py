@@ -7,31 +7,28 @@ plan has it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from exclusivelog.opening import open as open_engine
+import exclusivelog as xl
 from exclusivelog.spark.options import is_url, refuse
-
-if TYPE_CHECKING:
-    from exclusivelog.engine import Engine
 
 __all__ = ["open_cluster", "open_log"]
 
 
-def open_cluster(url: str, access: Mapping[str, str] | None) -> Engine:
+def open_cluster(url: str, access: Mapping[str, str] | None) -> xl.Engine:
     """An engine that reads there. Raises SourceError for options that are wrong, and what
     `exclusivelog.open` does."""
     given: dict[str, Any] = dict(access or {})
     if "check_policies" in given:
         given["check_policies"] = str(given["check_policies"]).lower() != "false"
     try:
-        return open_engine(url, name="spark", readonly=True, **given)
+        return xl.open(url, name="spark", readonly=True, **given)
     except ValueError as error:
         raise refuse(str(error)) from None
 
 
-def open_log(path: str, name: str, access: Mapping[str, str] | None, readonly: bool) -> Engine:
+def open_log(path: str, name: str, access: Mapping[str, str] | None, readonly: bool) -> xl.Engine:
     """A ledger that is there, or a cluster's namespace, to be read."""
     if is_url(path):
         return open_cluster(path, access)
-    return open_engine(path, name, readonly=readonly, create=False)
+    return xl.open(path, name, readonly=readonly, create=False)

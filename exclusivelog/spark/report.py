@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 import exclusivelog as xl
-from exclusivelog.audit import write_page
-from exclusivelog.audit.judging import names_of
+from exclusivelog.audit import names_of, write_page
 from exclusivelog.audit.leaders import LeaderReport, Record
 from exclusivelog.spark.errors import PIPELINE, SourceError, coded
 from exclusivelog.spark.pipelines import Progress

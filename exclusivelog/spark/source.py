@@ -58,11 +58,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
+import exclusivelog as xl
 from exclusivelog.audit.runs import READ, summed_up
 from exclusivelog.engine import Engine
 from exclusivelog.errors import LedgerError, OffsetTrimmedError, TopicNotFoundError
 from exclusivelog.once import Run, append_once, check_writable
-from exclusivelog.opening import open as open_engine
 from exclusivelog.reader import Reader
 from exclusivelog.spark import plan
 from exclusivelog.spark.clusters import open_cluster
@@ -147,7 +147,7 @@ def _handle(path: str, writes: bool, access: Mapping[str, str] | None = None) ->
 
 
 def _open_ledger(path: str, writes: bool) -> Engine:
-    engine = open_engine(path, name="spark", readonly=not writes, create=writes)
+    engine = xl.open(path, name="spark", readonly=not writes, create=writes)
     assert plan.inode(path) is not None
     return engine
 
@@ -310,7 +310,7 @@ class _Writer:
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_schema(schema, options)
         if not plan.ledger_exists(options.path):
-            open_engine(options.path, name="spark").close()
+            xl.open(options.path, name="spark").close()
         self.options = options
         self.directory = Directory.prepare(options.staging)
 

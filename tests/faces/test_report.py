@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.audit import report
-from exclusivelog.audit.leaders import CRASHES, Change, Changes, read_changes, stories_of
+from exclusivelog.audit import read_changes, report
+from exclusivelog.audit.leaders import CRASHES, Change, Changes, stories_of
 from exclusivelog.audit.page import MOST_BARS, MOST_LANES, chart_of
 from testing.browser import browser, complaints, problems, resize
 from testing.changes import write_changes
@@ -223,12 +223,12 @@ def test_pauses_without_a_message_are_marked() -> None:
 
 
 def test_events_with_names_that_arrow_cannot_read_are_read() -> None:
-    from exclusivelog.audit.leaders import _parsed
+    from exclusivelog.audit.leaders import parsed
 
     party = {"producer": "p", "engine_name": "\ud800", "pid": 1, "properties": {"a": "b"}}
     events = [xl.Event(1, "t", 1, "grant", "request", 0, None, party),
               xl.Event(2, "", 0, "own", "claim", 0, None, party, "g", "r", 1)]  # fmt: skip
-    [change] = _parsed([event.dumps() for event in events])
+    [change] = parsed([event.dumps() for event in events])
     assert change == Change(1, "t", 1, "grant", "request", "p", "\ud800", 1)
 
 
