@@ -243,6 +243,9 @@ MUTANTS = (
     Mutant("a reader ends before the known end", "local/log/reading.py",
            "if found or (found is not None and self.position >= self._known_end):",
            "if found is not None:", ("tests/log/test_readers.py",)),
+    Mutant("a forked child keeps the job of its parent's thread", "_native/ahead.h",
+           "        xa_slot = 0;        /* it was the parent's */\n", "",
+           ("tests/core/test_native.py",)),
     # ---- what is durable
     Mutant("an append is not flushed", APPEND, "if outcome == PLACED and p.flushed:",
            "if False:", ("crash-states",)),
@@ -290,9 +293,10 @@ MUTANTS = (
            ("tests/conformance/test_messages.py", "tests/log/test_messages.py",)),
     Mutant("a queued message overtakes one that was refused", GROUP, "        if leader.refused:\n",
            "        if False:\n", ("tests/log/test_together.py",)),
-    Mutant("a run that was not written leaves a gap", GROUP,
-           "                member.tail[0] = member.before\n", "                pass\n",
-           ("tests/log/test_together.py", "tests/storage/test_faults.py")),
+    Mutant("a run that was not written leaves a gap", APPEND,
+           "    xl_store64(&journal.shared.version, journal.shared.version + 1)\n"
+           "    if xl_load(&journal.gone):", "    if xl_load(&journal.gone):",
+           ("tests/log/test_together.py",)),
     Mutant("a queue is acknowledged although its flush has failed", GROUP,
            "        if self.lost:\n            return False\n", "",
            ("tests/log/test_together.py", "tests/storage/test_faults.py")),

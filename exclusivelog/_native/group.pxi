@@ -16,9 +16,7 @@ cdef struct Member:
     int64_t last            # of the first member: the producer's last sequence id
     bint refused            # ... and has one of its batches been refused?
     int outcome
-    Tail* tail              # what it follows, and what that was before, should the write fail
-    Tail before
-    int64_t last_before
+    Tail* tail              # what it follows
     PyObject* appender      # its list keeps it, and it its batch until that has its outcome
     PyObject* batch
 
@@ -230,7 +228,6 @@ cdef class Group:
         cdef size_t size = end - start
         cdef xj_frame frame
         cdef char* at = self.run.frames + self.run.used
-        member.before, member.last_before = tail[0], leader.last
         p.base_offset, p.end, p.generation = tail.next_offset, end, self.journal.generation
         tail.publish_time = max(tail.publish_time, self.run.now)
         _stamp(piece, p.topic, tail.next_offset, p.epoch, p.session, p.sequence,
@@ -273,14 +270,12 @@ cdef class Group:
         return _refused(journal, &refused) if refused.error else PLACED
 
     cdef void refuse(self, Py_ssize_t start, Py_ssize_t stop, int outcome) noexcept nogil:
-        """Nothing of these members was written: their topics go on where they were."""
+        """Nothing of these members was written. What their tails say is wrong now; `_refused` has
+        them read again before the next append."""
         cdef Member* member
-        while stop > start:
-            stop -= 1
-            member = &self.members[stop]
-            if member.outcome == PLACED:
-                member.tail[0] = member.before
-                self.members[member.first].last = member.last_before
+        cdef Py_ssize_t i
+        for i in range(start, stop):
+            member = &self.members[i]
             if member.outcome == PLACED or member.outcome == QUEUED:
                 member.outcome = outcome
             self.members[member.first].refused = True

@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import resource
 import signal
 import threading
 import time
@@ -122,6 +123,57 @@ def test_b2_a_fenced_producer_is_refused_between_two_runs(engine, path, monkeypa
         assert (first, third) == (0, 0)
         assert isinstance(second, xl.ProducerFencedError)
         assert engine.topic("t1").next_offset == 0
+
+
+class LookedUpWhenRead:
+    """A time of a message: while it is encoded, another thread reads who may write."""
+
+    def __init__(self, engine: xl.Engine, appender: _core.Appender) -> None:
+        self.engine, self.appender = engine, appender
+
+    def __int__(self) -> int:
+        appending.look_up(self.engine.ledger, self.appender)
+        return 1
+
+
+def test_b9_no_batch_overtakes_one_that_was_refused(path) -> None:
+    """The session is looked up between the first batch of a producer and the second one: the check
+    of the first one is out of date then, that of the second one is not."""
+    with xl.open(path) as engine:
+        [producer] = open_all(engine, 1, max_batch_messages=1)
+        producer.send(b"0")
+        engine.topic("another").producer("exclusive")
+        appender = producer.sender.appender
+        assert appender.stale
+        receipts = [
+            appender.add(b"1", later=True),
+            appender.add(b"2", event_time=LookedUpWhenRead(engine, appender), later=True),
+        ]
+        producer.flush()
+        assert outcomes(receipts) == [1, 2]
+        assert values(engine.topic("t0")) == [b"0", b"1", b"2"]
+
+
+def test_b9_a_run_that_was_not_written_leaves_no_gap(path) -> None:
+    """The disk has no room for the journal's next frames, and then it has."""
+    with xl.open(path) as engine:
+        producers = open_all(engine, 3)
+        for producer in producers:
+            producer.send(b"0")
+        receipts = [p.send_async(b"lost") for p in producers]
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_core.JOURNAL_HEADER_BYTES, hard))
+        try:
+            with pytest.raises(xl.LedgerFullError):
+                producers[0].flush()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert [type(outcome) for outcome in outcomes(receipts)] == [xl.LedgerFullError] * 3
+        receipts = [p.send_async(b"1") for p in producers]
+        producers[0].flush()
+        assert outcomes(receipts) == [1] * 3
+        assert [values(engine.topic(p.topic)) for p in producers] == [[b"0", b"1"]] * 3
+        assert engine.verify().problems == ()
 
 
 def test_b9_shared_producers_of_two_engines_leave_no_gap(path) -> None:

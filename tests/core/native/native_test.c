@@ -537,6 +537,37 @@ static void read_with_a_thread(void *nothing) {
     }
 }
 
+static uint32_t may_widen;
+
+static int widen_when_it_may(const char *from, char *to, int size, int room) {
+    while (!xl_load(&may_widen)) sched_yield();
+    return widen(from, to, size, room);
+}
+
+static void have_the_thread_read(void *nothing) {
+    (void)nothing;
+    xa_job *job = ahead_job(AHEAD_CHUNKS);
+    xa_decompress = widen;
+    xa_request(job, 0, AHEAD_CHUNKS);
+    for (int ms = 0; ms < 60000 && xl_load(&job->states[AHEAD_CHUNKS - 1]) != XA_MADE; ms++)
+        sleep_ms(1);
+    CHECK(xl_load(&job->states[AHEAD_CHUNKS - 1]) == XA_MADE);
+    end_job(job);
+}
+
+/* What the parent's thread is at work on keeps the child from no thread of its own. */
+static void fork_while_the_thread_is_at_work(void) {
+    xa_job *job = ahead_job(AHEAD_CHUNKS);
+    xa_decompress = widen_when_it_may;
+    xa_request(job, 0, AHEAD_CHUNKS);
+    if (xa_pid == getpid()) {       /* else there is one processor, and no thread */
+        while (xl_load(&job->states[0]) != XA_TAKEN) sched_yield();
+        await_death(in_a_child(have_the_thread_read, NULL), 0);
+    }
+    xl_store(&may_widen, 1);
+    end_job(job);
+}
+
 static void test_ahead(void) {
     int found = xa_load();
     CHECK(found == (xa_decompress != NULL));
@@ -544,6 +575,7 @@ static void test_ahead(void) {
     xa_decompress = widen;
     read_with_a_thread(NULL);
     await_death(in_a_child(read_with_a_thread, NULL), 0);   /* which has no such thread at first */
+    fork_while_the_thread_is_at_work();
 }
 
 /* -------------------------------------------------------------------------------------- */
