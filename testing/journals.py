@@ -122,7 +122,7 @@ def checkpoint(engine: xl.Engine) -> None:
 def never_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each frame becomes an entry of its own in the tables."""
     for name in ("PACKED_ENTRY", "LARGE_PACKED_ENTRY"):
-        monkeypatch.setattr(f"exclusivelog.local.storage.tables.{name}", 1)
+        monkeypatch.setattr(f"exclusivelog.local.storage.checkpointer.{name}", 1)
 
 
 def wall_ms() -> int:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 import exclusivelog as xl
 from exclusivelog import _core
-from exclusivelog.local.storage import tables
+from exclusivelog.local.storage import checkpointer
 from testing.journals import checkpoint, no_checkpoints, published_last_at
 from tests.messages.test_arrow import as_messages, facts
 
@@ -157,14 +157,14 @@ class Author:
 
 @given(
     terms=st.lists(terms, min_size=1, max_size=4), start=st.integers(0, 40),
-    size=st.sampled_from([tables.PACKED_ENTRY, tables.PACKED_ENTRY, 3000, 500]),
+    size=st.sampled_from([checkpointer.PACKED_ENTRY, checkpointer.PACKED_ENTRY, 3000, 500]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 def test_g_packed_messages_are_what_was_sent(ledger, terms, start, size) -> None:
     topic = ledger.topic(f"t{next(names)}")
     author = Author(ledger, topic)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tables, "PACKED_ENTRY", size)
+        patch.setattr(checkpointer, "PACKED_ENTRY", size)
         for mode, steps in terms:
             author.serve(mode, steps)
         author.check()  # some of it may still be in the journal
@@ -216,7 +216,7 @@ def test_g_single_messages_take_few_entries(engine, topic) -> None:
                 checkpoint(engine)
     engine.ledger.checkpoint()
     found = entries(topic)
-    assert max(entry.nbytes for entry in found) <= tables.PACKED_ENTRY
+    assert max(entry.nbytes for entry in found) <= checkpointer.PACKED_ENTRY
     assert len(found) <= 15
     assert [m.value for m in topic.reader()] == [b"%0100d" % number for number in range(5000)]
 
@@ -227,8 +227,8 @@ def test_g_a_full_journal_of_one_topic_takes_large_entries(engine, topic) -> Non
             producer.send(b"%01000d" % number)
     engine.ledger.checkpoint()
     sizes = [entry.nbytes for entry in entries(topic)]
-    assert max(sizes) > tables.PACKED_ENTRY
-    assert max(sizes) <= tables.LARGE_PACKED_ENTRY
+    assert max(sizes) > checkpointer.PACKED_ENTRY
+    assert max(sizes) <= checkpointer.LARGE_PACKED_ENTRY
     assert len(sizes) <= 6
     assert [m.value for m in topic.reader()] == [b"%01000d" % number for number in range(2000)]
 

@@ -8,7 +8,7 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog.local.records import NAMES, U64
-from exclusivelog.local.storage.tables import Tables
+from exclusivelog.local.storage import checkpointer
 from testing.journals import checkpoint, no_checkpoints
 from testing.processes import values
 
@@ -24,7 +24,7 @@ def applied(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:
     found: dict[str, list[tuple[bytes, bytes]]] = {}
     journal = engine.ledger.journal
     with contextlib.suppress(Undone), engine.ledger.write_concurrent() as tables:
-        tables.apply(journal.tail, journal.version)
+        checkpointer.apply_frames(tables, journal.tail, journal.version)
         found = {name: list(tables.rows.cursor(name)) for name in NAMES}
         raise Undone
     return found
@@ -33,7 +33,7 @@ def applied(engine: xl.Engine) -> dict[str, list[tuple[bytes, bytes]]]:
 def one_by_one(engine: xl.Engine, monkeypatch: pytest.MonkeyPatch):
     """The same, topic by topic."""
     with monkeypatch.context() as patch:
-        patch.setattr(Tables, "_merge", lambda self, bundles, small: bundles)
+        patch.setattr(checkpointer, "_merge", lambda tables, bundles, small: bundles)
         return applied(engine)
 
 
@@ -89,7 +89,7 @@ def test_g9_deleted_and_damaged_topics_among_many(engine, monkeypatch) -> None:
 
 def test_many_topics_fill_up_little_of_what_they_have(engine, monkeypatch) -> None:
     """A message more costs each of very many topics a small entry, not a large one anew."""
-    monkeypatch.setattr("exclusivelog.local.storage.tables.FILLED_UP", 1)
+    monkeypatch.setattr("exclusivelog.local.storage.checkpointer.FILLED_UP", 1)
     with no_checkpoints(engine):
         producers = [engine.topic(f"t{i}").producer() for i in range(2)]
         for producer in producers:

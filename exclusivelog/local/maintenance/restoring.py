@@ -14,8 +14,9 @@ import msgpack
 
 from exclusivelog import _core
 from exclusivelog.local.records import U64, u64
+from exclusivelog.local.storage.checkpointer import PACKED_ENTRY
 from exclusivelog.local.storage.environment import HEADER
-from exclusivelog.local.storage.tables import PACKED_ENTRY, Store, Tables
+from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.messages import encode_properties
 
 WRITTEN_AT_ONCE = 8 << 20  # bytes of one transaction

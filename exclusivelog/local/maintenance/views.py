@@ -28,7 +28,8 @@ from exclusivelog.errors import LedgerCorruptedError, TopicNotFoundError
 from exclusivelog.local.log.reading import check_place
 from exclusivelog.local.maintenance.deletion import delete_pending, give_up_view
 from exclusivelog.local.records import View
-from exclusivelog.local.storage.tables import LARGE_PACKED_ENTRY, PACKED_ENTRY, Store, Tables
+from exclusivelog.local.storage.checkpointer import LARGE_PACKED_ENTRY, PACKED_ENTRY
+from exclusivelog.local.storage.tables import Store, Tables
 from exclusivelog.messages import Item, is_clear
 
 log = logging.getLogger(__name__)

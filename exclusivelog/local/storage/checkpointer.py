@@ -1,21 +1,38 @@
-"""The thread that makes checkpoints: it moves what the journal has into the tables."""
+"""Checkpoints: how the journal's frames get into the tables, when, and after a crash."""
 
 from __future__ import annotations
 
 import functools
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from exclusivelog import _core, logs, threads
-from exclusivelog.errors import LedgerError
+from exclusivelog._core import TopicRow
+from exclusivelog.errors import LedgerCorruptedError, LedgerError, MissingLibraryError
+from exclusivelog.local.records import PAIR, SLACK_MS, wall_ms
+from exclusivelog.local.storage.segments import LARGE_ENTRY, is_reference
+from exclusivelog.local.storage.tables import Tables
+
+if TYPE_CHECKING:
+    import lmdb
 
 log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 1.0  # the longest that an append waits for its checkpoint
 OF_NOTE_SECONDS = 0.5  # a checkpoint that takes longer is logged, and one of half the journal
 RETRY_SECONDS = 0.25  # after a checkpoint that failed
+
+# LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
+PACKED_ENTRY = 16 * 4096 - 16
+SMALL_ENTRY = 16 << 10  # is filled up, however little there is to add
+# A checkpoint of very many topics writes about this many bytes again, and of each topic these.
+FILLED_UP, LEAST_FILLED_UP = 16 << 20, 4 << 10
+MERGED_AT_ONCE = 256  # topics: their last entries are held in memory meanwhile
+LARGE_PACKED_ENTRY = 1 << 20
 
 
 class Checkpointer:
@@ -120,3 +137,156 @@ class Checkpointer:
                 self._checkpoint()
             except LedgerError as error:
                 logs.emit(log, logs.BACKLOG_KEPT, ledger=self._path, reason=str(error))
+
+
+# ---- what one does -----------------------------------------------------------------------
+
+
+def apply_frames(tables: Tables, stop: int, version: int | None = None) -> None:
+    """Apply to the tables what the journal has before the position `stop`. `version`: what is
+    appended behind that has this one, or a later one (see `AppliedJournal.mark`)."""
+    journal = tables.journal
+    assert journal.file is not None
+    if stop <= journal.applied:
+        return
+    with journal.file.gather(journal.applied, stop, journal.generation) as bundles:
+        small = min(SMALL_ENTRY, max(LEAST_FILLED_UP, FILLED_UP // max(1, len(bundles))))
+        for start in range(0, len(bundles), MERGED_AT_ONCE):
+            for bundle in _merge(tables, bundles[start : start + MERGED_AT_ONCE], small):
+                _apply_to(tables, bundle, small)
+    journal.advance(stop, version)
+
+
+def _merge(tables: Tables, bundles: list[_core.Bundle], small: int) -> list[_core.Bundle]:
+    """Apply what belongs to topics whose rows are as they should be, many rows in one call of
+    LMDB's; returns the others. An entry of up to `small` bytes is filled up."""
+    if len(bundles) == 1:
+        return bundles
+    rows = tables.rows
+    found = rows.get_many("topics", _core.topic_keys(bundles))
+    merge = _core.Merge(bundles, found, wall_ms() + SLACK_MS, LARGE_ENTRY)
+    last = rows.get_many("entries", merge.last_entries())
+    dropped, entries = merge.pack(last, PACKED_ENTRY, small)
+    for key in dropped:
+        rows.delete("entries", key)
+    if not rows.put_many("entries", entries, overwrite=False):
+        raise LedgerCorruptedError(f"{rows.path}: a topic has an entry already behind its own end")
+    sequences = merge.sequences(rows.get_many("producers", merge.producers()))
+    for key in merge.damaged:
+        logs.emit(log, logs.PRODUCER_ROW_DAMAGED, ledger=rows.path, key=key)
+    rows.put_many("producers", sequences)
+    rows.put_many("topics", merge.topics())
+    tables.announce.update(merge.ids())
+    return merge.others
+
+
+def _apply_to(tables: Tables, bundle: _core.Bundle, small: int) -> None:
+    row = tables.topics.intact(bundle.topic, "its messages are kept behind the others")
+    if row is None:
+        _keep(tables, bundle)
+        return
+    if row.flags & _core.DELETED:
+        return
+    if bundle.base_offset != row.next_offset:
+        logs.emit(
+            log, logs.GAP, ledger=tables.rows.path, topic=row.name, offset=bundle.base_offset,
+            end=row.next_offset,
+        )  # fmt: skip
+    before = _entry_to_fill(tables, row, bundle, small)
+    large = bundle.nbytes >= LARGE_ENTRY or row.flags & _core.COMPRESSED_TOPIC
+    most = LARGE_PACKED_ENTRY if large else PACKED_ENTRY
+    for last, entry in bundle.pack(before, most):
+        tables.entries.put(row.id, last, tables.compression.compressed(row, entry))
+    _count_sequences(tables, bundle)
+    row.next_offset = bundle.next_offset
+    row.last_publish_time = max(row.last_publish_time, bundle.publish_time)
+    tables.topics.put(row)
+    tables.announce.add(row.id)
+
+
+def _keep(tables: Tables, bundle: _core.Bundle) -> None:
+    """Keep what the journal has of a topic whose row is damaged where it belongs, by its
+    offsets: the journal must be emptied for all others."""
+    for last, entry in bundle.pack(None, PACKED_ENTRY):
+        key = PAIR.pack(bundle.topic, last)
+        if tables.rows.get("entries", key) is None:
+            tables.entries.put(bundle.topic, last, entry)
+    _count_sequences(tables, bundle)
+
+
+def _count_sequences(tables: Tables, bundle: _core.Bundle) -> None:
+    for packed_name, sequence in bundle.producers().items():
+        name = packed_name.decode()
+        try:
+            last, session = tables.producers.get(bundle.topic, name)
+        except LedgerCorruptedError as error:  # the journal has the newest of its ids
+            logs.emit(log, logs.PRODUCER_DAMAGED, ledger=tables.rows.path, reason=str(error))
+            last, session = -1, 0
+        tables.producers.put(bundle.topic, name, max(last, sequence), session)
+
+
+def _entry_to_fill(
+    tables: Tables, row: TopicRow, bundle: _core.Bundle, small: int
+) -> _core.Entry | None:
+    """The topic's last entry, taken out, if it is so small that more should go into it."""
+    if row.next_offset == row.first_offset:
+        return None
+    key = PAIR.pack(row.id, row.next_offset - 1)
+    data = tables.rows.get("entries", key)
+    if data is None or is_reference(data):
+        return None
+    found, most = _core.compression_of(data), PACKED_ENTRY
+    size = len(data) if found is None else found[2]
+    if row.flags & _core.COMPRESSED_TOPIC:
+        most = LARGE_PACKED_ENTRY
+    elif found is not None:
+        return None  # this process may lack the library
+    if size >= most or (len(data) > small and size > 4 * bundle.nbytes):
+        return None  # not worth writing again
+    try:
+        entry = _core.Entry(data)
+        entry.check()
+    except (ValueError, MissingLibraryError):
+        return None  # it stays where it is, to be named
+    tables.rows.delete("entries", key)
+    return entry
+
+
+# ---- after a crash -----------------------------------------------------------------------
+
+
+def recover(
+    tables: Tables, txn: lmdb.Transaction[bytes], journal: _core.Journal,
+    begin_life: Callable[[], None] | None,
+) -> None:  # fmt: skip
+    """Apply the journal's frames in the write transaction `txn` of these tables, commit it, and
+    begin a new generation of frames.
+
+    `begin_life` initialises the shared memory; None where other engines have the ledger open,
+    which is recovered because a flush has failed.
+    """
+    applied, alone = tables.journal, begin_life is not None
+    # Acknowledged frames count even if a frame before them is damaged.
+    known = journal.known_end(applied.applied, applied.generation)
+    if begin_life is not None:
+        begin_life()
+    journal.lock()
+    try:
+        end = applied.live_end()
+        if known > end:
+            logs.emit(log, logs.JOURNAL_DAMAGED, ledger=tables.rows.path, position=end)
+        stop = max(end, known) if alone else journal.tail
+        generation = int.from_bytes(os.urandom(8)) >> 1 | 1
+        # Skip the commit where nothing was applied: no process appends before the first
+        # transaction of this life, which records the generation.
+        if stop > applied.applied or not alone or not applied.generation:
+            apply_frames(tables, stop)
+            applied.begin_generation(generation, applied.applied)
+            tables.large.sync()
+            txn.commit()
+        journal.begin(generation, applied.applied)
+    except BaseException:
+        tables.large.undo()
+        raise
+    finally:
+        journal.unlock()

@@ -37,12 +37,12 @@ from exclusivelog.events import EVENTS
 from exclusivelog.local.faults import translated
 from exclusivelog.local.files import DATA, JOURNAL, standard_descriptors_taken
 from exclusivelog.local.storage.changes import is_logged, log_changes
-from exclusivelog.local.storage.checkpointer import Checkpointer
+from exclusivelog.local.storage.checkpointer import Checkpointer, apply_frames, recover
 from exclusivelog.local.storage.environment import identity, make_directory, refuse_file_system
 from exclusivelog.local.storage.integrity import Integrity
 from exclusivelog.local.storage.journal import inode
 from exclusivelog.local.storage.opening import OpenFiles, Options
-from exclusivelog.local.storage.tables import Tables, recover
+from exclusivelog.local.storage.tables import Tables
 from exclusivelog.local.storage.usage import Usage
 
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
@@ -344,7 +344,7 @@ class Transaction(_Section):
         try:
             if self.journal is not None:
                 version = self.journal.version  # before the tail: later frames have no lower one
-                tables.apply(self.journal.tail, version)
+                apply_frames(tables, self.journal.tail, version)
         except BaseException:
             tables.large.undo()
             raise
@@ -468,11 +468,7 @@ def recover_journal(files: OpenFiles, journal: _core.Journal, alone: bool) -> No
 
     if alone or journal.failed:
         with files.environment.lmdb.begin(write=True) as txn:
-            tables = _tables(files, txn)
-            recover(
-                files.path, txn, tables.journal, tables.large, tables.apply, journal,
-                begin_life if alone else None,
-            )  # fmt: skip
+            recover(_tables(files, txn), txn, journal, begin_life if alone else None)
 
 
 def _before_fork() -> None:

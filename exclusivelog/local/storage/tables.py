@@ -73,7 +73,6 @@ from exclusivelog.errors import (
     EngineClosedError,
     LedgerCorruptedError,
     LedgerFullError,
-    MissingLibraryError,
     ProducerFencedError,
     ProducerRevokedError,
     TopicNotFoundError,
@@ -88,7 +87,6 @@ from exclusivelog.local.records import (
     OVERDUE,
     PAIR,
     PRIORITIES,
-    SLACK_MS,
     TIMES,
     U64,
     Claimant,
@@ -123,10 +121,12 @@ from exclusivelog.local.storage.segments import (
 )
 from exclusivelog.types import PREFIX, AccessMode, OwnerInfo, WaiterInfo
 
+log = logging.getLogger(__name__)
+
+Found = TypeVar("Found")
+
 # ---- what is appended ------------------------------------------------------------------
 
-
-log = logging.getLogger(__name__)
 # They go with it, key by key.
 OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
 COLLECTED_BYTES = 256 << 10  # that are copied out of the journal at once
@@ -727,54 +727,9 @@ def _unpack_applied(data: bytes) -> tuple[int, int, int, int]:
     return generation, applied, mark, oldest
 
 
-log = logging.getLogger(__name__)
-
-
-def recover(
-    path: str, txn: lmdb.Transaction[bytes], applied: AppliedJournal, large: LargeEntries,
-    apply: Callable[[int], None], journal: _core.Journal,
-    begin_life: Callable[[], None] | None,
-) -> None:  # fmt: skip
-    """Apply the journal's frames in the write transaction `txn`, commit it, and begin a new
-    generation of frames. `apply(position)` applies them up to there.
-
-    `begin_life` initialises the shared memory; None where other engines have the ledger open,
-    which is recovered because a flush has failed.
-    """
-    alone = begin_life is not None
-    # Acknowledged frames count even if a frame before them is damaged.
-    known = journal.known_end(applied.applied, applied.generation)
-    if begin_life is not None:
-        begin_life()
-    journal.lock()
-    try:
-        end = applied.live_end()
-        if known > end:
-            logs.emit(log, logs.JOURNAL_DAMAGED, ledger=path, position=end)
-        stop = max(end, known) if alone else journal.tail
-        generation = int.from_bytes(os.urandom(8)) >> 1 | 1
-        # Skip the commit where nothing was applied: no process appends before the first
-        # transaction of this life, which records the generation.
-        if stop > applied.applied or not alone or not applied.generation:
-            apply(stop)
-            applied.begin_generation(generation, applied.applied)
-            large.sync()
-            txn.commit()
-        journal.begin(generation, applied.applied)
-    except BaseException:
-        large.undo()
-        raise
-    finally:
-        journal.unlock()
-
-
-Found = TypeVar("Found")
-
-
 # ---- ownership -------------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
 PLACE = struct.Struct(">QQQIQ")
 INDEX = struct.Struct(">QBQ")
 SLOT = struct.Struct(">H")
@@ -1059,7 +1014,6 @@ def _unpack_transfer(data: bytes) -> Transfer:
 # ---- maintenance -----------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
 INSTANT = struct.Struct(">16sQ")
 MAKER = struct.Struct(">HQ")
 
@@ -1307,17 +1261,6 @@ def _unpack_limits(data: bytes) -> tuple[float | None, int | None]:
 # ---- all of them -----------------------------------------------------------------------
 
 
-log = logging.getLogger(__name__)
-
-# LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
-PACKED_ENTRY = 16 * 4096 - 16
-SMALL_ENTRY = 16 << 10  # is filled up, however little there is to add
-# A checkpoint of very many topics writes about this many bytes again, and of each topic these.
-FILLED_UP, LEAST_FILLED_UP = 16 << 20, 4 << 10
-MERGED_AT_ONCE = 256  # topics: their last entries are held in memory meanwhile
-LARGE_PACKED_ENTRY = 1 << 20
-
-
 class Recorded(Protocol):
     """An event, to be appended to `__events__` when the transaction commits."""
 
@@ -1407,111 +1350,6 @@ class Tables:
     def retention(self) -> RetentionTable:
         """How long topics keep their messages."""
         return RetentionTable(self.rows)
-
-    def apply(self, stop: int, version: int | None = None) -> None:
-        """Apply to the tables what the journal has before the position `stop`. `version`: what is
-        appended
-        behind that has this one, or a later one (see `AppliedJournal.mark`)."""
-        journal = self.journal
-        assert journal.file is not None
-        if stop <= journal.applied:
-            return
-        with journal.file.gather(journal.applied, stop, journal.generation) as bundles:
-            small = min(SMALL_ENTRY, max(LEAST_FILLED_UP, FILLED_UP // max(1, len(bundles))))
-            for start in range(0, len(bundles), MERGED_AT_ONCE):
-                for bundle in self._merge(bundles[start : start + MERGED_AT_ONCE], small):
-                    self._apply_to(bundle, small)
-        journal.advance(stop, version)
-
-    def _merge(self, bundles: list[_core.Bundle], small: int) -> list[_core.Bundle]:
-        """Apply what belongs to topics whose rows are as they should be, many rows in one call of
-        LMDB's; returns the others. An entry of up to `small` bytes is filled up."""
-        if len(bundles) == 1:
-            return bundles
-        rows = self.rows
-        found = rows.get_many("topics", _core.topic_keys(bundles))
-        merge = _core.Merge(bundles, found, wall_ms() + SLACK_MS, LARGE_ENTRY)
-        last = rows.get_many("entries", merge.last_entries())
-        dropped, entries = merge.pack(last, PACKED_ENTRY, small)
-        for key in dropped:
-            rows.delete("entries", key)
-        if not rows.put_many("entries", entries, overwrite=False):
-            raise LedgerCorruptedError(
-                f"{rows.path}: a topic has an entry already behind its own end"
-            )
-        sequences = merge.sequences(rows.get_many("producers", merge.producers()))
-        for key in merge.damaged:
-            logs.emit(log, logs.PRODUCER_ROW_DAMAGED, ledger=rows.path, key=key)
-        rows.put_many("producers", sequences)
-        rows.put_many("topics", merge.topics())
-        self.announce.update(merge.ids())
-        return merge.others
-
-    def _apply_to(self, bundle: _core.Bundle, small: int) -> None:
-        row = self.topics.intact(bundle.topic, "its messages are kept behind the others")
-        if row is None:
-            self._keep(bundle)
-            return
-        if row.flags & _core.DELETED:
-            return
-        if bundle.base_offset != row.next_offset:
-            logs.emit(
-                log, logs.GAP, ledger=self.rows.path, topic=row.name, offset=bundle.base_offset,
-                end=row.next_offset,
-            )  # fmt: skip
-        before = self._entry_to_fill(row, bundle, small)
-        large = bundle.nbytes >= LARGE_ENTRY or row.flags & _core.COMPRESSED_TOPIC
-        most = LARGE_PACKED_ENTRY if large else PACKED_ENTRY
-        for last, entry in bundle.pack(before, most):
-            self.entries.put(row.id, last, self.compression.compressed(row, entry))
-        self._count_sequences(bundle)
-        row.next_offset = bundle.next_offset
-        row.last_publish_time = max(row.last_publish_time, bundle.publish_time)
-        self.topics.put(row)
-        self.announce.add(row.id)
-
-    def _keep(self, bundle: _core.Bundle) -> None:
-        """Keep what the journal has of a topic whose row is damaged where it belongs, by its
-        offsets: the journal must be emptied for all others."""
-        for last, entry in bundle.pack(None, PACKED_ENTRY):
-            key = PAIR.pack(bundle.topic, last)
-            if self.rows.get("entries", key) is None:
-                self.entries.put(bundle.topic, last, entry)
-        self._count_sequences(bundle)
-
-    def _count_sequences(self, bundle: _core.Bundle) -> None:
-        for packed_name, sequence in bundle.producers().items():
-            name = packed_name.decode()
-            try:
-                last, session = self.producers.get(bundle.topic, name)
-            except LedgerCorruptedError as error:  # the journal has the newest of its ids
-                logs.emit(log, logs.PRODUCER_DAMAGED, ledger=self.rows.path, reason=str(error))
-                last, session = -1, 0
-            self.producers.put(bundle.topic, name, max(last, sequence), session)
-
-    def _entry_to_fill(self, row: TopicRow, bundle: _core.Bundle, small: int) -> _core.Entry | None:
-        """The topic's last entry, taken out, if it is so small that more should go into it."""
-        if row.next_offset == row.first_offset:
-            return None
-        key = PAIR.pack(row.id, row.next_offset - 1)
-        data = self.rows.get("entries", key)
-        if data is None or is_reference(data):
-            return None
-        found, most = _core.compression_of(data), PACKED_ENTRY
-        size = len(data) if found is None else found[2]
-        if row.flags & _core.COMPRESSED_TOPIC:
-            most = LARGE_PACKED_ENTRY
-        elif found is not None:
-            return None  # this process may lack the library
-        if size >= most or (len(data) > small and size > 4 * bundle.nbytes):
-            return None  # not worth writing again
-        try:
-            entry = _core.Entry(data)
-            entry.check()
-        except (ValueError, MissingLibraryError):
-            return None  # it stays where it is, to be named
-        self.rows.delete("entries", key)
-        return entry
 
     def latest(self, topic: int, since: int = 0) -> TopicRow:
         """The topic's row as it is with what the journal has behind the position `since`."""
