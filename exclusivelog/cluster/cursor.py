@@ -194,7 +194,8 @@ class ClusterCursor(_core.Cursor):
     def seek(self, start: str | int | dt.datetime, inclusive: bool) -> None:
         """Continue at "earliest", "latest", an offset, or a datetime (naive: UTC)."""
         if start == "earliest":
-            self._log.catch_up()
+            if self._log.recent.first < 0:  # it stays what it is: nothing is ever trimmed
+                self._log.catch_up()
             self.move_to(max(0, self._log.recent.first))
         elif start == "latest":
             self.move_to(self.end())
@@ -224,6 +225,7 @@ class ClusterCursor(_core.Cursor):
     def end(self) -> int:
         """The topic's end as it is now."""
         self._log.catch_up()
+        self._caught_up = True
         return self._log.state.next
 
     def is_over(self) -> bool:

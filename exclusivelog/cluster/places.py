@@ -18,7 +18,7 @@ from typing import Any
 
 from exclusivelog.cluster.memory import MemoryPlace
 from exclusivelog.cluster.native import Native
-from exclusivelog.cluster.ordered import OrderedLog, Place, Position
+from exclusivelog.cluster.ordered import OrderedLog, Place, Position, Record
 from exclusivelog.cluster.pulsar import Access, Cluster, admitted, ledger_name, topic_name
 from exclusivelog.cluster.pulsar_log import PLACE, PulsarLog
 from exclusivelog.errors import ClusterError, UnsupportedError
@@ -154,6 +154,11 @@ class _AskedLog(PulsarLog):
         if last is None or last["entryId"] < 0 or last["ledgerId"] < 0:
             return super().end()
         return Position(PLACE.pack(last["ledgerId"], last["entryId"], 0))
+
+    def last(self) -> Record | None:
+        """The last record at this moment; None for an empty log."""
+        end = self.end()
+        return None if end is None else self.at(end)
 
 
 # ---- by URL ------------------------------------------------------------------------------

@@ -68,6 +68,10 @@ def _place_of(message: Any) -> Position | None:
     return None if message is None else _position(message.message_id())
 
 
+def _record_of(message: Any) -> Record | None:
+    return None if message is None else Record(_position(message.message_id()), message.data())
+
+
 def _unpack(position: Position) -> tuple[int, int, int]:
     if len(position) != PLACE.size:
         raise ValueError(f"after={position!r} is no position of a Pulsar topic")
@@ -148,8 +152,13 @@ class PulsarLog(Closing):
         """The last record at this moment; None for an empty log."""
         import _pulsar
 
-        message = self._read_at(_pulsar.MessageId.latest)
-        return None if message is None else Record(_position(message.message_id()), message.data())
+        return _record_of(self._read_at(_pulsar.MessageId.latest))
+
+    def at(self, position: Position) -> Record | None:
+        """The record there, or the next one; None behind the last one."""
+        import _pulsar
+
+        return _record_of(self._read_at(_pulsar.MessageId(-1, *_unpack(position))))
 
     def follows(self, position: Position, last: Position) -> bool:
         """Is `position` that of the record directly behind the one at `last`? Pulsar numbers the

@@ -269,6 +269,22 @@ def test_g5_a_reader_finds_old_messages_by_offset_and_by_time(
 
 
 @pytest.mark.rule("G5")
+def test_g5_a_reader_asks_once_where_the_end_is(
+    path: str, topic: xl.Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with topic.producer(EXCLUSIVE) as producer:
+        producer.send_many([b"a", b"b"])
+    with xl.open(path) as engine:
+        again = engine.topic("orders")
+        assert again.next_offset == 2
+        asked: list[object] = []
+        end = _Link.end
+        monkeypatch.setattr(_Link, "end", lambda link: asked.append(link) or end(link))
+        assert values(again) == [b"a", b"b"]
+        assert len(asked) == 1
+
+
+@pytest.mark.rule("G5")
 def test_g5_a_reader_that_waits_is_woken_by_another_engine(
     topic: xl.Topic, other: xl.Engine
 ) -> None:

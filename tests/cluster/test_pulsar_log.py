@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,7 +17,9 @@ import pytest
 from exclusivelog.cluster import native, pulsar_log
 from exclusivelog.cluster.follower import Follower
 from exclusivelog.cluster.native import Native
-from exclusivelog.cluster.ordered import Answer, OrderedLog, Position
+from exclusivelog.cluster.ordered import Answer, OrderedLog, Position, Record
+from exclusivelog.cluster.places import PulsarPlace
+from exclusivelog.cluster.pulsar import Access
 from exclusivelog.cluster.pulsar_log import PulsarLog, _answer
 from exclusivelog.cluster.rule import State
 from exclusivelog.errors import (
@@ -129,6 +132,28 @@ def test_what_it_does_not_take(log: PulsarLog) -> None:
     assert append(log, bytes(log.max_bytes)).stored
     with pytest.raises(ValueError, match="no position of a Pulsar topic"):
         log.tail(Position(b"x"))
+
+
+def test_the_last_record_is_found_without_a_reader_at_the_end(
+    namespace: Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Such a reader takes 0.1 s; the admin API tells the position in a few ms.
+    import _pulsar
+
+    place = PulsarPlace(Access.parse(namespace.url, admin=namespace.admin))
+    with contextlib.closing(place), contextlib.closing(place.open("orders")) as log:
+        assert log.last() is None
+        read_at, starts = PulsarLog._read_at, list[str]()
+        monkeypatch.setattr(
+            PulsarLog, "_read_at", lambda log, at: starts.append(str(at)) or read_at(log, at)
+        )
+        for number in range(3):
+            position = append(log, b"%d" % number).position
+            assert log.last() == Record(position, b"%d" % number)
+        assert len(starts) == 3
+        assert str(_pulsar.MessageId.latest) not in starts
+        namespace.call("PUT", f"persistent/{namespace.path}/orders/unload")  # a new, empty ledger
+        assert log.last() == Record(position, b"2")
 
 
 @pytest.mark.rule("J2")
