@@ -467,6 +467,9 @@ class Backend(Protocol):
         """What a producer sends by, now that its session was granted. `keeper`: what releases
         the session instead of the producer, such as a role."""
 
+    def check_transactions(self) -> None:
+        """Raise an error unless a transaction can be begun."""
+
     def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
         """Commit all parts, or none; the offsets of each producer's messages."""
 

@@ -342,7 +342,7 @@ class Engine(Closing):
         >>> txn.offsets[producer]
         range(0, 2)
         """
-        self.backend.check_writable()
+        self.backend.check_transactions()
         return Transaction(self.backend)
 
     # ---- hand-over -----------------------------------------------------------------------

@@ -156,8 +156,7 @@ def _check_cluster_options(
 ) -> None:  # fmt: skip
     if durability != "power":
         raise UnsupportedError(
-            f"durability={durability!r}: what survives is up to the cluster: its replicas, and "
-            "whether they flush; leave it out"
+            f"durability={durability!r}: the cluster's replicas and flushes decide; leave it out"
         )
     if keepalive != DEFAULT_KEEPALIVE:
         raise UnsupportedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from exclusivelog import _core, logs
 from exclusivelog.backend import Kind, Snapshot, check_name, is_internal
@@ -13,7 +13,7 @@ from exclusivelog.cluster.figures import Figures
 from exclusivelog.cluster.following import TopicLog, Topics, inspect
 from exclusivelog.cluster.kinds import Kinds
 from exclusivelog.cluster.ordered import Place
-from exclusivelog.cluster.refused import refuses
+from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.errors import TopicNotFoundError
 from exclusivelog.types import (
     Announcement,
@@ -123,8 +123,11 @@ class ClusterCatalog:
         self._engine.check_open()
         return [name for name in self._engine.place.topics() if not is_internal(name)]
 
-    delete = refuses("deletion")
     roles = refuses("roles")
+
+    def delete(self, name: str, own: bool = False) -> NoReturn:
+        """Refused; the library's own topics are roles."""
+        raise refusal("roles" if own else "deletion")
 
     def claims(self, group: str | None) -> list[ClaimInfo]:
         """The claims that live engines hold, the oldest first."""

@@ -128,7 +128,8 @@ class ClusterEngine(Identity):
 
     role_store = Refusing("roles")
     once = Refusing("once")
-    commit_transaction = refuses("transactions")
+    check_transactions = refuses("transactions")
+    commit_transaction = refuses("announcements")  # whose transaction is the only one that is made
     backup = refuses("backup")
     open_producers = refuses("many_producers")
 

@@ -57,6 +57,7 @@ from exclusivelog.cluster.frames import (
     encode,
 )
 from exclusivelog.cluster.ordered import OrderedLog, Record
+from exclusivelog.cluster.refused import refusal
 from exclusivelog.cluster.rule import Judged, State, Verdict, judge
 from exclusivelog.errors import (
     DuplicateSequenceError,
@@ -66,7 +67,6 @@ from exclusivelog.errors import (
     ProducerBusyError,
     ProducerFencedError,
     TopicTerminatedError,
-    UnsupportedError,
 )
 from exclusivelog.messages import Encoded
 from exclusivelog.types import AccessMode
@@ -572,9 +572,10 @@ def _check_fits(count: int, weight: int) -> None:
     if not count:
         raise ValueError("batch is empty; a send has at least one message")
     if weight > MOST_MESSAGE_BYTES or count > MAX_MESSAGES:
-        raise UnsupportedError(
-            f"{count} messages of {weight} bytes do not fit into one record of the "
-            f"cluster ({MOST_MESSAGE_BYTES} bytes, {MAX_MESSAGES} messages); send fewer at once"
+        raise refusal(
+            "large_messages",
+            f"{count:,} message(s) of {weight:,} bytes were to be sent as one; a record takes "
+            f"{MAX_MESSAGES:,}, and {MOST_MESSAGE_BYTES:,} bytes",
         )
 
 

@@ -1,40 +1,70 @@
 """What an engine on a cluster refuses, and why (rule J3). docs/cluster.md has the same table.
 
->>> REASONS["transactions"]
-'a cluster has none; send_many appends to one topic atomically'
+>>> str(REASONS["transactions"])
+'topics have logs of their own; send_many appends to one topic atomically'
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from exclusivelog.errors import UnsupportedError
 
-__all__ = ["REASONS", "Refusing", "refusal", "refuses"]
+__all__ = ["REASONS", "Reason", "Refusing", "refusal", "refuses"]
 
-# What is refused -> why, and what to use instead.
+
+class Reason(NamedTuple):
+    """Why something is refused, and what to do instead."""
+
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.why}; {self.instead}"
+
+
 REASONS = {
-    "announcements": "a cluster keeps none; send a message that says the same",
-    "backup": "make a local log of it: exclusivelog mirror NEW --from URL",
-    "bound_producers": "a message counts by its topic's log alone; own the topic instead",
-    "compaction": "it would remove grants; read all messages, or keep a SharedMap",
-    "compression": "a cluster stores what it is given; compress the values",
-    "deletion": "a topic that is made again would begin its epochs anew (rule B1)",
-    "large_messages": "a record takes 5 MB; store the value elsewhere, and send a reference",
-    "many_producers": "several grants at once need a transaction; open each by itself",
-    "once": "numbered batches need transactions; send with sequence ids",
-    "retention": "grants count from a log's first record on; nothing may be removed",
-    "roles": "roles need transactions; own each topic by itself",
-    "several_claims": "several resources at once need a transaction; own each by itself",
-    "transactions": "a cluster has none; send_many appends to one topic atomically",
-    "verify": "records are verified when they are read; read the topics",
-}
+    "announcements": Reason(
+        "a log keeps messages alone", "send a message that says the same"
+    ),
+    "backup": Reason(
+        "there are no files to copy", "make a local log of it: exclusivelog mirror NEW --from URL"
+    ),
+    "bound_producers": Reason(
+        "a message counts by its topic's log alone", "own the topic instead of a resource"
+    ),
+    "compaction": Reason("it would remove grants", "read all messages, or keep a SharedMap"),
+    "compression": Reason("the cluster stores what it is given", "compress the values"),
+    "deletion": Reason(
+        "epochs would begin anew (rule B1)", "terminate the topic, and use another name"
+    ),
+    "large_messages": Reason(
+        "a record takes 5 MB", "store the value elsewhere, and send a reference"
+    ),
+    "many_producers": Reason("several grants at once need a transaction", "open each by itself"),
+    "once": Reason("numbered batches need transactions", "send with sequence ids"),
+    "retention": Reason(
+        "grants count from a log's first record on",
+        "begin another topic, and terminate the old one",
+    ),
+    "roles": Reason("roles need transactions", "own each topic by itself"),
+    "several_claims": Reason("several resources at once need a transaction", "own each by itself"),
+    "transactions": Reason(
+        "topics have logs of their own", "send_many appends to one topic atomically"
+    ),
+    "verify": Reason("records are verified when they are read", "read the topics"),
+}  # fmt: skip
 
 
-def refusal(what: str) -> UnsupportedError:
-    """The error for something of `REASONS`."""
-    return UnsupportedError(f"{what}: {REASONS[what]}")
+def refusal(what: str, given: str = "") -> UnsupportedError:
+    """The error for something of `REASONS`; `given`: what the call has asked for.
+
+    >>> str(refusal("roles"))
+    'a cluster engine has no roles: roles need transactions; own each topic by itself'
+    """
+    more = f". {given}" if given else ""
+    return UnsupportedError(f"a cluster engine has no {what}: {REASONS[what]}{more}")
 
 
 def refuses(what: str) -> Callable[..., NoReturn]:
@@ -52,8 +82,8 @@ class Refusing:
     >>> Refusing("once").record("orders", "writer", 1)
     Traceback (most recent call last):
         ...
-    exclusivelog.errors.UnsupportedError: once: numbered batches need transactions; send with \
-sequence ids
+    exclusivelog.errors.UnsupportedError: a cluster engine has no once: numbered batches need \
+transactions; send with sequence ids
     """
 
     def __init__(self, what: str) -> None:

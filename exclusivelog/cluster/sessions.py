@@ -35,7 +35,7 @@ from exclusivelog.cluster.following import (
 )
 from exclusivelog.cluster.frames import MAX_MESSAGES
 from exclusivelog.cluster.log import FRAME_OVERHEAD, MESSAGE_OVERHEAD, MOST_MESSAGE_BYTES
-from exclusivelog.cluster.refused import refuses
+from exclusivelog.cluster.refused import refusal, refuses
 from exclusivelog.errors import (
     DuplicateSequenceError,
     EngineClosedError,
@@ -44,7 +44,6 @@ from exclusivelog.errors import (
     ProducerFencedError,
     ProducerMovedError,
     TopicTerminatedError,
-    UnsupportedError,
     WaitTimeoutError,
 )
 from exclusivelog.messages import Columns, Encoded, Raw
@@ -208,11 +207,10 @@ class ClusterSending:
 def _check_fits(count: int, size: int) -> None:
     room = MOST_MESSAGE_BYTES - FRAME_OVERHEAD
     if count > MAX_MESSAGES or size + count * MESSAGE_OVERHEAD > room:
-        raise UnsupportedError(
-            f"{count:,} message(s) of {size:,} bytes do not fit into one record of the cluster, "
-            f"which takes {MAX_MESSAGES:,} messages, and {room:,} bytes with {MESSAGE_OVERHEAD} "
-            "more for each; send fewer at once, or store a large value elsewhere and send a "
-            "reference"
+        raise refusal(
+            "large_messages",
+            f"{count:,} message(s) of {size:,} bytes were to be sent as one; a record takes "
+            f"{MAX_MESSAGES:,}, and {room:,} bytes with {MESSAGE_OVERHEAD} more for each",
         )
 
 

@@ -219,6 +219,10 @@ class OpenEngine(abc.ABC):
         if self._slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
 
+    def check_transactions(self) -> None:
+        """Raise an error unless a transaction can be begun."""
+        self.check_writable()
+
     def close(self) -> None:
         """Commit pending sends, release topics and claims, and end the threads. Closing twice does
         nothing; after an interrupt, the second call finishes what the first one began.

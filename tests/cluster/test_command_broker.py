@@ -108,16 +108,16 @@ WORKS = [
     ("mirror NEW orders --from URL", r"^orders: 4 messages$"),
 ]  # fmt: skip
 REFUSED = {
-    "backup URL FILE": REASONS["backup"],
-    "compact URL orders": REASONS["compaction"],
-    "compression URL orders": REASONS["compression"],
-    "compression URL orders lz4": REASONS["compression"],
-    "delete URL orders --yes": REASONS["deletion"],
+    "backup URL FILE": str(REASONS["backup"]),
+    "compact URL orders": str(REASONS["compaction"]),
+    "compression URL orders": str(REASONS["compression"]),
+    "compression URL orders lz4": str(REASONS["compression"]),
+    "delete URL orders --yes": str(REASONS["deletion"]),
     "mirror URL --to URL": "exclusivelog mirror NEW --from URL",
-    "retention URL orders --max-age 1d": REASONS["retention"],
-    "roles URL": REASONS["roles"],
-    "trim URL orders --before 1": REASONS["retention"],
-    "verify URL": REASONS["verify"],
+    "retention URL orders --max-age 1d": str(REASONS["retention"]),
+    "roles URL": str(REASONS["roles"]),
+    "trim URL orders --before 1": str(REASONS["retention"]),
+    "verify URL": str(REASONS["verify"]),
 }
 LOCAL = {"upgrade URL": "is for a local ledger"}
 NO_LOG = {"completion", "demo"}  # the demo has a test of its own

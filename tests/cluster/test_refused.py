@@ -13,7 +13,8 @@ import pytest
 import exclusivelog as xl
 from exclusivelog import once
 from exclusivelog.backend import CAPABILITIES
-from exclusivelog.cluster.refused import REASONS
+from exclusivelog.cluster.refused import REASONS, Reason
+from testing.broker import Namespace
 
 pytestmark = [pytest.mark.rule("J3"), pytest.mark.once]
 PAGE = Path(__file__).parents[2] / "docs" / "cluster.md"
@@ -27,6 +28,7 @@ def path() -> str:
 def transact(engine: xl.Engine) -> None:
     producer = engine.topic("orders").producer("exclusive")
     with engine.transaction() as txn:
+        pytest.fail("its block has begun")
         producer.send(b"x", transaction=txn)
 
 
@@ -42,10 +44,14 @@ def announce(engine: xl.Engine) -> None:
     engine.topic("orders").producer("exclusive").announce({"at": "here"})
 
 
+def announce_in_a_message(engine: xl.Engine) -> None:
+    engine.topic("orders").producer("exclusive").announce({"at": "here"}, message=b"x")
+
+
 Call = Callable[[xl.Engine], Any]
 CALLS: dict[str, list[Call]] = {
     "announcements": [
-        announce,
+        announce, announce_in_a_message,
         lambda e: e.topic("orders").producer("exclusive", announce={"at": "here"}),
     ],
     "backup": [lambda e: e.backup("/nowhere")],
@@ -69,32 +75,58 @@ CALLS: dict[str, list[Call]] = {
 }  # fmt: skip
 
 
+def table() -> dict[str, Reason]:
+    """The rows of the page's table."""
+    section = PAGE.read_text().partition("### What it refuses")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \| (.*) \|$", section, re.M)
+    return {name: Reason(why, instead) for name, why, instead in rows}
+
+
+def check_refused(engine: xl.Engine, name: str, call: Call) -> None:
+    """The call names the backend, the reason and the way round, and changes nothing."""
+    engine.topic("orders")
+    with pytest.raises(xl.UnsupportedError) as error:
+        call(engine)
+    first, _, _ = str(error.value).partition(". ")
+    assert first == f"a cluster engine has no {name}: {table()[name]}"
+    assert len(first.partition(";")[0]) <= 100
+    assert not engine.supports(name)
+    assert engine.topic("orders").next_offset == 0
+
+
 @pytest.mark.parametrize(
     ("name", "number"), [(name, n) for name, calls in CALLS.items() for n in range(len(calls))]
 )
 def test_j3_what_a_cluster_cannot_promise_is_refused_at_the_call(
     engine: xl.Engine, name: str, number: int
 ) -> None:
-    engine.topic("orders")
-    with pytest.raises(xl.UnsupportedError):
-        CALLS[name][number](engine)
-    assert not engine.supports(name)
-    assert engine.topic("orders").next_offset == 0
+    check_refused(engine, name, CALLS[name][number])
+
+
+@pytest.mark.broker
+@pytest.mark.timeout(240)
+def test_j3_each_row_of_the_page_is_refused_on_a_real_broker(namespace: Namespace) -> None:
+    for name in table():
+        for call in CALLS[name]:
+            with xl.open(namespace.url, admin=namespace.admin) as engine:
+                check_refused(engine, name, call)
 
 
 def test_j3_what_is_refused_has_a_reason_a_test_and_a_line_on_the_page(engine: xl.Engine) -> None:
     missing = {name for name in CAPABILITIES if not engine.supports(name)}
     assert missing == set(REASONS) == set(CALLS)
-    section = PAGE.read_text().partition("### What it refuses")[2].partition("\n## ")[0]
-    assert dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M)) == REASONS
+    assert table() == REASONS
 
 
 @pytest.mark.parametrize("option", [{"durability": "process"}, {"keepalive": 5.0}])
 def test_j3_options_that_a_cluster_cannot_keep_are_refused(
     path: str, option: dict[str, Any]
 ) -> None:
-    with pytest.raises(xl.UnsupportedError, match=next(iter(option))):
+    with pytest.raises(xl.UnsupportedError, match=next(iter(option))) as error:
         xl.open(path, **option)
+    assert "the cluster's" in str(error.value)
+    assert str(error.value).endswith("; leave it out")
+    assert len(str(error.value)) <= 100
 
 
 def test_a_refused_url_is_not_shown() -> None:

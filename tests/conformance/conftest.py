@@ -70,5 +70,5 @@ def _supported(request: pytest.FixtureRequest, backend: str, path: str) -> None:
     with xl.open(path) as engine:
         for capability in needed:
             if not engine.supports(capability):
-                why = REASONS.get(capability, "")
+                why = str(REASONS.get(capability, ""))
                 pytest.skip(f"the backend {backend!r} does not support {capability!r}: {why}")
