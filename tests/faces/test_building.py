@@ -21,20 +21,31 @@ def run(*command: object, cwd: Path, **environment: str) -> subprocess.Completed
     )
 
 
-def setup(*command: str, beforehand: str = "") -> subprocess.CompletedProcess[str]:
+def setup(
+    *command: str, beforehand: str = "", compiler: str = "/nowhere/cc"
+) -> subprocess.CompletedProcess[str]:
     """Run setup.py with a compiler that does not exist, in an interpreter that was changed."""
     paths = [path for path in sys.path if "site-packages" in path]
     source = (
         f"import sys, sysconfig, runpy; sys.path += {paths}; {beforehand}\n"
         f"sys.argv = ['setup.py', *{list(command)}]; runpy.run_path('setup.py')"
     )
-    return run("-c", source, cwd=ROOT, CC="/nowhere/cc")
+    return run("-c", source, cwd=ROOT, CC=compiler)
 
 
 def test_without_a_compiler_one_sentence_says_so() -> None:
     done = setup("build_ext")
     assert (done.returncode, done.stdout) == (1, "")
     assert "there is no C compiler '/nowhere/cc'. On Debian and Ubuntu: apt-get" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_pythons_headers_one_sentence_says_so() -> None:
+    nowhere = "sysconfig.get_path = lambda name: '/nowhere/include'"
+    done = setup("build_ext", beforehand=nowhere, compiler="true")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "there is no /nowhere/include/Python.h" in done.stderr
+    assert "apt-get install python3-dev" in done.stderr
     assert "Traceback" not in done.stderr
 
 
