@@ -31,10 +31,11 @@ if is_compiled:
             f"exclusivelog is compiled from source here, and there is no C compiler {compiler!r}. "
             "On Debian and Ubuntu: apt-get install gcc"
         )
-    if not os.path.exists(header := os.path.join(sysconfig.get_path("include"), "Python.h")):
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    if not os.path.exists(header):
         sys.exit(
-            f"exclusivelog is compiled from source here, and there is no {header}, a file of Python "
-            "for C compilers. On Debian and Ubuntu: apt-get install python3-dev"
+            f"exclusivelog is compiled from source here, and Python has no {header}. "
+            "On Debian and Ubuntu: apt-get install python3-dev"
         )
 
 DEBUG = os.environ.get("EXCLUSIVELOG_DEBUG", "") not in ("", "0")

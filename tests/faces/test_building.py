@@ -44,7 +44,7 @@ def test_without_pythons_headers_one_sentence_says_so() -> None:
     nowhere = "sysconfig.get_path = lambda name: '/nowhere/include'"
     done = setup("build_ext", beforehand=nowhere, compiler="true")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "there is no /nowhere/include/Python.h" in done.stderr
+    assert "Python has no /nowhere/include/Python.h" in done.stderr
     assert "apt-get install python3-dev" in done.stderr
     assert "Traceback" not in done.stderr
 
