@@ -65,8 +65,9 @@ class NamedTopic:
             try:
                 self._found = self._engine.topic(self.name, create=False)
             except TopicNotFoundError as error:
+                end = "" if str(error).endswith("?") else "."
                 raise TopicNotFoundError(
-                    f"{error} yet; `await engine.topic({self.name!r})` makes it"
+                    f"{error}{end} `await engine.topic({self.name!r})` makes it"
                 ) from None
         return self._found
 
@@ -120,6 +121,9 @@ class Topic(Wrapper[SyncTopic]):
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self._named.make().__await__()
         return self
+
+    def __repr__(self) -> str:
+        return f"<aio.Topic {self.name!r}>"
 
     # ---- facts ---------------------------------------------------------------------------
 

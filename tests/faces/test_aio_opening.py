@@ -289,8 +289,13 @@ def test_a_topic_is_made_by_what_is_awaited(path: str, engine: xl.Engine) -> Non
         async with aio.open(path) as mine:
             with held(engine):
                 topic = mine.topic("later")
-                with pytest.raises(xl.TopicNotFoundError, match=r"await engine\.topic\('later'\)"):
+                assert repr(topic) == "<aio.Topic 'later'>"
+                with pytest.raises(xl.TopicNotFoundError) as missing:
                     assert topic.epoch
+                assert str(missing.value) == (
+                    f"{path} has no topic 'later'; it has no topics yet. "
+                    "`await engine.topic('later')` makes it"
+                )
                 making = asyncio.ensure_future(topic)
                 await asyncio.sleep(0.05)
                 assert not making.done()
