@@ -541,11 +541,18 @@ def _move_row(move: xl.Move) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _engine_id(engine: xl.Engine, name: str) -> str:
-    named = [other.id for other in engine.engines() if other.name == name]
-    if len(named) > 1:
-        raise ValueError(f"--to {name}: {len(named)} engines have that name; give an engine id")
-    return named[0] if named else name
+def _engine_id(engine: xl.Engine, to: str) -> str:
+    """The id of another engine, by its name or id; the command's own ends with it."""
+    others = [other for other in engine.engines() if other.id != engine.id]
+    found = [other.id for other in others if to in (other.name, other.id)]
+    if len(found) > 1:
+        raise ValueError(f"--to {to}: {len(found)} engines have that name; give an engine id")
+    if not found:
+        there = ", ".join(f"{other.name!r} (id {other.id})" for other in others)
+        raise xl.LedgerError(
+            f"--to {to!r} is not a live engine on {engine.path}; there is {there or 'no other'}"
+        )
+    return found[0]
 
 
 @program.command()

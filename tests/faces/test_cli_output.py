@@ -224,7 +224,8 @@ def test_errors_advise_options_of_the_command(topic, path, tmp_path, command) ->
     assert all(text.startswith("exclusivelog: ") for text in told)
     assert [text for text in told if PYTHON.search(text)] == []
     assert "--from earliest continues at the first message" in told[2]
-    assert "--to 'nobody' is not a live engine" in told[3]
+    assert f"--to 'nobody' is not a live engine on {path}; there is 'test' (id " in told[3]
+    assert "'cli'" not in told[3]  # which ends with the command
 
 
 def test_each_advice_is_about_a_text_of_the_library() -> None:
