@@ -9,6 +9,7 @@ so that another process continues there.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -39,13 +40,14 @@ ROWS_AT_ONCE = 1000
 
 
 def check_engines(ledger: Store, setting: str) -> None:
-    """MissingLibraryError if a live engine lacks a library: it could make no checkpoints."""
+    """MissingLibraryError if a live engine of another process lacks a library: it could make no
+    checkpoints. `set_compression` checks this process."""
     for name in sorted(needed(setting)):
-        lacking = ledger.lockfile.slots.without(name)
+        lacking = [one for one in ledger.lockfile.slots.without(name) if one.pid != os.getpid()]
         if lacking:
             raise MissingLibraryError(
                 f"{describe_engine(lacking[0])} has {ledger.path} open and lacks the library for "
-                f"{name}; pip install 'exclusivelog[{name}]' where it runs, and restart it first"
+                f"{name}; pip install 'exclusivelog[{setting}]' where it runs, and restart it first"
             )
 
 
