@@ -32,7 +32,8 @@ Each control breaks one rule, and the judge must find it out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from unittest import mock
 
@@ -45,10 +46,22 @@ from exclusivelog.errors import (
 )
 from proof.cluster_judge import Judge
 from proof.cluster_rules import Patch
-from proof.cluster_world import Hands, Outcome, Player, Records, Size, Violation, World, spend
+from proof.cluster_world import (
+    FIRST_SESSION,
+    Effect,
+    Hands,
+    Outcome,
+    Player,
+    Records,
+    Size,
+    Violation,
+    World,
+    spend,
+)
 
 IDLE = ("refused", "closed", "fenced")
 SAMPLE = 16  # of so many states one is tried for its end
+SHARE = -1  # asked for in place of a claim: to share the topic
 ROUNDS = 40  # of letting in, reading and sending; more than any world needs
 
 
@@ -59,9 +72,18 @@ class Steps:
         self.size = size
         self.records = Records()
         self.judge = Judge(self.records)
+        # A step depends only on what its process has read, which many states have in common.
+        self.effect = functools.cache(self._work_out)
+        self.effect_of_asking = functools.cache(self._work_out_asking)
+        self.counts = functools.cache(self._judge_next)
 
-    def hands(self, world: World, number: int, shares: bool = False) -> Hands:
-        return Hands(self.records, self.size, world, number, shares)
+    def _work_out(
+        self, step: Callable[..., None], player: Player, log: tuple[int, ...], *facts: int
+    ) -> Effect:
+        """What this step of a process does that has read so much of the log."""
+        hands = Hands(self.records, self.size, player, log)
+        step(hands, *facts)
+        return hands.effect()
 
     def after(self, world: World) -> Iterator[tuple[str, World]]:
         """All (step, next state)."""
@@ -73,42 +95,59 @@ class Steps:
             if world.releases and self.size.evicts:
                 yield from self.evict(world, number, player)
             if world.terminations:
-                hands = self.hands(world, number)
-                hands.terminate()
-                yield f"{number} terminates", hands.done(terminations=1)
+                after = self.do(world, number, Hands.terminate)
+                yield f"{number} terminates", spend(after, terminations=1)
             if world.crashes and player != Player():
                 yield f"{number} dies", self.die(world, number)
         yield from self.let_in_any(world)
 
+    def do(
+        self, world: World, number: int, step: Callable[..., None], *facts: int, reads: int = 0
+    ) -> World:
+        """The state after this step, with so many more records read."""
+        player = world.players[number]
+        effect = self.effect(step, player, world.log[: player.read + reads], *facts)
+        return effect.on(world, number, self.size.keeps)
+
+    # ---- asking --------------------------------------------------------------------------
+
     def ask(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
         if not world.asks:
             return
+        drawn = FIRST_SESSION + self.size.asks - world.asks
         for stale in (False, True):
             if stale and player.read == len(world.log):
                 continue
-            state, _ = self.records.folded(world.log[: player.read] if stale else world.log)
+            asking = player if stale else player._replace(read=len(world.log))
+            log = world.log[: asking.read]
+            state, _ = self.records.folded(log)
             claims = {player.mine, state.epoch, state.epoch + 1} if state.epoch else {0}
-            for claim in sorted(claims | {0}):
-                hands = self.hands(world, number)
-                if not stale:
-                    hands.catch_up()
-                if self.granted_claim(hands, claim, state.epoch):
-                    yield f"{number} asks {claim} {stale}", hands.done(claim, asks=1)
-            if self.size.shared:
-                yield from self.ask_to_share(world, number, stale)
+            for claim in [*sorted(claims | {0}), *([SHARE] if self.size.shared else [])]:
+                effect = self.effect_of_asking(asking, log, claim, drawn)
+                if effect is not None:
+                    after = effect.on(world, number, self.size.keeps)
+                    what = "to share" if claim == SHARE else claim
+                    yield f"{number} asks {what} {stale}", spend(after, asks=1)
 
-    def ask_to_share(self, world: World, number: int, stale: bool) -> Iterator[tuple[str, World]]:
-        hands = self.hands(world, number, shares=True)
-        if not stale:
-            hands.catch_up()
-        with contextlib.suppress(ProducerBusyError, TopicTerminatedError):
-            hands.writer.ask()
-            yield f"{number} asks to share {stale}", hands.done(asks=1)
+    def _work_out_asking(
+        self, player: Player, log: tuple[int, ...], claim: int, drawn: int
+    ) -> Effect | None:
+        """What asking does; None if it is refused at once, as it should be."""
+        hands = Hands(self.records, self.size, player, log, drawn, shares=claim == SHARE)
+        if claim == SHARE:
+            with contextlib.suppress(ProducerBusyError, TopicTerminatedError):
+                hands.ask()
+                return hands.effect()
+            return None
+        if not self.is_taken(hands, claim, self.records.folded(log)[0].epoch):
+            return None
+        effect = hands.effect()
+        return effect._replace(player=effect.player._replace(claim=claim))
 
-    def granted_claim(self, hands: Hands, claim: int, epoch: int) -> bool:
+    def is_taken(self, hands: Hands, claim: int, epoch: int) -> bool:
         """Ask; is the claim not refused at once, as it should be?"""
         try:
-            hands.writer.ask(claim or None)
+            hands.ask(claim)
         except TopicTerminatedError:
             return False
         except (ProducerFencedError, InvalidEpochError) as error:
@@ -120,41 +159,28 @@ class Steps:
             raise Violation(f"B5: claim {claim} at epoch {epoch} is not refused")
         return True
 
+    # ---- the other steps -----------------------------------------------------------------
+
     def play(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
         if player.read < len(world.log):
-            yield f"{number} reads", self.read(world, number)
+            yield f"{number} reads", self.do(world, number, Hands.read_on, reads=1)
         if player.status == "owner" and world.sends:
-            hands = self.hands(world, number)
-            hands.send()
-            yield f"{number} sends", hands.done(sends=1)
+            after = self.do(world, number, Hands.send, len(world.tickets))
+            yield f"{number} sends", spend(after, sends=1)
         if player.status == "cancelled" and world.releases:  # as often as it may be cancelled
-            hands = self.hands(world, number)
-            hands.writer.ask(player.claim or None)
-            yield f"{number} asks after all", hands.done()
+            yield f"{number} asks after all", self.do(world, number, Hands.ask, player.claim)
         if not self.size.keeps:
-            yield f"{number} sends again", self.resend(world, number)
+            yield f"{number} sends again", self.do(world, number, Hands.resend)
         if world.releases and player.status in ("owner", "asking"):
-            hands = self.hands(world, number)
-            hands.writer.release()
-            yield f"{number} releases", hands.done(releases=1)
+            after = self.do(world, number, Hands.release)
+            yield f"{number} releases", spend(after, releases=1)
 
     def evict(self, world: World, number: int, player: Player) -> Iterator[tuple[str, World]]:
         state, _ = self.records.folded(world.log[: player.read])
         for session in [*state.shared, *([state.session] if state.owned else [])]:
             if session != player.session:
-                hands = self.hands(world, number)
-                hands.evict(session)
-                yield f"{number} evicts {session}", hands.done(releases=1)
-
-    def read(self, world: World, number: int) -> World:
-        hands = self.hands(world, number)
-        hands.read_on()
-        return hands.done()
-
-    def resend(self, world: World, number: int) -> World:
-        hands = self.hands(world, number)
-        hands.writer.resend()
-        return hands.done()
+                after = self.do(world, number, Hands.evict, session)
+                yield f"{number} evicts {session}", spend(after, releases=1)
 
     def die(self, world: World, number: int) -> World:
         """What it has under way stays under way."""
@@ -183,18 +209,19 @@ class Steps:
                 yield f"a copy of {record} comes in", spend(world._replace(log=after.log), copies=1)
 
     def let_in(self, world: World, record: int) -> World:
-        log = (*world.log, record)
-        before, (state, judged) = self.records.folded(world.log)[0], self.records.folded(log)
-        assert judged is not None
         if self.size.keeps:
             left = list(world.sent)
             left.remove(record)
-            return world._replace(log=log, sent=tuple(left))
-        if judged.counts:
-            return world._replace(log=log)
-        if replace(state, position=before.position) != before:
+            return world._replace(log=(*world.log, record), sent=tuple(left))
+        return world._replace(log=(*world.log, record)) if self.counts(world.log, record) else world
+
+    def _judge_next(self, log: tuple[int, ...], record: int) -> bool:
+        """Does this record count behind this log? If not, it must not change the state."""
+        before, (state, judged) = self.records.folded(log)[0], self.records.folded((*log, record))
+        assert judged is not None
+        if not judged.counts and replace(state, position=before.position) != before:
             raise Violation(f"J1: {judged} changes the state")
-        return world
+        return judged.counts
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -228,8 +255,8 @@ class Steps:
         if player.status in IDLE:
             return world
         if player.read < len(world.log):
-            return self.read(world, number)
-        return self.resend(world, number)
+            return self.do(world, number, Hands.read_on, reads=1)
+        return self.do(world, number, Hands.resend)
 
 
 # ---- the walk ----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from exclusivelog.cluster.frames import (
     Grant,
     Holder,
     Join,
+    Parsed,
     Release,
     Terminate,
     decode,
@@ -136,17 +137,21 @@ SMALL_SIZES = (
     Size("what does not count is kept", sends=1, copies=1, keeps=True),
     *SHARED_SIZES,
 )
-LARGE_SIZES = (
+MEDIUM_SIZES = (
+    *SMALL_SIZES,
     Size("three rivals", players=3, asks=3, sends=3),
-    Size("many hand-overs", asks=4, sends=2, releases=2),
-    Size("deaths and releases", asks=3, sends=3, crashes=1),
     Size("evictions and hand-overs", asks=3, sends=2, releases=2, evicts=True),
     Size("rivals that terminate", asks=3, sends=2, terminations=2),
+)
+ALL_SIZES = (
+    *MEDIUM_SIZES,
+    Size("many hand-overs", asks=4, sends=2, releases=2),
+    Size("deaths and releases", asks=3, sends=3, crashes=1),
     Size("three shared producers", players=3, asks=3, sends=3, shared=2),
     Size("shared producers that die", asks=3, crashes=1, shared=2, evicts=True),
     Size("shared producers and owners", asks=3, shared=2),
 )
-ALL_SIZES = SMALL_SIZES + LARGE_SIZES
+
 
 
 class Records:
@@ -155,6 +160,7 @@ class Records:
     def __init__(self) -> None:
         self.data: list[bytes] = [b""]
         self._numbers: dict[bytes, int] = {}
+        self._parsed: list[Parsed | None] = [None]
         self._folded: dict[tuple[int, ...], tuple[State, Judged | None]] = {(): (State(), None)}
 
     def number(self, data: bytes) -> int:
@@ -162,7 +168,12 @@ class Records:
         if data not in self._numbers:
             self._numbers[data] = len(self.data)
             self.data.append(data)
+            self._parsed.append(decode(data))
         return self._numbers[data]
+
+    def parsed(self, number: int) -> Parsed | None:
+        """The record with this number, decoded."""
+        return self._parsed[number]
 
     def folded(self, log: tuple[int, ...]) -> tuple[State, Judged | None]:
         """The state after these records, saved and restored before each, and the last verdict."""
@@ -190,23 +201,55 @@ def contents(ticket: int, sequence: int, name: str = NAME) -> tuple[Content, ...
     ])  # fmt: skip
 
 
+class Effect(NamedTuple):
+    """What a step of one process does: the process after it, the records that it appends, the
+    sends that it settles, and whether it has begun one."""
+
+    player: Player
+    appended: tuple[int, ...] = ()
+    settled: tuple[tuple[int, Outcome], ...] = ()
+    begun: bool = False
+
+    def on(self, world: World, number: int, keeps: bool) -> World:
+        """The state after this step of the process with this number."""
+        players, tickets, sent = list(world.players), world.tickets, world.sent
+        players[number] = self.player
+        if self.begun:
+            tickets = (*tickets, Outcome())
+        if self.settled:
+            tickets = self._settle(tickets)
+        if self.appended:
+            both = (*sent, *self.appended)
+            sent = tuple(sorted(both if keeps else set(both)))
+        return world._replace(players=tuple(sorted(players)), sent=sent, tickets=tickets)
+
+    def _settle(self, tickets: tuple[Outcome, ...]) -> tuple[Outcome, ...]:
+        changed = list(tickets)
+        for number, outcome in self.settled:
+            if changed[number].kind != "open":
+                raise Violation(f"B9: send {number} is settled twice: {changed[number]}")
+            changed[number] = outcome
+        return tuple(changed)
+
+
 class Hands:
-    """One step of one player: its writer, and what the step has appended and settled."""
+    """One step of one process that has read this log: its writer, and what the step has appended
+    and settled. `drawn` is the session that it gets if it asks."""
 
     def __init__(
-        self, records: Records, size: Size, world: World, number: int, shares: bool = False
-    ) -> None:
-        self.world = world
-        self.number = number
+        self, records: Records, size: Size, player: Player, log: tuple[int, ...], drawn: int = 0,
+        shares: bool = False,
+    ) -> None:  # fmt: skip
         self._size = size
         self._records = records
-        self._player = player = world.players[number]
+        self._player = player
+        self._log = log
         self._appended: list[bytes] = []
-        self._outcomes = list(world.tickets)
+        self._settled: dict[int, Outcome] = {}
+        self._begun = False
         self._tickets: dict[Ticket, tuple[int, int]] = {}
-        state, _ = records.folded(world.log[: player.read])
-        self.read = player.read
-        drawn = FIRST_SESSION + size.asks - world.asks
+        state, _ = records.folded(log[: player.read])
+        self._read = player.read
         self.writer = Writer(
             state, self._appended.append,
             self._holder(player.session or drawn) if shares or player.shared else HOLDER,
@@ -223,7 +266,7 @@ class Hands:
         writer = self.writer
         writer.status, writer.epoch, writer.session = player.status, player.epoch, player.session
         if player.request:
-            request = decode(self._records.data[player.request])
+            request = self._records.parsed(player.request)
             assert isinstance(request, Grant | Join)
             writer._request = request
         for under in player.sent:
@@ -235,33 +278,44 @@ class Hands:
 
     def _ticket(self, number: int, sequence: int) -> Ticket:
         name = self.writer._holder.producer_name
-        ticket = Ticket(contents(number, sequence, name), 1, partial(self.settled, number))
+        ticket = Ticket(contents(number, sequence, name), 1, partial(self._settle, number))
         self._tickets[ticket] = number, sequence
         return ticket
 
-    def settled(self, number: int, ticket: Ticket) -> None:
-        """A send has its outcome."""
-        before = self._outcomes[number]
-        if before.kind != "open":
-            raise Violation(f"B9: send {number} is settled twice: {before}")
+    def _settle(self, number: int, ticket: Ticket) -> None:
+        if number in self._settled:
+            raise Violation(f"B9: send {number} is settled twice: {self._settled[number]}")
         if ticket.error is None:
             assert ticket.offset is not None
-            self._outcomes[number] = before._replace(kind="written", offset=ticket.offset)
+            self._settled[number] = Outcome("written", ticket.offset)
         else:
-            self._outcomes[number] = before._replace(kind="fenced")
+            self._settled[number] = Outcome("fenced")
 
-    def send(self) -> None:
-        """Send the next message, or the next two."""
-        number = len(self._outcomes)
-        self._outcomes.append(Outcome())
+    # ---- the steps -----------------------------------------------------------------------
+
+    def ask(self, claim: int = 0) -> None:
+        """Ask for the topic, or ask again after all."""
+        self.writer.ask(claim or None)
+
+    def send(self, number: int) -> None:
+        """Send the next message, or the next two: the send with this number."""
+        self._begun = True
         batch = [(value(number, index), None, None, None, None) for index in range(1 + number % 2)]
-        ticket = self.writer.send(batch, 0, partial(self.settled, number))
+        ticket = self.writer.send(batch, 0, partial(self._settle, number))
         self._tickets[ticket] = number, ticket.contents[0].sequence_id
+
+    def resend(self) -> None:
+        """Append again what has not been read back."""
+        self.writer.resend()
+
+    def release(self) -> None:
+        """Release the topic."""
+        self.writer.release()
 
     def read_on(self) -> None:
         """Read the next record, and tell the writer."""
-        self.read += 1
-        state, judged = self._records.folded(self.world.log[: self.read])
+        self._read += 1
+        state, judged = self._records.folded(self._log[: self._read])
         assert judged is not None
         self.writer.state = state
         self.writer.saw(judged)
@@ -275,35 +329,24 @@ class Hands:
         state = self.writer.state
         self._appended.append(encode(Terminate(state.epoch, state.session)))
 
-    def catch_up(self) -> None:
-        """Read all records, before the writer asks."""
-        self.read = len(self.world.log)
-        self.writer.state, _ = self._records.folded(self.world.log)
-
-    def done(self, claim: int | None = None, **spent: int) -> World:
-        """The state after this step, less what it has spent."""
-        players = list(self.world.players)
+    def effect(self) -> Effect:
+        """What the step has done."""
         player = self._taken_apart()
-        players[self.number] = player if claim is None else player._replace(claim=claim)
-        appended = map(self._records.number, self._appended)
-        sent = (*self.world.sent, *appended) if self._size.keeps else {*self.world.sent, *appended}
-        world = self.world._replace(
-            players=tuple(sorted(players)), sent=tuple(sorted(sent)), tickets=tuple(self._outcomes)
-        )
-        return spend(world, **spent)
+        appended = tuple(map(self._records.number, self._appended))
+        return Effect(player, appended, tuple(self._settled.items()), self._begun)
 
     def _taken_apart(self) -> Player:
         writer, player = self.writer, self._player
         claim, mine = player.claim, player.mine
         if writer.status in ("refused", "closed", "fenced"):  # it begins anew, if at all
-            return Player(self.read, mine=mine)
+            return Player(self._read, mine=mine)
         request = writer._request
         sent = [
             Under(each.first, each.end, self._records.number(each.data), self._named(each.tickets))
             for each in writer._sent
         ]
         return Player(
-            self.read, writer.status, writer.epoch, writer.session,
+            self._read, writer.status, writer.epoch, writer.session,
             0 if request is None or writer.status == "owner" else self._number_of(request),
             tuple(sent), self._named(writer._unsent), writer._first, writer._sequence,
             claim, writer.epoch if writer.status == "owner" and not writer.is_shared else mine,

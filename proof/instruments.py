@@ -153,8 +153,7 @@ def walk_cluster_model(size: Size, where: Path) -> Figure:
     """Every interleaving of writers on one ordered log, carried out by the library's own writers
     and its rule."""
     figure = Figure("cluster model")
-    sizes = cluster_world.SMALL_SIZES if size.quick else cluster_world.ALL_SIZES
-    for small in size.share(sizes):
+    for small in size.share(size.cluster_worlds):
         try:
             states, steps = cluster_model.walk(small)
         except cluster_world.Violation as violation:

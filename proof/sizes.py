@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from proof import world
+from proof import cluster_world, world
 
 Thing = TypeVar("Thing")
 
@@ -37,6 +37,7 @@ class Size:
     torn_writes: int  # by each kind of writer
     compactors: int  # that are killed
     cluster_faults: int  # of the cluster's torture
+    cluster_worlds: tuple[cluster_world.Size, ...]  # of the cluster's model
     slices: Mapping[str, int] = field(default_factory=dict)  # of an instrument; else one
     slice: int = 0  # this one,
     of: int = 1  # of so many
@@ -71,20 +72,20 @@ SIZES = {
             "tiny", SMALL_WORLDS, torture_seconds=8, kill_points=12, random_kills=40, flips=300,
             disks=3, cuts=2, inputs=30_000, guided=0, examples=20, history_seconds=6,
             failpoint_calls=1, failpoint_places=0, state_seconds=2, torn_writes=10, compactors=40,
-            cluster_faults=25,
+            cluster_faults=25, cluster_worlds=cluster_world.SMALL_SIZES,
         ),
         Size(
             "small", SMALL_WORLDS, torture_seconds=20, kill_points=12, random_kills=60, flips=400,
             disks=2, cuts=4, inputs=100_000, guided=0, examples=15, history_seconds=8,
             failpoint_calls=1, failpoint_places=7, state_seconds=3, torn_writes=10, compactors=40,
-            cluster_faults=25,
+            cluster_faults=25, cluster_worlds=cluster_world.SMALL_SIZES,
         ),
         Size(
             "medium", tuple(world.WORLDS.values())[:3], torture_seconds=150, kill_points=100,
             random_kills=1000, flips=3000, disks=20, cuts=25, inputs=500_000, guided=60_000,
             examples=150, history_seconds=60, failpoint_calls=3, failpoint_places=0,
             state_seconds=20, torn_writes=50, compactors=200,
-            cluster_faults=100,
+            cluster_faults=100, cluster_worlds=cluster_world.MEDIUM_SIZES,
         ),
         Size(
             "full",
@@ -92,11 +93,11 @@ SIZES = {
             torture_seconds=150, kill_points=-1, random_kills=1000, flips=1000, disks=20, cuts=25,
             inputs=1_000_000, guided=200_000, examples=500, history_seconds=60, failpoint_calls=3,
             failpoint_places=0, state_seconds=20, torn_writes=50, compactors=200,
-            cluster_faults=110,
+            cluster_faults=110, cluster_worlds=cluster_world.ALL_SIZES,
             slices={
-                "model": 16, "stateful": 20, "torture": 8, "cluster-torture": 10, "histories": 10,
-                "state": 10, "compaction": 10, "failpoints": 10, "kill-sweep": 6,
-                "random-kills": 11,
+                "model": 16, "cluster-model": len(cluster_world.ALL_SIZES), "stateful": 20,
+                "torture": 8, "cluster-torture": 10, "histories": 10, "state": 10,
+                "compaction": 10, "failpoints": 10, "kill-sweep": 6, "random-kills": 11,
                 "crash-states": 33, "power-cuts": 10, "environments": 4, "bit-flips": 100,
                 "fuzz": 10, "mutants": 8,
             },
