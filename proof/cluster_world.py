@@ -153,7 +153,6 @@ ALL_SIZES = (
 )
 
 
-
 class Records:
     """All records of a walk, by number from 1 on, and what logs of them amount to."""
 
