@@ -20,7 +20,8 @@ SOURCES := setup.py pyproject.toml $(wildcard exclusivelog/*.pyx exclusivelog/*.
 comma := ,
 JAVA := command -v $${JAVA_HOME:+$$JAVA_HOME/bin/}java >/dev/null
 
-.PHONY: demo test lint docs bench torture proof wheels clean
+.PHONY: demo test test-power test-process test-broker test-bench lint docs bench torture proof \
+    wheels clean
 .DELETE_ON_ERROR:
 
 ifeq ($(ON),pulsar)
@@ -39,12 +40,31 @@ unexport PYTHONDONTWRITEBYTECODE
 # Four at a time, also on two cores: most tests wait, for a deadline or a flush.
 PYTEST := $(BIN)/python -m pytest -q -rs --benchmark-disable -n 4
 
-test: lint docs
+# Lint leaves a core idle, and so does a broker, so something else runs beside each. Of those two,
+# one prints what it has to say when it has ended. After a failure, nothing else begins.
+test: $(READY)
+	@$(MAKE) --no-print-directory -j2 -Otarget lint docs
 	tools/chromium
+	@$(MAKE) --no-print-directory -j2 IN_TURN=1 test-broker test-bench
+
+test-power: $(READY)
 	$(PYTEST) -m "not broker" --durations=10
+
+test-process: $(READY)
 	$(PYTEST) -m "not broker and not once" --durability=process tests testing proof/tests
-	$(PYTEST) -m broker -n 2 tests/cluster tests/conformance tests/spark proof/tests
+
+test-broker: $(READY)
+	@mkdir -p build
+	$(PYTEST) -m broker -n 2 tests/cluster tests/conformance tests/spark proof/tests \
+	    >build/test-broker.txt 2>&1; status=$$?; cat build/test-broker.txt; exit $$status
+
+test-bench: $(READY)
 	$(PYTEST) bench
+
+ifdef IN_TURN
+test-process: test-power
+test-bench: test-process
+endif
 
 lint: $(READY)
 	$(BIN)/ruff check .
