@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import exclusivelog.cli.program  # noqa: E402
+import exclusivelog.cli  # noqa: E402
 from exclusivelog import aio  # noqa: E402
 from exclusivelog.version import __version__  # noqa: E402
 
@@ -46,8 +46,7 @@ html_extra_path = ["site"]
 html_show_copyright = False
 pygments_style, pygments_dark_style = "default", "monokai"
 
-for _module in exclusivelog.cli.COMMANDS:  # each adds its commands
-    importlib.import_module(f"exclusivelog.cli.{_module}")
+exclusivelog.cli.load()
 
 ANCHOR = re.compile(r'<a id="([^"]+)">')
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)

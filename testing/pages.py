@@ -22,7 +22,6 @@ import ast
 import asyncio
 import contextlib
 import doctest
-import importlib
 import io
 import os
 import re
@@ -246,11 +245,9 @@ class Reader:
 
 def command(words: list[str]) -> str:
     """What the command prints on a terminal; run in this process, which is faster."""
-    from exclusivelog import cli
-    from exclusivelog.cli.program import program
+    from exclusivelog.cli import load
 
-    for module in cli.COMMANDS:
-        importlib.import_module(f"exclusivelog.cli.{module}")
+    program = load()
     screen = Screen()
     terminal = {"TERM": "xterm", "COLUMNS": "100", "NO_COLOR": "1"}
     with contextlib.redirect_stdout(screen), contextlib.redirect_stderr(screen):

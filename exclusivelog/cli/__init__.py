@@ -11,9 +11,26 @@ import importlib
 import os
 import sys
 
+TYPE_CHECKING = False  # as typing's, which need not be imported
+
+if TYPE_CHECKING:
+    import click
+
 PROGRAM = "exclusivelog"
 EXTRA = ("click", "rich")
-COMMANDS = ("commands", "removing", "exporting", "auditing", "checking", "top", "completion")
+COMMANDS = (  # in the order of the help text
+    "inspecting", "owning", "messaging", "exporting", "removing", "maintaining", "checking",
+    "mirroring", "demonstrating", "top", "completion",
+)  # fmt: skip
+
+
+def load() -> click.Group:
+    """The program with all of its commands."""
+    from exclusivelog.cli.program import program
+
+    for module in COMMANDS:  # each adds its commands
+        importlib.import_module(f"exclusivelog.cli.{module}")
+    return program
 
 
 def main() -> None:
@@ -22,11 +39,7 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed, as by 2>&-: print would take stdout for it
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     try:
-        from exclusivelog.cli.program import program
-
-        for module in COMMANDS:  # each adds its commands
-            importlib.import_module(f"exclusivelog.cli.{module}")
-        program(prog_name=PROGRAM)
+        load()(prog_name=PROGRAM)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in EXTRA:
             raise

@@ -1,7 +1,8 @@
-"""`check`: is a log healthy? For probes, cron and people."""
+"""`verify`, `check`, `audit` and `report`: is a log whole, healthy, and what it promises?"""
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,8 +10,16 @@ from dataclasses import dataclass
 import click
 
 import exclusivelog as xl
-from exclusivelog.cli.output import fields_of, print_table
-from exclusivelog.cli.program import as_json, leave, ledger_path, open_to_read, program
+from exclusivelog.cli.output import fields_of, jsonable, print_result, print_table
+from exclusivelog.cli.program import (
+    PATH,
+    Argument,
+    as_json,
+    leave,
+    ledger_path,
+    open_to_read,
+    program,
+)
 
 BLOCKED, ATTENTION = 1, 3  # exit statuses; 2 says that the arguments are wrong
 FULL_BYTES = 1 << 20
@@ -83,3 +92,70 @@ def check(path: str, strict: bool, as_json: bool) -> None:
     if any(finding.blocks for finding in found):
         leave(BLOCKED)
     leave(ATTENTION if found and strict else 0)
+
+
+# ---- reading all of it -------------------------------------------------------------------
+
+
+maybe_topics = click.argument(
+    "topics", cls=Argument, metavar="[TOPIC]...", nargs=-1, help="Only these. Default: all."
+)
+
+
+@program.command()
+@ledger_path
+@as_json
+def verify(path: str, as_json: bool) -> None:
+    """Read the whole ledger and check it. The exit status is 1 if there is damage."""
+    with open_to_read(path) as engine:
+        report = engine.verify()
+    found = "sound" if report.ok else f"{len(report.problems)} problems"
+    counted = f"{report.topics:,} topics, {report.entries:,} entries, {report.messages:,} messages"
+    text = "\n".join([*map(str, report.problems), f"{counted}: {found}"])
+    print_result({"ok": report.ok, **jsonable(report)}, text, as_json)
+    if not report.ok:
+        leave(1)
+
+
+@program.command()
+@ledger_path
+@maybe_topics
+@as_json
+def audit(path: str, topics: tuple[str, ...], as_json: bool) -> None:
+    """Judge from its messages whether a log is what exclusive access promises.
+
+    Epochs never interleave, offsets are dense, each exclusive epoch has one producer and was
+    granted once, sequence ids rise. The exit status is 1 if a claim does not hold.
+    """
+    from exclusivelog.audit import audit
+
+    gc.disable()  # millions of objects that stay until the end
+    with open_to_read(path) as engine:
+        verdicts = audit(engine, topics or None)
+    if as_json:
+        for verdict in verdicts:
+            print(json.dumps(fields_of(verdict)))
+    else:
+        print_table(
+            ("topic", "holds", "claim", "facts"),
+            ((v.topic, "yes" if v.holds else "NO", v.claim, v.facts) for v in verdicts),
+        )
+    if not all(verdict.holds for verdict in verdicts):
+        leave(1)
+
+
+@program.command()
+@ledger_path
+@click.argument("page", cls=Argument, metavar="PAGE", type=PATH, help="The HTML file to write.")
+@maybe_topics
+@as_json
+def report(path: str, page: str, topics: tuple[str, ...], as_json: bool) -> None:
+    """Write an HTML page: who led when, what each take-over cost, and where the load went."""
+    from exclusivelog.audit import report
+
+    gc.disable()  # as above
+    with open_to_read(path) as engine:
+        told = report(engine, page, topics or None)
+    facts = {"page": page, "topics": len(told.stories), "take_overs": len(told.silences)}
+    text = f"{page}: {facts['topics']} topics, {facts['take_overs']} take-overs"
+    print_result(facts, text, as_json)

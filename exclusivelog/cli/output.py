@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -195,3 +195,77 @@ def second_of(ms: int) -> str:
 def time_of(ms: int) -> str:
     """The time in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+# ---- records -----------------------------------------------------------------------------
+
+
+def items_of(found: Any) -> Iterator[tuple[str, Any]]:
+    """A dataclass's fields and their values; the values stay what they are."""
+    from dataclasses import fields
+
+    for each in fields(found):
+        yield each.name, getattr(found, each.name)
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON has for this value."""
+    from dataclasses import is_dataclass
+
+    if isinstance(value, xl.Histogram):
+        buckets = zip(value.bounds, value.counts, strict=True)
+        return {
+            "count": value.count, "sum": value.sum,
+            "buckets": [[None if bound == float("inf") else bound, n] for bound, n in buckets if n],
+        }  # fmt: skip
+    if is_dataclass(value):
+        return {name: jsonable(held) for name, held in items_of(value)}
+    if isinstance(value, Mapping):
+        return {name: jsonable(held) for name, held in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [jsonable(held) for held in value]
+    return value
+
+
+def print_records(
+    names: Sequence[str], records: Iterable[Mapping[str, Any]], as_json: bool
+) -> None:
+    """Records of these fields, as JSON lines or as a table."""
+    if as_json:
+        for record in records:
+            print(json.dumps(record))
+        return
+    headings = [name.replace("_", " ") for name in names]
+    print_table(headings, ([cell_of(name, record[name]) for name in names] for record in records))
+
+
+def cell_of(name: str, value: Any) -> str:
+    """A value of this name, for a table."""
+    if value is None or value == "":
+        return "-"
+    if name in ("from", "to") and not isinstance(value, str):
+        return party_of(value)
+    if isinstance(value, dict):
+        return "; ".join(f"{key}: {', '.join(names)}" for key, names in value.items()) or "-"
+    if isinstance(value, list):
+        return ", ".join(value) or "-"
+    return time_of(value) if name in ("time", "since") else str(value)
+
+
+def party_of(party: Mapping[str, Any] | None) -> str:
+    """One side of a change of ownership."""
+    if party is None:
+        return "-"
+    producer = "" if party["producer"] is None else f"{party['producer']} of "
+    return f"{producer}{party['engine_name']} (id {party['engine']}, pid {party['pid']})"
+
+
+def announcement_of(topic: xl.Topic) -> str:
+    """What the owner of the topic announced; "" for nothing."""
+    said = topic.announcement
+    if said is None:
+        return ""
+    return (
+        f"{printable(pairs_of(said.info))}; {time_of(said.time)} by {said.producer_name} of "
+        f"{said.engine_name} (pid {said.pid}, epoch {said.epoch})"
+    )

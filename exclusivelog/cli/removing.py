@@ -1,4 +1,4 @@
-"""`delete`, `terminate` and `retention`: what ends topics, or removes messages by itself."""
+"""`trim`, `retention`, `delete` and `terminate`: what removes messages, and ends topics."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from exclusivelog.cli.program import (
     ledger_path,
     open_to_write,
     program,
+    start_of,
     topic_name,
 )
 
@@ -26,6 +27,32 @@ def _confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} This cannot be undone: give --yes")
     click.confirm(f"{question} This cannot be undone.", abort=True, err=True)
+
+
+@program.command()
+@ledger_path
+@topic_name
+@click.option(
+    "--before", metavar="OFFSET|TIME|AGE",
+    help="Remove messages before this offset or time, or older than an AGE: 90s, 15m, 1h, 7d. A "
+    "TIME without a zone is local.",
+)  # fmt: skip
+@click.option(
+    "--max-bytes", metavar="BYTES", type=click.IntRange(min=0),
+    help="Keep at most so many bytes of the newest messages.",
+)  # fmt: skip
+@as_json
+def trim(
+    path: str, topic: str, before: str | None, max_bytes: int | None, as_json: bool
+) -> None:  # fmt: skip
+    """Remove a topic's old messages for good."""
+    if before is None and max_bytes is None:
+        raise click.UsageError("give --before OFFSET, --max-bytes BYTES, or both")
+    end = None if before is None else start_of(before, "--before")
+    with open_to_write(path) as engine:
+        first = engine.topic(topic, create=False).trim(end, max_bytes)
+    text = f"{topic} begins at offset {first}"
+    print_result({"topic": topic, "first_offset": first}, text, as_json)
 
 
 @program.command()

@@ -20,21 +20,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 import exclusivelog as xl
-from exclusivelog.cli import (  # each adds its commands
-    auditing,
-    checking,
-    commands,
-    completion,
-    exporting,
-    removing,
-    top,
-)
+from exclusivelog.cli import load
 from exclusivelog.cluster.refused import REASONS
 from testing.broker import Namespace, run_in
 from testing.processes import PATIENCE
 
-ADDED = (auditing, checking, commands, completion, exporting, removing, top)
-program = commands.program
+program = load()
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240), pytest.mark.rule("J3")]
 

@@ -18,13 +18,12 @@ from click.testing import CliRunner
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog.cli import commands
-from exclusivelog.cli.program import program
+from exclusivelog.cli import load
 from testing.broker import Namespace
 from testing.processes import PATIENCE, until
 from tests.faces.scripts import EXAMPLES, findings, run
 
-COMMANDS = commands  # its import adds the commands
+program = load()
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(240)]
 
 

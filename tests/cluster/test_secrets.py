@@ -25,8 +25,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import exclusivelog as xl
 from exclusivelog import tracing
-from exclusivelog.cli import auditing, checking, commands, top
-from exclusivelog.cli.program import program
+from exclusivelog.cli import load
 from exclusivelog.cluster import Mirror, places
 from exclusivelog.cluster.catalog import ClusterCatalog
 from exclusivelog.cluster.engine import ClusterEngine
@@ -40,7 +39,7 @@ COMMANDS = (
     "topics", "info", "info --json", "stats --json", "metrics", "owners orders",
     "owners --history --json", "groups", "top -n 1", "audit", "check",
 )  # fmt: skip
-ADDED = (auditing, checking, commands, top)  # each adds its commands
+program = load()
 RIGHT, WRONG = token("admin"), token("admin", b"of another broker, and long enough for HS256")
 PASSWORD = "a-password-of-the-admin-api"
 SECRETS = [*(each.rpartition(".")[2] for each in (RIGHT, WRONG)), PASSWORD]  # the signatures

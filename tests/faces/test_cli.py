@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import importlib
 import json
 import os
 import shlex
@@ -22,16 +21,14 @@ from typing import Any
 import pytest
 
 import exclusivelog as xl
-from exclusivelog import __version__, cli
-from exclusivelog.cli import commands, demo
+from exclusivelog import __version__
+from exclusivelog.cli import demo, demonstrating, load, messaging
 from exclusivelog.local.storage.tables import PAIR
 from exclusivelog.local.versions import FORMAT
 from testing.processes import PATIENCE, open_producer, until
 
 pytestmark = pytest.mark.once
-for module in cli.COMMANDS:  # each adds its commands
-    importlib.import_module(f"exclusivelog.cli.{module}")
-COMMANDS = commands.program.commands
+COMMANDS = load().commands
 PROGRAM = [sys.executable, "-m", "exclusivelog.cli"]
 
 
@@ -562,8 +559,8 @@ def test_a_closed_pipe_ends_a_help_text_quietly() -> None:
 
 
 def test_the_command_knows_the_access_modes_and_the_demos_defaults() -> None:
-    assert set(commands.MODES) == {mode.value for mode in xl.AccessMode}
-    assert (commands.KILLS, commands.RATE) == (demo.DEFAULT_KILLS, demo.DEFAULT_RATE)
+    assert set(messaging.MODES) == {mode.value for mode in xl.AccessMode}
+    assert (demonstrating.KILLS, demonstrating.RATE) == (demo.DEFAULT_KILLS, demo.DEFAULT_RATE)
 
 
 # ---- completion --------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import exclusivelog as xl
-from exclusivelog.cli.commands import MESSAGES
+from exclusivelog.cli.messaging import MESSAGES
 from exclusivelog.cli.program import ADVICE, advised, program
 from testing.processes import PATIENCE
 from tests.faces.test_cli import COMMANDS, PROGRAM, lines, run

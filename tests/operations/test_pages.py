@@ -23,15 +23,13 @@ import yaml
 import exclusivelog as xl
 from exclusivelog import cli, logs
 from exclusivelog.cli import checking
-from exclusivelog.cli.program import program
 
 DOCS = Path(__file__).parents[2] / "docs"
 DEPLOYMENT, RUNBOOK, OPERATIONS = (
     (DOCS / name).read_text() for name in ("deployment.md", "runbook.md", "operations.md")
 )
 SOURCES = {path: path.read_text() for path in Path(cli.__file__).parents[1].rglob("*.py")}
-for module in cli.COMMANDS:  # each adds its commands to `program`
-    importlib.import_module(f"exclusivelog.cli.{module}")
+program = cli.load()
 pytestmark = pytest.mark.once
 
 

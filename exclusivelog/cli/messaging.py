@@ -1,0 +1,206 @@
+"""`tail` and `send`: a topic's messages, out and in."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import click
+
+import exclusivelog as xl
+from exclusivelog.cli.output import Table, decoded, message_facts, pairs_of, printable, time_of
+from exclusivelog.cli.program import (
+    Argument,
+    as_json,
+    ledger_path,
+    open_to_read,
+    open_to_write,
+    program,
+    start_of,
+    topic_name,
+)
+
+READ_BYTES = 1 << 16
+# The names of xl.AccessMode: a help text does not import it.
+MODES = ("shared", "exclusive", "wait_for_exclusive", "exclusive_with_fencing")
+MESSAGES = ("offset", "epoch", "time", "producer", "key", "value", "properties")
+
+
+@program.command()
+@ledger_path
+@topic_name
+@click.option("--follow", "-f", is_flag=True, help="At the end, wait for new messages.")
+@click.option(
+    "-n", "count", metavar="N", type=click.IntRange(min=0),
+    help="The last N messages (default 10). With --from: the first N from there.",
+)  # fmt: skip
+@click.option(
+    "--from", "--since", "start", metavar="earliest|latest|OFFSET|TIME|AGE",
+    help="Start there, and show all messages up to the end. An AGE: 90s, 15m, 1h, 7d. A TIME "
+    "without a zone is local.",
+)  # fmt: skip
+@as_json
+def tail(
+    path: str, topic: str, follow: bool, count: int | None, start: str | None, as_json: bool
+) -> None:  # fmt: skip
+    """Show a topic's messages.
+
+    A line has offset, epoch, time, producer, key, value and properties, separated by tabs; on a
+    terminal it is a row of a table. `send --json` reads what --json prints.
+    """
+    shown = _Shown(as_json)
+    with open_to_read(path) as engine:
+        with engine.topic(topic).reader() as reader:
+            left = _move(reader, engine.topic(topic), count, start)
+            while left is None or left > 0:
+                batch = reader.read_batch(1000 if left is None else min(1000, left))
+                if not batch and not follow:
+                    return
+                # Whoever follows wants to see what there is before the wait for more.
+                messages = batch or [_next(reader)]
+                shown.print(messages)
+                left = None if left is None else left - len(messages)
+
+
+class _Shown:
+    """What `tail` prints."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+        self._table = (
+            Table(MESSAGES, grows="value") if sys.stdout.isatty() and not as_json else None
+        )
+
+    def print(self, messages: Sequence[xl.Message]) -> None:
+        """Print these messages."""
+        if self._table is not None:
+            self._table.print([*_parts(m), ""][: len(MESSAGES)] for m in messages)
+            return
+        for message in messages:
+            print(
+                json.dumps(message_facts(message)) if self._as_json else "\t".join(_parts(message))
+            )
+
+
+def _next(reader: xl.Reader) -> xl.Message:
+    sys.stdout.flush()
+    return reader.read_next()
+
+
+def _move(reader: xl.Reader, topic: xl.Topic, count: int | None, start: str | None) -> int | None:
+    """Go where the options say; how many messages to show, None for all."""
+    if start is None:
+        first = topic.next_offset - (10 if count is None else count)
+        reader.seek(max(topic.first_offset, first))
+        return None
+    reader.seek(start_of(start, "--from"))
+    return count
+
+
+def _parts(message: xl.Message) -> list[str]:
+    parts: list[str] = [
+        str(message.offset), str(message.epoch), time_of(message.publish_time),
+        printable(message.producer_name),
+        "-" if message.key is None else printable(decoded(message.key)),
+        "(none)" if message.value is None else printable(decoded(message.value)),
+    ]  # fmt: skip
+    if message.properties:
+        parts.append(printable(pairs_of(message.properties)))
+    return parts
+
+
+@program.command()
+@ledger_path
+@topic_name
+@click.argument(
+    "values", cls=Argument, metavar="[VALUE]...", nargs=-1,
+    help="Messages. Default: the lines of stdin.",
+)  # fmt: skip
+@click.option("--key", "-k", help="A key for every message.")
+@click.option(
+    "--mode", type=click.Choice(MODES), default="shared", help="The producer's access mode."
+)
+@click.option("--name", help="The producer's name; it has the sequence ids.")
+@click.option("--priority", default=0, help="In the queue, higher priorities come first.")
+@click.option(
+    "--timeout", metavar="SECONDS", type=float, help="Wait in the queue at most this long."
+)
+@click.option(
+    "--property", "properties", metavar="K=V", multiple=True,
+    help="A property for every message. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--json", "as_json", is_flag=True,
+    help="Each message is a JSON object as tail --json prints it: value, key, properties, "
+    "event_time.",
+)  # fmt: skip
+def send(
+    path: str, topic: str, values: tuple[str, ...], key: str | None, mode: str, name: str | None,
+    priority: int, timeout: float | None, properties: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Send messages, and print the offset of each once it is durable: a line with a number.
+
+    The ledger and the topic are created if they are missing.
+    """
+    common = {"key": key, "properties": dict(_split(pair) for pair in properties)}
+    with open_to_write(path, create=True) as engine:
+        target = engine.topic(topic)
+        if target.kind in ("map", "state"):
+            raise ValueError(
+                f"topic {topic!r} holds a {target.kind}, which could not be read any more after "
+                "a message of another kind; change it by a program, with SharedMap or SharedState"
+            )
+        with target.producer(
+            xl.AccessMode(mode), name=name, priority=priority, timeout=timeout
+        ) as producer:
+            for chunk in [_encode(values)] if values else _lines_of_stdin():
+                sent = [_of_json(line) if as_json else {"value": line} for line in chunk]
+                receipts = [producer.send_async(**{**common, **one}) for one in sent]
+                for receipt in receipts:
+                    print(receipt.result())
+                sys.stdout.flush()
+
+
+def _encode(values: Sequence[str]) -> list[bytes]:
+    return [os.fsencode(value) for value in values]  # the bytes that the shell gave us
+
+
+def _of_json(line: bytes) -> dict[str, Any]:
+    """The arguments of `send` for a line of `tail --json`; what it does not have is not named."""
+    try:
+        found = json.loads(line)
+        sent = {name: found[name] for name in ("properties", "event_time") if found.get(name)}
+        if "event_time" in found:
+            sent["event_time"] = found["event_time"]
+        for name in ("value", "key"):
+            if f"{name}_base64" in found:
+                sent[name] = base64.b64decode(found[f"{name}_base64"], validate=True)
+            elif name in found:
+                sent[name] = None if found[name] is None else found[name].encode()
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"--json: {decoded(line[:80])!r} is no message: {error}") from None
+    if "value" not in sent:
+        raise ValueError(f"--json: {decoded(line[:80])!r} has neither value nor value_base64")
+    return sent
+
+
+def _split(pair: str) -> tuple[str, str]:
+    name, equals, value = pair.partition("=")
+    if not equals:
+        raise click.BadParameter(f"--property {pair}: it takes K=V")
+    return name, value
+
+
+def _lines_of_stdin() -> Iterator[list[bytes]]:
+    """What has come, line by line: one by one from a keyboard, many at once from a file."""
+    rest = b""
+    while data := os.read(0, READ_BYTES):
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]

@@ -1,0 +1,276 @@
+"""`owners`, `claims`, `roles`, `groups` and `unload`: who has what, who waits, and hand-overs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import click
+
+import exclusivelog as xl
+from exclusivelog.cli.output import (
+    announcement_of,
+    party_of,
+    print_records,
+    print_table,
+    second_of,
+    time_of,
+)
+from exclusivelog.cli.program import (
+    Argument,
+    as_json,
+    leave,
+    ledger_path,
+    maybe_group,
+    maybe_topic,
+    open_to_read,
+    open_to_write,
+    program,
+)
+
+HOLDER = ("engine", "engine_id", "pid", "since")
+CLAIMS = ("group", "resource", "generation", "kind", *HOLDER)
+ROLES = ("role", "epoch", "topics", "groups", "claims", "waiting", *HOLDER)
+CLAIM_HISTORY = ("time", "group", "resource", "generation", "kind", "reason", "from", "to")
+GROUPS = ("group", "topic", "position", "lag", *HOLDER)
+MOVES = ("topic", "state", "epoch", "from", "to", "reason")
+
+
+@program.command()
+@ledger_path
+@maybe_topic
+@click.option("--history", is_flag=True, help="Show every change of ownership so far instead.")
+@as_json
+def owners(path: str, topic: str | None, history: bool, as_json: bool) -> None:
+    """Show each topic's owner, its hand-over if one is under way, and its queue in order."""
+    with open_to_read(path) as engine:
+        if history:
+            _show_events(engine.history(topic), as_json)
+            return
+        names = engine.topics() if topic is None else [topic]
+        if as_json:
+            for name in names:
+                for facts in _owner_facts(engine.topic(name)):
+                    print(json.dumps(facts))
+            return
+        print_table(
+            ("topic", "state", "producer", "mode", "priority", "epoch", "engine", "engine id",
+             "pid", "since"),
+            (row for name in names for row in _owner_rows(engine.topic(name))),
+            spare=("engine id", "priority", "mode"),
+        )  # fmt: skip
+        for name in names:
+            if said := announcement_of(engine.topic(name)):
+                print(f"topic {name!r}, announced: {said}")
+        inside = engine.inside()
+        if inside is not None:
+            print(
+                f"engine {inside.name!r} (id {inside.id}, pid {inside.pid}), silent for "
+                f"{inside.heartbeat_age:.1f} s, is in the critical section; all writers wait for it"
+            )
+
+
+def _owner_rows(topic: xl.Topic) -> Iterator[Sequence[object]]:
+    for h in topic.holders:
+        shared = h.access_mode is xl.AccessMode.SHARED
+        yield (
+            topic.name, "holds", h.producer_name, h.access_mode, h.priority,
+            "-" if shared else h.epoch, h.engine_name, h.engine_id, h.pid, second_of(h.since),
+        )  # fmt: skip
+    for t in topic.transfers:
+        yield (
+            topic.name, t.state, t.producer or (t.source.producer_name if t.source else "-"),
+            "-", "-", "-", t.target.name, t.target.id, t.target.pid, f"until {second_of(t.until)}",
+        )  # fmt: skip
+    for w in topic.waiters:
+        yield (
+            topic.name, "waits", w.producer_name, xl.AccessMode.WAIT_FOR_EXCLUSIVE, w.priority,
+            "-", w.engine_name, w.engine_id, w.pid, second_of(w.since),
+        )  # fmt: skip
+
+
+def _owner_facts(topic: xl.Topic) -> Iterator[dict[str, object]]:
+    """Who holds the topic ("holds"), what is handed over ("releasing", "assigned"), who waits."""
+    for h in topic.holders:
+        yield {
+            "topic": topic.name, "state": "holds", "producer": h.producer_name,
+            "mode": str(h.access_mode), "priority": h.priority, "epoch": h.epoch,
+            "engine": h.engine_name, "engine_id": h.engine_id, "pid": h.pid, "since": h.since,
+            "properties": dict(h.properties),
+        }  # fmt: skip
+    for t in topic.transfers:
+        source = t.source
+        yield {
+            "topic": topic.name, "state": t.state, "producer": t.producer,
+            "from": source and {
+                "producer": source.producer_name, "engine": source.engine_name,
+                "engine_id": source.engine_id, "pid": source.pid, "epoch": source.epoch,
+            },
+            "engine": t.target.name, "engine_id": t.target.id, "pid": t.target.pid,
+            "engine_properties": dict(t.target.properties), "until": t.until,
+            "groups": list(t.groups),
+        }  # fmt: skip
+    for w in topic.waiters:
+        yield {
+            "topic": topic.name, "state": "waits", "producer": w.producer_name,
+            "mode": xl.AccessMode.WAIT_FOR_EXCLUSIVE.value, "priority": w.priority,
+            "engine": w.engine_name, "engine_id": w.engine_id, "pid": w.pid, "since": w.since,
+            "properties": dict(w.properties),
+        }  # fmt: skip
+
+
+def _show_events(events: Iterable[xl.Event], as_json: bool) -> None:
+    if as_json:
+        for event in events:
+            print(event.dumps().decode())
+        return
+    print_table(
+        ("time", "topic", "epoch", "what", "reason", "from", "to", "priority"),
+        (
+            (
+                time_of(event.time), event.topic, event.epoch, event.kind, event.reason,
+                party_of(event.source), party_of(event.target), event.priority,
+            )
+            for event in events
+            if event.group is None
+        ),
+    )  # fmt: skip
+
+
+@program.command()
+@ledger_path
+@maybe_group
+@click.option("--history", is_flag=True, help="Show every claim, loss and release so far instead.")
+@as_json
+def claims(path: str, group: str | None, history: bool, as_json: bool) -> None:
+    """Show each claimed resource and its holder, including the readers of reader groups."""
+    with open_to_read(path) as engine:
+        if history:
+            records = (_claim_event(event) for event in engine.history(group=group)
+                       if event.group is not None)  # fmt: skip
+            print_records(CLAIM_HISTORY, records, as_json)
+        else:
+            held = (row for info in engine.claims(group) for row in _claim_rows(info))
+            print_records(CLAIMS, held, as_json)
+
+
+def _claim_rows(info: xl.ClaimInfo) -> Iterator[dict[str, Any]]:
+    for resource, generation in info.generations.items():
+        yield {
+            "group": info.group, "resource": resource, "generation": generation,
+            "kind": "reader" if info.reader else "claim", "engine": info.engine_name,
+            "engine_id": info.engine_id, "pid": info.pid, "since": info.since,
+        }  # fmt: skip
+
+
+def _claim_event(event: xl.Event) -> dict[str, Any]:
+    return {
+        "time": event.time, "group": event.group, "resource": event.resource,
+        "generation": event.generation, "kind": event.kind, "reason": event.reason,
+        "from": event.source, "to": event.target,
+    }  # fmt: skip
+
+
+@program.command()
+@ledger_path
+@click.argument("role", cls=Argument, metavar="[ROLE]", required=False, help="Only this role.")
+@click.option("--history", is_flag=True, help="Show every change of holder so far instead.")
+@as_json
+def roles(path: str, role: str | None, history: bool, as_json: bool) -> None:
+    """Show each role: what it binds, its holder, and its number of waiters."""
+    with open_to_read(path) as engine:
+        found = [info for info in engine.roles() if role in (None, info.name)]
+        if history:
+            for info in found:
+                _show_events(engine.history(role=info.name), as_json)
+        else:
+            print_records(ROLES, map(_role_row, found), as_json)
+
+
+def _role_row(info: xl.RoleInfo) -> dict[str, Any]:
+    holder = info.holder
+    return {
+        "role": info.name, "epoch": info.epoch, "topics": list(info.topics),
+        "groups": {group: list(topics) for group, topics in info.groups.items()},
+        "claims": {group: list(resources) for group, resources in info.claims.items()},
+        "waiting": len(info.waiters), "engine": holder and holder.engine_name,
+        "engine_id": holder and holder.engine_id, "pid": holder and holder.pid,
+        "since": holder and holder.since,
+    }  # fmt: skip
+
+
+@program.command()
+@ledger_path
+@maybe_group
+@as_json
+def groups(path: str, group: str | None, as_json: bool) -> None:
+    """Show each reader group: its position in each topic, its lag, and its reader."""
+    with open_to_read(path) as engine:
+        found = [info for info in engine.groups() if group in (None, info.group)]
+        print_records(GROUPS, (_group_row(info) for info in found), as_json)
+
+
+def _group_row(info: xl.GroupInfo) -> dict[str, Any]:
+    reader = info.reader
+    return {
+        "group": info.group, "topic": info.topic, "position": info.position, "lag": info.lag,
+        "engine": None if reader is None else reader.engine_name,
+        "engine_id": None if reader is None else reader.engine_id,
+        "pid": None if reader is None else reader.pid,
+        "since": None if reader is None else reader.since,
+    }  # fmt: skip
+
+
+@program.command()
+@ledger_path
+@click.argument(
+    "topics", cls=Argument, metavar="TOPIC...", nargs=-1, required=True,
+    help="Topics, or one prefix of topic names.",
+)  # fmt: skip
+@click.option("--to", metavar="ENGINE", required=True, help="Its id or its name.")
+@click.option(
+    "--timeout", metavar="SECONDS", type=click.FloatRange(min=0), default=10.0,
+    help="Seconds; a topic not released by then keeps its owner.",
+)  # fmt: skip
+@click.option(
+    "--group", metavar="GROUP", multiple=True,
+    help="Also move this group's claims on the topics. Repeatable.",
+)  # fmt: skip
+@click.option("--producer", metavar="NAME", help="Move only this producer.")
+@as_json
+def unload(
+    path: str, topics: tuple[str, ...], to: str, timeout: float, group: tuple[str, ...],
+    producer: str | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Hand topics over to an engine that you name, whatever the order of the queue."""
+    with open_to_write(path) as engine:
+        moves = engine.unload(
+            topics[0] if len(topics) == 1 else topics, to=_engine_id(engine, to), timeout=timeout,
+            groups=group, producer=producer,
+        )  # fmt: skip
+    print_records(MOVES, map(_move_row, moves), as_json)
+    if not all(move.ok for move in moves):
+        leave(1)
+
+
+def _move_row(move: xl.Move) -> dict[str, Any]:
+    return {
+        "topic": move.topic, "state": move.state, "epoch": move.epoch,
+        "from": None if move.source is None else move.source.engine_name, "to": move.target.name,
+        "reason": move.reason,
+    }  # fmt: skip
+
+
+def _engine_id(engine: xl.Engine, to: str) -> str:
+    """The id of another engine, by its name or id; the command's own ends with it."""
+    others = [other for other in engine.engines() if other.id != engine.id]
+    found = [other.id for other in others if to in (other.name, other.id)]
+    if len(found) > 1:
+        raise ValueError(f"--to {to}: {len(found)} engines have that name; give an engine id")
+    if not found:
+        there = ", ".join(f"{other.name!r} (id {other.id})" for other in others)
+        raise xl.LedgerError(
+            f"--to {to!r} is not a live engine on {engine.path}; there is {there or 'no other'}"
+        )
+    return found[0]
