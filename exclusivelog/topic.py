@@ -39,42 +39,35 @@ SENDING = (
 )  # fmt: skip
 
 
-class ProducerOptions(TypedDict, total=False):
-    """The options of `Topic.producer`, which describes each."""
+class AnyOptions(TypedDict, total=False):
+    """The options of all producers, also of asyncio's; `Topic.producer` describes each."""
 
     name: str | None
+    properties: Mapping[str, str] | None
+    announce: Mapping[str, str] | None
+    linger: float
+    max_batch_messages: int
+    max_batch_bytes: int
+    max_pending_bytes: int
+    serializer: Any
+    follow: bool
+
+
+class ManyOptions(AnyOptions, total=False):
+    """The options of `Engine.producers`."""
+
+    on_fenced: Callable[[Producer, Any], object] | None
+    on_wanted: Callable[[Producer], object] | None
+    claim: Claim | None
+
+
+class ProducerOptions(ManyOptions, total=False):
+    """The options of `Topic.producer`: also those of one that may wait in the queue."""
+
     priority: int
     topic_epoch: int | None
     timeout: float | None
     settle: float
-    properties: Mapping[str, str] | None
-    announce: Mapping[str, str] | None
-    linger: float
-    max_batch_messages: int
-    max_batch_bytes: int
-    max_pending_bytes: int
-    serializer: Any
-    on_fenced: Callable[[Producer, Any], object] | None
-    on_wanted: Callable[[Producer], object] | None
-    follow: bool
-    claim: Claim | None
-
-
-class ManyOptions(TypedDict, total=False):
-    """The options of `Engine.producers`; `Topic.producer` describes each."""
-
-    name: str | None
-    properties: Mapping[str, str] | None
-    announce: Mapping[str, str] | None
-    linger: float
-    max_batch_messages: int
-    max_batch_bytes: int
-    max_pending_bytes: int
-    serializer: Any
-    on_fenced: Callable[[Producer, Any], object] | None
-    on_wanted: Callable[[Producer], object] | None
-    follow: bool
-    claim: Claim | None
 
 
 class Topic:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import InvalidStateError
 from contextlib import suppress
 
 from exclusivelog import threads
 from exclusivelog.backend import MoveCancelled, MoveHost, Moves
 from exclusivelog.types import Move
-from exclusivelog.waits import in_slices, settled
+from exclusivelog.waits import EngineFuture
 
 CANCELLED_WITHIN = 5.0  # seconds that a cancel waits for its transaction
 
 
-class UnloadFuture(Future[list[Move]]):
-    """Moves in progress; made by `engine.unload_async`.
+class UnloadFuture(EngineFuture[list[Move]]):
+    """Moves in progress; made by `engine.unload_async`. Its result is the outcome for each topic.
 
     >>> with xl.open(path, name="a") as a, xl.open(path, name="b") as b:
     ...     future = a.unload_async(["orders"], to=b.id) if a.topic("orders") else None
@@ -25,8 +24,8 @@ class UnloadFuture(Future[list[Move]]):
     """
 
     def __init__(self, engine: MoveHost, unloading: Moves) -> None:
-        super().__init__()
-        self._engine = engine
+        super().__init__(engine)
+        self._engine: MoveHost = engine
         self._unloading = unloading
 
     def start(self) -> UnloadFuture:
@@ -65,18 +64,3 @@ class UnloadFuture(Future[list[Move]]):
             self._unloading.stop()
             self._await(CANCELLED_WITHIN)
         return self.cancelled()
-
-    def result(self, timeout: float | None = None) -> list[Move]:
-        """The outcome for each topic; waits up to `timeout` seconds (None: for ever)."""
-        self._await(timeout)
-        return super().result(0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The error it failed with, or None; waits as `result` does."""
-        self._await(timeout)
-        return super().exception(0)
-
-    def _await(self, timeout: float | None) -> None:
-        if not self.done():
-            self._engine.check_not_forked()  # the thread that would settle it is the parent's
-            in_slices(functools.partial(settled, self), timeout, self._engine.check_not_forked)

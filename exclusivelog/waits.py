@@ -90,7 +90,40 @@ class Requests(Protocol):
         """Will another thread settle this session's future?"""
 
 
-class Host(Protocol):
+class ForkChecked(Protocol):
+    """An engine, as what waits for its threads knows it."""
+
+    def check_not_forked(self) -> None:
+        """EngineClosedError in a forked child."""
+
+
+class EngineFuture(concurrent.futures.Future[Granted], Generic[Granted]):
+    """A future that a thread of an engine settles: in a forked child that thread does not exist, so
+    waiting there raises EngineClosedError."""
+
+    _engine: Any
+
+    def __init__(self, engine: ForkChecked) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def result(self, timeout: float | None = None) -> Granted:
+        """The result; waits for it, up to `timeout` seconds (None: without a limit)."""
+        self._await(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What it failed with, or None; waits as `result` does."""
+        self._await(timeout)
+        return super().exception(0)
+
+    def _await(self, timeout: float | None) -> None:
+        if not self.done():
+            self._engine.check_not_forked()  # the thread that would settle it is the parent's
+            in_slices(functools.partial(settled, self), timeout, self._engine.check_not_forked)
+
+
+class Host(ForkChecked, Protocol):
     """The engine of a request."""
 
     @property
@@ -100,20 +133,18 @@ class Host(Protocol):
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
 
-    def check_not_forked(self) -> None:
-        """EngineClosedError in a forked child."""
 
-
-class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
+class GrantFuture(EngineFuture[Granted]):
     """The outcome of a request. `cancel()` removes the request without a trace (rule D5)."""
 
+    _engine: Host
+
     def __init__(self, engine: Host, topic: int) -> None:
-        super().__init__()
+        super().__init__(engine)
         self.has_callbacks = False
         self.topic_id = topic
         self.session: Any = None  # its registration, once there is one
         self.granted: Granted | None = None
-        self._engine = engine
 
     @property
     def topics(self) -> frozenset[int]:
@@ -158,21 +189,6 @@ class GrantFuture(concurrent.futures.Future[Granted], Generic[Granted]):
         """Leave the queue; a grant that came first is released."""
         if not self.cancel():
             self.add_done_callback(_close_granted)
-
-    def result(self, timeout: float | None = None) -> Granted:
-        """The result; waits for it, up to `timeout` seconds (None: without a limit)."""
-        self._await(timeout)
-        return super().result(0)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What it failed with, or None; waits as `result` does."""
-        self._await(timeout)
-        return super().exception(0)
-
-    def _await(self, timeout: float | None) -> None:
-        if not self.done():
-            self._engine.check_not_forked()  # the thread that would settle it is the parent's
-            in_slices(functools.partial(settled, self), timeout, self._engine.check_not_forked)
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
         """Call `function(future)` once it is settled, in a thread of its own."""

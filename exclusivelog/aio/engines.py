@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Literal, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, Unpack, cast, overload
 
 from exclusivelog.aio.calls import Callbacks, in_steps, in_task, in_thread, like, opened, outcome_of
 from exclusivelog.aio.handles import Handle, Opening
@@ -24,6 +24,7 @@ from exclusivelog.producer import Producer as SyncProducer
 from exclusivelog.reader import Start
 from exclusivelog.roles import ClaimsOfGroups, Groups
 from exclusivelog.roles import RoleFuture as SyncRoleFuture
+from exclusivelog.topic import AnyOptions
 from exclusivelog.transaction import Claim as SyncClaim
 from exclusivelog.types import (
     AccessMode,
@@ -42,20 +43,11 @@ OWN_SECONDS = 0.25  # `own` waits so long in a thread, which cannot be interrupt
 OnLost = Callable[[Claim, OwnershipLostError], object]
 
 
-class ManyOptions(TypedDict, total=False):
+class ManyOptions(AnyOptions, total=False):
     """The options of `Engine.producers`; `exclusivelog.Topic.producer` describes each."""
 
-    name: str | None
-    properties: Mapping[str, str] | None
-    announce: Mapping[str, str] | None
-    linger: float
-    max_batch_messages: int
-    max_batch_bytes: int
-    max_pending_bytes: int
-    serializer: Any
     on_fenced: OnFenced | None
     on_wanted: OnWanted | None
-    follow: bool
     claim: Claim | None
 
 

@@ -21,14 +21,13 @@ it again from the topic's own log.
 from __future__ import annotations
 
 import secrets
-import struct
 import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import msgpack
 
-from exclusivelog._core import crc32c
+from exclusivelog.cluster.frames import sealed, unsealed
 from exclusivelog.cluster.ordered import Answer, OrderedLog, Position
 from exclusivelog.errors import LedgerIOError
 
@@ -36,7 +35,6 @@ __all__ = ["load", "store"]
 
 MAGIC = b"XLB"
 VERSION = 1
-HEADER = struct.Struct("<3sBI")
 PART_BYTES = 4_000_000
 ANSWER_SECONDS = 60.0
 
@@ -57,7 +55,7 @@ def store(log: OrderedLog, value: bytes) -> None:
     for number, start in enumerate(starts):
         part = [name, number, len(starts), before, value[start : start + PART_BYTES]]
         body: bytes = msgpack.packb(part)
-        _append(log, HEADER.pack(MAGIC, VERSION, crc32c(body)) + body)
+        _append(log, sealed(MAGIC, VERSION, body))
 
 
 def _append(log: OrderedLog, data: bytes) -> None:
@@ -113,11 +111,8 @@ def _parts(log: OrderedLog, after: Position | None, end: Position) -> Iterator[_
 
 
 def _decode(data: bytes) -> _Part | None:
-    if data[: len(MAGIC)] != MAGIC or len(data) < HEADER.size:
-        return None
-    _, version, wanted = HEADER.unpack_from(data)
-    body = data[HEADER.size :]
-    if version != VERSION or crc32c(body) != wanted:
+    body = unsealed(MAGIC, VERSION, data)
+    if body is None:
         return None
     name, number, parts, before, value = msgpack.unpackb(body)
     return _Part(name, number, parts, before, value)

@@ -60,7 +60,7 @@ from exclusivelog.types import AccessMode, OwnerInfo
 
 __all__ = [
     "MAX_BYTES", "MAX_MESSAGES", "Content", "Frame", "Grant", "Holder", "Join", "Packed", "Parsed",
-    "Release", "Terminate", "decode", "encode", "split",
+    "Release", "Terminate", "decode", "encode", "sealed", "split", "unsealed",
 ]  # fmt: skip
 
 # Pulsar takes 5 MiB with its own headers and properties; this leaves them 240 kB.
@@ -433,6 +433,20 @@ def _halves(frame: Frame) -> tuple[Frame, Frame]:
 
 
 # ---- decoding ----------------------------------------------------------------------------
+
+
+def sealed(magic: bytes, version: int, body: bytes) -> bytes:
+    """A record of another kind: its magic and version, then the checksum of its body, then that."""
+    return HEADER.pack(magic, version, crc32c(body)) + body
+
+
+def unsealed(magic: bytes, version: int, data: bytes) -> bytes | None:
+    """The body of a record that is `sealed`; None for any other, and for a damaged one."""
+    if data[: len(magic)] != magic or len(data) < HEADER.size:
+        return None
+    _, found, wanted = HEADER.unpack_from(data)
+    body = data[HEADER.size :]
+    return body if found == version and crc32c(body) == wanted else None
 
 
 class _InvalidError(ValueError):

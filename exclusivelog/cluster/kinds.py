@@ -13,15 +13,14 @@ False
 
 from __future__ import annotations
 
-import struct
 import threading
 import time
 from collections.abc import Callable
 
 import msgpack
 
-from exclusivelog._core import crc32c
 from exclusivelog.backend import Kind
+from exclusivelog.cluster.frames import sealed, unsealed
 from exclusivelog.cluster.ordered import OrderedLog, Tail
 from exclusivelog.errors import LedgerIOError, StateError
 
@@ -30,7 +29,6 @@ __all__ = ["TOPIC", "Kinds"]
 TOPIC = "__kinds__"
 MAGIC = b"XLK"
 VERSION = 1
-HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
 ANSWER_SECONDS = 60.0
 RESEND_SECONDS = 1.0
 
@@ -93,11 +91,8 @@ class Kinds:
                 raise LedgerIOError(f"{TOPIC} could not be read within {ANSWER_SECONDS} s")
 
     def _take(self, data: bytes) -> None:
-        if data[: len(MAGIC)] != MAGIC or len(data) < HEADER.size:
-            return
-        _, version, wanted = HEADER.unpack_from(data)
-        body = data[HEADER.size :]
-        if version == VERSION and crc32c(body) == wanted:
+        body = unsealed(MAGIC, VERSION, data)
+        if body is not None:
             topic, kind = msgpack.unpackb(body)
             self._found.setdefault(topic, kind)
 
@@ -111,7 +106,7 @@ class Kinds:
 
 def _encode(topic: str, kind: Kind) -> bytes:
     body: bytes = msgpack.packb([topic, dict(kind)])
-    return HEADER.pack(MAGIC, VERSION, crc32c(body)) + body
+    return sealed(MAGIC, VERSION, body)
 
 
 def _described(kind: Kind) -> str:

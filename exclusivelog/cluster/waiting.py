@@ -25,15 +25,13 @@ read them back, and answers a late copy of a `Wait` with another `Leave`.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgpack
 
-from exclusivelog._core import crc32c
-from exclusivelog.cluster.frames import Grant
+from exclusivelog.cluster.frames import Grant, sealed, unsealed
 from exclusivelog.types import AccessMode, EngineInfo, WaiterInfo
 
 __all__ = [
@@ -43,7 +41,6 @@ __all__ = [
 
 MAGIC = b"XLW"
 VERSION = 1
-HEADER = struct.Struct("<3sBI")  # magic, version, CRC-32C of what follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,17 +119,14 @@ def encode(record: Noted) -> bytes:
             record.producer_name, record.priority, record.since, record.properties or None,
         ]  # fmt: skip
     body: bytes = msgpack.packb(row)
-    return HEADER.pack(MAGIC, VERSION, crc32c(body)) + body
+    return sealed(MAGIC, VERSION, body)
 
 
 def decode(data: bytes) -> Noted | None:
     """The record that these bytes are. None for any other, and for one that is damaged or of
     another version: no safety depends on it."""
-    if data[: len(MAGIC)] != MAGIC or len(data) < HEADER.size:
-        return None
-    _, version, wanted = HEADER.unpack_from(data)
-    body = data[HEADER.size :]
-    if version != VERSION or crc32c(body) != wanted:
+    body = unsealed(MAGIC, VERSION, data)
+    if body is None:
         return None
     try:
         return _record(msgpack.unpackb(body))

@@ -17,10 +17,9 @@ import pytest
 
 import exclusivelog as xl
 from exclusivelog import aio
-from exclusivelog._core import crc32c
 from exclusivelog.cluster import waiting
 from exclusivelog.cluster.following import TopicLog
-from exclusivelog.cluster.frames import Frame, Grant, Release, decode
+from exclusivelog.cluster.frames import Frame, Grant, Release, decode, sealed
 from exclusivelog.cluster.memory import (
     Chances,
     MemoryLog,
@@ -543,7 +542,7 @@ def test_the_asynchronous_names_work_on_it(path: str) -> None:
 def test_a_whole_record_of_another_program_is_no_waiter() -> None:
     def framed(row: object) -> bytes:
         body: bytes = msgpack.packb(row)
-        return waiting.HEADER.pack(waiting.MAGIC, waiting.VERSION, crc32c(body)) + body
+        return sealed(waiting.MAGIC, waiting.VERSION, body)
 
     whole = ["w", 1, "e", "n", 2, "p", 3, 4, None]
     assert isinstance(waiting.decode(framed(whole)), waiting.Wait)
