@@ -84,12 +84,14 @@ class Wrapper(Generic[T]):
     """An object of `exclusivelog`, awaitable; `sync` is that one."""
 
     sync: T
+    _shown: object = None  # by `repr`, in place of a `sync` that may not exist yet
 
     def __init__(self, sync: T) -> None:
         self.sync = sync
 
     def __repr__(self) -> str:
-        return f"<aio.{repr(self.sync).removeprefix('<')}"
+        shown = self.sync if self._shown is None else self._shown
+        return f"<aio.{repr(shown).removeprefix('<')}"
 
 
 class Closing(_NoWith, metaclass=abc.ABCMeta):

@@ -83,6 +83,9 @@ class NamedTopic:
         """Run a synchronous method in a thread, which makes the topic first if need be."""
         return await in_thread(lambda: method(self.made(), *args))
 
+    def __repr__(self) -> str:
+        return f"<Topic {self.name!r}>"
+
     async def make(self) -> None:
         """Make the topic, unless it is known to exist."""
         check_loop()
@@ -111,7 +114,7 @@ class Topic(Wrapper[SyncTopic]):
     def __init__(self, sync: SyncTopic | NamedTopic) -> None:
         if isinstance(sync, SyncTopic):
             sync = NamedTopic(sync.engine, sync.name, sync)
-        self.name, self._named = sync.name, sync
+        self.name, self._named, self._shown = sync.name, sync, sync
 
     @property
     def sync(self) -> SyncTopic:  # type: ignore[override]
@@ -121,9 +124,6 @@ class Topic(Wrapper[SyncTopic]):
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self._named.make().__await__()
         return self
-
-    def __repr__(self) -> str:
-        return f"<aio.Topic {self.name!r}>"
 
     # ---- facts ---------------------------------------------------------------------------
 
