@@ -2,8 +2,8 @@
 
 A reader may get what was sent, or an error that names the place; never anything else, and never
 the death of the interpreter. Tables, segments and a journal with frames that are in no table yet
-are in the ledger when it is damaged: as after the death of everybody, or after a power cut (without
-the lock files).
+are in the ledger when it is damaged: as after the death of all processes, or after a power cut
+(without the lock files).
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Damage:
 
 
 def damages(files: Files, dice: random.Random, count: int) -> Iterator[Damage]:
-    """Every file in turn, from its beginning to its end; half of them in the head of a page,
+    """One file after the other, from its beginning to its end; half of them in the head of a page,
     which is LMDB's own, or of the file."""
     names = [name for name in sorted(files) if files[name]]
     for number in range(count):
@@ -143,7 +143,7 @@ def read_all(path: Path, sent: Sent, readonly: bool) -> tuple[list[Broken], int]
         for name, expected in sent.items():
             topic = engine.topic(name, create=False)
             seen, named, end = step_over(topic)
-            # Of what stood last in the journal nobody can tell damage from what never arrived.
+            # At the journal's end damage cannot be told from what was never written.
             known = {offset: value for offset, value in expected.items() if offset < end}
             broken += judge_damage(known, seen, named)
             lost += len(named)

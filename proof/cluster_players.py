@@ -97,7 +97,7 @@ class Player(traffic.Player):
     unknown: int = 0  # sends
     actions: Actions | None = None
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Open a producer, use it, and leave it, one way or another."""
         chance = self.rng.random()
         if chance < 0.2:
@@ -253,7 +253,7 @@ def play(url: str, admin: str, notes: str, seed: int, sabotage: str = "") -> Non
                 player = Player(engine, noted, rng, sabotage, counted, actions=Actions(notes))
                 try:
                     while os.getppid() == parent:
-                        player.turn()
+                        player.step()
                 finally:
                     counted = player.count
                     player.close()

@@ -37,7 +37,7 @@ SECONDS_OF_A_KILL = 5.0  # at most, on a busy machine, the judgement included
 Unplaced = tuple[bytes | None, bytes | None]
 
 
-# ---- who writes --------------------------------------------------------------------------
+# ---- the writers -------------------------------------------------------------------------
 
 
 class Notes:
@@ -109,7 +109,7 @@ def placeless(message: list[str | None]) -> Unplaced:
     return key, value
 
 
-# ---- who watches -------------------------------------------------------------------------
+# ---- the watcher -------------------------------------------------------------------------
 
 
 def watch(path: Path, where: Path, began: Path, seed: int) -> None:
@@ -183,7 +183,7 @@ class Compacted:
     broken: list[str] = field(default_factory=list)
 
     def take(self, sent: list[Sent], notes: list[list[Any]]) -> list[Unplaced]:
-        """Add what a writer has told; what it was about to append when it died."""
+        """Add a writer's notes; returns what it was about to append when it died."""
         for (what, *facts), (_, *result) in itertools.zip_longest(
             notes[::2], notes[1::2], fillvalue=("died",)
         ):
@@ -201,10 +201,10 @@ class Compacted:
         return []
 
     def judge(self, path: Path, sent: list[Sent], begun: list[Unplaced], again: bool) -> None:
-        """Compare the ledger with what was sent. Nobody else writes meanwhile."""
+        """Compare the ledger with what was sent. No other process writes meanwhile."""
         with xl.open(path, name="judge") as engine:
             topic = engine.topic("t")
-            # What the dead have left unflushed is in the log from now on, or is not.
+            # What dead processes have not flushed is in the log from now on, or is not.
             topic.producer("exclusive_with_fencing").close()
             if begun and topic.next_offset == len(sent) + len(begun):
                 sent += [(len(sent) + n, *message) for n, message in enumerate(begun)]
@@ -277,7 +277,7 @@ def _named(broken: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watcher(path: Path, where: Path, began: Path, seed: int) -> Iterator[None]:
-    """Somebody who watches while the block runs, and has made the first view before."""
+    """A process that watches while the block runs, and has made the first view before."""
     pid = forked(lambda: watch(path, where, began, seed))
     try:
         wait_for(lambda: where.exists() and where.stat().st_size > 0)

@@ -171,7 +171,7 @@ def let_die(path: Path, death: Death) -> tuple[bool, int]:
         count = len(pipe.read())
     code = os.waitstatus_to_exitcode(ended[1])
     if code not in (0, -signal.SIGKILL) or time.monotonic() > deadline:
-        raise RuntimeError(f"{death}: the victim hung, or ended with {code}")
+        raise RuntimeError(f"{death}: the process did not end, or ended with {code}")
     return code == 0, count
 
 

@@ -37,8 +37,8 @@ class Crew:
         stderr, seed = self.path / f"stderr-{self.started}.txt", self.rng.randrange(1 << 30)
         self.living.append(self.fork(stderr, str(self.ledger), str(notes), seed, self.sabotage))
 
-    def torment(self) -> None:
-        """Do something cruel to one of them."""
+    def inject(self) -> None:
+        """Kill one of them and start another one, or stop one for a moment."""
         victim = self.rng.choice(self.living)
         if self.rng.random() < 0.7:
             self.living.remove(victim)
@@ -52,11 +52,11 @@ class Crew:
             self.stops += 1
 
     def go_on(self, seconds: float) -> None:
-        """Torment them for so long."""
+        """Inject faults for so long."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             time.sleep(self.rng.random() * 0.4)
-            self.torment()
+            self.inject()
 
     def end(self) -> None:
         while self.living:
@@ -73,7 +73,7 @@ def crew_of(
     path: Path, ledger: Path, rng: random.Random, sabotage: str = "",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[Crew]:  # fmt: skip
-    """Nobody yet; all that are started end with the block."""
+    """No process yet; all that are started end with the block."""
     with fork_server("proof.traffic:play", environment) as fork:
         made = Crew(path, ledger, rng, fork, sabotage)
         try:

@@ -29,7 +29,7 @@ SERVER = "import sys; from proof.fork_server import serve; serve(sys.argv[1])"
 
 @dataclass
 class Forked:
-    """One of them. It is known by a descriptor: its number may be another one's once it is dead."""
+    """One of them. It is identified by a descriptor: its pid may be reused once it is dead."""
 
     pidfd: int
 
@@ -82,7 +82,7 @@ def serve(work: str) -> None:
             _live(stderr, function, arguments)
         print(pid, flush=True)
         # Those that have died meanwhile are reaped, but only now: until its descriptor is open,
-        # nobody else has its number.
+        # no other process has its pid.
         children = {each for each in children if os.waitpid(each, os.WNOHANG)[0] == 0} | {pid}
 
 

@@ -1,7 +1,7 @@
 """Fuzzing of what decodes bytes: entries, the journal's frames, topic rows.
 
-An input that has led the decoder to a place where it has not been is kept, and mutated further.
-The places are told by the compiler (`-fsanitize-coverage=trace-pc`), to a few lines of C that are
+An input that reaches new code of the decoder is kept, and mutated further.
+The compiler reports the places (`-fsanitize-coverage=trace-pc`) to a few lines of C that are
 loaded before everything else; AddressSanitizer is loaded beside them, so that a single byte read
 behind an end is a death. Most inputs get a checksum that holds, or nothing would get past it. A
 decoder may refuse an input with ValueError, and do nothing else than that or its work.
@@ -329,7 +329,7 @@ def run_lanes(
 def run(
     tree: Path, inputs: int, seed: int, preload: str, sabotage: str = "", seeds: Sequence[Seed] = ()
 ) -> Fuzzed:
-    """Fuzz in a child; its death is told with the input that it died of."""
+    """Fuzz in a child; if it dies, the result has the input that it died of."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as where:
         given = Path(where) / "seeds"
         given.write_text(json.dumps(seeds))

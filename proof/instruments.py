@@ -83,7 +83,7 @@ def run_suite(size: Size, name: str, file: str, mutant: str) -> Figure:
     figure.broken += ran.broken
     [broken] = [each for each in mutants.MUTANTS if each.name == mutant]
     with mutants.tree(broken) as copy:
-        figure.controls[mutant] = bool(mutants.hunt(copy, file))
+        figure.controls[mutant] = bool(mutants.run_check(copy, file))
     return figure
 
 
@@ -173,7 +173,7 @@ def walk_cluster_model(size: Size, where: Path) -> Figure:
 
 
 def torture(where: Path, seconds: float, seed: int, sabotage: str = "") -> Figure:
-    """Let processes do what they like, do cruel things to them, and judge what is left."""
+    """Random traffic of several processes that are killed and stopped; then judge what is left."""
     figure = Figure("torture")
     with crew(where, seed, sabotage) as processes:
         processes.go_on(seconds)
@@ -196,13 +196,13 @@ def torture(where: Path, seconds: float, seed: int, sabotage: str = "") -> Figur
 
 
 def torture_figure(size: Size, where: Path) -> Figure:
-    """Random traffic, random deaths; the control appends without the look at who owns a topic."""
+    """Random traffic, random deaths; the control does not check which session owns a topic."""
     seed = int.from_bytes(os.urandom(4), "little")
     figure = torture(made(where / "sound"), size.torture_seconds, seed)
     if not size.controlled:
         return figure
     control = torture(made(where / "control"), min(10, size.torture_seconds), seed, UNCHECKED)
-    figure.controls["appends that do not look who owns the topic"] = bool(
+    figure.controls["appends that do not check which session owns the topic"] = bool(
         about(control.broken, "B1", "B3", "B8")
     )
     return figure
@@ -212,7 +212,7 @@ def torture_figure(size: Size, where: Path) -> Figure:
 
 
 def histories(size: Size, where: Path) -> Figure:
-    """The same traffic, and nobody is harmed: as many calls as can be, judged by the clock."""
+    """The same traffic without faults: as many calls as possible, judged by the clock."""
     figure = Figure("histories")
     with crew(where, random.randrange(1 << 30)) as processes:
         time.sleep(size.history_seconds)
@@ -236,8 +236,8 @@ def histories(size: Size, where: Path) -> Figure:
 def swap_times(record: Record) -> None:
     """Let the first and the last acknowledged call of a topic have changed places in time."""
     calls = record.calls[TOPICS[0]]
-    told = [call for call in calls if call.outcome == ACKNOWLEDGED]
-    first, last = min(told, key=lambda c: c.begun), max(told, key=lambda c: c.begun)
+    sent = [call for call in calls if call.outcome == ACKNOWLEDGED]
+    first, last = min(sent, key=lambda c: c.begun), max(sent, key=lambda c: c.begun)
     calls[calls.index(first)] = replace(first, begun=last.begun, ended=last.ended)
     calls[calls.index(last)] = replace(last, begun=first.begun, ended=first.ended)
 
@@ -266,7 +266,7 @@ def share_state(size: Size, where: Path) -> Figure:
             anomalies=int(failure is not None),
         )  # fmt: skip
         if failure is not None:
-            figure.broken.append(f"I2: {name}: {maps.told(failure, played.calls, place)}")
+            figure.broken.append(f"I2: {name}: {maps.explanation(failure, played.calls, place)}")
     for writer in WRITERS.keys() - {ONE_BY_ONE}:
         torn = list(maps.torn(made(where / writer.replace(" ", "-")), writer, size.torn_writes))
         figure.count(kills=len(torn), torn=sum(torn))
@@ -409,13 +409,13 @@ def _control_disks(figure: Figure, where: Path, trace: Path) -> None:
         Disk(str(where / "log")), trace, WORKED_ON, 3, random.Random(2), never_flushed="/journal"
     )
     found = judge_all(unheard, made(where / "unheard"), "power", 1)
-    figure.controls["a disk that does not hear of the journal's flushes"] = any(
+    figure.controls["a disk that ignores the journal's flushes"] = any(
         about(texts, "H1") for _, texts in found.broken
     )
     for sabotage in ("checksum", "batch"):
         stored = stored_cuts(where / f"log-{sabotage}", 1, 30, random.Random(3))
         found = judge_all(stored, made(where / sabotage), "process", 1, sabotage)
-        figure.controls[f"a recovery that does not look at the {sabotage}"] = bool(found.broken)
+        figure.controls[f"a recovery that ignores the {sabotage}"] = bool(found.broken)
 
 
 # ---- power cuts --------------------------------------------------------------------------
@@ -447,7 +447,7 @@ def power_cuts(size: Size, where: Path) -> Figure:
         lying = cut(where / "lying", kind, 3, shutdowns.LYING)
         figure.controls["a disk that lies about its flushes"] = bool(about(lying.broken, "H1"))
         believing = cut(where / "believing", kind, 5, shutdowns.BELIEVING, reboots=False)
-        figure.controls["who opens believes the lock file"] = bool(believing.broken)
+        figure.controls["an open that trusts the lock file"] = bool(believing.broken)
     return figure
 
 
@@ -545,7 +545,7 @@ def _take_controls(figure: Figure, found: running.Controls) -> None:
 # ---- mutants -----------------------------------------------------------------------------
 
 
-def hunt_mutants(size: Size, where: Path, only: str = "") -> Figure:
+def check_mutants(size: Size, where: Path, only: str = "") -> Figure:
     """The library, broken on purpose in one place after the other: somebody must notice each.
     `only` those with a word in their names or files."""
     figure = Figure("mutants")
@@ -554,25 +554,25 @@ def hunt_mutants(size: Size, where: Path, only: str = "") -> Figure:
         return figure
     for mutant in size.share(mutants.MUTANTS):
         if only in f"{mutant.name} {mutant.file}":
-            hunter, said = mutants.catch(mutant)
-            take_mutant(figure, mutant.name, hunter, said)
-            if hunter and (blamed := mutants.blamed_by(hunter)):
-                figure.notes.append(f"{hunter} blames the library as it is: {blamed}")
-                figure.controls[CATCHERS] = False
-    figure.controls.setdefault(CATCHERS, True)
+            check, problem = mutants.catch(mutant)
+            take_mutant(figure, mutant.name, check, problem)
+            if check and (problem := mutants.false_alarm(check)):
+                figure.notes.append(f"{check} fails on the library as it is: {problem}")
+                figure.controls[SOUND] = False
+    figure.controls.setdefault(SOUND, True)
     return figure
 
 
-CATCHERS = "nobody who caught one blames the library as it is"
+SOUND = "no check fails on the library as it is"
 
 
-def take_mutant(figure: Figure, name: str, hunter: str, said: str) -> None:
-    """Tell who has caught it."""
-    figure.most(**{f"mutants/{name}": 1, f"caught/{name}": int(bool(hunter))})
-    if hunter:
-        figure.notes.append(f"{name}: caught by {hunter}: {said}")
+def take_mutant(figure: Figure, name: str, check: str, problem: str) -> None:
+    """Note which check has caught it."""
+    figure.most(**{f"mutants/{name}": 1, f"caught/{name}": int(bool(check))})
+    if check:
+        figure.notes.append(f"{name}: caught by {check}: {problem}")
     else:
-        figure.broken.append(f"{name}: nobody has noticed")
+        figure.broken.append(f"{name}: no check has failed")
 
 
 # ---- all of them -------------------------------------------------------------------------
@@ -599,7 +599,7 @@ INSTRUMENTS: dict[str, Callable[[Size, Path], Figure]] = {
     "fuzz": fuzz_decoders,
     "clocks": suite("clocks", "tests/shm/test_clocks.py", "heartbeats use the wall clock"),
     "environments": live_in_environments,
-    "mutants": hunt_mutants,
+    "mutants": check_mutants,
 }
 
 
@@ -613,7 +613,7 @@ def run(name: str, size: Size, where: Path) -> Figure:
     """One slice of an instrument, timed; of the mutants also some: `mutants:WORD`."""
     began = time.monotonic()
     name, _, only = name.partition(":")
-    instrument = partial(hunt_mutants, only=only) if only else INSTRUMENTS[name]
+    instrument = partial(check_mutants, only=only) if only else INSTRUMENTS[name]
     figure = instrument(size, made(where / name))
     figure.seconds = time.monotonic() - began
     return figure

@@ -31,7 +31,7 @@ def serve(name: str) -> None:
 
 
 def warm_up() -> None:
-    """Open a ledger and close it again: whoever is forked from here inherits what is imported and
+    """Open a ledger and close it again: a forked child inherits what is imported and
     compiled at the first time."""
     with tempfile.TemporaryDirectory(prefix="warm-") as where:
         with xl.open(Path(where) / "log") as engine, engine.topic("t").producer() as producer:

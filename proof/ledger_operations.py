@@ -2,7 +2,7 @@
 
 Messages are committed together; a waiter is promoted; a topic is handed over, compacted, trimmed,
 deleted; a claim is taken; a map snapshotted; a reader's cursor committed with what was made of its
-messages. Whoever dies in the middle of it leaves each of these done or not done.
+messages. A process that dies in the middle leaves each of these done or not done.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _judge_topics(engine: xl.Engine) -> Iterator[str]:
     if together != SENT[: len(together)]:
         yield "B9: messages that were committed together are not what was sent"
     if first not in (0, 3):
-        yield f"G8 at offset {first}: nobody trimmed up to there"
+        yield f"G8 at offset {first}: no trim was up to there"
     if made not in ([], MADE):
         yield "G3: a transaction is in the log in part"
     with topic.reader(group="chores", trimmed="earliest") as reader:

@@ -28,7 +28,7 @@ UNKNOWN = object()
 
 @dataclass(frozen=True)
 class Call:
-    """One call: who made it, what, when, and what came of it (`UNKNOWN`: he died)."""
+    """One call: which process made it, what, when, and its result (`UNKNOWN`: the process died)."""
 
     process: int
     name: str
@@ -64,9 +64,9 @@ class Model(Protocol):
 class _Map:
     """A map as `SharedMap` is one. A state is its items, sorted.
 
-    To tell who saw what, the value of an update is (a new value, the old one's first part). Writes
-    of one key result in what was there before, conditional ones in (made, that), an update in
-    (that, the new value).
+    To show which call saw what, the value of an update is (a new value, the old one's first part).
+    Writes of one key result in what was there before, conditional ones in (made, that), an update
+    in (that, the new value).
     """
 
     first: Hashable = ()
@@ -195,8 +195,8 @@ def _candidates(calls: list[Call], base: int, mask: int) -> list[int]:
 def _successors(
     calls: list[Call], model: Model, base: int, mask: int, state: Any
 ) -> list[tuple[int, int, Any]]:
-    """The nodes that can come next, the best last: what nobody knows has happened is left for
-    when something else shows it."""
+    """The nodes that can come next, the best last: calls with an unknown outcome are left for
+    when another call shows that they took effect."""
     likely, unlikely = [], []
     for index in _candidates(calls, base, mask):
         call = calls[index]

@@ -4,7 +4,7 @@ Processes call one map as they like, and are killed and stopped; each notes what
 then looks for an order in which a single process would have got the same results
 (`proof.linearizability`). Snapshots are made on the way, and what they have is trimmed.
 
-A writer that writes to many keys at once is killed again and again: the next one finds its turn in
+A writer that writes to many keys at once is killed again and again: the next one finds its write in
 all of them, or in none.
 """
 
@@ -37,7 +37,7 @@ STYLES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass
 class Played:
-    """A history, and what was done to those who made it."""
+    """A history, and how many of its processes were killed and stopped."""
 
     calls: list[Call] = field(default_factory=list)
     kills: int = 0
@@ -66,7 +66,7 @@ def returned(path: Path) -> int:
 
 
 def look_at_the_end(path: Path, number: int) -> list[Call]:
-    """What somebody finds who comes when all is over."""
+    """What a process reads when all others have ended."""
     shared: xl.SharedMap[Any, Any]
     with xl.open(path / "log") as engine, xl.SharedMap(engine.topic("map")) as shared:
         found = {key: frozen(value) for key, value in everything(shared).items()}
@@ -80,7 +80,7 @@ def judge(style: str, calls: list[Call]) -> Failure | None:
     return check(calls, WholeMap) if style == "whole map" else check_per_key(calls)
 
 
-def told(failure: Failure | None, history: list[Call], path: Path) -> str:
+def explanation(failure: Failure | None, history: list[Call], path: Path) -> str:
     """The failure, the calls of the same key around it, and what the log has of that key."""
     if failure is None:
         return ""
@@ -137,6 +137,6 @@ def torn(path: Path, writer: str, rounds: int) -> Iterator[bool]:
             assert line(server) == "dead"
             found, last = turns(engine, writer), int(acknowledged.read_bytes())
             assert found <= {last, last + 1}, f"{last} was acknowledged, {found} are there"
-            # Who died before it could say so has written one more.
+            # The process may have written one more that it has not counted.
             acknowledged.write_bytes(b"%20d" % max(found))
             yield len(found) > 1

@@ -366,7 +366,7 @@ class Transactions:
     ) -> tuple[Any, State]:
         key = (
             name, about, state.epoch, state.top, state.owner, state.holders, state.queue,
-            state.engines, state.move, state.settled, state.told, state.known,
+            state.engines, state.move, state.settled, state.reminded, state.known,
         )  # fmt: skip
         if key not in self._seen:
             self._load(state)
@@ -384,7 +384,7 @@ class Transactions:
 
     def _load(self, state: State) -> None:
         held, engine_of = bool(state.holders), self._world.engine_of
-        later, why = state.told
+        later, why = state.reminded
         due = {SETTLES: FREED + SETTLE, TRANSIT: DEADLINE, PAST: LONG_AGO, "": 0}[why]
         if why == TRANSIT and state.move is not None and state.move.late:
             due = LATE
@@ -419,17 +419,17 @@ class Transactions:
         free_for = self.ledger.now - row.freed
         settled = state.settled if holders else not world.settles or free_for >= SETTLE
         move = move_of(transfer)
-        told = NO_SESSION
+        reminded = NO_SESSION
         if row.later in {each.id for each in queue}:
             why = PAST
             if not holders and transfer is not None and row.due == transfer.until:
                 why = TRANSIT
             elif not holders and transfer is None and row.due == row.freed + SETTLE:
                 why = SETTLES
-            told = (row.later, why)
+            reminded = (row.later, why)
         after = state._replace(
             epoch=row.epoch, top=top, owner=row.owner, holders=tuple(sorted(holders)),
-            queue=tuple(sorted(queue)), move=move, settled=settled, told=told,
+            queue=tuple(sorted(queue)), move=move, settled=settled, reminded=reminded,
             known=tables.sessions.known(TOPIC) if world.settles else None,
         )  # fmt: skip
         return after, frozenset(self._retries(tables, state))

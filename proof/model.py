@@ -23,7 +23,7 @@ be reached is visited once, and judged, as is every transaction (`proof.model_ju
   hand-over has ended stays with its owner (E3, E4);
 - no session waits for a topic that is free (A3, D4), unless it is in transit or settling, and an
   engine that lives, or will be missed, retries (D7, E4);
-- a holder that lives knows that it is one, or is about to be told (D5).
+- a live holder knows that it is one, or has a notification (D5).
 
 Each control breaks one rule, and the judge must find it out.
 """
@@ -267,12 +267,12 @@ class Steps:
             yield f"{producer} keeps it", following
 
     def settle(self, state: State) -> Iterator[tuple[str, State]]:
-        """Time passes, and those come back that were told so."""
+        """Time passes, and the engines retry that have a reminder."""
         if not state.settled and not state.holders:
             yield "it has settled", state._replace(settled=True)
         if state.holders and any(row.settle and not row.patient for row in state.queue):
             queue = tuple([row._replace(patient=True) for row in state.queue])
-            yield "those who wait have waited for long", state._replace(queue=queue)
+            yield "the waiters have waited for long", state._replace(queue=queue)
         for reminder in state.reminders:
             number, why = reminder
             due = state.settled if why == SETTLES else in_transit(state) is None
@@ -312,7 +312,7 @@ def judge(world: World, state: State) -> None:
 
 
 def judge_idleness(world: World, state: State) -> None:
-    """May those who wait be left waiting?"""
+    """May the waiters be left waiting?"""
     if state.holders or not state.queue:
         return
     if not (world.moves or world.settles):
@@ -322,13 +322,13 @@ def judge_idleness(world: World, state: State) -> None:
         row for row in waiters if is_alive(state.engines, world.engine_of[row.producer], row.life)
     ]
     if len(living) < len(waiters):
-        return  # those that live evict the dead, and that promotes
+        return  # live engines evict dead ones, and that promotes
     why = SETTLES if state.move is None else TRANSIT
     if why == SETTLES and (not living[0].settle or living[0].patient):
         raise Violation("a session waits for a free topic")
     coming = [number for number, reason in state.reminders if reason == why]
     if not any(state.engines[number].status in ("up", "stopped") for number in coming):
-        raise Violation("no engine retries for those who wait")
+        raise Violation("no engine retries for the waiters")
 
 
 def canonical(world: World, state: State) -> State:
@@ -358,7 +358,7 @@ def canonical(world: World, state: State) -> State:
         (new.get(state.last[0], 0), state.last[1]),
         tuple([new[old] for old in state.past if old in new]),
         state.opens, state.deaths, state.stops, state.moves, move, state.settled, reminders,
-        (new.get(state.told[0], GONE), state.told[1]), state.known,
+        (new.get(state.reminded[0], GONE), state.reminded[1]), state.known,
     )  # fmt: skip
 
 

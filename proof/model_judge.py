@@ -74,7 +74,7 @@ class Watch:
         self.top = max(self.top, row.epoch)
 
     def _judge_order(self, row: Row, queue: list[Row]) -> None:
-        """Is it this one's turn?"""
+        """Is it first in the order of the queue?"""
         others = [each for each in queue if each.id != row.id]
         if row.id in self._waited or row.mode == WAIT:
             fit = [

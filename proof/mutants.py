@@ -1,9 +1,9 @@
-"""Mutants: the library with something broken on purpose, and who notices.
+"""Mutants: the library with something broken on purpose, and which check fails.
 
 Each is a small change of the source, made in a copy of the tree, which is built anew where the
-compiled part is touched. Instruments and tests hunt it there, one after the other, until one of
-them turns red; nobody noticing is a hole in the proof. The control is a copy without a change:
-whoever hunts there must find nothing.
+compiled part is touched. Instruments and tests are run there, one after the other, until one of
+them fails; a mutant that none catches is a gap in the proof. The control is a copy without a
+change: no check may fail there.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pathlib import Path
 from testing.children import ROOT
 
 BUILD_SECONDS = 600.0
-HUNT_SECONDS = 170.0
+CHECK_SECONDS = 170.0
 LEFT_OUT = (".git", ".venv", "build", "__pycache__", ".*_cache", ".hypothesis", "results")
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: `old` becomes `new` wherever it stands in the file. `hunters` are instruments
+    """One change: `old` becomes `new` wherever it stands in the file. `checks` are instruments
     (one word) or tests (`path` or `path::name`), the likely ones first."""
 
     name: str
     file: str
     old: str
     new: str
-    hunters: tuple[str, ...]
+    checks: tuple[str, ...]
 
     @property
     def compiled(self) -> bool:
@@ -74,7 +74,7 @@ SELECTED_SLOWLY = """    import types  # the same, without the core
                 break
 """
 MUTANTS = (
-    # ---- who may write
+    # ---- which session may write
     Mutant("the fencing check accepts every session", "tables.py",
            "    if not valid:\n        raise fenced", "    if False:\n        raise fenced",
            ("torture", "tests/conformance/test_epochs.py", "tests/ownership/test_epochs.py")),
@@ -189,7 +189,7 @@ MUTANTS = (
     Mutant("events are not written", "ledger.py",
            "            tables.settle(tables)\n        write_events(tables)\n",
            "            tables.settle(tables)\n", ("tests/ownership/test_events.py",)),
-    # ---- who lives
+    # ---- which engines are alive
     Mutant("a dead engine is taken for live", "slots.py",
            "return bool(held) and self.atomics.load64", "return self.atomics.load64",
            ("torture", "tests/ownership/test_losing.py")),
@@ -233,7 +233,7 @@ MUTANTS = (
     Mutant("messages that were seen to arrive are removed", "retention.py",
            "first = min(young, first_since(oldest))", "first = first_since(oldest)",
            ("tests/storage/test_time_marks.py",)),
-    # ---- who is woken
+    # ---- what is woken
     Mutant("notifications wake no engine", "ledger.py",
            "return engines + readers + empty", "return readers + empty",
            ("tests/ownership/test_queue.py", "tests/ownership/test_losing.py")),
@@ -273,7 +273,7 @@ MUTANTS = (
     Mutant("frames that a dead process left at the tail stay valid", FRAMES,
            "if position >= mark and frame.version < oldest:", "if False:",
            ("proof/tests/test_crashes.py",)),
-    Mutant("the journal keeps its generation when the ledger is opened", "tables.py",
+    Mutant("the journal keeps its generation when the ledger is opened", "checkpointer.py",
            "journal.begin(generation, applied.applied)",
            "journal.begin(applied.generation, applied.applied)",
             ("tests/storage/test_journal.py",)),
@@ -418,31 +418,31 @@ def build(copy: Path, flags: str = "-O0") -> None:
         raise RuntimeError(f"the mutant could not be built:\n{done.stderr[-2000:]}")
 
 
-# ---- the hunt ----------------------------------------------------------------------------
+# ---- the checks --------------------------------------------------------------------------
 
 
-def hunt(copy: Path, hunter: str) -> str:
-    """What this hunter has against the copy; empty if nothing."""
-    if "/" in hunter:
-        return _by_tests(copy, hunter)
-    return _by_instrument(copy, hunter)
+def run_check(copy: Path, check: str) -> str:
+    """What this check finds in the copy; empty if nothing."""
+    if "/" in check:
+        return _by_tests(copy, check)
+    return _by_instrument(copy, check)
 
 
-def _by_tests(copy: Path, hunter: str) -> str:
-    words = ["-m", "pytest", "-q", "-x", "--timeout=60", hunter]
+def _by_tests(copy: Path, check: str) -> str:
+    words = ["-m", "pytest", "-q", "-x", "--timeout=60", check]
     code, output = _run(copy, words)
     if code is None:
         return "it hangs"
     if code == 0:
         return ""
-    said = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-    return said[0][:200] if said else f"the tests ended with {code}"
+    failed = [line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+    return failed[0][:200] if failed else f"the tests ended with {code}"
 
 
-def _by_instrument(copy: Path, hunter: str) -> str:
+def _by_instrument(copy: Path, check: str) -> str:
     results = copy / "build" / "proof.json"
     results.unlink(missing_ok=True)
-    code, output = _run(copy, ["-m", "proof", "--fresh", "--size=tiny", hunter])
+    code, output = _run(copy, ["-m", "proof", "--fresh", "--size=tiny", check])
     if code is None:
         return "it hangs"
     if not results.exists():
@@ -459,7 +459,7 @@ def _run(copy: Path, words: list[str]) -> tuple[int | None, str]:
         stderr=subprocess.STDOUT, text=True, start_new_session=True,
     )  # fmt: skip
     try:
-        output, _ = process.communicate(timeout=HUNT_SECONDS)
+        output, _ = process.communicate(timeout=CHECK_SECONDS)
         return process.returncode, output
     except subprocess.TimeoutExpired:
         return None, ""
@@ -470,16 +470,16 @@ def _run(copy: Path, words: list[str]) -> tuple[int | None, str]:
 
 
 def catch(mutant: Mutant) -> tuple[str, str]:
-    """(who has caught it, what it said); empty if nobody has."""
+    """(the check that has caught it, what it found); empty if none has."""
     with tree(mutant) as copy:
-        for hunter in mutant.hunters:
-            if found := hunt(copy, hunter):
-                return hunter, found
+        for check in mutant.checks:
+            if found := run_check(copy, check):
+                return check, found
     return "", ""
 
 
 @functools.cache
-def blamed_by(hunter: str) -> str:
-    """What this hunter has against the library as it is: it should be nothing."""
+def false_alarm(check: str) -> str:
+    """What this check finds in the library as it is: it should be nothing."""
     with tree(None) as copy:
-        return hunt(copy, hunter)
+        return run_check(copy, check)

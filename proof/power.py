@@ -73,7 +73,7 @@ def lay_out(cut: Image, where: Path, dice: random.Random) -> None:
 
 
 def judge_disks(sabotage: str) -> None:
-    """A child's work: judge each directory that it is told, and say what is broken."""
+    """A child's work: judge each directory that it is given, and print what is broken."""
     die_with_parent()
     journal.CAPACITY = CAPACITY
     logging.disable(logging.CRITICAL)

@@ -326,7 +326,7 @@ def cuts(
     never_flushed: str = "",
 ) -> Iterator[Cut]:  # fmt: skip
     """A cut before and behind each flush, behind each acknowledgement and each write. `most`
-    disks for each flush; who is `named` gets a count of what was acknowledged."""
+    disks for each flush; with each comes a count of what was acknowledged to each of `named`."""
     seen: set[bytes] = set()
     for call in calls(trace):
         what = disk.do(call)

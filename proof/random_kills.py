@@ -1,11 +1,11 @@
 """Kills at full speed: one sender after the other is killed between any two of its instructions.
 
 `process` durability: an append makes no system call, so that death strikes among the stores
-through the mapping, and inside the critical section. Another sender lives beside them, and must go
-on at once. What was acknowledged is counted in shared memory, which outlives whoever writes it.
+through the mapping, and inside the critical section. Another sender runs beside them, and must go
+on at once. What was acknowledged is counted in shared memory, which outlives its writers.
 
 A slice is some hundred kills on one ledger, in a process of its own, which has imported everything
-and forks whoever opens the ledger; then it is judged and thrown away. So a run of ten thousand
+and forks those that open the ledger; then it is judged and removed. So a run of ten thousand
 kills needs little memory and disk, and its judge reads each message once.
 """
 
@@ -33,7 +33,7 @@ from testing.processes import values
 
 PACER, PACER_COUNT, SPRINTERS = 0, 1, 2  # numbers in the notes: go on?, count, counts
 LONGEST_LIFE = 0.015  # seconds of a sprinter, from its first message on
-SLOW = 0.4  # seconds without a message of the one who lives
+SLOW = 0.4  # seconds without a message of the surviving sender
 SLICE = 250  # kills on one ledger
 SECONDS_OF_A_KILL = 2.0  # at most, on a busy machine, the judgement included
 Notes = memoryview  # of 64-bit numbers: each is stored at once, unlike with struct.pack_into
@@ -46,16 +46,16 @@ class Sprinted:
     kills: int = 0
     operations: int = 0  # appends that were acknowledged
     acknowledged: int = 0  # messages
-    longest: float = 0.0  # seconds that the one who lives stood still after a kill
-    slow: int = 0  # times it did for long
+    longest: float = 0.0  # the longest pause of the surviving sender after a kill, in seconds
+    slow: int = 0  # how many pauses were longer than SLOW
     broken: list[str] = field(default_factory=list)
 
 
-# ---- who sends ---------------------------------------------------------------------------
+# ---- the senders -------------------------------------------------------------------------
 
 
 def note(where: Path) -> Notes:
-    """Shared memory that outlives whoever writes into it."""
+    """Shared memory that outlives its writers."""
     with where.open("r+b") as file:
         return memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
 
@@ -92,7 +92,7 @@ def send_until_killed(
 
 
 def pace(path: Path, notes: Notes) -> None:
-    """The one who lives: sends as long as the notes say so."""
+    """The surviving sender: sends as long as the notes say so."""
 
     def pause() -> None:
         while not notes[PACER]:
@@ -121,7 +121,7 @@ def killed(pid: int) -> bool:
 
 @contextlib.contextmanager
 def pacer(path: Path, notes: Notes) -> Iterator[None]:
-    """Somebody who lives while the block runs, and has made the ledger before."""
+    """A sender that runs while the block runs, and has made the ledger before."""
     notes[PACER] = 1
     pid = forked(lambda: pace(path, notes))
     try:
@@ -129,13 +129,13 @@ def pacer(path: Path, notes: Notes) -> Iterator[None]:
         notes[PACER] = 0
         yield
     finally:
-        assert killed(pid), "the one who lives has failed"
+        assert killed(pid), "the surviving sender has failed"
 
 
 def sprint_to_death(
     path: Path, notes: Notes, number: int, dice: random.Random, early: bool
 ) -> float:
-    """Let one sprint, and kill it; for how long the pacer then stood still, in seconds."""
+    """Let one sprint, and kill it; for how long the pacer then paused, in seconds."""
     at = SPRINTERS + number
     pid = forked(lambda: send_until_killed(path, notes, at, f"s{number}", lambda: None, early))
     wait_for(lambda: notes[at] > 0)
@@ -151,10 +151,10 @@ def sprint_to_death(
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Look again and again: nobody is woken here by those who are killed."""
+    """Poll: a killed process sends no wake-up."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        assert time.monotonic() < deadline, "nobody goes on"
+        assert time.monotonic() < deadline, "no sender goes on"
         time.sleep(0.0001)
 
 
@@ -163,7 +163,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def judge_random_kills(found: list[bytes], acknowledged: dict[str, int]) -> list[str]:
     """Each one's appends are there in order, once, whole; one more than acknowledged may be.
-    A log that is as promised needs no judge who says what is wrong with it."""
+    A log that is as promised needs no judge."""
     if as_promised(found, acknowledged):
         return []
     calls = []

@@ -64,7 +64,7 @@ class Figure:
             self.highest[name] = max(self.highest.get(name, 0), number)
 
     @property
-    def told(self) -> dict[str, int]:
+    def shown(self) -> dict[str, int]:
         """All counts, for people; `highest` has one for each thing that is counted once, as in
         `caught/a mutant`."""
         found = {name.replace("_", " "): number for name, number in self.counts.items()}
@@ -78,7 +78,7 @@ class Figure:
         self.count(**other.counts)
         self.most(**other.highest)
         self.broken += other.broken
-        self.skipped = other.skipped if not self.told else ""
+        self.skipped = other.skipped if not self.shown else ""
         self.notes = list(dict.fromkeys(self.notes + other.notes))
         for name, noticed in other.controls.items():
             self.controls[name] = self.controls.get(name, True) and noticed
@@ -150,8 +150,8 @@ class Card:
 def _lines(figure: Figure) -> Iterable[str]:
     runs = f"{figure.runs} runs added up, " if figure.runs > 1 else ""
     yield f"{figure.instrument:<14}{figure.verdict:<10}({runs}{figure.seconds:.0f} s)"
-    if figure.told:
-        yield "  " + ", ".join(f"{number:,} {name}" for name, number in figure.told.items())
+    if figure.shown:
+        yield "  " + ", ".join(f"{number:,} {name}" for name, number in figure.shown.items())
     if figure.skipped:
         yield f"  skipped: {figure.skipped}"
     for name, noticed in figure.controls.items():

@@ -288,11 +288,13 @@ CONTROLS = {
         Succession, "evict_dead", fences_before_it_is_refused, keeps_what_was_refused=True
     ),
     "a dead waiter is promoted": without(admission, "promote", does_not_look_who_lives),
-    "promotion stops at the first dead": without(admission, "promote", stops_at_the_first_dead),
+    "promotion stops at the first dead waiter": without(
+        admission, "promote", stops_at_the_first_dead
+    ),
     "promotion stops at the first stale": without(admission, "promote", stops_at_the_first_stale),
     "stale waiters are promoted": without(admission, "promote", believes_stale_waiters),
     "the last to come is promoted first": without(admission, "promote", last_come_first_served),
-    "the dead use up epochs": without(admission, "promote", the_dead_use_up_epochs),
+    "dead waiters use up epochs": without(admission, "promote", the_dead_use_up_epochs),
     "no waiter is promoted": without(Succession, "promote", nothing),
     "appends are not checked": Rules(may_append=lambda state, client: True),
     "appends compare epochs only": Rules(may_append=compares_epochs_only),
@@ -305,10 +307,10 @@ MOVING_CONTROLS = {
     "a topic in transit is promoted as usual": without(
         admission, "promote", promotes_without("transfer", None)
     ),
-    "a topic in transit takes anybody": without(
+    "a topic in transit takes any request": without(
         admission, "held_back", holds_back_without("transfer", None)
     ),
-    "a move ends without those who wait": without(
+    "a move ends and promotes no waiter": without(
         HandOver, "cancel", cancels_without_those_who_wait
     ),
     "a dead destination keeps its reservation": without(
@@ -318,10 +320,10 @@ MOVING_CONTROLS = {
     "a source releases whatever it was asked for": without(
         HandOver, "_release_one", releases_unasked
     ),
-    "a topic does not settle for who waits": without(
+    "a topic does not settle for waiters": without(
         admission, "promote", promotes_without("now", SETTLED)
     ),
-    "a topic does not settle for who comes": without(
+    "a topic does not settle for new requests": without(
         admission, "held_back", holds_back_without("now", SETTLED)
     ),
     "an old waiter settles again": without(admission, "promote", believes_that_all_have_just_come),
@@ -331,13 +333,15 @@ MOVING_CONTROLS = {
             (admission, "held_back", holds_back_without("known", None)),
         )
     ),
-    "who does not settle comes first": without(admission, "promote", passes_over_those_who_settle),
-    "who will get the topic is refused": without(
+    "a request that does not settle comes first": without(
+        admission, "promote", passes_over_those_who_settle
+    ),
+    "a request that will get the topic is refused": without(
         admission, "awaits_release", lambda session, **facts: False
     ),
     "every refused request waits for a release": without(
         admission, "awaits_release", lambda session, **facts: True
     ),
-    "no engine is told to retry": without(Succession, "_retry_at", nothing),
-    "who was told once is never told again": without(Succession, "_retry_at", tells_only_once),
+    "no engine is reminded to retry": without(Succession, "_retry_at", nothing),
+    "an engine is reminded once only": without(Succession, "_retry_at", tells_only_once),
 }

@@ -38,7 +38,7 @@ LEAST_SECONDS = 0.1  # of life between two cuts
 GOES_ON_WITHIN = 15.0  # seconds, until somebody's send is acknowledged after a cut
 JUDGED_WITHIN = 60.0
 LYING = "int fsync(int f) { return 0; } int fdatasync(int f) { return 0; }\n"
-# Who opens the ledger never takes the journal's lock alone, and so believes the lock file's words.
+# A process never takes the journal's lock alone, and so trusts what the lock file says.
 BELIEVING = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -169,7 +169,7 @@ def _one_cut(
         if reboots:
             another_boot(disk / "log")
         elif not _goes_on(place, crew):
-            broken.append(f"H2: nobody's send is acknowledged within {GOES_ON_WITHIN:.0f} s")
+            broken.append(f"H2: no send is acknowledged within {GOES_ON_WITHIN:.0f} s")
         tell(judge, json.dumps([str(place)]))
         try:
             return broken + list(json.loads(line(judge, JUDGED_WITHIN)))
@@ -217,8 +217,8 @@ def mounted(image: Path, where: Path) -> Iterator[Path]:
 
 
 def _unmount(where: Path, image: Path) -> None:
-    # Whoever makes a namespace of mounts, anywhere on the machine, keeps it busy for a moment. And
-    # a copy of it there is what the next mount would be: a file system that is shut down.
+    # A process that makes a mount namespace, anywhere on the machine, keeps it busy for a moment.
+    # And a copy of it there is what the next mount would be: a file system that is shut down.
     deadline, mounted_here = time.monotonic() + UNMOUNTED_WITHIN, True
     while True:
         try:

@@ -50,7 +50,7 @@ class Size:
 
     @property
     def controlled(self) -> bool:
-        """Do the controls belong to this slice? The first one has them for all; who hunts a
+        """Do the controls belong to this slice? The first one has them for all; the check of a
         mutant needs none."""
         return self.slice == 0 and self.name != "tiny"
 

@@ -1,9 +1,9 @@
 """A machine of Hypothesis beside a model: a list of messages, and an epoch.
 
 Two engines on one ledger, in one process; whatever they are asked for must come out as the model
-says: who is admitted, with which epoch, at which offset a message stands, who is fenced, and what a
-reader reads, also after a crash (the directory is copied as it stands, without its lock files, and
-opened anew).
+says: which request is admitted, with which epoch, at which offset a message stands, which session
+is fenced, and what a reader reads, also after a crash (the directory is copied as it stands,
+without its lock files, and opened anew).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Death at a system call: before it, or right behind it, in every call that there is.
 
 A breeder forks a victim for each point, strace strikes it there, and the judge looks at what is
-left: alone, or beside somebody who has the ledger open all the while and goes on.
+left: alone, or beside a process that has the ledger open all the while and goes on.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def chosen(found: list[Point], most: int, part: tuple[int, int]) -> list[Point]:
 
 @dataclass
 class Bystander:
-    """Somebody in this process who has the ledger open while the victim dies, and sends to
+    """An engine in this process that has the ledger open while the victim dies, and sends to
     another topic."""
 
     engine: xl.Engine
@@ -166,7 +166,7 @@ def sweep(
         ]
         ended, broken = die(breeders[0], where / "whole", durability, "-o", str(trace))
         assert ended, "the whole work came to no end"
-        swept.broken += [f"nobody died, {text}" for text in broken]
+        swept.broken += [f"no process died, {text}" for text in broken]
         found = points(trace)
         swept.points = len(found)
         todo = iter(chosen(found, most, part))

@@ -17,7 +17,7 @@ def figures(card: Card) -> list[str]:
     """One line for each instrument."""
     lines = ["| instrument | verdict | figure | controls that turned it red |", "|---|---|---|---|"]
     for figure in card.figures.values():
-        counts = ", ".join(f"{count:,} {name}" for name, count in figure.told.items())
+        counts = ", ".join(f"{count:,} {name}" for name, count in figure.shown.items())
         if figure.runs > 1:
             counts += f" (in {figure.runs} runs)"
         red = "; ".join(name for name, noticed in figure.controls.items() if noticed)

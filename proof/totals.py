@@ -41,7 +41,7 @@ class Total:
     def of(self, card: Card) -> Total:
         """The same with what the card has."""
         found = sum(
-            card.figures[instrument].told.get(count.replace("_", " "), 0)
+            card.figures[instrument].shown.get(count.replace("_", " "), 0)
             for instrument, count in self.parts
             if instrument in card.figures
         )

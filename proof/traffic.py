@@ -26,7 +26,7 @@ TOPICS = ("orders", "payments")
 KEEPALIVE = 1.0
 TIMEOUTS = (0.0, 0.02, 0.3, 1.0)
 MOST_AT_ONCE = 5
-UNCHECKED = "unchecked"  # a sabotage: nobody looks who owns a topic
+UNCHECKED = "unchecked"  # a sabotage: no append checks which session owns a topic
 PATIENCE = 20.0
 
 
@@ -92,7 +92,7 @@ class Record:
 
 
 def read_notes(directory: Path) -> Record:
-    """All notes in a directory. The last line of one who was killed may be cut off."""
+    """All notes in a directory. The last line of a killed process may be cut off."""
     record = Record()
     for path in sorted(directory.glob("notes-*.jsonl")):
         for call, topic in _calls(path, record):
@@ -174,7 +174,7 @@ class Player:
         numbers = range(self.count - many, self.count)
         return [f"{topic[0]}/{os.getpid()}/{number}".encode() for number in numbers]
 
-    def turn(self) -> None:
+    def step(self) -> None:
         """Open a producer, use it, and leave it, one way or another."""
         topic = self.engine.topic(self.rng.choice(TOPICS))
         self.look(topic)
@@ -216,7 +216,7 @@ class Player:
 
     def haunt(self, topic: xl.Topic, producer: xl.Producer, exclusive: bool) -> None:
         """It was fenced: whatever it tries from now on must be refused, also by a handle on its
-        session that nobody has told, so that the ledger has to refuse it."""
+        session that has had no notification, so that the ledger has to refuse it."""
         self.send(topic, producer, exclusive, stale=True)
         session = self.engine.backend.open_session(topic.name, producer.session, -1, Options())
         stranger = xl.Producer(self.engine.backend, topic.name, session, Options())
@@ -266,11 +266,11 @@ class Player:
 
 
 def play(path: str, notes: str, seed: int, sabotage: str = "") -> None:
-    """Be one process of the torture until it is killed or nobody is left to do so."""
+    """Be one process of the torture until it is killed or its parent has ended."""
     if sabotage == UNCHECKED:
         vars(appending)["check_may_write"] = lambda *_: None
     with xl.open(path, name=f"w{seed}", keepalive=KEEPALIVE) as engine:
         player = Player(engine, Notes(notes), random.Random(seed), sabotage)
         parent = os.getppid()
         while os.getppid() == parent:
-            player.turn()
+            player.step()

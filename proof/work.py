@@ -43,7 +43,7 @@ TOPICS = ("t", "u")
 
 def act(engine: xl.Engine, name: str, acknowledge: Callable[[], object], rounds: int = 1) -> None:
     """Send every step that is not there yet, by an owner that is fenced on the way, and by the
-    one who fenced it."""
+    one that fenced it."""
     topic = engine.topic(name)
     there = whole_steps(values(topic), steps(name, rounds))
     assert there is not None, "what is there is not this work"
@@ -97,7 +97,7 @@ def calls(name: str, acknowledged: int, rounds: int = 1) -> list[Call]:
 
 
 def judge_topic(engine: xl.Engine, name: str, acknowledged: int, rounds: int = 1) -> list[str]:
-    """Every broken rule. Somebody sends: what a dead process had written, and nobody flushed, is
+    """Every broken rule. It sends first: what a dead process had written and not flushed is
     in the log from then on, or is not; no reader sees it before (rule G6)."""
     topic = engine.topic(name)
     made = calls(name, acknowledged, rounds)

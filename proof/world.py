@@ -31,7 +31,7 @@ class Row(NamedTuple):
     claim: int | None
     epoch: int
     settle: int = 0
-    patient: bool = False  # has waited for longer than anybody settles
+    patient: bool = False  # has waited for longer than any request settles
 
 
 class Move(NamedTuple):
@@ -65,7 +65,7 @@ class Client(NamedTuple):
 
 class State(NamedTuple):
     """Everything, at one moment. `top` is the highest epoch ever granted; `settled` says that
-    the topic has been free for as long as anybody leaves it to others. `reminders` are (engine,
+    the topic has been free for as long as any request settles. `reminders` are (engine,
     why): it is to come back for the topic, because it settles or because it is in transit."""
 
     epoch: int
@@ -84,7 +84,7 @@ class State(NamedTuple):
     move: Move | None = None
     settled: bool = True
     reminders: tuple[tuple[int, str], ...] = ()
-    told: tuple[int, str] = NO_SESSION  # which session was told so last, and why
+    reminded: tuple[int, str] = NO_SESSION  # the session whose engine was reminded last, and why
     known: Known | None = None  # the best and the lowest priority of earlier waiters
 
 
@@ -107,7 +107,7 @@ class World:
 
     def line_up(self, state: State) -> tuple[list[int], list[int]]:
         """An order of the producers that does not depend on their numbers: the rank of each,
-        and who has it."""
+        and which one has it."""
 
         rows: list[list[int]] = [[] for _ in self.engine_of]
         for row in (*state.holders, *state.queue):

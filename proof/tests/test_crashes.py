@@ -1,7 +1,7 @@
 """Rules H1, G3, B2, B9, G9: whatever dies, at whatever moment, what was acknowledged is in the log.
 
 First processes die: by SIGKILL at a system call, before it or right behind it, and at full speed
-between two instructions. Those that live go on at once, and so does whoever comes next.
+between two instructions. The others go on at once, and so does the next one to open the ledger.
 
 Then the power fails. strace has written down what a process wrote and flushed, and when it
 acknowledged what. A cut keeps what was flushed; of each block that was written since, the disk may
@@ -55,7 +55,7 @@ def test_g3_dying_at_a_system_call(tmp_path, sweep, durability, beside) -> None:
     swept = die_at_system_calls(tmp_path, durability, beside, sweep(20, -1))
     print(f"\n{swept.tried} points of {swept.points}, {swept.died} deaths")
     assert swept.broken == []
-    assert swept.died > swept.tried // 2, "hardly anybody died"
+    assert swept.died > swept.tried // 2, "hardly any process died"
 
 
 def die_in_a_batch(path: Path, when: int, values: str) -> None:
@@ -322,7 +322,7 @@ def test_h1_control_without_the_flush_messages_are_lost(tmp_path) -> None:
     assert any("was acknowledged" in text for _, texts in verdicts.broken for text in texts)
 
 
-# ---- H1: power cuts that nobody has flushed for ------------------------------------------
+# ---- H1: power cuts behind what was not flushed ------------------------------------------
 
 
 def test_h1_power_cuts_that_nobody_flushed_for(tmp_path, request, monkeypatch) -> None:

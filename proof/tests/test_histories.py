@@ -22,7 +22,7 @@ import pytest
 
 from proof.linearizability import UNKNOWN, Call, WholeMap, check, check_per_key
 from proof.map_clients import KEYS, WRITERS, crew
-from proof.maps import record, returned, told, torn
+from proof.maps import explanation, record, returned, torn
 from testing.processes import until
 
 SECONDS = 3.0  # of torment
@@ -153,7 +153,7 @@ def test_i2_what_many_processes_do_to_their_keys_is_linearizable(
     history = tormented(tmp_path, "one key", durabilities=durabilities)
     assert len(history) > 300
     failure = check_per_key(history)
-    assert failure is None, told(failure, history, tmp_path)
+    assert failure is None, explanation(failure, history, tmp_path)
 
 
 def test_i2_so_it_is_with_calls_that_concern_all_keys(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_i4_so_it_is_where_all_begin_with_a_snapshot_and_the_rest_is_trimmed(
     history = tormented(tmp_path, "snapshots")
     assert len(history) > 300
     failure = check_per_key(history)
-    assert failure is None, told(failure, history, tmp_path)
+    assert failure is None, explanation(failure, history, tmp_path)
 
 
 def test_i2_the_control_an_update_of_two_calls_is_not(tmp_path: Path) -> None:

@@ -218,9 +218,9 @@ def test_h3_control_who_believes_an_old_lock_file_loses_messages(tmp_path: Path)
 @pytest.mark.parametrize("mutant", mutants.MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mutant_changes_what_is_there(mutant: mutants.Mutant) -> None:
     assert mutant.old in mutants.source_of(ROOT, mutant).read_text()
-    assert mutant.hunters
-    for hunter in mutant.hunters:
-        assert hunter in INSTRUMENTS or (ROOT / hunter.partition("::")[0]).is_file(), hunter
+    assert mutant.checks
+    for check in mutant.checks:
+        assert check in INSTRUMENTS or (ROOT / check.partition("::")[0]).is_file(), check
 
 
 def test_every_rule_has_a_test(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_what_is_counted_once_is_not_added_up() -> None:
         again = Figure("model")
         again.most(**{"states/a world": states, "states/another one": 5})
         figure.add(again)
-    assert figure.told == {"states": 85}
+    assert figure.shown == {"states": 85}
 
 
 NO_MESSAGES = """
@@ -266,7 +266,7 @@ for flags in range(128):
 
 
 def test_g9_an_entry_without_messages_is_damage() -> None:
-    """Whatever sections it has. Whoever asked for the sequence id of its last message died."""
+    """Whatever sections it has. The sequence id of its last message was a fault once."""
     done = subprocess.run([sys.executable, "-c", NO_MESSAGES], cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0
 
@@ -306,10 +306,10 @@ def test_files_of_runs_beside_each_other_are_added_up(tmp_path: Path) -> None:
     for card, path in zip(cards, paths, strict=True):
         card.save(path)
     card = table.added_up(paths)
-    assert (card.figures["bit flips"].told, card.figures["bit flips"].runs) == (
+    assert (card.figures["bit flips"].shown, card.figures["bit flips"].runs) == (
         {"flips": 100_000}, 2,
     )  # fmt: skip
-    assert card.figures["model"].told == {"states": 5}
+    assert card.figures["model"].shown == {"states": 5}
     paths[1].write_text(paths[1].read_text().replace(card.library, "another"))
     for wrong in ([paths[1]], [tmp_path / "nowhere"]):
         with pytest.raises(SystemExit, match="no figures"):
