@@ -546,7 +546,7 @@ def _take_controls(figure: Figure, found: running.Controls) -> None:
 
 
 def check_mutants(size: Size, where: Path, only: str = "") -> Figure:
-    """The library, broken on purpose in one place after the other: somebody must notice each.
+    """The library, broken on purpose in one place after the other: a check must catch each.
     `only` those with a word in their names or files."""
     figure = Figure("mutants")
     if size.name == "small":

@@ -35,7 +35,7 @@ WRITERS = 2
 CUTS_OF_A_LEDGER = 5
 UNMOUNTED_WITHIN = 20.0  # seconds
 LEAST_SECONDS = 0.1  # of life between two cuts
-GOES_ON_WITHIN = 15.0  # seconds, until somebody's send is acknowledged after a cut
+GOES_ON_WITHIN = 15.0  # seconds, until a send is acknowledged after a cut
 JUDGED_WITHIN = 60.0
 LYING = "int fsync(int f) { return 0; } int fdatasync(int f) { return 0; }\n"
 # A process never takes the journal's lock alone, and so trusts what the lock file says.

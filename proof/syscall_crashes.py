@@ -121,7 +121,7 @@ def die_alone(
 def die_beside(
     victims: Breeder, path: Path, durability: Durability, *options: str
 ) -> tuple[bool, list[str]]:
-    """Somebody else has the ledger open, goes on, and closes it; then the next one comes."""
+    """An engine here has the ledger open, goes on, and closes it; then another one opens it."""
     with bystander(path, durability) as other:
         ended, count = run_victim(victims, path, durability, *options)
         broken = within(lambda: judge_beside(other, path, count))

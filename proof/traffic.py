@@ -141,7 +141,7 @@ def judge_ledger(
         with xl.open(path, name="judge") as engine:
             yield from engine.verify().problems
             for name in topics:
-                # Whatever was left behind, the topic can be had at once. What somebody wrote and
+                # Whatever was left behind, the topic can be had at once. What a process wrote and
                 # died before it was flushed is in the log from now on, or is not.
                 topic = engine.topic(name)
                 with topic.producer("wait_for_exclusive", timeout=10) as producer:
@@ -258,7 +258,7 @@ class Player:
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline:
                 os.kill(pid, 9)
-                self.notes.trouble("C5: a forked child hung")
+                self.notes.trouble("C5: a forked child did not end")
             time.sleep(0.001)
         if ended[1]:
             self.notes.trouble(f"C5: a forked child ended with {ended[1]}")

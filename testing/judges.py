@@ -127,7 +127,7 @@ class Case:
                 first = self.places[row.value]
                 yield Broken("G2", place, f"{row.value!r} is here again, after {first}")
             if row.value not in self.caller:
-                yield Broken("B9", place, f"{row.value!r} was sent by nobody")
+                yield Broken("B9", place, f"{row.value!r} was never sent")
 
     def calls_kept(self) -> Iterator[Broken]:
         """Each call's outcome is true."""

@@ -24,7 +24,7 @@ from testing.children import die_with_parent
 ANSWERS_WITHIN = 12.0  # seconds; a call that takes longer hangs
 FORGETS = "forgets"  # sabotage: readers do not get the oldest message
 SAYS_YES = "says yes"  # sabotage: every error is swallowed, and reported as success
-GONE = "gone"  # its end was told before
+GONE = "gone"  # its end was reported before
 TOPIC = "t"
 
 
@@ -41,7 +41,7 @@ class Said:
     value: Any = None
     kinds: tuple[str, ...] = ()  # the names of the error's class and its bases
     text: str = ""
-    end: str = ""  # "hung", or the name of a signal
+    end: str = ""  # that it did not answer, or the name of a signal
     seconds: float = 0.0
 
     @property
@@ -151,7 +151,7 @@ class Hands:
 
 
 class Actor:
-    """One process with `Hands`. `acknowledged` gets the heads of what it was told is sent."""
+    """One process with `Hands`. `acknowledged` gets the heads of what was acknowledged to it."""
 
     def __init__(
         self, path: Path, acknowledged: list[bytes], sabotage: str,
@@ -193,7 +193,7 @@ class Actor:
             if self._pipe.poll(wait):
                 said.value, said.kinds, said.text = self._pipe.recv()
             else:
-                said.end = f"hung for {wait:.0f} s"
+                said.end = f"did not answer for {wait:.0f} s"
         except (EOFError, OSError):
             said.end = self._death()
         said.seconds = time.monotonic() - begun

@@ -251,7 +251,7 @@ class Scene:
         made.kill()
 
     def tells_or_keeps(self, promised: list[bytes]) -> None:
-        """A process that comes now gets an error, or is told by verify, or finds all of it."""
+        """A process that opens it now gets an error, or verify reports it, or it reads all."""
         made = self.actor(name="the judge", acknowledged=[])
         if not self.lives(made.open()):
             return
@@ -319,7 +319,7 @@ class Scene:
             shut_down(self.where / "disk")
 
     def remount(self) -> None:
-        """Everybody goes, the file system, too, and it comes back."""
+        """All processes end, the file system is unmounted, and is mounted again."""
         self.end()
         self.unmount()
         self.mount()

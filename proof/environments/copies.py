@@ -78,7 +78,7 @@ def backed_up(scene: Scene) -> Path:
 
 @case(*(f"{tool} {locks}" for tool in RESTORES for locks in ("over locks", "without locks")))
 def a_backup_put_back(scene: Scene, variant: str) -> None:
-    """A backup is copied over the ledger, which nobody has open, with its lock files there or
+    """A backup is copied over the ledger, which no process has open, with its lock files there or
     removed; a sender then goes on for a while."""
     copy = backed_up(scene)
     tool = variant.removesuffix(" over locks").removesuffix(" without locks")
@@ -95,8 +95,8 @@ def a_backup_put_back(scene: Scene, variant: str) -> None:
 
 @case()
 def a_backup_put_back_under_an_owner(scene: Scene) -> None:
-    """Somebody restores a backup while the ledger is in use: nobody hangs or dies of it, and
-    whoever goes on afterwards finds what was acknowledged afterwards."""
+    """A backup is restored while the ledger is in use: no process hangs or dies of it, and
+    one that goes on afterwards finds what was acknowledged afterwards."""
     made, copy = scene.owner(), scene.where / "backup"
     fill(made, scene, "before", 50)
     scene.works(made.backup(str(copy)))
@@ -325,7 +325,7 @@ def a_copy_in_two_passes(scene: Scene) -> None:
 
 @case()
 def a_restore_by_another_user(scene: Scene) -> None:
-    """Root puts the backup back for a user: the files are root's, and the user is told."""
+    """Root puts the backup back for a user: the files are root's, and the user gets an error."""
     from proof.environments.cases import become
 
     scene.where.chmod(0o777)

@@ -52,8 +52,8 @@ def whole(scene: Scene) -> None:
 
 @case(*DAMAGED)
 def a_file_damaged_while_closed(scene: Scene, variant: str) -> None:
-    """A file is cut off or removed while nobody has the ledger open. The next one is told what is
-    missing, or misses nothing."""
+    """A file is cut off or removed while no process has the ledger open. The next one gets an
+    error that names what is missing, or misses nothing."""
     whole(scene)
     name, _, damage = variant.partition(" ")
     scene.strike(DAMAGES[damage], scene.ledger, name)
@@ -62,8 +62,8 @@ def a_file_damaged_while_closed(scene: Scene, variant: str) -> None:
 
 @case(*DAMAGED)
 def a_file_damaged_under_an_owner(scene: Scene, variant: str) -> None:
-    """The same under a living owner: no process dies or hangs of it, and whoever comes afterwards
-    is told what is missing, or misses nothing."""
+    """The same under a living owner: no process dies or hangs of it, and the next one
+    gets an error that names what is missing, or misses nothing."""
     whole(scene)
     owner, reader = scene.owner(), scene.actor(name="the reader")
     scene.works(reader.open(keepalive=KEEPALIVE))
@@ -130,7 +130,7 @@ def another_version_was_here(scene: Scene, variant: str) -> None:
 
 @case("closed", "beside an owner")
 def a_lock_file_of_another_version(scene: Scene, variant: str) -> None:
-    """`owners.lock` is another version's: told apart before either writes."""
+    """`owners.lock` is another version's: that is found before either writes."""
     if variant == "closed":
         whole(scene)
         scene.strike(another_lock_file, scene.ledger)

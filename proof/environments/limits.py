@@ -250,7 +250,7 @@ def whole_stats(hands: Hands) -> str:
 
 @case()
 def stopped_inside_a_read(scene: Scene) -> None:
-    """A reader is stopped inside a read, and pins old pages of data.mdb: stats() tells who, and the
+    """A reader is stopped inside a read, and pins old pages of data.mdb: stats() names it, and the
     file's growth is bounded by what is written meanwhile."""
     owner, reader = scene.owner(), scene.actor(name="the reader")
     inside = scene.where / "inside"

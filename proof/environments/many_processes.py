@@ -14,7 +14,7 @@ from proof.environments.actors import ANSWERS_WITHIN, Actor, Hands
 from proof.environments.cases import Scene, case
 
 IN_MEMORY: dict[str, Any] = {"keepalive": None, "durability": "process"}
-LONG = 240.0  # seconds that a crowd may take
+LONG = 240.0  # seconds that so many may take
 
 
 def open_many(hands: Hands, count: int) -> int:
@@ -30,45 +30,45 @@ def close_one(hands: Hands) -> None:
 
 @case(fast=False)
 def one_engine_too_many(scene: Scene) -> None:
-    """All places of the ledger are taken: the next engine is told how many there are, and gets the
-    first one that becomes free."""
+    """All places of the ledger are taken: the next engine's error names how many there are, and
+    it gets the first one that becomes free."""
     owner = scene.owner()
-    crowd, share = [], scene.pick(SLOT_COUNT - 1, 15)
+    actors, share = [], scene.pick(SLOT_COUNT - 1, 15)
     while share:
         made = scene.actor()
-        crowd.append(made)
+        actors.append(made)
         scene.works(made.ask(open_many, min(64, share), wait=LONG))
         share -= min(64, share)
     late = scene.actor(name="the late one")
     scene.refuses(late.open(), str(SLOT_COUNT), kind="LedgerFullError")
     scene.works(owner.send(b"3"))
-    scene.works(crowd[0].ask(close_one))
+    scene.works(actors[0].ask(close_one))
     if scene.struck:
         scene.works(late.open())
     scene.works(late.read())
-    crowd[1].kill() if len(crowd) > 1 else None
+    actors[1].kill() if len(actors) > 1 else None
     another = scene.actor()
     scene.works(another.open())
     scene.keeps(actor=owner)
 
 
 @case(500, 60, fast=False, twin=False)
-def a_crowd_of_processes(scene: Scene, variant: int) -> None:
+def a_actors_of_processes(scene: Scene, variant: int) -> None:
     """So many processes on one ledger; each owns the topic once and sends; a third of them is
     killed meanwhile."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (20000, 20000))
-    crowd = [scene.actor(acknowledged=[]) for _ in range(variant)]
-    for made in crowd:
+    actors = [scene.actor(acknowledged=[]) for _ in range(variant)]
+    for made in actors:
         made.start("open", keepalive=None)
-    for made in crowd:
+    for made in actors:
         scene.works(made.said(LONG))
     notes = [scene.where / f"notes-{number}" for number in range(variant)]
-    for number, made in enumerate(crowd):
+    for number, made in enumerate(actors):
         made.start(take_writer_lock, f"p{number}", str(notes[number]))
     time.sleep(1)
-    for made in crowd[::3]:
+    for made in actors[::3]:
         made.kill()
-    for number, made in enumerate(crowd):
+    for number, made in enumerate(actors):
         if number % 3:
             scene.works(made.said(LONG))
     for note in notes:
@@ -132,24 +132,24 @@ def a_queue_of_a_hundred_thousand(scene: Scene, variant: int) -> None:
     durable transaction."""
     each, ledger = 100_000 // variant, scene.tmpfs("memory") / "log"
     owner = scene.owner(ledger, opening=IN_MEMORY)
-    crowd = [scene.actor(ledger, name=f"queue {number}") for number in range(variant)]
-    for made in crowd:
+    actors = [scene.actor(ledger, name=f"queue {number}") for number in range(variant)]
+    for made in actors:
         made.start(queue, each)
-    for made in crowd:
+    for made in actors:
         scene.works(made.said(LONG * 2))
     said = owner.ask(queued, wait=LONG)
     if scene.works(said) and said.value != each * variant:
         scene.blame("keeps", f"{said.value} of {each * variant} wait")
     begun = time.monotonic()
     owner.kill()
-    for made in crowd:
+    for made in actors:
         made.start(promoted, 10.0)
-    winners = [made for made in crowd if (told := made.said(30)).ok and told.value]
+    winners = [made for made in actors if (answer := made.said(30)).ok and answer.value]
     if len(winners) != 1:
         scene.blame("keeps", f"{len(winners)} owners after {time.monotonic() - begun:.1f} s")
         return
     scene.works(winners[0].send(b"3"))
-    for made in crowd:
+    for made in actors:
         if made is not winners[0]:
             made.kill()
     winners[0].signal(signal.SIGKILL)

@@ -210,7 +210,7 @@ def a_ledger_in_an_overlay(scene: Scene) -> None:
 @case()
 def an_image_layer_that_is_copied_up(scene: Scene) -> None:
     """A reader has a ledger of an image's lower layer open when the first writer copies it up: it
-    reads on, or is told; it does not read old files for ever."""
+    reads on, or gets an error; it does not read old files for ever."""
     scene.ledger_with(b"1", b"2", path=scene.where / "lower-log")
     merged = overlay(scene)
     shutil.move(scene.where / "lower-log", scene.where / "lower" / "log")
@@ -299,7 +299,7 @@ def read_if_open(hands: object) -> None:
 
 @case()
 def a_read_only_file_system(scene: Scene) -> None:
-    """A medium that nobody can write: it can be read, and a writer is told."""
+    """A read-only medium: it can be read, and a writer gets an error."""
     ledger = scene.disk() / "log"
     scene.ledger_with(b"1", b"2", path=ledger)
     scene.strike(do, "mount", "-o", "remount,ro", str(scene.where / "disk"))
@@ -441,7 +441,7 @@ def a_thin_disk_that_runs_out(scene: Scene) -> None:
 
 @case("detached", "covered")
 def a_mount_that_changes_under_an_owner(scene: Scene, variant: str) -> None:
-    """Somebody unmounts the disk lazily, or mounts another over it: rule C7."""
+    """The disk is unmounted lazily, or another is mounted over it: rule C7."""
     disk = scene.disk()
     (disk / "data").mkdir()
     owner = scene.owner(disk / "data" / "log")

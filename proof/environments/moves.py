@@ -31,8 +31,8 @@ FATES = {fate.__name__: fate for fate in (renamed, removed, emptied)}
 
 @case(*FATES)
 def an_owner_without_its_directory(scene: Scene, variant: str) -> None:
-    """`mv`, `rm -rf`, or `rm -rf ledger/*` under an owner: it is told, and acknowledges nothing
-    more."""
+    """`mv`, `rm -rf`, or `rm -rf ledger/*` under an owner: it gets an error, and acknowledges
+    nothing more."""
     owner = scene.owner()
     scene.strike(FATES[variant], scene.ledger)
     scene.ends(owner)
@@ -45,7 +45,7 @@ def an_owner_without_its_directory(scene: Scene, variant: str) -> None:
 
 @case(*FATES)
 def a_new_ledger_at_the_old_path(scene: Scene, variant: str) -> None:
-    """Somebody else opens the path anew, and owns the topic there. The old owner's large entries
+    """Another process opens the path anew, and owns the topic there. The old owner's large entries
     must not get into the new ledger, nor may both be acknowledged for longer than the window."""
     old, fresh = scene.owner(acknowledged=[]), scene.acknowledged
     scene.works(old.send(b"old/large", LARGE))
@@ -70,7 +70,7 @@ def a_new_ledger_at_the_old_path(scene: Scene, variant: str) -> None:
 
 @case(*FATES)
 def a_waiter_without_its_directory(scene: Scene, variant: str) -> None:
-    """A waiting producer is told, too, instead of waiting for ever."""
+    """A waiting producer gets an error, too, instead of waiting for ever."""
     owner = scene.owner()
     waiter = scene.actor(name="the waiter")
     scene.works(waiter.open(keepalive=4.0))
@@ -133,7 +133,7 @@ def open_twice(hands: Hands, recreate: bool) -> list[str]:
 @case("in the same process")
 def a_path_that_is_made_anew(scene: Scene, variant: str) -> None:
     """One process opens a path that has been removed while it had it open: it gets a new ledger, or
-    an error; not the old one, which nobody else will ever see."""
+    an error; not the old one, which no other process will ever see."""
     made = scene.actor()
     said = made.ask(open_twice, scene.struck)
     scene.lives(said)

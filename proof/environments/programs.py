@@ -49,7 +49,7 @@ def patched_threads(scene: Scene, variant: str) -> None:
             check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        scene.blame("works", "open hung for 20 s")
+        scene.blame("works", "open did not return within 20 s")
         return
     if scene.struck and not (done.stdout.startswith("refused: True") and "gevent" in done.stdout):
         scene.blame("works", f"it said {done.stdout or done.stderr[-200:]!r}")
@@ -60,7 +60,7 @@ def patched_threads(scene: Scene, variant: str) -> None:
 
 def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str], int]:
     """Let the library's memory end at the n-th line of a commit, for each n; what is acknowledged,
-    what the other senders are told, and how often memory ended."""
+    the errors of the other senders, and how often memory ended."""
     library, lead, left = os.path.dirname(xl.__file__), appending.Committer._commit, [0]
     struck = 0
 
@@ -84,7 +84,7 @@ def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str], i
 
     assert hands.producer is not None
     sent: list[bytes] = []
-    told: list[str] = []
+    errors: list[str] = []
     with mock.patch.object(appending.Committer, "_commit", failing):
         for number in range(1, lines):
             value, left[0] = b"async/%d" % number, number
@@ -92,25 +92,25 @@ def fail_in_commits(hands: Hands, lines: int) -> tuple[list[bytes], list[str], i
                 hands.producer.send_async(value).result(6)
                 sent.append(value)
             except BaseException as caught:
-                told.append(type(caught).__name__)
-                if "Timeout" in told[-1]:
+                errors.append(type(caught).__name__)
+                if "Timeout" in errors[-1]:
                     break
-    return sent, told, struck
+    return sent, errors, struck
 
 
 @case()
 def no_memory_in_the_commit_thread(scene: Scene) -> None:
-    """A MemoryError strikes the thread that commits: it tries again, or its senders are told; none
-    waits for ever, and the engine works again."""
+    """A MemoryError strikes the thread that commits: it tries again, or its senders get errors;
+    none waits for ever, and the engine works again."""
     owner = scene.owner()
     if scene.struck:
         said = owner.ask(fail_in_commits, 80, wait=60.0)
         if scene.works(said):
-            sent, told, struck = said.value
+            sent, errors, struck = said.value
             scene.acknowledged += sent
-            if struck < 10 or (told and "Timeout" in told[-1]):
+            if struck < 10 or (errors and "Timeout" in errors[-1]):
                 scene.blame(
-                    "works", f"struck {struck} times: {len(sent)} succeed; the others get {told}"
+                    "works", f"struck {struck} times: {len(sent)} succeed; the others get {errors}"
                 )
     scene.works(owner.ask(send_async, "afterwards"))
     scene.works(owner.send(b"3"))
@@ -180,14 +180,14 @@ def use_in_a_child(hands: Hands) -> str:
     while not os.waitpid(pid, os.WNOHANG)[0]:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
-            return "it hung"
+            return "it did not end"
         time.sleep(0.01)
     return os.read(output, 100).decode()
 
 
 @case(twin=False)
 def a_daemon_that_forks_after_opening(scene: Scene) -> None:
-    """`open`, then the double fork of a daemon: the child is told to open again (rule C5)."""
+    """`open`, then the double fork of a daemon: the child's error says to open again (rule C5)."""
     owner = scene.owner()
     said = owner.ask(use_in_a_child)
     if said.value != "EngineClosedError":

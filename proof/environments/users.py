@@ -127,7 +127,7 @@ def spoil_rights(ledger: Path, variant: str) -> None:
 
 @case()
 def a_reader_without_the_right_to_write(scene: Scene) -> None:
-    """Another user may only read: it reads, or is told; the writer does not mind."""
+    """Another user may only read: it reads, or gets an error; the writer is not disturbed."""
     owner = scene.owner(before=lambda: os.umask(0o022), opening={"mode": 0o755})
     for path in (scene.ledger, *scene.ledger.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)

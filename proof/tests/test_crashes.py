@@ -125,8 +125,8 @@ def test_b10_what_a_dead_owner_left_at_the_tail_does_not_come_back(
 ) -> None:
     """The owner dies with a batch written, but not yet counted; the next owner reads the topic, and
     writes nothing, or a message of the same size, which is taken over into the tables, or a large
-    batch, which does not pass through the journal. Whoever opens the ledger alone trusts frames:
-    those of the dead owner must not follow."""
+    batch, which does not pass through the journal. A process that opens the ledger alone trusts
+    frames: those of the dead owner must not follow."""
     with xl.open(path, durability="power") as engine:
         die_in_a_batch(path, *((3, "123") if sent == "one message" else (1, "1")))
         with engine.topic("t").producer("exclusive_with_fencing", name="v") as producer:
@@ -212,8 +212,8 @@ def send_while_possible(producer: xl.Producer, values: list[bytes]) -> list[byte
 
 @needs_strace
 @pytest.mark.parametrize("what", ["large", "take over", "terminate"])
-def test_b2_a_commit_whose_process_dies_before_anybody_knows_of_it(tmp_path, what) -> None:
-    """Nobody can tell at first whether the commit has come about. Whoever sends on must have
+def test_b2_a_commit_whose_process_dies_before_any_process_knows_of_it(tmp_path, what) -> None:
+    """At first no process knows whether the commit was made. The next sender must have
     found out before: what it sends is in the log for good, in its place, and once the take-over
     or the end of the topic shows, nothing more gets in."""
     for when in itertools.count(1):
@@ -246,7 +246,7 @@ def test_b2_a_commit_whose_process_dies_before_anybody_knows_of_it(tmp_path, wha
 @pytest.mark.once
 def test_h1_dying_at_full_speed_beside_another_sender(tmp_path, sweep) -> None:
     """`process`: no system call in an append, the death strikes among stores through the mapping
-    and inside the critical section. Whoever sends at the same time goes on at once."""
+    and inside the critical section. A sender at the same time goes on at once."""
     rounds = sweep(100, 1500)
     slices = list(kill_beside(tmp_path, rounds, 7))
     kills, slow = sum(s.kills for s in slices), sum(s.slow for s in slices)
@@ -339,7 +339,7 @@ def test_h1_power_cuts_that_nobody_flushed_for(tmp_path, request, monkeypatch) -
 
 @pytest.mark.parametrize("sabotage", ["checksum", "batch"])
 def test_g9_control_without_a_check_the_log_is_damaged(tmp_path, monkeypatch, sabotage) -> None:
-    """The same disks, recovered by somebody who trusts every frame, or every entry of a batch."""
+    """The same disks, recovered by a process that trusts every frame, or every entry of a batch."""
     monkeypatch.setattr(journal, "CAPACITY", CAPACITY)
     found = stored_cuts(tmp_path / "log", 1, 30, random.Random(3))
     verdicts = judge_all(found, tmp_path / "disks", "process", 1, sabotage)

@@ -1,11 +1,11 @@
-"""Rules A to D and G2, all at once: processes that do what they like, and are killed.
+"""Rules A to D and G2, all at once: processes with random calls, which are killed.
 
 Several processes open producers in random modes, send, read, close, fence each other, fork, are
 stopped for longer than their keepalive and go on, and die by SIGKILL at random moments. Each notes
 in a file of its own what it is about to do and what came of it. In the end one judge reads the
 log and the notes: nothing acknowledged may be missing or elsewhere, nothing may be there twice or
-in part, no epoch may go back, within an epoch nobody may stand between an owner's messages, and
-the order of the log is that of the clock, for those who write and those who read.
+in part, no epoch may go back, within an epoch no other message may stand between an owner's, and
+the order of the log is that of the clock, for writers and readers.
 
 The same judge must turn red for a log in which a rule is broken: those are its controls.
 """
