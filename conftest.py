@@ -91,9 +91,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
 
 
-def pytest_collection() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """What is collected is kept: looking for garbage among it is a fifth of the work."""
     gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -101,7 +106,6 @@ def pytest_collection_finish() -> None:
     150 ms each time."""
     gc.collect()
     gc.freeze()
-    gc.enable()
 
 
 def pytest_sessionfinish() -> None:
