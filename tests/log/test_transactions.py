@@ -1035,10 +1035,12 @@ class Judge:
 
 @dataclass
 class Death:
-    """When a victim dies: at random, or at its n-th commit, before that is made or behind."""
+    """When a victim dies: at a random moment behind some transactions that it was awaited to make,
+    or at its n-th commit, before that is made or behind."""
 
     strike: int | None
     behind: bool = False
+    awaited: int = 0
     after: float = 0.0
 
 
@@ -1047,7 +1049,7 @@ def deaths(count: int) -> Iterator[Death]:
     for number in range(count):
         kind = number % 4
         if kind < 2:
-            yield Death(None, after=dice.random() * 0.03)
+            yield Death(None, awaited=kind, after=dice.random() * 0.03)
         else:
             yield Death(dice.randrange(4), behind=kind == 3)
 
@@ -1059,10 +1061,11 @@ def one_death(judge: Judge, death: Death) -> tuple[int, int]:
         assert begun == judge.count
         assert sequences == [begun - 1, 2 * begun - 1, begun - 1]
         assert position == begun
+        told = [process.told() for _ in range(death.awaited)]
         if death.strike is None:
             time.sleep(death.after)
             process.kill()
-        told = process.all_told()
+        told += process.all_told()
         assert process.process.exitcode == -signal.SIGKILL
     assert told == list(range(begun, begun + len(told)))
     return begun + len(told), begun
