@@ -58,6 +58,48 @@ def test_h1_without_its_journal_a_ledger_is_refused_until_that_is_given_up(path)
     assert not (Path(path) / "journal-given-up").exists()
 
 
+@pytest.mark.parametrize("size", [0, 4096, 1 << 20])
+def test_h2_a_journal_that_was_cut_off_is_refused_until_that_is_given_up(path, size) -> None:
+    """By logrotate's `copytruncate`, for example."""
+    abandoned(path)
+    journal = Path(path) / "journal"
+    os.truncate(journal, size)
+    for options in ({}, {"readonly": True}):
+        with pytest.raises(xl.LedgerCorruptedError, match=f"was cut off after {size} bytes"):
+            xl.open(path, **options)
+    journal.rename(Path(path) / "journal.1")
+    (Path(path) / "journal-given-up").touch()
+    with xl.open(path) as engine:
+        assert values(engine.topic("orders")) == []
+    assert (Path(path) / "journal.1").stat().st_size == size  # which is not the library's to remove
+
+
+def test_h1_a_journal_is_not_given_up_before_it_is_lost(path) -> None:
+    """The marker stayed from a time when the journal could be put back."""
+    abandoned(path)
+    marker, journal = Path(path) / "journal-given-up", Path(path) / "journal"
+    marker.touch()
+    with xl.open(path) as engine:
+        assert len(values(engine.topic("orders"))) == 5
+    assert not marker.exists()
+    abandoned(path)
+    journal.rename(Path(path) / "journal.1")  # by logrotate, for example
+    with pytest.raises(xl.LedgerCorruptedError, match="journal was removed"):
+        xl.open(path)
+    (Path(path) / "journal.1").rename(journal)
+    with xl.open(path) as engine:
+        assert len(values(engine.topic("orders"))) == 10
+
+
+def test_h2_segments_that_are_removed_under_an_engine_are_named(path) -> None:
+    with xl.open(path) as engine, engine.topic("orders").producer() as producer:
+        producer.send_many([b"x" * 1000] * 1000)
+        shutil.rmtree(Path(path) / "segments")
+        with pytest.raises(xl.LedgerError, match="segments was removed"):
+            producer.send_many([b"x" * 1000] * 1000)
+        assert producer.send(b"in the journal") == 1000
+
+
 def test_h2_a_journal_that_is_replaced_under_living_engines_is_refused(path, worker) -> None:
     other = worker()
     other.call(open_producer, "exclusive")

@@ -19,6 +19,7 @@ from exclusivelog.errors import (
     LedgerIOError,
     LedgerVersionError,
 )
+from exclusivelog.local.files import SEGMENTS
 
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
 HARDLY_ANY_ROOM = 1 << 18  # bytes; a truncated write leaves less
@@ -147,6 +148,12 @@ def _translate(path: str, error: Exception, code: int, readonly: bool, way_out: 
             "Try again, or raise the limit (ulimit -n, -v)"
         )
     if code in NO_SUCH_PLACE:
+        wanted = getattr(error, "filename", None)
+        if wanted is not None and os.path.dirname(wanted) == os.path.join(path, SEGMENTS):
+            return LedgerError(
+                f"{path}/{SEGMENTS} was removed ({error}); nothing was written. Close all engines, "
+                "and put the directory back, or restore a backup"
+            )
         return LedgerError(
             f"{path} cannot be opened: {error}; give a directory that exists or can be created"
         )

@@ -17,12 +17,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import struct
 
 from exclusivelog import _core
-from exclusivelog.errors import LedgerVersionError
+from exclusivelog.errors import LedgerCorruptedError, LedgerVersionError
 from exclusivelog.local.files import JOURNAL, Directory
 
+JOURNAL_GIVEN_UP = "journal-given-up"  # made by hand: open the ledger without its journal
+UNFINISHED = re.compile(rf"{JOURNAL}\.\d+\.[0-9a-f]{{8}}")  # what `_create` makes
 MAGIC = b"XLJFILE\x01"
 CAPACITY = 8 << 20
 HEADER = _core.JOURNAL_HEADER_BYTES
@@ -54,7 +57,7 @@ def _create(directory: Directory, mode: int) -> None:
     # Create the whole file under another name, then rename it. Write its blocks, instead of only
     # reserving them, so that no later flush has to write the file's metadata.
     for name in directory.names():
-        if name.startswith(JOURNAL + "."):
+        if UNFINISHED.fullmatch(name):  # not `journal.1`, which logrotate has made of a journal
             directory.remove(name)
     temporary = f"{JOURNAL}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
@@ -79,6 +82,12 @@ def _check(path: str, fd: int) -> int:
     header = os.pread(fd, 16, 0)
     size = os.fstat(fd).st_size
     capacity = int.from_bytes(header[8:], "little")
+    if size < HEADER or (header.startswith(MAGIC) and size < HEADER + capacity):
+        raise LedgerCorruptedError(
+            f"{path} was cut off after {size} bytes; the last acknowledged messages may be gone. "
+            f"Restore a backup, or move it away and make an empty file {JOURNAL_GIVEN_UP!r} there "
+            "to open the ledger without it"
+        )
     if not header.startswith(MAGIC) or size != HEADER + capacity or capacity % 4096:
         raise LedgerVersionError(
             f"{path} is not a journal of this version ({size} bytes); acknowledged messages may "

@@ -26,11 +26,9 @@ from exclusivelog.local.storage.environment import (
     refuse_remains,
     refuse_strangers,
 )
-from exclusivelog.local.storage.journal import inode, open_file
+from exclusivelog.local.storage.journal import JOURNAL_GIVEN_UP, inode, open_file
 from exclusivelog.local.storage.segments import Segments
 from exclusivelog.local.versions import LOCK_VERSION, in_use, lock_version, refuse_other_lock_file
-
-JOURNAL_GIVEN_UP = "journal-given-up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +106,7 @@ class OpenFiles:
                 self.format, self.uuid = header["version"], header["uuid"]
                 if presence is not None and self.journal is not None:
                     recover(self, self.journal, presence.alone)
+                    self._forget_given_up()
                     presence.admit_others()
 
     # ---- checked before they are opened --------------------------------------------------
@@ -138,7 +137,10 @@ class OpenFiles:
                 f"Put it back, restore a backup, or make an empty file {JOURNAL_GIVEN_UP!r} there "
                 "to open the ledger without it"
             )
-        if given_up and not self.readonly:
+
+    def _forget_given_up(self) -> None:
+        """The journal is there: one that is lost later must not count as given up."""
+        if self.directory.facts(JOURNAL_GIVEN_UP) is not None:
             self.directory.remove(JOURNAL_GIVEN_UP)
 
     def _check_other_version(self) -> None:
