@@ -104,12 +104,8 @@ class NamedTopic:
         return callbacks.twin(await outcome_of(future, future.give_up))
 
 
-class Topic(Wrapper[SyncTopic]):
-    """An `exclusivelog.Topic`, awaitable; `sync` is that one. Made by `Engine.topic`.
-
-    `await` it to be sure that the topic exists; what opens something on it makes it, too. What a
-    topic has of itself, such as `next_offset`, is read at once, without an `await`.
-    """
+class _ByName(Wrapper[SyncTopic]):
+    """A topic that may not exist yet."""
 
     def __init__(self, sync: SyncTopic | NamedTopic) -> None:
         if isinstance(sync, SyncTopic):
@@ -120,6 +116,17 @@ class Topic(Wrapper[SyncTopic]):
     def sync(self) -> SyncTopic:  # type: ignore[override]
         """The synchronous one; TopicNotFoundError if it does not exist yet."""
         return self._named.existing()
+
+    def __repr__(self) -> str:
+        return f"<aio.Topic {self.name!r}>"
+
+
+class Topic(_ByName):
+    """An `exclusivelog.Topic`, awaitable; `sync` is that one. Made by `Engine.topic`.
+
+    `await` it to be sure that the topic exists; what opens something on it makes it, too. What a
+    topic has of itself, such as `next_offset`, is read at once, without an `await`.
+    """
 
     def __await__(self) -> Generator[Any, None, Self]:
         yield from self._named.make().__await__()
