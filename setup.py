@@ -59,6 +59,8 @@ CORE = Extension(
     depends=["setup.py", *sorted(glob("exclusivelog/_native/*"))],
     libraries=["dl"],  # of its own before glibc 2.34
     extra_compile_args=["-O2", *COMPILE],
+    # Objects that the core itself makes are made without a call that packs no arguments.
+    define_macros=[("CYTHON_VECTORCALL_TPNEW", "0")],
     extra_link_args=LINK,
 )
 

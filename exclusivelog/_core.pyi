@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Final, Generic, Literal, Self, TypeVar, final
 
 FOOTER_BYTES: int
-CRC_KIND: Literal["sse4.2", "armv8", "tables"]
+CRC_KIND: Literal["avx512", "sse4.2", "armv8", "tables"]
 TERMINATED: int
 DELETED: int
 RECREATED: int

@@ -16,7 +16,6 @@
 #define XB_SOUND 1
 #define XB_DAMAGED 2
 #define XB_REQUESTED 3                      /* as unseen; the disk was asked for it, or the chunk is needed */
-#define XB_PIECE ((size_t)8192)         /* two pages */
 #define XB_CRC (XE_FOOTER - 4)          /* where in the footer the checksum stands */
 
 /* ---- writing --------------------------------------------------------------------------- */
@@ -69,13 +68,7 @@ typedef struct { const char *start; size_t size, block, first; } xb_section;
 static inline int xb_sum_holds(const xe_laid *laid, const xb_section *in, size_t number, int more) {
     const size_t from = number * in->block;
     const size_t to = in->size - from < in->block ? in->size : from + in->block;
-    uint32_t crc = UINT32_MAX;
-    for (size_t at = from; at < to; at += XB_PIECE) {
-        const size_t size = to - at < XB_PIECE ? to - at : XB_PIECE;
-        /* The processor's own prefetching ends where a page ends. */
-        if (more || at + size < to) xl_fetch(in->start + at + size, XB_PIECE);
-        crc = xl_crc_fold(crc, in->start + at, size);
-    }
+    const uint32_t crc = xl_crc_fold_on(UINT32_MAX, in->start + from, to - from, more ? XC_AHEAD : 0);
     return ~crc == laid->sums[in->first + number];
 }
 

@@ -8,22 +8,23 @@ cdef extern from "_native/crc32c.h":
     int XC_TABLES
     int XC_SSE42
     int XC_ARMV8
+    int XC_AVX512
     int xl_crc_start() noexcept nogil
     uint32_t xl_crc_fold(uint32_t, const void*, size_t) noexcept nogil
     uint32_t xl_crc32c(const void*, size_t) noexcept nogil
 
 cdef extern from "_native/prefetch.h":
-    void xl_fetch(const char*, size_t) noexcept nogil
     void xl_prefetch(const char*, size_t) noexcept nogil
 
 cdef enum:
-    PIECE = 8192                # two pages
     MAPPED_END = 4096           # bytes: what follows the blocks of an entry of some MB
     READ_AHEAD = 64 << 10       # bytes that are verified at once while an entry is read in order
     WITHOUT_GIL = 128 << 10     # bytes; to release the GIL costs more than the sum of fewer
 
 # How checksums are computed on this machine.
-CRC_KIND = {XC_SSE42: "sse4.2", XC_ARMV8: "armv8", XC_TABLES: "tables"}[xl_crc_start()]
+CRC_KIND = {
+    XC_AVX512: "avx512", XC_SSE42: "sse4.2", XC_ARMV8: "armv8", XC_TABLES: "tables",
+}[xl_crc_start()]
 
 
 def _warn_if_slow():
@@ -58,24 +59,10 @@ cdef inline uint32_t _sum(const char* data, Py_ssize_t size) noexcept nogil:
     return xl_crc_fold(0, data, size)
 
 
-cdef uint32_t _sum_pieces(const char* start, Py_ssize_t size) noexcept nogil:
-    """Of an entry in a mapped file, pages come in while their predecessors are summed: the
-    processor's own prefetching ends where a page ends."""
-    cdef uint32_t crc = UINT32_MAX
-    cdef Py_ssize_t at = 0
-    cdef Py_ssize_t piece
-    while at < size:
-        piece = min(PIECE, size - at)
-        xl_fetch(start + at + piece, min(PIECE, size - at - piece))
-        crc = xl_crc_fold(crc, start + at, piece)
-        at += piece
-    return ~crc
-
-
 cdef uint32_t _sum_all(const char* start, Py_ssize_t size) noexcept:
     cdef uint32_t crc
     if size < WITHOUT_GIL:
-        return _sum_pieces(start, size)
+        return _crc(start, size)
     with nogil:
-        crc = _sum_pieces(start, size)
+        crc = _crc(start, size)
     return crc

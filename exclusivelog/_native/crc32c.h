@@ -7,7 +7,11 @@
    With instructions of the processor one step takes 8 bytes, but waits three cycles for the step
    before. Three blocks that lie one behind the other are folded side by side instead; a register is
    then shifted over the zeros that stand for the blocks behind its own, by four table lookups.
-   Without instructions, eight table lookups take 8 bytes. */
+   Without instructions, eight table lookups take 8 bytes.
+
+   Where the processor multiplies without carry in registers of 64 bytes, 256 bytes are folded at
+   once: multiplied by a power of x that moves them onto the 256 bytes that follow. That takes half
+   the time. (Registers of 16 bytes take twice the time of the three blocks, so they are not used.) */
 #ifndef EXCLUSIVELOG_CRC32C_H
 #define EXCLUSIVELOG_CRC32C_H
 
@@ -18,10 +22,16 @@
 #define XC_POLYNOMIAL 0x82F63B78u
 #define XC_LONG 2720        /* bytes of a block; three of them fill two pages but for 32 bytes */
 #define XC_SHORT 168
+#define XC_WIDE 256         /* from so many bytes on, registers of 64 bytes pay */
+#define XC_LINE 64          /* of the processor's cache */
+/* So far ahead, bytes are fetched into the cache: the processor's own prefetching ends where a page
+   ends, and has to begin anew. */
+#define XC_AHEAD 4096
 
 #define XC_TABLES 0
 #define XC_SSE42 1
 #define XC_ARMV8 2
+#define XC_AVX512 3         /* with XC_SSE42 for short runs */
 
 typedef struct { uint32_t at[4][256]; } xc_shift;   /* of a register, over some number of zeros */
 
@@ -86,7 +96,9 @@ static inline uint32_t xc_shifted(const xc_shift *shift, uint32_t c) {
 /* ---- instructions ---------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
+#include <immintrin.h>
 #define XC_INSTRUCTIONS XC_SSE42
+#define XC_WIDE_INSTRUCTIONS XC_AVX512
 #define XC_TARGET __attribute__((target("sse4.2")))
 #define xc_step8(c, value) ((uint32_t)__builtin_ia32_crc32di((c), (value)))
 #define xc_step1(c, value) ((uint32_t)__builtin_ia32_crc32qi((c), (value)))
@@ -123,11 +135,14 @@ static inline uint64_t xc_load8(const unsigned char *p) {
     return value;
 }
 
-/* Three blocks of `block` bytes, side by side. */
+/* Three blocks of `block` bytes, side by side; the bytes at `next` come into the cache meanwhile. */
 XC_TARGET static inline uint32_t xc_fold_three(uint32_t c, const unsigned char *p, size_t block,
-                                               const xc_shift *shift) {
+                                               const xc_shift *shift, const unsigned char *next) {
     uint32_t second = 0, third = 0;
     for (size_t at = 0; at < block; at += 8) {
+        if (next != NULL && at % XC_LINE == 0)
+            for (int line = 0; line < 3; line++)
+                __builtin_prefetch(next + 3 * at + line * XC_LINE, 0, 2);
         c = xc_step8(c, xc_load8(p + at));
         second = xc_step8(second, xc_load8(p + block + at));
         third = xc_step8(third, xc_load8(p + 2 * block + at));
@@ -135,22 +150,93 @@ XC_TARGET static inline uint32_t xc_fold_three(uint32_t c, const unsigned char *
     return xc_shifted(shift, xc_shifted(shift, c) ^ second) ^ third;
 }
 
-XC_TARGET static inline uint32_t xc_fold_by_instructions(uint32_t c, const void *data,
-                                                         size_t size) {
-    const unsigned char *p = data;
-    for (; size >= 3 * XC_LONG; p += 3 * XC_LONG, size -= 3 * XC_LONG)
-        c = xc_fold_three(c, p, XC_LONG, &xc_long);
-    for (; size >= 3 * XC_SHORT; p += 3 * XC_SHORT, size -= 3 * XC_SHORT)
-        c = xc_fold_three(c, p, XC_SHORT, &xc_short);
+XC_TARGET static inline uint32_t xc_fold_by_steps(uint32_t c, const unsigned char *p, size_t size) {
     for (; size >= 8; p += 8, size -= 8) c = xc_step8(c, xc_load8(p));
     for (; size; p++, size--) c = xc_step1(c, *p);
     return c;
+}
+
+XC_TARGET static inline uint32_t xc_fold_by_instructions(uint32_t c, const void *data, size_t size,
+                                                         size_t more) {
+    const unsigned char *p = data, *const end = p + size + more;
+    for (; size >= 3 * XC_LONG; p += 3 * XC_LONG, size -= 3 * XC_LONG) {
+        const size_t left = (size_t)(end - p) - 3 * XC_LONG;
+        c = xc_fold_three(c, p, XC_LONG, &xc_long, left >= XC_AHEAD ? p + 3 * XC_LONG : NULL);
+    }
+    for (; size >= 3 * XC_SHORT; p += 3 * XC_SHORT, size -= 3 * XC_SHORT)
+        c = xc_fold_three(c, p, XC_SHORT, &xc_short, NULL);
+    return xc_fold_by_steps(c, p, size);
+}
+#endif
+
+/* ---- wide instructions ----------------------------------------------------------------- */
+
+#ifdef XC_WIDE_INSTRUCTIONS
+#define XC_WIDE_TARGET __attribute__((target("avx512f,vpclmulqdq,sse4.2")))
+
+/* What moves 16 bytes over some others: the multipliers of their first and of their last 8. */
+typedef struct { uint64_t first, last; } xc_move;
+
+static xc_move xc_over256, xc_over64;
+
+/* x to the power of n modulo the polynomial, as a register has it: its highest bit stands for 1. It
+   is the upper half of a multiplier. A product of two such halves of 128 bits is x too high. */
+static inline uint64_t xc_power(unsigned n) {
+    uint32_t c = (uint32_t)1 << 31;
+    while (n--) c = c >> 1 ^ (c & 1 ? XC_POLYNOMIAL : 0);
+    return (uint64_t)c << 32;
+}
+
+/* The first 8 of 16 bytes stand 64 bits higher than the last ones. */
+static inline void xc_fill_move(xc_move *move, unsigned bytes) {
+    move->first = xc_power(8 * bytes + 64 - 1);
+    move->last = xc_power(8 * bytes - 1);
+}
+
+XC_WIDE_TARGET static inline __m512i xc_load_move(const xc_move *move) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)move));
+}
+
+XC_WIDE_TARGET static inline __m512i xc_load64(const unsigned char *p) {
+    return _mm512_loadu_si512(p);
+}
+
+XC_WIDE_TARGET static inline __m512i xc_moved(__m512i a, __m512i move, __m512i onto) {
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(a, move, 0x00),
+                                     _mm512_clmulepi64_epi128(a, move, 0x11), onto, 0x96);
+}
+
+/* XC_WIDE bytes at least. What is left of them are 64 bytes that have the same remainder. */
+XC_WIDE_TARGET static uint32_t xc_fold_wide(uint32_t c, const void *data, size_t size, size_t more) {
+    const unsigned char *p = data, *const end = p + size + more;
+    unsigned char rest[64];
+    __m512i move = xc_load_move(&xc_over256);
+    __m512i a0 = _mm512_xor_si512(xc_load64(p), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)c)));
+    __m512i a1 = xc_load64(p + 64), a2 = xc_load64(p + 128), a3 = xc_load64(p + 192);
+    for (p += 256, size -= 256; size >= 256; p += 256, size -= 256) {
+        const unsigned char *next = (size_t)(end - p) > XC_AHEAD ? p + XC_AHEAD : p;
+        for (int line = 0; line < 4; line++) __builtin_prefetch(next + XC_LINE * line, 0, 2);
+        a0 = xc_moved(a0, move, xc_load64(p));
+        a1 = xc_moved(a1, move, xc_load64(p + 64));
+        a2 = xc_moved(a2, move, xc_load64(p + 128));
+        a3 = xc_moved(a3, move, xc_load64(p + 192));
+    }
+    move = xc_load_move(&xc_over64);
+    a3 = xc_moved(xc_moved(xc_moved(a0, move, a1), move, a2), move, a3);
+    for (; size >= 64; p += 64, size -= 64) a3 = xc_moved(a3, move, xc_load64(p));
+    _mm512_storeu_si512(rest, a3);
+    return xc_fold_by_steps(xc_fold_by_steps(0, rest, sizeof rest), p, size);
+}
+
+static inline int xc_has_wide_instructions(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("vpclmulqdq");
 }
 #endif
 
 /* ---- what others call ------------------------------------------------------------------ */
 
-/* Once, before anything else. Returns how it is done here: XC_SSE42, XC_ARMV8 or XC_TABLES. */
+/* Once, before anything else. Returns how it is done here: XC_AVX512, XC_SSE42, XC_ARMV8 or
+   XC_TABLES. */
 static inline int xl_crc_start(void) {
     xc_fill_table();
     xc_fill_shift(&xc_long, XC_LONG);
@@ -159,14 +245,28 @@ static inline int xl_crc_start(void) {
 #ifdef XC_INSTRUCTIONS
     if (xc_has_instructions()) xc_kind = XC_INSTRUCTIONS;
 #endif
+#ifdef XC_WIDE_INSTRUCTIONS
+    xc_fill_move(&xc_over256, 256);
+    xc_fill_move(&xc_over64, 64);
+    if (xc_kind == XC_INSTRUCTIONS && xc_has_wide_instructions()) xc_kind = XC_WIDE_INSTRUCTIONS;
+#endif
     return xc_kind;
 }
 
-static inline uint32_t xl_crc_fold(uint32_t c, const void *data, size_t size) {
-#ifdef XC_INSTRUCTIONS
-    if (xc_kind == XC_INSTRUCTIONS) return xc_fold_by_instructions(c, data, size);
+/* `more`: of the bytes behind these, so many are read next. They come into the cache meanwhile. */
+static inline uint32_t xl_crc_fold_on(uint32_t c, const void *data, size_t size, size_t more) {
+#ifdef XC_WIDE_INSTRUCTIONS
+    if (xc_kind == XC_WIDE_INSTRUCTIONS && size >= XC_WIDE) return xc_fold_wide(c, data, size, more);
 #endif
+#ifdef XC_INSTRUCTIONS
+    if (xc_kind != XC_TABLES) return xc_fold_by_instructions(c, data, size, more);
+#endif
+    (void)more;
     return xc_fold_by_tables(c, data, size);
+}
+
+static inline uint32_t xl_crc_fold(uint32_t c, const void *data, size_t size) {
+    return xl_crc_fold_on(c, data, size, 0);
 }
 
 static inline uint32_t xl_crc32c(const void *data, size_t size) {

@@ -172,12 +172,18 @@ cdef class Scan:
     def __next__(self):
         cdef Cursor cursor = self.cursor
         cdef Entry entry = cursor.entry
+        cdef uint64_t index
+        if entry is not None and entry.laid.gaps == NULL and cursor.position < self.end:
+            index = cursor.position - entry.laid.base_offset    # huge if it is before the entry
+            if entry.sound_from <= index < entry.sound_to:
+                cursor.position += 1
+                return _message(entry, <uint32_t>index)
+        return self._next_unverified()
+
+    cdef Message _next_unverified(self):
+        cdef Cursor cursor = self.cursor
         cdef Message message = None
-        if cursor.position >= self.end:
-            raise StopIteration
-        if entry is not None and cursor.position < entry.end:
-            message = _take_from(cursor, entry)
-        if message is None and cursor.position < self.end:
+        if cursor.position < self.end:
             message = cursor.take()
         if message is None:
             raise StopIteration

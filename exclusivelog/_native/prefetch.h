@@ -7,12 +7,6 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Into the processor's cache. */
-static inline void xl_fetch(const char *from, size_t size) {
-    for (size_t at = 0; at < size; at += 64)
-        __builtin_prefetch(from + at, 0, 2);
-}
-
 /* Into memory, from the disk: these bytes alone, where a page fault would read what is around them,
    too, which is megabytes on some machines. Does not wait. */
 static inline void xl_prefetch(const char *from, size_t size) {

@@ -197,6 +197,10 @@ def test_the_core_says_how_checksums_are_computed() -> None:
     has_it = {"x86_64": " sse4_2 ", "aarch64": " crc32 "}.get(platform.machine(), "none")
     facts = Path("/proc/cpuinfo").read_text().replace("\n", " ")
     assert (_core.CRC_KIND != "tables") == (has_it in facts)
+    wide = platform.machine() == "x86_64" and all(
+        f" {flag} " in facts for flag in ("avx512f", "vpclmulqdq")
+    )
+    assert (_core.CRC_KIND == "avx512") == wide
 
 
 def test_an_entry_asked_for_what_it_has_not_says_so() -> None:

@@ -243,7 +243,6 @@ static void test_journal_file(void) {
     CHECK(memcmp(&seen, &frame, sizeof frame) == 0);
     CHECK(pread(fd, back, sizeof data, 4096 + sizeof frame) == sizeof data);
     CHECK(memcmp(back, data, sizeof data) == 0);
-    xl_fetch(back, sizeof back);
 
     CHECK(xj_identify(fd, &file) == 0 && xj_is(fd, &file));
     int zeros = open("/dev/zero", O_RDONLY), full = open("/dev/full", O_WRONLY);
@@ -328,28 +327,36 @@ static uint32_t fold_slowly(uint32_t c, const unsigned char *p, size_t size) {
     return c;
 }
 
+/* Every way that there is here gives what the polynomial says, of runs that begin anywhere and of
+   registers with anything in them; bytes behind a run that are read next change nothing. */
+static void check_sum(const unsigned char *p, size_t size, uint32_t before, int kind) {
+    const uint32_t expected = fold_slowly(before, p, size);
+    for (xc_kind = XC_TABLES; xc_kind <= XC_AVX512; xc_kind++) {
+        if (xc_kind > XC_TABLES && xc_kind != kind
+            && !(kind == XC_AVX512 && xc_kind == XC_SSE42)) continue;
+        CHECK(xl_crc_fold(before, p, size) == expected);
+        CHECK(xl_crc_fold_on(before, p, size, 2 * XC_AHEAD) == expected);
+        CHECK(xl_crc_fold(xl_crc_fold(before, p, size / 3), p + size / 3, size - size / 3)
+              == expected);
+    }
+    xc_kind = kind;
+}
+
 static void test_crc32c(void) {
     int kind = xl_crc_start();
     CHECK(xl_crc32c("123456789", 9) == 0xE3069283u);
     CHECK(xl_crc32c("", 0) == 0 && xl_crc_fold(77, "", 0) == 77);
-    unsigned char *data = malloc(MOST_SUMMED + 8);
-    CHECK(data != NULL);
     uint32_t dice = 1;
-    for (size_t i = 0; i < MOST_SUMMED + 8; i++) {
-        dice = dice * 1664525 + 1013904223;
-        data[i] = dice >> 24;
+    for (size_t size = 0; size <= MOST_SUMMED; size += size < 1100 ? 1 : 97) {
+        unsigned char *data = malloc(size + size % 71);     /* a sanitizer guards its end */
+        CHECK(data != NULL || size == 0);
+        for (size_t i = 0; i < size + size % 71; i++) {
+            dice = dice * 1664525 + 1013904223;
+            data[i] = dice >> 24;
+        }
+        check_sum(data + size % 71, size, size % 2 ? dice : UINT32_MAX, kind);
+        free(data);
     }
-    for (size_t size = 0; size <= MOST_SUMMED; size += size < 600 ? 1 : 97) {
-        const unsigned char *p = data + size % 8;
-        uint32_t expected = fold_slowly(UINT32_MAX, p, size);
-        xc_kind = kind;
-        CHECK(xl_crc_fold(UINT32_MAX, p, size) == expected);
-        CHECK(xl_crc_fold(xl_crc_fold(UINT32_MAX, p, size / 3), p + size / 3, size - size / 3)
-              == expected);
-        xc_kind = XC_TABLES;
-        CHECK(xl_crc_fold(UINT32_MAX, p, size) == expected);
-    }
-    free(data);
 }
 
 /* ---- fraction.h ---------------------------------------------------------------------- */
