@@ -120,7 +120,7 @@ cdef class TopicRow:
     cdef public uint32_t shared
     cdef public uint32_t waiting
     cdef public uint64_t freed
-    cdef public uint64_t later
-    cdef public uint64_t due
+    cdef public uint64_t retry_waiter
+    cdef public uint64_t retry_at
     cdef public uint32_t flags
     cdef public str name

@@ -259,7 +259,7 @@ def rows_of_topic(
     tables = tables_of(changes := Changes({}))
     row = _core.TopicRow()
     row.id, row.name, row.epoch, row.owner, row.freed = TOPIC, NAME, epoch, owner, FREED
-    row.shared, row.waiting, row.later, row.due = shared, waiting, later, due
+    row.shared, row.waiting, row.retry_waiter, row.retry_at = shared, waiting, later, due
     tables.topics.put(row)
     tables.rows.put("names", NAME.encode(), U64.pack(TOPIC))
     tables.rows.put("meta", b"session", U64.pack(last))
@@ -420,13 +420,13 @@ class Transactions:
         settled = state.settled if holders else not world.settles or free_for >= SETTLE
         move = move_of(transfer)
         reminded = NO_SESSION
-        if row.later in {each.id for each in queue}:
+        if row.retry_waiter in {each.id for each in queue}:
             why = PAST
-            if not holders and transfer is not None and row.due == transfer.until:
+            if not holders and transfer is not None and row.retry_at == transfer.until:
                 why = TRANSIT
-            elif not holders and transfer is None and row.due == row.freed + SETTLE:
+            elif not holders and transfer is None and row.retry_at == row.freed + SETTLE:
                 why = SETTLES
-            reminded = (row.later, why)
+            reminded = (row.retry_waiter, why)
         after = state._replace(
             epoch=row.epoch, top=top, owner=row.owner, holders=tuple(sorted(holders)),
             queue=tuple(sorted(queue)), move=move, settled=settled, reminded=reminded,

@@ -55,12 +55,12 @@ SELECTED = """    found = _core.select(
 """
 SELECTED_SLOWLY = """    import types  # the same, without the core
 
-    found = types.SimpleNamespace(winner=None, dead=[], stale=[], later=None, due=0)
+    found = types.SimpleNamespace(winner=None, dead=[], stale=[], retry_waiter=None, retry_at=0)
     for key, data in rows:
         if key[:8] != topic.to_bytes(8, "big"):
             break
         waiter = unpack_session(data)
-        at = due(waiter, freed, known) if target is None else until
+        at = eligible_at(waiter, freed, known) if target is None else until
         if not alive(waiter.slot, waiter.engine):
             found.dead.append(data)
         elif waiter.claim not in (None, epoch):
@@ -68,8 +68,8 @@ SELECTED_SLOWLY = """    import types  # the same, without the core
         elif waiter.engine.encode() == target or (target is None and now >= at):
             found.winner = data
             break
-        elif found.later is None:
-            found.later, found.due = data, at
+        elif found.retry_waiter is None:
+            found.retry_waiter, found.retry_at = data, at
             if target is None:
                 break
 """
@@ -112,11 +112,11 @@ MUTANTS = (
     Mutant("the highest priority settles, too", QUEUE, "        return 0\n    span",
            "        return settle\n    span", ("model", "tests/ownership/test_settle.py")),
     Mutant("a request for a topic that has just become free does not settle", ADMIT,
-           "waiting or (session.mode == WAIT and now < due(session, freed, known))", "waiting",
-           ("tests/ownership/test_settle.py",)),
+           "waiting or (session.mode == WAIT and now < eligible_at(session, freed, known))",
+           "waiting", ("tests/ownership/test_settle.py",)),
     Mutant("requests that do not queue settle, too", ADMIT,
-           "(session.mode == WAIT and now < due(session, freed, known))",
-           "(now < due(session, freed, known))", ("tests/ownership/test_settle.py",)),
+           "(session.mode == WAIT and now < eligible_at(session, freed, known))",
+           "(now < eligible_at(session, freed, known))", ("tests/ownership/test_settle.py",)),
     Mutant("the lowest priority does not settle", QUEUE,
            "        return settle\n    if priority", "        return 0\n    if priority",
            ("tests/ownership/test_settle.py",)),

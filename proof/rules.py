@@ -182,11 +182,11 @@ def believes_that_all_have_just_come(
     come = [(queue_key(session), pack_session(session)) for session in newcomers]
     promotion = _promote(epoch, topic, come, alive, **facts)
     before = {session.id: session for session in waiters}
-    winner, later = promotion.winner, promotion.later
+    winner, later = promotion.winner, promotion.retry_waiter
     return replace(
         promotion,
         winner=None if winner is None else replace(before[winner.id], epoch=winner.epoch),
-        later=None if later is None else before[later.id],
+        retry_waiter=None if later is None else before[later.id],
         dead=tuple(before[session.id] for session in promotion.dead),
         stale=tuple(before[session.id] for session in promotion.stale),
     )
@@ -261,8 +261,8 @@ def cancels_without_those_who_wait(
 def tells_only_once(
     self: Succession, tables: Tables, row: _core.TopicRow, waiter: Session, due: int
 ) -> None:
-    if row.later != waiter.id:
-        row.later, row.due = waiter.id, due
+    if row.retry_waiter != waiter.id:
+        row.retry_waiter, row.retry_at = waiter.id, due
         tables.notifications.post(waiter, RETRY_AT, row.id, due)
 
 

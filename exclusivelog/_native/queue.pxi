@@ -43,7 +43,7 @@ cdef uint64_t _delay(int64_t priority, uint64_t settle, bint known, int64_t best
     return xl_fraction(settle, <uint64_t>best - <uint64_t>priority, span)
 
 
-cdef uint64_t _due(uint64_t created, uint64_t delay, uint64_t freed) noexcept nogil:
+cdef uint64_t _eligible_at(uint64_t created, uint64_t delay, uint64_t freed) noexcept nogil:
     if created <= freed and delay <= freed - created:
         return freed
     return freed + delay if delay <= UINT64_MAX - freed else UINT64_MAX
@@ -63,14 +63,14 @@ def delay(int64_t priority, uint64_t settle, known):
     return _delay(priority, settle, known is not None, best, lowest)
 
 
-def due(uint64_t created, uint64_t delay, uint64_t freed):
+def eligible_at(uint64_t created, uint64_t delay, uint64_t freed):
     """From when on a waiter may have a topic that is free since `freed`: at once if it had been
     in the queue for its delay by then.
 
-    >>> due(100, 900, freed=1000), due(101, 900, freed=1000)
+    >>> eligible_at(100, 900, freed=1000), eligible_at(101, 900, freed=1000)
     (1000, 1900)
     """
-    return _due(created, delay, freed)
+    return _eligible_at(created, delay, freed)
 
 
 # ---- which waiter ------------------------------------------------------------------------
@@ -212,13 +212,13 @@ cdef bint _read_waiter(const char* key, const uint8_t* at, Py_ssize_t size,
 @cython.final
 cdef class Selection:
     """The waiter that is next, as rows of the queue: the `winner` (None: none yet), and those that
-    were passed over as `dead` or `stale`. `later` may have the topic at the time `due`."""
+    were passed over as `dead` or `stale`. `retry_waiter` may have the topic at the time `retry_at`."""
 
     cdef readonly bytes winner
     cdef readonly list dead
     cdef readonly list stale
-    cdef readonly bytes later
-    cdef readonly uint64_t due
+    cdef readonly bytes retry_waiter
+    cdef readonly uint64_t retry_at
 
 
 def select(rows, uint64_t topic, uint64_t epoch, alive, *, uint64_t now, uint64_t freed, known,
@@ -229,7 +229,7 @@ def select(rows, uint64_t topic, uint64_t epoch, alive, *, uint64_t now, uint64_
       one that is found, or behind the topic's last. Another order than the keys' is refused.
     - `alive`: called with (slot, engine id) of each that is considered.
     - `epoch`: a waiter that claims another one is stale.
-    - `now`, `freed`, `known`: as for `due` and `delay`. The best waiter decides for all.
+    - `now`, `freed`, `known`: as for `eligible_at` and `delay`. The best waiter decides for all.
     - `target`: where the topic is in transit (until `until`), only waiters of this engine count.
 
     Raises ValueError for a row that is none.
@@ -269,16 +269,17 @@ def select(rows, uint64_t topic, uint64_t epoch, alive, *, uint64_t now, uint64_
                                waiter.engine_length) == 0):
                 found.winner = data
                 break
-            if found.later is None:
-                found.later, found.due = data, until
+            if found.retry_waiter is None:
+                found.retry_waiter, found.retry_at = data, until
         else:
-            at = _due(waiter.created,
-                      _delay(waiter.priority, waiter.settle, is_known, best, lowest), freed)
+            at = _eligible_at(
+                waiter.created,
+                _delay(waiter.priority, waiter.settle, is_known, best, lowest), freed)
             if now < at:
-                found.later, found.due = data, at
+                found.retry_waiter, found.retry_at = data, at
             else:
                 found.winner = data
             break
     if found.winner is not None:
-        found.later, found.due = None, 0
+        found.retry_waiter, found.retry_at = None, 0
     return found

@@ -14,9 +14,9 @@ cdef enum:
     R_WAITING = R_SHARED + 4                    # u32, how many waiting sessions
     R_FREED = R_WAITING + 4                     # u64, ns of the monotonic clock: when the last
                                                 # one left; 0 = there was none
-    R_RETRY_AT = R_FREED + 8                       # u64, the waiter that was notified when to retry,
-    R_DUE = R_RETRY_AT + 8                         # u64, and when; 0 = none was
-    R_CRC = R_DUE + 8                           # u32, CRC-32C of the row with this field 0
+    R_RETRY_WAITER = R_FREED + 8            # u64, the waiter that was notified when to retry,
+    R_RETRY_AT = R_RETRY_WAITER + 8         # u64, and when; 0 = none was
+    R_CRC = R_RETRY_AT + 8                  # u32, CRC-32C of the row with this field 0
     R_NAME = R_CRC + 4                          # the topic's name, UTF-8, to the end
 
 
@@ -50,8 +50,8 @@ cdef class TopicRow:
         row.shared = (<uint32_t*>(at + R_SHARED))[0]
         row.waiting = (<uint32_t*>(at + R_WAITING))[0]
         row.freed = (<uint64_t*>(at + R_FREED))[0]
-        row.later = (<uint64_t*>(at + R_RETRY_AT))[0]
-        row.due = (<uint64_t*>(at + R_DUE))[0]
+        row.retry_waiter = (<uint64_t*>(at + R_RETRY_WAITER))[0]
+        row.retry_at = (<uint64_t*>(at + R_RETRY_AT))[0]
         row.name = at[R_NAME:size].decode("utf-8")
         return row
 
@@ -72,8 +72,8 @@ cdef class TopicRow:
         (<uint32_t*>(at + R_SHARED))[0] = self.shared
         (<uint32_t*>(at + R_WAITING))[0] = self.waiting
         (<uint64_t*>(at + R_FREED))[0] = self.freed
-        (<uint64_t*>(at + R_RETRY_AT))[0] = self.later
-        (<uint64_t*>(at + R_DUE))[0] = self.due
+        (<uint64_t*>(at + R_RETRY_WAITER))[0] = self.retry_waiter
+        (<uint64_t*>(at + R_RETRY_AT))[0] = self.retry_at
         memcpy(at + R_NAME, PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name))
         (<uint32_t*>(at + R_CRC))[0] = _row_sum(at, size)
         return data

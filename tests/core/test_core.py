@@ -479,10 +479,11 @@ def test_d1_d4_d7_the_selection_is_as_the_rules_say(
         known=known, target=None if target is None else target.encode(), until=until,
     )  # fmt: skip
     unpacked = [
-        None if row is None else records.unpack_session(row) for row in (found.winner, found.later)
+        None if row is None else records.unpack_session(row)
+        for row in (found.winner, found.retry_waiter)
     ]
     gone, stale = (list(map(records.unpack_session, each)) for each in (found.dead, found.stale))
-    assert (unpacked[0], gone, stale, unpacked[1], found.due) == whose_turn_it_is(
+    assert (unpacked[0], gone, stale, unpacked[1], found.retry_at) == whose_turn_it_is(
         waiters, epoch, dead, freed + left, freed, known, target, until
     )
 
@@ -498,7 +499,8 @@ def test_d7_delays_are_exact_at_the_ends_of_64_bits(
     delay = _core.delay(priority, settle, known)
     assert delay == delay_of(waiter, known)
     later = min(freed + delay, 2**64 - 1)
-    assert _core.due(created, delay, freed) == (freed if created + delay <= freed else later)
+    expected = freed if created + delay <= freed else later
+    assert _core.eligible_at(created, delay, freed) == expected
 
 
 def select(rows, **facts) -> _core.Selection:

@@ -28,7 +28,7 @@ WAIT, FENCING = "wait_for_exclusive", "exclusive_with_fencing"
 
 def test_d_the_core_is_compiled() -> None:
     assert Path(_core.__file__).suffix == ".so"
-    for part in (_core.select, _core.delay, _core.due, _core.passed):
+    for part in (_core.select, _core.delay, _core.eligible_at, _core.passed):
         assert type(part).__name__ in ("cython_function_or_method", "builtin_function_or_method")
     for kind in (_core.Journal, _core.Appender, _core.TopicRow, _core.Selection):
         with pytest.raises(TypeError):  # nobody can put something else in its place

@@ -1,1 +1,1 @@
-"""Who may write: sessions and their queue, transfers, claims, roles, notifications."""
+"""Write access: sessions and their queue, hand-overs, claims, roles, notifications."""

@@ -1,7 +1,7 @@
-"""Who may write: pure decisions over rows. No I/O, no clock, no lock (rules A, B, D).
+"""Decisions about write access: pure functions of rows. No I/O, clock or lock (rules A, B, D).
 
-Everything that decides about admission, epochs, the queue and fencing is here; what
-carries a decision out, inside one ledger transaction, is `sessions.py`.
+All decisions about admission, epochs, the queue and fencing are here; `sessions.py` carries them
+out, inside one ledger transaction.
 
 >>> first = admit(epoch=3, owner=None, shared=False, waiting=False, request=Request("exclusive"))
 >>> first.verdict.name, first.epoch
@@ -40,7 +40,7 @@ class Verdict(enum.Enum):
 
     ADMIT = "admit"  # as one of several shared producers
     GRANT = "grant"  # as the owner
-    TAKE_OVER = "take over"  # as the owner; those who hold or wait are fenced
+    TAKE_OVER = "take over"  # as the owner; all holders and waiters are fenced
     QUEUE = "queue"
     BUSY = "busy"
     FENCED = "fenced"
@@ -62,9 +62,9 @@ def admit(
 ) -> Decision:  # fmt: skip
     """The table of rule A, and the claims of B5 and B6: validated before any session is evicted.
 
-    `owner`, `shared` and `waiting` are about the living only. A topic that is `in_transit`
-    gets a new epoch in any case (rule E1). One that is `recreated` had its epoch before it was
-    deleted: no owner gets that again (rule B1).
+    `owner`, `shared` and `waiting` count only sessions of live engines. A topic that is
+    `in_transit` gets a new epoch in any case (rule E1). One that is `recreated` had its epoch
+    before it was deleted: no owner gets that again (rule B1).
     """
     claim = request.claim
     if claim is not None and (claim < epoch or (recreated and claim == epoch)):
@@ -91,25 +91,25 @@ def granted_epoch(epoch: int, claim: int | None, in_transit: bool) -> int:
     return epoch if claim == epoch and not in_transit else epoch + 1
 
 
-def due(session: Session, freed: int, known: Known | None) -> int:
-    """The time from which this waiter may own a topic that is free since `freed` (rule D7);
-    compiled: `_core.delay` and `_core.due`."""
+def eligible_at(session: Session, freed: int, known: Known | None) -> int:
+    """The time from which this waiter may own a topic that has been free since `freed` (rule D7);
+    compiled: `_core.delay` and `_core.eligible_at`."""
     delay = _core.delay(session.priority, session.settle, known)
-    return _core.due(session.created, delay, freed)
+    return _core.eligible_at(session.created, delay, freed)
 
 
 def held_back(
     session: Session, *, now: int, freed: int, waiting: bool, transfer: Transfer | None,
     known: Known | None = None,
 ) -> bool:  # fmt: skip
-    """Must this request wait, or leave a free topic to others?
+    """Must this request wait, although the topic may be free?
 
     A topic in transit is for its destination alone, where it goes past the queue (rule E3). A new
     waiter does not take a free topic during its `settle` delay (rule D7).
     """
     if transfer is not None:
         return transfer.target != session.engine or (waiting and not session.exclusive)
-    return waiting or (session.mode == WAIT and now < due(session, freed, known))
+    return waiting or (session.mode == WAIT and now < eligible_at(session, freed, known))
 
 
 def awaits_release(
@@ -127,14 +127,14 @@ def awaits_release(
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """Who becomes owner now, if any, and who was passed over (rule D4). `later` may become owner at
-    the time `due`."""
+    """The waiter that becomes owner now, if any, and those that were passed over (rule D4).
+    `retry_waiter` may become owner at the time `retry_at`."""
 
     winner: Session | None
     dead: tuple[Session, ...]
     stale: tuple[Session, ...]
-    later: Session | None = None
-    due: int = 0
+    retry_waiter: Session | None = None
+    retry_at: int = 0
 
 
 def promote(
@@ -146,19 +146,19 @@ def promote(
 
     Those passed over use up no epoch. The claim is checked again here because the topic may
     have had other owners since it was queued (rule B5). While the topic is in transit only
-    the destination's waiters count (rule E3); else the best one decides how long the topic,
-    free since `freed`, is left to those who reconnect (rule D7).
+    the destination's waiters count (rule E3); else the best waiter decides how long the topic, free
+    since `freed`, is left to producers that reconnect (rule D7).
     """
     target, until = (None, 0) if transfer is None else (transfer.target.encode(), transfer.until)
     found = _core.select(
         rows, topic, epoch, alive, now=now, freed=freed, known=known, target=target, until=until
     )
-    winner = later = None
+    winner = retry_waiter = None
     if found.winner is not None:
         winner = unpack_session(found.winner)
         granted = granted_epoch(epoch, winner.claim, transfer is not None)
         winner = changed(winner, epoch=granted)
-    elif found.later is not None:
-        later = unpack_session(found.later)
+    elif found.retry_waiter is not None:
+        retry_waiter = unpack_session(found.retry_waiter)
     dead, stale = map(unpack_session, found.dead), map(unpack_session, found.stale)
-    return Promotion(winner, tuple(dead), tuple(stale), later, found.due)
+    return Promotion(winner, tuple(dead), tuple(stale), retry_waiter, found.retry_at)

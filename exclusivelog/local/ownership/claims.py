@@ -1,6 +1,7 @@
-"""Claims: the record of all, and those that one engine holds.
+"""Claims: the ledger's record of all claims, and the claims that one engine holds.
 
-The record of claims: who holds which resource, and what one may be claimed (rules F1-F5).
+The record says which claim holds which resource, and which generations may be claimed (rules
+F1-F5).
 
 A claim covers one or more named resources, and is lost as a whole: a later claim on one of them,
 with an equal or higher generation or with 0, revokes all of it. Each call of `engine.own` makes a
@@ -49,16 +50,16 @@ POLL_SECONDS = 0.25  # a death sends no wake-up
 
 
 class Verdict(enum.Enum):
-    """What becomes of a claim on one resource."""
+    """The decision about a claim on one resource."""
 
     GRANT = "grant"
-    REVOKE = "revoke"  # granted; its holder loses everything
-    STALE = "stale"  # a number below the last one
+    REVOKE = "revoke"  # granted; the holder loses its whole claim
+    STALE = "stale"  # its generation is below the last one
     HELD = "held"  # its holder has a higher generation
 
 
 def decide(last: int, held: bool, wanted: int | None) -> tuple[Verdict, int]:
-    """The verdict, and the resource's generation if it is granted. Pure.
+    """Return the verdict, and the resource's generation if it is granted. Pure.
 
     `last` is the resource's last generation (0: none yet), `held`: its holder lives.
 
@@ -75,14 +76,14 @@ class Bound(Protocol):
     """Ends the sessions that are bound to claims."""
 
     def end_of(self, party: Claimant) -> str:
-        """How its engine ended that does not live: an event's reason."""
+        """How its engine ended, as the reason of an event: dead or unresponsive."""
 
     def end_claims(self, tables: Tables, claimants: Sequence[Claimant], kind: str) -> None:
-        """Claims are gone, and with them the producers that are bound to them."""
+        """End the producers that are bound to these claims, which have ended."""
 
 
 class Claims:
-    """Every change of who holds which resource of one ledger."""
+    """All changes of the claims of one ledger."""
 
     def __init__(self, ledger: Store, sessions: Bound) -> None:
         self._ledger = ledger
@@ -97,8 +98,9 @@ class Claims:
         check: Callable[[Tables], object] | None = None, made: list[Claimant] | None = None,
         reads: bool = False,
     ) -> Claimant:  # fmt: skip
-        """Claim all of it or nothing, in one transaction, in which `check` may raise. `made` has
-        the claim before it is committed, for a caller that is interrupted behind that."""
+        """Claim all resources or none, in one transaction, in which `check` may raise. The claim is
+        added to `made` before the commit, so that a caller that is interrupted after it can release
+        it."""
         with self._ledger.write_exclusive() as tables:
             if check is not None:
                 check(tables)
@@ -114,8 +116,8 @@ class Claims:
     def take_in(
         self, tables: Tables, claimant: Claimant, group: str, wanted: Mapping[str, int | None]
     ) -> Claimant:
-        """The same, as a part of a transaction, for a claimant that has no id and no generations
-        yet; it is returned with both."""
+        """The same within the caller's transaction. `claimant` has no id and no generations yet;
+        the returned one has both."""
         generations, revoked = self.judge(tables, group, wanted)
         claimant = replace(claimant, id=tables.rows.next_id(b"claim"), generations=generations)
         self._revoke(tables, list(revoked.values()), claimant)
@@ -171,14 +173,14 @@ class Claims:
             return tables.claims.claimant(claimant.id) is not None
 
     def successor(self, claimant: Claimant, known: Successors) -> EngineInfo | None:
-        """Where a claim has moved that is lost; None if it was revoked by a later one."""
+        """The engine that a lost claim was handed over to; None if a later claim revoked it."""
         with self._ledger.read() as tables:
             return known.of(tables, claimant)
 
     # ---- inspect -------------------------------------------------------------------------
 
     def living(self, group: str | None) -> list[ClaimInfo]:
-        """The claims of a group (None: of all) whose engines live, the oldest first."""
+        """The claims of a group (None: of all groups) whose engines are alive, the oldest first."""
         with self._ledger.read() as tables:
             return [claim_info(claimant) for claimant in self._living(tables, group)]
 
@@ -211,13 +213,13 @@ class Claims:
     # ---- wait ----------------------------------------------------------------------------
 
     def wait_for_a_change(self, seen: int, seconds: float) -> None:
-        """Sleep until a claim was released, or an engine may have died."""
+        """Sleep until a claim is released, or it is time to check for dead engines."""
         lockfile = self._ledger.lockfile
         left = min(seconds, POLL_SECONDS)
         lockfile.counters.wait(lockfile.counters.place(RESOURCES), seen, left, spin=False)
 
     def changes(self) -> int:
-        """Grows with every release."""
+        """A counter that every release increments."""
         lockfile = self._ledger.lockfile
         found: int = lockfile.atomics.load(lockfile.counters.place(RESOURCES))
         return found
@@ -235,7 +237,7 @@ def revoked_text(claimant: Claimant, rival: Claimant | None) -> str:
         f" by engine {rival.engine_name!r} (id {rival.engine}, pid {rival.pid})"
     )  # fmt: skip
     return (
-        f"{describe_claim(claimant)} was revoked: one of its resources was claimed{by} with an "
+        f"{describe_claim(claimant)} was revoked: a resource of it was claimed{by} with an "
         "equal or higher generation, or with 0. Make a new one with engine.own"
     )
 
@@ -283,11 +285,11 @@ class Releases(Protocol):
 
 
 class Requests(Protocol):
-    """The sessions of an engine."""
+    """The sessions of the ledger."""
 
     @property
     def succession(self) -> Bound:
-        """Ends those that are bound to claims."""
+        """Ends sessions that are bound to claims."""
 
 
 class Host(Protocol):
@@ -336,7 +338,7 @@ class HeldClaim:
 
     @property
     def ledger(self) -> Store:
-        """Where it is kept."""
+        """The ledger that keeps it."""
         return self._host.ledger
 
     def is_held(self) -> bool:
@@ -362,7 +364,7 @@ class HeldClaim:
 
 class LocalGroupCursor(HeldClaim):
     """The committed positions of a group on some topics, {name: id}, and the claim on them; see
-    `exclusivelog.backend.GroupCursor`. One that is `bound` is a role's, and does not end with its
+    `exclusivelog.backend.GroupCursor`. `bound`: it belongs to a role, and does not end with its
     reader."""
 
     def __init__(
@@ -396,7 +398,8 @@ class LocalGroupCursor(HeldClaim):
             )
         holder = self._holder(tables)
         by = "" if holder is None else (
-            f": engine {holder.engine_name!r} (id {holder.engine}, pid {holder.pid}) reads now"
+            f": engine {holder.engine_name!r} (id {holder.engine}, pid {holder.pid}) is the reader "
+            "now"
         )  # fmt: skip
         raise ReaderFencedError(
             f"topic {names}: this reader of group {self.group!r} was fenced by a later "
@@ -447,7 +450,7 @@ class LocalGroupCursor(HeldClaim):
         """Release the claim."""
         if not self._ended and not self._bound:
             self.release()
-            self._ended = True  # only now: if the release fails, it is retried
+            self._ended = True  # set after the release: one that failed is retried
 
 
 def _check_exists(tables: Tables, topic: int, name: str) -> None:
@@ -462,21 +465,21 @@ def _hold(
     host: Host, group: str, resources: Mapping[str, int | None], make: Callable[[Claimant], Held],
     check: Callable[[Tables], object] | None = None, reads: bool = False,
 ) -> Held:  # fmt: skip
-    """Claim resources in one transaction, in which `check` may raise, and have the engine keep what
-    `make` makes of the claim."""
+    """Claim resources in one transaction, in which `check` may raise; `make` turns the claim into
+    an object, which the engine registers."""
     claims, slot = Claims(host.ledger, host.sessions.succession), host.slot
     made: list[Claimant] = []
     try:
-        # No notification of its loss is read before the engine knows the claim.
+        # Hold the lock: a notification of its loss must not be read before the claim is registered.
         with _core.Holding(host.notifications.lock):
-            host.check_open()  # closing it releases what is registered by then
+            host.check_open()  # closing the engine releases the registered claims
             claimant = claims.take(host.info, slot, group, resources, check, made, reads)
             held = make(claimant)
             host.registry.keep_claim(claimant.id, held)
             return held
     except OwnershipError:
         raise
-    except BaseException:  # Ctrl-C after the commit: the caller does not get this claim
+    except BaseException:  # Ctrl-C after the commit: the caller never gets this claim
         host.worker.give_up_claims(made, claims.release)
         raise
 
@@ -491,7 +494,8 @@ class LocalClaims:
     def hold(
         self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
     ) -> Held:
-        """Claim all of the resources or none, and keep what `make` makes of it."""
+        """Claim all of the resources or none; `make` turns the claim into the object that is
+        registered."""
         host = self._host
         return _hold(host, group, resources, lambda claimant: make(HeldClaim(host, claimant)))
 
@@ -518,7 +522,7 @@ def join_group(
         check_generation(name, generation)
 
     def check(tables: Tables) -> None:
-        # A claim is on the name. If another topic has that by now, its reader must not be fenced.
+        # Claims are on names. If another topic has this name by now, its reader must not be fenced.
         for name, topic in topics.items():
             _check_exists(tables, topic, name)
 
@@ -527,7 +531,7 @@ def join_group(
 
     joined = _hold(host, group, dict.fromkeys(topics, generation), make, check, reads=True)
     try:
-        joined.announce()  # wake a former reader that waits: it is fenced
+        joined.announce()  # wake a former reader that waits: it has been fenced
     except BaseException:
         host.worker.give_up_claims([joined._claimant], joined._claims.release)
         raise

@@ -48,14 +48,14 @@ from exclusivelog.waits import AnyFuture
 LONGEST_SLEEP_SECONDS = 5.0
 RETRY_SECONDS = 0.25  # after a round that failed
 PROMOTED_AT_ONCE = 1000
-# Sends to the topics of a chunk wait while it is released. Each is as large as fits into this
-# time, by what the one before took; but each costs a transaction, too.
+# Sends to the topics of a chunk wait while it is released, and each chunk costs a transaction. Its
+# size follows from what the chunk before took, so that it takes about this time.
 CHUNK_SECONDS = 0.005
 RELEASED_AT_FIRST, RELEASED_AT_LEAST, RELEASED_AT_MOST = 64, 48, 250
 
 
 class Sessions(pending.Sessions, Protocol):
-    """What notifications need of the sessions of their ledger."""
+    """The operations on sessions that notifications use."""
 
     def owner(self, topic: int) -> OwnerInfo | None:
         """The topic's owner, if it has one that lives."""
@@ -64,7 +64,7 @@ class Sessions(pending.Sessions, Protocol):
         """Retry promotions that are due."""
 
     def destinations_gone(self, topics: Iterable[int]) -> set[int]:
-        """Those of these topics that move to an engine that is gone."""
+        """The topics among these whose hand-over goes to a dead engine."""
 
 
 class Released(Protocol):
@@ -80,16 +80,16 @@ class Released(Protocol):
 
 
 class HandOver(Protocol):
-    """The steps of moves."""
+    """The steps of hand-overs."""
 
     def release(self, sessions: Iterable[tuple[int, int]]) -> Sequence[Released]:
         """Release (session, topic) pairs that were drained, if they are still to be moved."""
 
 
 class Ledger(pending.Ledger, Protocol):
-    """Where notifications are."""
+    """The ledger that has the notifications."""
 
-    pause_lock: Any  # the lock of those that pause producers
+    pause_lock: Any  # serialises operations that pause producers
 
     @property
     def lockfile(self) -> Any:
@@ -100,7 +100,7 @@ class Ledger(pending.Ledger, Protocol):
 
 
 class Committer(pending.Background, Protocol):
-    """What commits in the background."""
+    """Commits in the background."""
 
     def drain_session(self, session: int) -> None:
         """Commit what this session's producer has accepted."""
@@ -123,11 +123,12 @@ class Host(pending.Host, Protocol):
 
     @property
     def hand_over(self) -> HandOver:
-        """The steps of moves."""
+        """The steps of hand-overs."""
 
 
 class Retries:
-    """Promotions to be retried at a time: of topics that settle, or are reserved (rules D7, E3)."""
+    """Promotions to be retried at a given time: during a settle delay or a reservation (rules D7,
+    E3)."""
 
     def __init__(self, engine: Callable[[], Host], lock: Any) -> None:
         self._engine = engine
@@ -135,11 +136,11 @@ class Retries:
         self._due: list[tuple[int, int]] = []  # (ns of the monotonic clock, topic)
 
     def add(self, topic: int, due: int) -> None:
-        """Retry then."""
+        """Retry the topic's promotion at this time."""
         heapq.heappush(self._due, (due, topic))
 
     def next_times(self) -> list[float]:
-        """In how many seconds the first one is due."""
+        """Seconds until the first one is due."""
         return [(self._due[0][0] - _core.now()) / 1e9] if self._due else []
 
     def promote_due(self) -> None:
@@ -148,7 +149,7 @@ class Retries:
         if self._due and self._due[0][0] > now:
             self._retry_where_destination_is_dead()
         while self._due and self._due[0][0] <= now:
-            # Forgotten only once it is done: the disk may be full at the moment.
+            # Removed only after it succeeded: the disk may be full at the moment.
             topics = {topic for at, topic in self._due if at <= now}
             some = sorted(topics)[:PROMOTED_AT_ONCE]
             self._engine().sessions.promote_again(some)
@@ -168,7 +169,7 @@ class Retries:
 
 
 class Releases:
-    """Sessions of this engine that are to release their topics to others (rule E2)."""
+    """Sessions of this engine whose topics are to be handed over (rule E2)."""
 
     def __init__(self, engine: Callable[[], Host], lock: Any, requests: Pending) -> None:
         self._engine = engine
@@ -181,11 +182,11 @@ class Releases:
         return bool(self._asked)
 
     def add(self, session: int, topic: int) -> None:
-        """This session is to release its topic."""
+        """Add a session that is to release its topic."""
         self._asked.append((session, topic))
 
     def hand_over(self) -> None:
-        """Drain and release what is to be moved: sends wait meanwhile."""
+        """Drain and release these sessions; their sends wait meanwhile."""
         with self._lock:
             asked: list[tuple[int, int]] = []
             later: list[tuple[int, int]] = []
@@ -206,13 +207,13 @@ class Releases:
             self._adapt(len(chunk), time.monotonic() - began)
 
     def _adapt(self, count: int, seconds: float) -> None:
-        """Release as many at once as the time for one chunk allows, by what these have taken."""
+        """Set the size of the next chunk, by how long this one took."""
         fitting = int(count * CHUNK_SECONDS / max(seconds, 1e-6))
         self._size = max(RELEASED_AT_LEAST, min(fitting, 2 * self._size, RELEASED_AT_MOST))
 
     def _makes_producer(self, session: int) -> bool:
-        # Another thread has read the grant: only a producer that is there can be notified of where
-        # its topic goes.
+        # Another thread has read the grant, and is making the producer. Wait for it: only an
+        # existing producer can be notified of the destination.
         future = self._pending.queued.settling(session)
         made = self._engine().registry.find_session(session) is not None
         return future is not None and not made and not future.done()
@@ -239,12 +240,12 @@ class Releases:
                         each.hand_off(released.to)
         finally:
             for each in every:
-                each.pauses.end()  # unless it has moved
+                each.pauses.end()  # has no effect once it was handed over
 
 
 class Notifications:
-    """One engine's notifications: `pending` are the requests, `retries` the promotions and
-    `releases` the sessions that they are about."""
+    """One engine's notifications. `pending` has its waiting requests, `retries` its promotions to
+    be retried, `releases` its sessions to be handed over."""
 
     def __init__(self, engine: Host) -> None:
         self.lock: Any = threading.RLock()
@@ -269,15 +270,15 @@ class Notifications:
         return min([longest, *map(self._until, times)])
 
     def _until(self, left: float) -> float:
-        # What is overdue has come due just now, or has failed: a full disk, say.
+        # After a failure (a full disk, say), do not retry overdue work at once.
         return max(left, 0.0) if left > 0 or not self._failed else RETRY_SECONDS
 
     def note(self, failed: bool) -> None:
-        """The background thread's last round has ended; did it fail?"""
+        """Record whether the background thread's last round failed."""
         self._failed = failed
 
     def postpone(self, delivery: Callable[[], None]) -> None:
-        """Have the background thread call the application, again until that succeeds."""
+        """Have the background thread make this call of the application, until it succeeds."""
         self._deliveries.add(delivery)
 
     # ---- read ----------------------------------------------------------------------------
@@ -336,7 +337,7 @@ class Notifications:
         self._deliveries.add(lambda: self._notify_fenced(session_id, error, text))
 
     def _notify_fenced(self, session_id: int, error: type[ProducerFencedError], text: str) -> None:
-        # Only now: the grant may have been read at the same time.
+        # Looked up at delivery: the grant may have been read in the same batch.
         future = self.pending.queued.settling(session_id)
         if future is not None and future.session is not None and future.granted is None:
             holder = self._owner_if_known(future.session.topic)

@@ -1,12 +1,11 @@
-"""One engine's requests that have no outcome yet: in a topic's queue, or waiting for a hand-over.
+"""One engine's pending requests: in a topic's queue, or waiting for a hand-over.
 
-A queued request is a session in the ledger; a notification settles its future. One that waits for
-the end of a hand-over is in the memory of this process alone (rule E3).
+A queued request is a session in the ledger; a notification settles its future.
 
-While a topic is being released to an engine, that engine's shared and exclusive requests would be
-refused: the source still holds the topic. Those that would be granted behind the release wait
-here, in the memory of their own process: nothing of them is in the ledger (rule A2). The engine's
-background thread requests again once the release, or the end of the hand-over, is committed.
+While a topic is being handed over to an engine, that engine's shared and exclusive requests would
+be refused, because the source still holds the topic. So they wait here until the release, in the
+memory of this process, with no row in the ledger (rules A2, E3). The engine's background thread
+repeats them once the release, or the end of the hand-over, is committed.
 """
 
 from __future__ import annotations
@@ -43,14 +42,14 @@ from exclusivelog.waits import AnyFuture, give_granted
 
 @dataclass(eq=False, slots=True)
 class Arrival:
-    """One request, with its `timeout` in seconds, and the `deadline` that follows from it (seconds
-    of the monotonic clock)."""
+    """A request that waits for a hand-over. `timeout` is in seconds, `deadline` in seconds of the
+    monotonic clock."""
 
     future: AnyFuture
     register: Callable[[], Registration]
     timeout: float | None
     deadline: float | None
-    until: int = 0  # when the hand-over ends at the latest
+    until: int = 0  # the hand-over's deadline, ns of the monotonic clock
     refusal: ExclusiveLogError | None = None
 
     @property
@@ -69,7 +68,7 @@ class Arrival:
 
 
 class Arrivals:
-    """The waiting requests of one engine, the first one first."""
+    """The requests of one engine that wait for a hand-over, in order of arrival."""
 
     def __init__(self) -> None:
         self._waiting: list[Arrival] = []
@@ -78,7 +77,7 @@ class Arrivals:
         return bool(self._waiting)
 
     def topics(self) -> set[int]:
-        """The topics that are waited for."""
+        """The topics that these requests wait for."""
         return {arrival.topic for arrival in list(self._waiting)}
 
     def all(self) -> list[Arrival]:
@@ -93,7 +92,8 @@ class Arrivals:
     def take(self, arrival: Arrival) -> bool:
         """Remove a request; False if it is not waiting any more."""
         try:
-            self._waiting.remove(arrival)  # at once: a signal handler may do the same
+            # one call, not check and remove: a signal handler may do the same
+            self._waiting.remove(arrival)
         except ValueError:
             return False
         return True
@@ -121,8 +121,8 @@ class Arrivals:
 
 
 class Queued:
-    """The requests of one engine whose sessions are in a queue, and those whose outcome is known,
-    and still to be delivered; by the ids of their sessions."""
+    """The requests of one engine whose sessions are in a queue, or whose outcome is known but not
+    delivered yet; by session id."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, AnyFuture] = {}
@@ -133,7 +133,7 @@ class Queued:
         return bool(self._waiting)
 
     def futures(self) -> list[AnyFuture]:
-        """Those that wait."""
+        """The futures of the requests that wait."""
         return list(self._waiting.values())
 
     def sessions(self) -> list[Session]:
@@ -141,11 +141,12 @@ class Queued:
         return [f.session for f in self.futures() if f.session is not None]
 
     def known(self) -> set[int]:
-        """The sessions whose futures are not settled, in the order in which they move on."""
+        """The ids of sessions whose futures are not settled: waiting first, as they move that
+        way."""
         return set(self._waiting) | set(self._settling)
 
     def settling(self, session: int) -> AnyFuture | None:
-        """The future of a session whose outcome is known, and not delivered yet."""
+        """The future of a session whose outcome is known but not delivered yet."""
         return self._settling.get(session)
 
     def settles(self, session: Session) -> bool:
@@ -153,18 +154,19 @@ class Queued:
         return session.id in self._waiting or session.id in self._settling
 
     def add(self, future: AnyFuture, deadline: float | None) -> None:
-        """This one waits, up to a time of the monotonic clock (None: for ever)."""
+        """Add a request that waits until `deadline`, a time of the monotonic clock (None: for
+        ever)."""
         self._waiting[future.session.id] = future
         if deadline is not None:
             heapq.heappush(self._deadlines, (deadline, future.session.id))
 
     def drop(self, session: int) -> None:
-        """It does not wait any more, and has no outcome to deliver."""
+        """Remove a session that has no outcome to deliver."""
         self._waiting.pop(session, None)
 
     def take(self, session: int) -> AnyFuture | None:
-        """The future of a queued session whose outcome is known now."""
-        # In one of the two at every moment: `cancel` must see that it will be settled.
+        """Mark a queued session's outcome as known; return its future."""
+        # It is in one of the two at every moment: `cancel` must see that it will be settled.
         future = self._waiting.get(session)
         if future is not None:
             self._settling[session] = future
@@ -172,11 +174,11 @@ class Queued:
         return future
 
     def settle_later(self, session: int, future: AnyFuture) -> None:
-        """The outcome of a session that never waited is to be delivered."""
+        """Add a session that never waited, whose outcome is to be delivered."""
         self._settling[session] = future
 
     def settled(self, session: int) -> None:
-        """Its outcome was delivered."""
+        """Remove a session whose outcome was delivered."""
         self._settling.pop(session, None)
 
     def next_times(self) -> Iterator[float]:
@@ -188,7 +190,7 @@ class Queued:
         """Call `end` for each one whose deadline has passed."""
         now = time.monotonic()
         while self._deadlines and self._deadlines[0][0] <= now:
-            # Taken out first: an earlier deadline may come in front of it meanwhile.
+            # Pop it first: an earlier deadline may be pushed meanwhile.
             entry = heapq.heappop(self._deadlines)
             future = self._waiting.get(entry[1])
             try:
@@ -199,7 +201,7 @@ class Queued:
                 raise
 
     def take_all(self, settling: bool) -> dict[int, AnyFuture]:
-        """Remove and return all that wait; `settling`: with those about to be settled."""
+        """Remove and return all that wait; with `settling`, also those about to be settled."""
         waiting, self._waiting = self._waiting, {}
         return {**waiting, **(self._settling if settling else {})}
 
@@ -209,8 +211,8 @@ class Queued:
 
 log = logging.getLogger(__name__)
 
-# Let a thread that was notified begin within this time: else it waits for the interpreter until
-# the background thread sleeps.
+# Sleep this long after a delivery, so that the notified thread gets the GIL now. Else it would wait
+# for it until the background thread sleeps.
 HANDED_ON_SECONDS = 20e-6
 
 Made = TypeVar("Made")
@@ -220,10 +222,10 @@ class Worker(Protocol):
     """The background worker of an engine."""
 
     def wake(self) -> None:
-        """Start the next round now."""
+        """Start the next round of the background thread now."""
 
     def release_orphans(self) -> None:
-        """Release what was granted to a call that was interrupted."""
+        """Release sessions that were granted to interrupted calls."""
 
 
 class Callbacks(Protocol):
@@ -234,13 +236,13 @@ class Callbacks(Protocol):
 
 
 class Sessions(Protocol):
-    """What waiting requests need of the sessions of their ledger."""
+    """The operations on sessions that waiting requests use."""
 
     def topic_name(self, topic: int) -> str:
         """The name of the topic with this id."""
 
     def cancel(self, session: Session) -> bool:
-        """Leave the queue. False if the session is not in it (any more)."""
+        """Remove the session from its queue. False if it is not in it (any more)."""
 
     def still_coming(self, topic: int, engine: str) -> Transfer | None:
         """The hand-over of this topic to this engine whose source is still to release it."""
@@ -257,7 +259,7 @@ class Background(Protocol):
 
 
 class Ledger(Protocol):
-    """Where the requests are."""
+    """The ledger of the requests."""
 
     path: str
 
@@ -312,8 +314,8 @@ class Host(Protocol):
 
 
 class Deliveries:
-    """Calls of the application that are due, in order. One that fails now, for want of memory or
-    threads, is made in one of the background thread's next rounds."""
+    """Calls of the application to be made, in order. A call that fails, for lack of memory or
+    threads, is repeated in one of the background thread's next rounds."""
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
@@ -322,7 +324,7 @@ class Deliveries:
         return bool(self._waiting)
 
     def add(self, delivery: Callable[[], None]) -> None:
-        """Make this call behind all others."""
+        """Make this call after all others."""
         self._waiting.append(delivery)
 
     def deliver(self) -> None:
@@ -344,8 +346,8 @@ class Deliveries:
 
 
 class Pending:
-    """The requests. `lock` is held while one is registered, so that no notification about a session
-    is read before the session is known here."""
+    """The pending requests. `lock` is held while one is registered, so that no notification about a
+    session is read before the session is known here."""
 
     def __init__(self, engine: Callable[[], Host], lock: Any, deliveries: Deliveries) -> None:
         self.lock = lock
@@ -353,7 +355,8 @@ class Pending:
         self._deliveries = deliveries
         self.queued = Queued()
         self._arrivals = Arrivals()
-        self._wanted: set[int] = set()  # sessions that were wanted before they had a producer
+        # sessions that another producer waited for before they had a producer
+        self._wanted: set[int] = set()
 
     # ---- what waits ----------------------------------------------------------------------
 
@@ -394,7 +397,7 @@ class Pending:
         except ExclusiveLogError as error:
             future.set_exception(error)
         except BaseException:
-            # An interrupt may come after the commit: the background thread looks for orphans.
+            # An interrupt may come after the commit: the background thread releases orphans.
             if future.session is not None:
                 self.queued.drop(future.session.id)
             self._engine().worker.release_orphans()
@@ -415,12 +418,13 @@ class Pending:
         except StillReleasing as refused:
             raise refused.refusal from None
         except BaseException:
-            # It may have come after the commit: the background thread looks for orphans.
+            # An interrupt may come after the commit: the background thread releases orphans.
             self._engine().worker.release_orphans()
             raise
 
     def _register(self, arrival: Arrival) -> Registration | None:
-        """Its registration; None if it has to wait until the topic is released to this engine."""
+        """Register the request; None if it has to wait until the topic is released to this
+        engine."""
         future = arrival.future
         try:
             registration = arrival.register()
@@ -434,27 +438,28 @@ class Pending:
         return registration
 
     def queue(self, future: AnyFuture, deadline: float | None) -> None:
-        """A session was queued: settle its future later, or take it out at the deadline."""
+        """Track a queued session: settle its future when it is granted, or end its wait at the
+        deadline."""
         assert future.session is not None
         self.queued.add(future, deadline)
-        # Now, not when it is promoted: the topic would be idle for as long.
+        # Start them now, not at the promotion: the topic would be idle for as long.
         self._engine().ledger.checkpointer.start()
         self._engine().committer.start()
         self._engine().worker.wake()  # the background thread must watch the other engines now
 
     def withdraw(self, session: Session) -> bool:
-        """Take a waiting session out of the queue; False if it was granted or fenced first,
-        which its future knows when this returns."""
+        """Remove a waiting session from the queue. False if it was granted or fenced first; then
+        its future is settled when this returns."""
         engine = self._engine()
         if engine.sessions.cancel(session):
             self.queued.drop(session.id)
             return True
         engine.notifications.read()
-        engine.worker.wake()  # some may be for the background thread
+        engine.worker.wake()  # some notifications may be for the background thread
         return False
 
     def forget(self, future: AnyFuture) -> bool:
-        """Remove a request that waits for a hand-over; False if it does not wait for one."""
+        """Remove a request that waits for a hand-over; False if it is not one."""
         if not self._arrivals or self._engine().forked:  # its lock may be the parent's
             return False
         with self.lock:
@@ -465,8 +470,9 @@ class Pending:
     def hand_out(
         self, future: AnyFuture, session: Session, last_sequence: int, reason: str = ""
     ) -> None:
-        """Make what a future gives, and settle it. `reason`: of a grant that was waited for."""
-        if future.granted is None:  # else this is a second try
+        """Make the producer or role of a future, and settle it. `reason`: of the grant, if it had
+        to wait."""
+        if future.granted is None:  # else this is a second attempt
             future.granted = future.make(session, last_sequence)
             self._log_granted(session, reason)
         with self.lock:
@@ -498,7 +504,7 @@ class Pending:
             producer.notify_wanted()
 
     def settle(self, future: AnyFuture, session_id: int, settle: Callable[[], object]) -> None:
-        """Settle a future by this call, unless it is cancelled."""
+        """Settle a future by calling `settle`, unless it is cancelled."""
 
         def unless_settled() -> None:
             with contextlib.suppress(concurrent.futures.InvalidStateError):
@@ -518,7 +524,7 @@ class Pending:
     # ---- arrivals ------------------------------------------------------------------------
 
     def admit_arrivals(self) -> None:
-        """Request again what waited for a hand-over that has gone on, or has ended (rule E3)."""
+        """Repeat the requests that waited for a hand-over whose state has changed (rule E3)."""
         for arrival in self._arrivals.overdue():
             with self.lock:
                 if self._arrivals.take(arrival):
@@ -562,7 +568,7 @@ class Pending:
     # ---- the end -------------------------------------------------------------------------
 
     def end_waits(self) -> None:
-        """Take requests whose `timeout` has passed out of their queues."""
+        """Remove requests whose `timeout` has passed from their queues."""
         self.queued.end_waits(self._end_wait)
         self._deliveries.deliver()
 
@@ -573,7 +579,7 @@ class Pending:
             self._deliveries.add(functools.partial(self._fail_late, future, session.id))
 
     def _fail_late(self, future: AnyFuture, session_id: int) -> None:
-        """Settle a future whose `timeout` has passed; its error names who holds the topic."""
+        """Settle a future whose `timeout` has passed; the error names the topic's holder."""
         owner = None
         with contextlib.suppress(ExclusiveLogError):
             sessions = self._engine().sessions
@@ -586,8 +592,8 @@ class Pending:
         self.fail(future, session_id, WaitTimeoutError(f"{future.waited}{by}", holder=owner))
 
     def fail_all(self, error: ExclusiveLogError, settling: bool = True) -> None:
-        """There will be no more promotions: fail all that waits, and unless `settling` is False,
-        what is about to be settled."""
+        """Fail all requests that wait, because there will be no more promotions; with `settling`,
+        also those about to be settled."""
         for session_id, future in self.queued.take_all(settling).items():
             self.fail(future, session_id, error)
         for arrival in self._arrivals.all():

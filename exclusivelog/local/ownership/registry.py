@@ -11,34 +11,34 @@ from exclusivelog.local.records import Session, Transfer, is_role
 
 
 class Pausing(Protocol):
-    """Lets the appends of one session wait."""
+    """Pauses the appends of one session."""
 
     def begin(self) -> None:
-        """Let appends wait until as many calls of `end`."""
+        """Pause appends until `end` has been called as often as this."""
 
     def end(self) -> None:
-        """Let appends go on, if this is the last call that they wait for."""
+        """Resume appends, if this ends the last pause."""
 
 
 class Listener(Protocol):
-    """A session of this engine, which is notified of what happens to it."""
+    """A session of this engine, which receives the notifications about it."""
 
     session: Session
     topic: str
 
     @property
     def sending(self) -> Sending:
-        """What appends for it."""
+        """The object that appends for it."""
 
     @property
     def pauses(self) -> Pausing:
-        """What lets its appends wait."""
+        """The object that pauses its appends."""
 
     def end_unless_within_reach(self) -> None:
-        """End it, where its topic was handed over and its producers cannot follow any more."""
+        """End it if its topic was handed over and its producers cannot follow any more."""
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """The session has ended, for good."""
+        """End the session for good, with this error."""
 
     def notify_wanted(self) -> None:
         """Another producer waits for the topic."""
@@ -51,7 +51,7 @@ class Listener(Protocol):
 
 
 class Follower(Protocol):
-    """A reader of a topic, which sleeps until there are messages."""
+    """A reader of a topic, which may wait for messages."""
 
     @property
     def topic_id(self) -> int:
@@ -59,8 +59,8 @@ class Follower(Protocol):
 
 
 class Registry:
-    """What one engine has open. Sessions and readers are dropped from it with their last other
-    reference; claims stay until they are released or revoked."""
+    """The sessions, readers and claims that one engine has open. It refers to sessions and readers
+    weakly; claims stay until they are released or revoked."""
 
     def __init__(self) -> None:
         self._sessions = weakref.WeakValueDictionary[int, Listener]()
@@ -71,16 +71,16 @@ class Registry:
     # ---- sessions --------------------------------------------------------------------------
 
     def register(self, session: Listener) -> None:
-        """Notifications about this session go to it."""
+        """Deliver notifications about this session to it."""
         self._sessions[session.session.id] = session
 
     def unregister(self, session: Listener) -> None:
-        """The session is closed."""
+        """Remove a session that is closed."""
         self._sessions.pop(session.session.id, None)
         self._handed_over.discard(session)
 
     def note_hand_over(self, session: Listener) -> None:
-        """This session's topic is with another engine of this process now."""
+        """Record that this session's topic was handed over to another engine of this process."""
         self._handed_over.add(session)
 
     def handed_over(self) -> list[Listener]:
@@ -96,11 +96,11 @@ class Registry:
         return list(self._sessions.values())
 
     def bound_to(self, claim: int) -> list[Listener]:
-        """The sessions that end with this claim."""
+        """The sessions that are bound to this claim, and end with it."""
         return [each for each in self.sessions() if each.session.bound_to == claim]
 
     def bound_to_role(self, seat: Listener) -> list[Listener]:
-        """The sessions that are bound to the role whose seat this is; none for any other."""
+        """The sessions that are bound to the role with this seat; none if it is no role's seat."""
         if not is_role(seat.topic):
             return []
         return [each for each in self.bound_to(seat.session.bound_to) if each is not seat]
@@ -108,15 +108,16 @@ class Registry:
     # ---- claims ----------------------------------------------------------------------------
 
     def keep_claim(self, number: int, claim: Owned) -> None:
-        """Notifications about this claim go to it, and closing the engine releases it."""
+        """Deliver notifications about this claim to it, and release it when the engine is
+        closed."""
         self._claims[number] = claim
 
     def forget_claim(self, number: int) -> None:
-        """The claim is released."""
+        """Remove a claim that was released."""
         self._claims.pop(number, None)
 
     def lose_claim(self, number: int, error: OwnershipLostError) -> None:
-        """The claim was revoked."""
+        """End a claim that was revoked, with this error."""
         claim = self._claims.pop(number, None)
         if claim is not None:
             claim.lose(error)
@@ -128,7 +129,7 @@ class Registry:
     # ---- readers ---------------------------------------------------------------------------
 
     def register_reader(self, reader: Follower) -> None:
-        """Closing the engine wakes this reader."""
+        """Wake this reader when the engine is closed."""
         self._readers.add(reader)
 
     def readers(self) -> list[Follower]:

@@ -2,11 +2,11 @@
 
 A role's seat is an owner's session on the role's own topic (see role_rows.py). The transaction that
 grants the seat takes all parts, and the one that ends the seat, or any part, ends all of them. So
-the seat alone decides who acts in the role.
+the holder of the seat has the whole role.
 
-Grants and ends reach several topics, while their caller may still change the row of one of them. So
-both are only noted at first, and `settle` carries them out at the end of the transaction, when no
-caller has a topic's row any more.
+A grant or an end changes the rows of several topics, and its caller may hold one of these rows in
+memory, changed and not yet written. So both are only recorded at first, and `settle` carries them
+out at the end of the transaction, when all rows are written.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from exclusivelog.local.storage.tables import Tables, describe, owner_info, owne
 from exclusivelog.types import PREFIX, EngineInfo, OwnerInfo
 
 ROLE = "role"  # the reason of events about a role's parts
-Place = tuple[tuple[int, int, int], int]  # in the order of rule D1
+Place = tuple[tuple[int, int, int], int]  # a place in the queue's order (rule D1)
 Noted = tuple[str, str, int]  # kind and reason of an end, and the session that ended first
 
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a role cannot be granted now: what is in the way, and who holds it. `error`: it never
-    can be, and the request ends."""
+    """The reason why a role cannot be granted now, and the holder. `error`: it can never be
+    granted, and the request fails with this."""
 
     text: str
     holder: OwnerInfo | None = None
@@ -66,7 +66,7 @@ def _place(session: Session) -> Place:
 
 
 class Obstacles:
-    """Whether a role may be granted."""
+    """Finds what keeps a role from being granted."""
 
     def __init__(self, sessions: Succession, claims: Claims) -> None:
         self._sessions = sessions
@@ -75,7 +75,8 @@ class Obstacles:
     def find(
         self, tables: Tables, role: RoleRow, seat: Session, place: Place | None
     ) -> Obstacle | None:
-        """What this request's role waits for; `place`: in the queue, None if it is not yet."""
+        """The first obstacle to the role of this request. `place`: of the request in the queue,
+        None if it is not queued."""
         for topic in role.topics:
             found = self._on_topic(tables, role, seat, topic, place)
             if found is not None:
@@ -114,8 +115,8 @@ class Obstacles:
     def _ahead(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, place: Place | None
     ) -> Session | None:
-        """The first producer in the topic's queue that is before that place. Other roles
-        do not count: each is granted when all of it is free, so that none waits for another."""
+        """The first producer in the topic's queue before that place. Requests for other roles do
+        not count, so that no role waits for a role that has nothing yet."""
         for waiter in tables.sessions.waiters(row.id) if row.waiting else ():
             if place is not None and _place(waiter) >= place:
                 return None
@@ -145,13 +146,13 @@ class Obstacles:
 
 
 class RoleEnds:
-    """How a role ends: all that it binds is lost, or moves, with it."""
+    """Ends roles: all parts of a role are lost, or handed over, with it."""
 
     def __init__(self, sessions: Succession) -> None:
         self._sessions = sessions
 
     def end(self, tables: Tables, claim: int, end: Noted) -> None:
-        """End all of the role with this anchor."""
+        """End the role with this anchor, with all its parts."""
         role = role_rows.find(tables, claim)
         if role is None:
             return
@@ -161,7 +162,7 @@ class RoleEnds:
         claimants = [
             c for number in role.claimants if (c := tables.claims.claimant(number)) is not None
         ]
-        role_rows.drop(tables, role)  # what is dropped from now on notes no end
+        role_rows.drop(tables, role)  # drops below must not record another end of this role
         tables.claims.drop_claimant(claim)
         transfer = self._transfer(tables, role)
         for session in sorted(bound, key=lambda each: each.topic):
@@ -177,18 +178,20 @@ class RoleEnds:
         self._end_claims(tables, claimants, kind, transfer)
         if (role.held and anchor is not None and kind != "release") or transfer is not None:
             self._notify_claimant(tables, anchor, transfer)
-        if role.claimants:  # other roles may have waited for one, also if it was revoked before
+        if role.claimants:  # other roles may have waited for a claim, also if it was revoked before
             tables.to_promote.update(topic for _, topic in role_rows.role_topics(tables))
 
     def _transfer(self, tables: Tables, role: RoleRow) -> Transfer | None:
-        row = tables.topics.intact(role.topic, "its role is ended all the same")
+        row = tables.topics.intact(role.topic, "the role that it stands for is ended anyway")
         return (
             None if row is None or not role.held else self._sessions.transfers.current(tables, row)
         )
 
     def _reserve(self, tables: Tables, session: Session, transfer: Transfer) -> None:
-        """The topic is kept for the destination, as the role itself is (rule E3)."""
-        row = tables.topics.intact(session.topic, "it is not kept for its role's destination")
+        """Reserve the topic for the destination of its role (rule E3)."""
+        row = tables.topics.intact(
+            session.topic, "it is not reserved for the destination of its role"
+        )
         if row is None or row.owner:
             return
         kept = replace(transfer, topic=row.id, session=0, lineage=0, groups=())
@@ -206,7 +209,7 @@ class RoleEnds:
             text = f"role {role.name!r}: this request was ended: " + (
                 str(terminated)
                 if terminated is not None
-                else "it lost its place on one of its topics"
+                else "it is no longer queued on one of its topics"
             )
             kind = TERMINATED if isinstance(terminated, TopicTerminatedError) else FENCED
             tables.notifications.post(session, kind, text)
@@ -247,7 +250,7 @@ class RoleEnds:
 
 
 class RoleGrants:
-    """Every change of who holds or awaits a role of one ledger."""
+    """All changes of the holders and waiters of one ledger's roles."""
 
     def __init__(self, sessions: Succession, claims: Claims) -> None:
         self._sessions = sessions
@@ -258,7 +261,7 @@ class RoleGrants:
     # ---- request -------------------------------------------------------------------------
 
     def evict_dead(self, tables: Tables, definition: RoleDefinition, mode: str) -> None:
-        """Evict what dead engines have on the role's topics."""
+        """Evict sessions of dead engines from the role's topics."""
         for topic in sorted(definition.topics):
             self._sessions.evict_dead(tables, tables.topics.get(topic), mode)
 
@@ -274,7 +277,7 @@ class RoleGrants:
         tables.claims.put_claimant(_claimant(seat, role.claim, ANCHORS, {}, reads=False))
 
     def queue(self, tables: Tables, seat: Session) -> None:
-        """The seat waits: so does a part on each of the role's topics, at the same place."""
+        """Queue a part on each of the role's topics, at the same place as the seat."""
         role = role_rows.find(tables, seat.bound_to)
         assert role is not None
         for topic in role.topics:
@@ -288,7 +291,8 @@ class RoleGrants:
                 tables.notifications.post(owner, WANTED)
             tables.topics.put(row)
         role_rows.put(tables, role)
-        tables.to_promote.update(role.topics)  # one may be reserved: it is checked again then
+        # one may be reserved: this notifies the waiter when to retry
+        tables.to_promote.update(role.topics)
 
     def _part(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> Session:
         number = role.parts.get(topic) or tables.rows.next_id(b"session")
@@ -300,8 +304,8 @@ class RoleGrants:
     # ---- grant ---------------------------------------------------------------------------
 
     def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
-        """Is all of the role free, for a request that was not queued? If not, and unless it
-        `waits`, ProducerFencedError names what is in the way."""
+        """Is every part of the role free, for a request that is not queued? If not, and it does not
+        wait (`waits`), raises ProducerFencedError, which names the obstacle."""
         role = role_rows.find(tables, seat.bound_to)
         assert role is not None
         obstacle = self._obstacles.find(tables, role, seat, None)
@@ -318,7 +322,7 @@ class RoleGrants:
         return False
 
     def admitted(self, tables: Tables, seat: Session) -> None:
-        """The seat was granted: take all that the role binds. Raises where it is not free."""
+        """Grant all parts of the role, because its seat was granted. Raises if one is not free."""
         role = role_rows.find(tables, seat.bound_to)
         if role is None or role.seat != seat.id:
             return  # a producer that is bound to a claim
@@ -366,8 +370,8 @@ class RoleGrants:
     # ---- the end -------------------------------------------------------------------------
 
     def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
-        """A session that is bound to something holds or waits no longer: if it is a role's, all of
-        the role ends in this transaction."""
+        """A bound session has ended. If it is part of a role, the whole role ends in this
+        transaction."""
         role = role_rows.role_of_session(tables, session)
         if role is not None:
             self._note_end(tables, role, (kind, reason, session.id))
@@ -383,8 +387,8 @@ class RoleGrants:
         tables.settle = self.settle
 
     def postpones(self, tables: Tables, row: _core.TopicRow) -> bool:
-        """Is this topic's next owner chosen at the end of the transaction? It is where roles are
-        concerned."""
+        """Is this topic's next owner chosen at the end of the transaction, because a role waits for
+        it?"""
         if not is_role(row.name) and not role_rows.requests_on(tables, row.id):
             return False
         tables.to_promote.add(row.id)
@@ -392,7 +396,7 @@ class RoleGrants:
         return True
 
     def settle(self, tables: Tables) -> None:
-        """Before the commit: end what has ended, then grant what is free."""
+        """Carry out recorded ends, then grant free roles. Called before the commit."""
         while tables.role_ends or tables.to_promote:
             while tables.role_ends:
                 claim = next(iter(tables.role_ends))
@@ -403,17 +407,16 @@ class RoleGrants:
     # ---- hand-over -----------------------------------------------------------------------
 
     def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """The hand-over of a role has got more time: so have its topics that are reserved."""
+        """Extend the reservations of a role's topics to the new deadline of its hand-over."""
         for other, kept in self._reserved(tables, row.id, transfer.target):
             tables.transfers.put(replace(kept, until=max(kept.until, transfer.until)))
-            tables.to_promote.add(other.id)  # retried at the old deadline before
+            tables.to_promote.add(other.id)  # its retry was set to the old deadline
             tables.settle = self.settle
 
     def cancelled(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
     ) -> None:
-        """The hand-over of a role has ended without its destination: so has the reservation of its
-        topics."""
+        """End the reservations of a role's topics, because the hand-over of the role has failed."""
         self._end_reservations(tables, row.id, transfer.target, reason)
 
     def _end_reservations(self, tables: Tables, topic: int, target: str, reason: str) -> None:
@@ -436,8 +439,8 @@ class RoleGrants:
     # ---- promote -------------------------------------------------------------------------
 
     def _promote(self, tables: Tables, topics: Iterable[int]) -> None:
-        """Promote the waiters of these topics. Roles first: one that is not granted
-        leaves its topics to the producers in their queues (rule D4)."""
+        """Promote the waiters of these topics, roles first: the topics of a role that cannot be
+        granted go to the producers in their queues (rule D4)."""
         plain: set[int] = set()
         roles: set[int] = set()
         for topic in topics:
@@ -467,7 +470,7 @@ class RoleGrants:
             tables.topics.put(row)
 
     def _grantable(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
-        """Of the queue of a role's own topic: those that can have all of it now."""
+        """The waiters for a role that could get all its parts now."""
         for key, data, seat in self._living_in_queue(tables, row):
             role = role_rows.find(tables, seat.bound_to)
             found = (
@@ -487,8 +490,8 @@ class RoleGrants:
         )
 
     def _plain(self, tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes]]:
-        """Of a bound topic's queue: all but the parts of roles, which are granted with their
-        seats. Where the topic is reserved, they may be notified of when to retry."""
+        """The waiters for a topic without the parts of roles, which are granted with their seats.
+        While the topic is reserved, other engines' parts are included, to be told when to retry."""
         transfer = tables.transfers.get(row.id)
         for key, data, waiter in self._living_in_queue(tables, row):
             part = role_rows.role_of_session(tables, waiter) is not None
@@ -500,13 +503,13 @@ class RoleGrants:
         self, tables: Tables, row: _core.TopicRow
     ) -> Iterator[tuple[bytes, bytes, Session]]:
         """The live waiters. Dead ones are removed here: one that resumes its heartbeats before the
-        selection must not be selected without what its role needs."""
+        selection must not be selected without the parts of its role."""
         for key, data, waiter in list(_queue(tables, row)):
             if self._sessions.alive(waiter):
                 yield key, data, waiter
             else:
                 self._sessions.remove_dead(tables, row, waiter)
-                tables.to_promote.add(row.id)  # a role may have waited for it, living just now
+                tables.to_promote.add(row.id)  # a role may have waited for this one
 
 
 def _queue(tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes, Session]]:
@@ -515,7 +518,7 @@ def _queue(tables: Tables, row: _core.TopicRow) -> Iterator[tuple[bytes, bytes, 
 
 
 def row_key(topic: int, key: bytes) -> bytes:
-    """The whole key of a row of a topic."""
+    """The key of a row, with the topic's id in front."""
     return topic.to_bytes(8, "big") + key
 
 
@@ -542,9 +545,10 @@ def _unusable(row: _core.TopicRow) -> ExclusiveLogError | None:
 
 
 def with_roles(ledger: Ledger, now: Callable[[], int] = _core.now) -> Sessions:
-    """The sessions of a ledger, and the roles among them. `now`: the monotonic clock, in ns."""
+    """The sessions and roles of a ledger, bound to each other. `now`: the monotonic clock, in
+    ns."""
     sessions = Sessions(ledger, now)
-    # Weakly: a cycle would keep a closed engine's files open until the next garbage collection.
+    # A weak reference: a cycle would keep a closed engine's files open until a garbage collection.
     succession = weakref.proxy(sessions.succession)
     sessions.succession.transfers.roles = RoleGrants(succession, Claims(ledger, succession))
     return sessions
@@ -588,12 +592,12 @@ class LocalRoles:
         return row.id, row.name
 
     def conflicting_roles(self, definition: RoleDefinition) -> set[int]:
-        """The own topics of the roles that have what this request wants to claim."""
+        """The own topics of the roles that hold claims which this request wants."""
         with self._engine.ledger.read() as tables:
             return role_rows.conflicting_roles(tables, definition)
 
     def find(self, seat: Session) -> RoleParts:
-        """What the role consists of whose seat was granted."""
+        """The parts of a role whose seat was granted."""
         with self._engine.ledger.read() as tables:
             row, held, claimants = role_rows.parts(tables, seat)
             topics = {tables.topics.get(part.topic).name: part for part in held}
@@ -621,10 +625,11 @@ class LocalRoles:
         return last
 
     def keep(self, number: int, claim: Owned) -> None:
-        """Notifications about this claim go to it, and closing the engine releases it."""
+        """Deliver notifications about this claim to it, and release it when the engine is
+        closed."""
         self._engine.registry.keep_claim(number, claim)
 
     def forget(self, numbers: Iterable[int]) -> None:
-        """These claims are released."""
+        """Remove claims that were released."""
         for number in numbers:
             self._engine.registry.forget_claim(number)

@@ -1,4 +1,4 @@
-"""What the ledger keeps of roles (see roles.py): rows of the table `meta`.
+"""The rows of roles (see roles.py) in the table `meta`.
 
 ```text
 b"role", claim session             msgpack of RoleRow: one request for a role, waiting or granted
@@ -69,7 +69,7 @@ def find(tables: Tables, claim: int) -> RoleRow | None:
 
 
 def put(tables: Tables, role: RoleRow) -> None:
-    """Write what `find` reads, and what `requests_on` does."""
+    """Write the rows that `find` and `requests_on` read."""
     row = msgpack.packb([getattr(role, name) for name in FIELDS])
     tables.rows.put("meta", REQUEST + U64.pack(role.claim), row)
     for topic in role.topics:
@@ -77,7 +77,7 @@ def put(tables: Tables, role: RoleRow) -> None:
 
 
 def drop(tables: Tables, role: RoleRow) -> None:
-    """The request has ended, and its parts with it."""
+    """Delete the rows of a request that has ended."""
     tables.rows.delete("meta", REQUEST + U64.pack(role.claim))
     for topic in role.topics:
         tables.rows.delete("meta", PART + PAIR.pack(topic, role.claim))
@@ -98,7 +98,7 @@ def requests_on(tables: Tables, topic: int) -> list[int]:
 
 
 def claim_part(tables: Tables, claimant: int, role: RoleRow) -> None:
-    """This claim session is a part of the role from now on."""
+    """Record that this claim session is a part of the role."""
     tables.rows.put("meta", PART_OF + U64.pack(claimant), U64.pack(role.claim))
     role.claimants.append(claimant)
 
@@ -116,13 +116,13 @@ def role_of_session(tables: Tables, session: Session | None) -> RoleRow | None:
 
 
 def put_last(tables: Tables, role: RoleRow) -> None:
-    """Remember what the role binds, for listings, when no process has it any more."""
+    """Record what the role binds, for listings after it was released."""
     row = msgpack.packb([role.topics, role.groups, role.claims])
     tables.rows.put("meta", LAST + U64.pack(role.topic), row)
 
 
 def last(tables: Tables, topic: int) -> RoleDefinition | None:
-    """What the role with this own topic bound when it was granted last; None before."""
+    """What the role with this own topic bound when it was last granted; None if it never was."""
     return tables.rows.find("meta", LAST + U64.pack(topic), _unpack_last)
 
 
@@ -145,7 +145,8 @@ def role_topics(tables: Tables) -> list[tuple[str, int]]:
 
 
 def owned_by(tables: Tables, owner: Session | None) -> int | None:
-    """The own topic of the role that this owner of a topic is a part of; None for any other."""
+    """The own topic of the role that this owner's session is a part of; None if it is part of
+    none."""
     role = role_of_session(tables, owner)
     return None if role is None or owner is None or role.seat == owner.id else role.topic
 
@@ -157,12 +158,12 @@ def binds(tables: Tables, session: Session) -> bool:
 
 
 def is_anchor(tables: Tables, claimant: Claimant) -> bool:
-    """Does this claim session bind a role? An application never made it."""
+    """Does this claim session bind a role? Then no application has made it."""
     return claimant.group == ANCHORS and find(tables, claimant.id) is not None
 
 
 def parts(tables: Tables, seat: Session) -> tuple[RoleRow, list[Session], list[Claimant]]:
-    """What a granted role consists of now: nothing, if it was lost meanwhile."""
+    """The parts of a granted role; none if it was lost meanwhile."""
     role = find(tables, seat.bound_to)
     if role is None:
         return RoleRow(seat.bound_to, seat.topic, seat.id, "", [], {}, {}), [], []
@@ -172,7 +173,7 @@ def parts(tables: Tables, seat: Session) -> tuple[RoleRow, list[Session], list[C
 
 
 def conflicting_roles(tables: Tables, definition: RoleDefinition) -> set[int]:
-    """The own topics of the roles that have what this request wants to claim."""
+    """The own topics of the roles that hold claims which this request wants."""
     wanted = [(group, topic) for group, read in definition.groups.items() for topic in read]
     wanted += [(group, name) for group, names in definition.claims.items() for name in names]
     holders = [tables.claims.claim(*each)[1] for each in wanted]

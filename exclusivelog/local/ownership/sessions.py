@@ -1,14 +1,14 @@
-"""Who holds or awaits a topic: steps (`Succession`), requests, and a transaction for each call.
+"""Holders and waiters of topics: steps (`Succession`), requests, and transactions (`Sessions`).
 
-The succession of a topic's holders: every step of it within one transaction of the ledger.
+`Succession` has the steps by which a topic changes its holder. The caller has the transaction.
 
 A session is a row: in `holders` once it is admitted, in `queue` while it waits. A missing row
 means fenced, released or dead; all are treated alike. Decisions depend on the rows, the live
 engines and the clock alone, so that the model checker (`proof.model`) runs this very code over
 tables in memory.
 
-Requests for topics, and every other change of who holds or awaits one: `Requests` decides within
-a transaction, with `admission.py`; `Sessions` has the transactions, one for each call (rule A2).
+`Requests` decides about a request within a transaction, with `admission.py`. Each call of
+`Sessions` is one transaction (rule A2).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Succession:
         return self._living.exists(party.slot, party.engine)
 
     def end_of(self, party: Session | Claimant) -> str:
-        """How an engine ended that does not live: an event's reason."""
+        """How the party's engine ended, as the reason of an event: dead or unresponsive."""
         return "hung" if self.exists(party) else "dead"
 
     # ---- grant ---------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Succession:
         self, tables: Tables, row: _core.TopicRow, session: Session, reason: str,
         transfer: Transfer | None = None,
     ) -> None:  # fmt: skip
-        """The session holds the topic from now on, `transfer`: by this hand-over."""
+        """Make the session a holder of the topic; `transfer`: the hand-over by which it gets it."""
         moved = reason == HANDED_OVER and transfer is not None and transfer.lineage
         lineage = transfer.lineage if moved and transfer else session.id
         if session.announce is not None:
@@ -139,13 +139,13 @@ class Succession:
         row.waiting -= 1
         self.admit(tables, row, winner, reason, transfer)
         sequence, namesake = tables.producers.get(row.id, winner.name)
-        if namesake != winner.id:  # else the row is as it has to be: a page less to write
+        if namesake != winner.id:  # else the row is right already, and one page less is written
             tables.producers.put(row.id, winner.name, sequence, winner.id)
         tables.notifications.post(
             winner, GRANTED, winner.epoch, winner.since, sequence, reason, self.now()
         )
         if row.waiting and winner.notify_on_contention:
-            tables.notifications.post(winner, WANTED)  # behind the grant
+            tables.notifications.post(winner, WANTED)  # after the grant
 
     # ---- leave ---------------------------------------------------------------------------
 
@@ -153,9 +153,9 @@ class Succession:
         self, tables: Tables, session: Session, kind: str, reason: str, promote: bool = True,
         row: _core.TopicRow | None = None,
     ) -> _core.TopicRow | None:  # fmt: skip
-        """A session has ended; one that is not registered any more is passed over (rule B7). The
-        caller promotes, unless this does (`promote`). `row`: the topic's, if the caller changes
-        it, too."""
+        """Remove a session that has ended; nothing if it is not registered any more (rule B7).
+        `promote`: also promote a waiter, else the caller does. `row`: the topic's, if the caller
+        changes it, too."""
         if row is None:
             consequence = f"producer {session.name!r} is taken away from it"
             row = tables.topics.intact(session.topic, consequence)
@@ -180,7 +180,7 @@ class Succession:
         self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
         rival: Session | Transfer | None = None,
     ) -> None:  # fmt: skip
-        """The session no longer holds the topic; `rival` is to have it."""
+        """Remove a holder of the topic; `rival` is to have it."""
         tables.sessions.drop_holder(session)
         tables.producers.free(session)
         if not session.exclusive:
@@ -195,7 +195,7 @@ class Succession:
             self.roles.dropped(tables, session, kind, reason)
 
     def drop_waiter(self, tables: Tables, row: _core.TopicRow, session: Session) -> None:
-        """The session no longer waits."""
+        """Remove a waiter from the queue."""
         if tables.sessions.drop_waiter(session):
             tables.producers.free(session)
             row.waiting -= 1
@@ -217,7 +217,7 @@ class Succession:
         reads it when it resumes."""
         if not self.exists(session):
             return
-        if role_rows.binds(tables, session):  # its role is lost: its sends raise the same
+        if role_rows.binds(tables, session):  # its role is lost, and its sends raise the same error
             tables.notifications.post(session, REVOKED, str(revoked(row, session)))
         else:
             tables.notifications.post(session, FENCED, str(fenced_by(row, session, rival)))
@@ -238,7 +238,7 @@ class Succession:
         """Evict sessions of dead engines that conflict with a request, and promote a living waiter
         before any new request (rules C2, D4)."""
         for session in _blocking_holders(tables, row, mode, name):
-            # One may have ended with a claim that moved when another one was dropped.
+            # Dropping one may have moved a claim, and so have ended another one.
             if not self.alive(session) and tables.sessions.holds(row.id, session.id):
                 self.drop_holder(tables, row, session, "evict", self.end_of(session))
                 self.notify_fenced(tables, row, session, None)
@@ -258,9 +258,8 @@ class Succession:
         self, tables: Tables, claimants: Sequence[Claimant], kind: str,
         row: _core.TopicRow | None = None,
     ) -> None:  # fmt: skip
-        """Claims are gone, and with them the producers that are bound to them, admitted or waiting;
-        `kind` is evict or release (rules B2, F5). `row`: of a topic that the caller changes, too,
-        and promotes."""
+        """End claims, and the sessions that are bound to them, admitted or waiting; `kind` is evict
+        or release (rules B2, F5). `row`: of a topic that the caller changes and promotes itself."""
         for claimant in claimants:
             self.roles.claim_ended(tables, claimant, kind)
             tables.claims.drop_claimant(claimant.id)
@@ -273,7 +272,7 @@ class Succession:
                 left = self.leave(tables, session, kind, "claim", promote=False, row=own)
                 if left is not None and self.exists(session):
                     tables.notifications.post(session, REVOKED, str(revoked(left, session)))
-            # Only now: none of them may be promoted in place of another one.
+            # Promote after all have left: none of them may be promoted in place of another one.
             self.promote_all(tables, {session.topic for session in bound} - rows.keys())
         for claimant in claimants:
             for resource in claimant.generations:
@@ -286,7 +285,7 @@ class Succession:
 
     def promote(self, tables: Tables, row: _core.TopicRow) -> None:
         """Make the best waiter the owner of a topic without a holder (rules A3, D4), or notify it
-        when to retry (rules D7, E3). Where roles are concerned, that is done at the end of the
+        when to retry (rules D7, E3). If a role waits for the topic, that is done at the end of the
         transaction."""
         if not self.roles.postpones(tables, row):
             self.promote_now(tables, row)
@@ -303,7 +302,8 @@ class Succession:
             return
         transfer = self.transfers.current(tables, row)
         if transfer is not None and transfer.session:
-            transfer = self.assign(tables, row, transfer)  # its holder has left in another way
+            # its holder has left, but not by the hand-over's release
+            transfer = self.assign(tables, row, transfer)
         if not row.waiting:
             return
         promotion = self._select(tables, row, transfer, choose)
@@ -314,22 +314,22 @@ class Succession:
             reason = "promotion" if transfer is None else HANDED_OVER
             self.transfers.end(tables, row, transfer, promotion.winner, reason)
             self._grant(tables, row, promotion.winner, reason, transfer)
-            row.later = row.due = 0
-        elif promotion.later is not None:
-            self._retry_at(tables, row, promotion.later, promotion.due)
+            row.retry_waiter = row.retry_at = 0
+        elif promotion.retry_waiter is not None:
+            self._retry_at(tables, row, promotion.retry_waiter, promotion.retry_at)
         if promotion.winner is None and promotion.dead:
             self.roles.postpones(
                 tables, row
             )  # a role may have waited for one that was alive a moment ago
 
     def promote_all(self, tables: Tables, topics: Iterable[int], due: bool = False) -> None:
-        """Promote on all of these topics. `due`: because it is time to retry."""
+        """Promote waiters of these topics. `due`: this is a retry whose time has come."""
         for topic in topics:
             row = tables.topics.intact(topic, "no waiter is promoted there")
             if row is None:
                 continue
             if due:
-                row.later = row.due = 0  # this is the retry
+                row.retry_waiter = row.retry_at = 0  # this is the retry
             self.promote(tables, row)
             tables.topics.put(row)
 
@@ -348,8 +348,8 @@ class Succession:
             raise tables.rows.damaged("queue", error) from None
 
     def _await_seats(self, tables: Tables, row: _core.TopicRow) -> None:
-        """The destination of a seat releases it at the deadline, unless it is unresponsive. So the
-        best waiter retries then (rule E4)."""
+        """Have the best waiter retry at the deadline of the first reserved seat: the destination,
+        which should release it then, may be unresponsive (rule E4)."""
         due = steps.next_seat_deadline(tables, row.id)
         if due is not None:
             best = next((w for w in tables.sessions.waiters(row.id) if self.alive(w)), None)
@@ -357,14 +357,14 @@ class Succession:
                 self._retry_at(tables, row, best, due)
 
     def _retry_at(self, tables: Tables, row: _core.TopicRow, waiter: Session, due: int) -> None:
-        """Have a waiter's engine retry the promotion at that time: notified once, however many come
-        behind it."""
-        if (row.later, row.due) != (waiter.id, due):
-            row.later, row.due = waiter.id, due
+        """Have a waiter's engine retry the promotion at the time `due`. It is notified once,
+        however many wait behind it."""
+        if (row.retry_waiter, row.retry_at) != (waiter.id, due):
+            row.retry_waiter, row.retry_at = waiter.id, due
             tables.notifications.post(waiter, RETRY_AT, row.id, due)
 
     def freed(self, row: _core.TopicRow) -> int:
-        """Since when a free topic is free: at the earliest since its ledger was opened."""
+        """The time since which a free topic is free: the opening of its ledger at the earliest."""
         return max(row.freed if row.freed <= self.now() else 0, self._living.opened)
 
     # ---- hand over -----------------------------------------------------------------------
@@ -372,7 +372,7 @@ class Succession:
     def assign(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
     ) -> Transfer:
-        """From now on the topic is reserved, and has no holder (rules E1, E3)."""
+        """Reserve the topic, which has no holder any more, for the destination (rules E1, E3)."""
         assigned = replace(transfer, session=0)
         tables.transfers.put(assigned)
         self.notify_assigned(tables, row, transfer, source, "unload")
@@ -382,14 +382,15 @@ class Succession:
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
         reason: str,
     ) -> None:  # fmt: skip
-        """The topic, or the seat, is reserved for its destination: move the claims now."""
+        """Record that the topic or seat is reserved, move the claims, and notify the
+        destination."""
         record(tables, row, "assigned", reason, source=source, target=transfer)
         self.move_claims(tables, row, transfer)
         tables.announce.add(MOVES)
-        tables.ring.add(transfer.slot)  # requests may wait for it there
+        tables.to_notify.add(transfer.slot)  # requests may wait for it there
 
     def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """The claims of its groups follow the topic."""
+        """Move the claims of the hand-over's groups with the topic."""
         moved = steps.claims_that_move(tables, row, transfer)
         if not moved:
             return
@@ -401,7 +402,8 @@ class Succession:
 
 
 def clear(succession: Succession, tables: Tables, row: _core.TopicRow) -> Session | None:
-    """Remove the dead from a topic; a living session that holds or awaits it, if any."""
+    """Return a live session that holds or awaits the topic; if there is none, remove all dead
+    ones."""
     everyone = [*tables.sessions.holders(row.id), *tables.sessions.waiters(row.id)]
     for session in everyone:
         if succession.alive(session):
@@ -430,7 +432,7 @@ def _blocking_holders(
 
 
 EVICTED_AT_FIRST = 50
-EVICTED_AT_ONCE = 1000  # sessions in one transaction: others wait for the ledger meanwhile
+EVICTED_AT_ONCE = 1000  # sessions in one transaction; other writers wait meanwhile
 
 
 _ADMITTED = (Verdict.ADMIT, Verdict.GRANT, Verdict.TAKE_OVER, Verdict.QUEUE)
@@ -447,8 +449,8 @@ class Requests:
         self, tables: Tables, row: _core.TopicRow, session: Session, *, role: RoleDefinition | None,
         follows: int | None = None,
     ) -> Registration:  # fmt: skip
-        """Admit or queue a new session, which has no id yet, or raise why not. Without a name it
-        gets one of its own. `follows`, `role`: as for `Sessions.request`."""
+        """Admit or queue a new session, which has no id yet, or raise the refusal. Without a name
+        it gets a unique one. `follows`, `role`: as for `Sessions.request`."""
         if follows is not None:
             self._check_unbroken(tables, row, session.engine, follows)
         if role is not None:
@@ -464,7 +466,7 @@ class Requests:
     def decide(
         self, tables: Tables, row: _core.TopicRow, session: Session, follows: int | None
     ) -> Registration:
-        """Carry out what `admission.admit` decides about a session."""
+        """Carry out the decision of `admission.admit` about a session."""
         owner = owner_of(tables, row)
         transfer = self._transfers.current(tables, row)
         seat = None
@@ -495,7 +497,8 @@ class Requests:
                 self._succession.admit(tables, row, session, reason, transfer)
             tables.producers.put(row.id, session.name, sequence, session.id)
             if row.waiting and session.notify_on_contention:
-                tables.notifications.post(session, WANTED)  # it bypassed the queue (rule E3)
+                # it was admitted past the queue (rule E3)
+                tables.notifications.post(session, WANTED)
         tables.topics.put(row)
         return Registration(session, verdict is Verdict.QUEUE, sequence)
 
@@ -537,7 +540,7 @@ class Requests:
             self._succession.roles.queue(tables, session)
         self._succession.promote(
             tables, row
-        )  # it may be the best waiter, for which the others settle
+        )  # it may be the best waiter, whose settle delay decides for all
 
     def _admit_to_seat(
         self, tables: Tables, row: _core.TopicRow, session: Session, seat: Session
@@ -548,9 +551,9 @@ class Requests:
         self._succession.admit(tables, row, session, reason, transfer)
 
     def visit(self, tables: Tables, session: Session) -> tuple[_core.TopicRow, Session]:
-        """Give a session its topic for this transaction alone: the same decisions as for one
-        that stays, no registration. Returns the topic's row, for the caller to write back, and the
-        session with its epoch. Only a new epoch is recorded in `__events__`."""
+        """Admit a session for this transaction alone: the same decisions, but no registration.
+        Returns the topic's row, which the caller writes back, and the session with its epoch. Only
+        a new epoch is recorded in `__events__`."""
         row = usable(tables, session.topic)
         self._succession.evict_dead(tables, row, session.mode)
         owner = owner_of(tables, row)
@@ -580,11 +583,11 @@ class Requests:
     def _coming(
         self, tables: Tables, row: _core.TopicRow, session: Session, verdict: Verdict
     ) -> Transfer | None:
-        """The hand-over to the session's engine that its request has to wait for, if any."""
+        """The hand-over to the session's engine for which its request has to wait, if any."""
         transfer = self._transfers.releasing_to(tables, row, session.engine)
         if transfer is None:
             return None
-        if not row.owner:  # a seat is taken without the queue
+        if not row.owner:  # taking a reserved seat does not involve the queue
             return transfer if verdict is Verdict.BUSY else None
         expected = any(
             waiter.engine == session.engine and self._succession.alive(waiter)
@@ -626,8 +629,8 @@ class Requests:
 
 
 class Sessions:
-    """Every change of who holds or awaits a topic of one ledger, each call in a transaction of its
-    own. `succession` and `requests` have the steps, for callers that have a transaction."""
+    """All changes of the holders and waiters of one ledger's topics, each call in a transaction of
+    its own. Callers that have a transaction use the steps in `succession` and `requests`."""
 
     def __init__(self, ledger: Transactions, now: Callable[[], int] = _core.now) -> None:
         self.succession = Succession(ledger.lockfile.slots, now)
@@ -638,7 +641,7 @@ class Sessions:
     # ---- open ----------------------------------------------------------------------------
 
     def request(self, request: ProducerRequest, engine: EngineInfo, slot: int) -> Registration:
-        """Register a producer of this engine, or queue it; everything or nothing (rules A1-A6, B5,
+        """Register a producer of this engine, or queue it, in one transaction (rules A1-A6, B5,
         B6)."""
         topic, role, bound_to = request.topic, request.role, request.bound_to
         with self._ledger.write_checkpointed() as tables:  # with the last sequence id of every name
@@ -646,19 +649,19 @@ class Sessions:
                 self.succession.roles.evict_dead(tables, role, request.mode)
             row = usable(tables, topic)
             self.succession.evict_dead(tables, row, request.mode, request.name)
-            # Only now: a claim may move with the topic that an evicted session was to hand over.
+            # Check after the evictions: a claim may have moved with an evicted session's topic.
             if not bound_to or tables.claims.claimant(bound_to) is not None:
                 session = _unregistered(request, engine, slot)
                 return self.requests.register(
                     tables, row, session, role=role, follows=request.lineage
                 )
-        raise _claim_gone(row)  # outside: the evictions are kept
+        raise _claim_gone(row)  # raised after the commit, which keeps the evictions
 
     def request_all(
         self, names: Sequence[str], request: ProducerRequest, engine: EngineInfo, slot: int
     ) -> list[Registration]:
-        """Register a producer on each of the topics with these names, which are made where there
-        are none: all of it or nothing. `request` is one that never waits; its topic is not used."""
+        """Register a producer on each of the topics with these names, all or none; creates missing
+        topics. `request` must not wait; its topic is not used."""
         session = _unregistered(request, engine, slot)
         with self._ledger.write_checkpointed() as tables:
             return [self._register_one(tables, name, session) for name in names]
@@ -679,16 +682,16 @@ class Sessions:
     # ---- terminate -----------------------------------------------------------------------
 
     def terminate(self, topic: int) -> int:
-        """Admit no session to the topic any more, and notify the waiters (rule G8); its end."""
+        """Terminate the topic, and notify its waiters (rule G8). Returns its end."""
         with self._ledger.write_checkpointed() as tables:
             row = tables.topics.get(topic)
             if row.flags & _core.DELETED:
                 raise TopicNotFoundError(f"topic {row.name!r} was deleted")
             row.flags |= _core.TERMINATED
             for _, seat in tables.transfers.seats(row.id):
-                tables.ring.add(seat.slot)
+                tables.to_notify.add(seat.slot)
             if (transfer := tables.transfers.get(row.id)) is not None:
-                tables.ring.add(transfer.slot)  # requests may wait for it there
+                tables.to_notify.add(transfer.slot)  # requests may wait for it there
             for session in list(tables.sessions.waiters(row.id)):
                 self.succession.drop_waiter(tables, row, session)
                 tables.notifications.post(session, TERMINATED, str(_terminated(row)))
@@ -711,14 +714,14 @@ class Sessions:
                 self.succession.leave(tables, session, "release", "closed")
 
     def cancel(self, session: Session) -> bool:
-        """Leave the queue. False if the session is not in it (any more): it was granted or
-        fenced, and a notification has which (rule D5)."""
+        """Remove the session from its queue. False if it is not in it (any more): it was granted or
+        fenced, as a notification says (rule D5)."""
         with self._ledger.write_exclusive() as tables:
             if not tables.sessions.waiting(session):
                 return False
             row = tables.topics.get(session.topic)
             self.succession.drop_waiter(tables, row, session)
-            self.succession.promote(tables, row)  # others may have waited for its settle delay
+            self.succession.promote(tables, row)  # its settle delay may have kept others waiting
             tables.topics.put(row)
             return True
 
@@ -730,9 +733,9 @@ class Sessions:
     # ---- evict ---------------------------------------------------------------------------
 
     def find_dead(self, needed: Callable[[], Set[int]] | None = None) -> list[str]:
-        """Engines that have sessions here and do not live. `needed`, the topics that are waited
-        for: of the unresponsive engines only those that have one of them (rule C3). It is called
-        only where there is one: a hundred thousand may wait."""
+        """Engines that have sessions here and are dead or unresponsive. `needed` returns the topics
+        that this engine waits for; of the unresponsive engines, only those that hold one of them
+        are returned (rule C3). It is called only if there are any: a hundred thousand may wait."""
 
         def is_blocking(tables: Tables, slot: int, engine: str) -> bool:
             gone = not self._living.exists(slot, engine)
@@ -760,10 +763,9 @@ class Sessions:
     def evict(self, engine: str) -> Iterator[Sequence[Session]]:
         """Remove a dead engine's sessions and promote the waiters for their topics (rule C2).
 
-        The topics it held go first, those with the best waiters before the others. A
-        transaction takes a bounded number, so that no process waits long for the writer lock, and
-        the first one few, so that the first waiters need not wait for the last. Yields the sessions
-        of each.
+        Topics with the best waiters go first. A transaction takes a bounded number, so that no
+        process waits long for the writer lock, and the first transaction only a few, so that the
+        first waiters are promoted early. Yields the sessions of each transaction.
         """
         with self._ledger.read() as tables:
             order = _by_urgency(tables, tables.sessions.of_engine(engine))
@@ -776,7 +778,7 @@ class Sessions:
     def _evict_some(self, engine: str, sessions: Sequence[Session]) -> bool:
         with self._ledger.write_exclusive() as tables:
             if self._living.alive(sessions[0].slot, engine):
-                return False  # it was only unresponsive, and has resumed meanwhile (rule C3)
+                return False  # it was unresponsive, and has resumed meanwhile (rule C3)
             if not self._living.exists(sessions[0].slot, engine):
                 tables.notifications.drop(engine, 2**64 - 1)
             for session in sessions:
@@ -802,8 +804,8 @@ class Sessions:
             return self.succession.transfers.releasing_to(tables, row, engine)
 
     def locate(self, topic: int, lineage: int) -> tuple[str, int] | None:
-        """(engine, session) of where a topic is, session 0 where it is still reserved, as long as
-        this lineage of hand-overs goes on: it has had no other owner in between."""
+        """(engine, session) that this lineage of hand-overs has led to; session 0 while the topic
+        is still reserved. None if the topic has had an owner outside the lineage since."""
         with self._ledger.read() as tables:
             row = tables.topics.get(topic)
             seat = steps.held_seat(tables, topic, lineage) if row.shared else None
@@ -819,21 +821,21 @@ class Sessions:
             return None
 
     def destinations_gone(self, topics: Iterable[int]) -> set[int]:
-        """Those of these topics that move to an engine that is gone."""
+        """The topics among these whose hand-over goes to a dead engine."""
         with self._ledger.read() as tables:
             found = [tables.transfers.get(topic) for topic in topics]
         has_destination = self.succession.transfers.has_destination
         return {each.topic for each in found if each is not None and not has_destination(each)}
 
     def holders(self, topic: int) -> list[OwnerInfo]:
-        """Who holds the topic: its owner, or its shared producers. Only those that live, without
-        the reserved seats."""
+        """The topic's holders: its owner, or its shared producers. Only live ones, without reserved
+        seats."""
         with self._ledger.read() as tables:
             there = [s for s in tables.sessions.holders(topic) if self.succession.alive(s)]
             return [owner_info(s) for s in there if not steps.is_reserved(tables, s)]
 
     def owner(self, topic: int) -> OwnerInfo | None:
-        """The topic's owner, if it has one that lives."""
+        """The topic's owner, if its engine is alive."""
         with self._ledger.read() as tables:
             owner = owner_of(tables, tables.topics.get(topic))
             lives = owner is not None and self.succession.alive(owner)
@@ -918,7 +920,7 @@ def _refusal(
     if verdict is Verdict.STALE:
         return ProducerFencedError(
             f"topic {row.name!r} is at epoch {row.epoch}: topic_epoch={session.claim} is out of "
-            f"date, it has had a later owner{by}. Open a producer without topic_epoch",
+            f"date: another owner came since{by}. Open a producer without topic_epoch",
             holder=info,
         )
     if verdict is Verdict.BUSY:
@@ -935,7 +937,7 @@ def _refusal(
 
 
 def _by_urgency(tables: Tables, sessions: list[Session]) -> list[Session]:
-    """Those first that hold topics with good waiters; those last that have no waiter."""
+    """Sort by the best waiter of each session's topic; sessions without a waiter come last."""
 
     def urgency(session: Session) -> tuple[bool, tuple[int, ...]]:
         best = next(tables.sessions.waiters(session.topic), None) if session.epoch else None

@@ -1,8 +1,6 @@
-"""Steps of a change of ownership, each within the caller's transaction: recording it, announcing,
-moving claims and seats.
+"""Steps of a change of ownership: events, announcements, and moves of claims and seats.
 
-**Events and notifications**: the kinds of notifications, the wake-up counters, the machine's live
-engines, and the records in `__events__` (rule E5).
+Each step is part of the caller's transaction.
 
 **Announcements**: what the owner of a topic publishes about itself, such as an address. One row per
 topic, written by its owner alone: in the transaction of its grant (`announce=`), or later in one
@@ -61,22 +59,21 @@ from exclusivelog.types import Announcement, EngineInfo
 # ---- events and notifications ----------------------------------------------------------
 
 
-# Kinds of notifications: to a waiter that it was granted or fenced; to an engine that it is to
-# retry a promotion at a time; to an owner that it is to release its topic, or that a session waits
-# for it; to a waiter that the topic was terminated.
+# Kinds of notifications. Waiters: granted, fenced, terminated. Engines: retry a promotion at a
+# given time. Owners: release the topic, or: another producer waits for it.
 GRANTED, FENCED, RETRY_AT, RELEASE = "granted", "fenced", "later", "release"
 WANTED, TERMINATED = "wanted", "sealed"
-REVOKED = "revoked"  # a producer's claim is gone
+REVOKED = "revoked"  # the claim of a producer has ended
 CLAIM_LOST = "claim-lost"  # the session is a claim's
 CLAIM_MOVED = "claim moved"  # it names the successor
 # Wake-up counters; no topic has these ids.
-RESOURCES = 0  # a resource may be free
-MOVES = 2**63  # a move has made a step
+RESOURCES = 0  # incremented when a resource may be free
+MOVES = 2**63  # incremented by every step of a hand-over
 HANDED_OVER = "hand-over"  # the reason of a grant
 
 
 class Living(Protocol):
-    """Which engines of the machine live: the ledger's lock file, or the model checker's."""
+    """The liveness of engines: by the ledger's lock file, or by the model checker."""
 
     @property
     def opened(self) -> int:
@@ -106,7 +103,7 @@ class Transactions(Protocol):
 
     @property
     def lockfile(self) -> LockFile:
-        """Which engines live."""
+        """The liveness of engines."""
 
     def read(self) -> AbstractContextManager[Tables]:
         """A snapshot."""
@@ -118,7 +115,7 @@ class Transactions(Protocol):
         """An exclusive write whose tables have all that the journal has."""
 
     def write_concurrent(self) -> AbstractContextManager[Tables]:
-        """A write beside those that append."""
+        """A concurrent write: appends go on."""
 
 
 def record(
@@ -211,7 +208,7 @@ def claims_that_move(tables: Tables, row: _core.TopicRow, to: Transfer) -> list[
 def notify_moved(
     living: Living, tables: Tables, row: _core.TopicRow, moved: list[Claimant], to: Transfer
 ) -> None:
-    """Name the successor to the engines that had these claims."""
+    """Notify the engines that had these claims of the successor."""
     for holder in moved:
         if living.exists(holder.slot, holder.engine):
             tables.notifications.post(
@@ -229,21 +226,22 @@ def moved_error(claim: str, successor: EngineInfo) -> OwnershipLostError:
 
 
 class Successors:
-    """Where the claims of one engine have moved, as far as it was notified."""
+    """The successors of one engine's claims, as far as it was notified."""
 
     def __init__(self) -> None:
         self._known: dict[int, EngineInfo] = {}
 
     def note(self, claimant: int, *party: Any) -> EngineInfo:
-        """A notification has been read: it names this one."""
+        """Record the successor that a notification names."""
         successor = self._known[claimant] = _engine_of(*party)
         while len(self._known) > MOST_REMEMBERED:
             self._known.pop(next(iter(self._known)))
         return successor
 
     def of(self, tables: Tables, claimant: Claimant) -> EngineInfo | None:
-        """Who has what this claim was on; None if it did not move."""
-        # The table first: what another thread reads and deletes meanwhile is in `_known` by then.
+        """The engine that this claim was handed over to; None if it was not."""
+        # Read the table first: a notification that another thread deletes meanwhile is in `_known`
+        # by then.
         for _, (kind, number, *party) in tables.notifications.read(claimant.engine, 0):
             if kind == CLAIM_MOVED and number == claimant.id:
                 return _engine_of(*party)
@@ -258,10 +256,10 @@ def _engine_of(engine: str, name: str, pid: int, properties: dict[str, str]) -> 
 
 
 class Roles(Protocol):
-    """What role_grants.py does for the sessions of a ledger: all within their transactions."""
+    """The operations of role_grants.py, for sessions.py; each within the caller's transaction."""
 
     def evict_dead(self, tables: Tables, definition: RoleDefinition, mode: str) -> None:
-        """Evict what dead engines have on the role's topics."""
+        """Evict sessions of dead engines from the role's topics."""
 
     def register(
         self, tables: Tables, row: _core.TopicRow, seat: Session, definition: RoleDefinition
@@ -269,16 +267,16 @@ class Roles(Protocol):
         """Write the request, and the anchor that its parts are bound to."""
 
     def check_free(self, tables: Tables, seat: Session, waits: bool) -> bool:
-        """Is all of the role free, for a request that was not queued?"""
+        """Is every part of the role free, for a request that is not queued?"""
 
     def queue(self, tables: Tables, seat: Session) -> None:
-        """The seat waits: so does a part on each of the role's topics, at the same place."""
+        """Queue a part on each of the role's topics, at the same place as the seat."""
 
     def admitted(self, tables: Tables, seat: Session) -> None:
-        """The seat was granted: take all that the role binds. Raises where it is not free."""
+        """Grant all parts of the role, because its seat was granted. Raises if one is not free."""
 
     def dropped(self, tables: Tables, session: Session, kind: str, reason: str) -> None:
-        """A session that is bound to something no longer holds or waits."""
+        """A bound session has ended."""
 
     def claim_ended(self, tables: Tables, claimant: Claimant, kind: str) -> None:
         """The same for a claim."""
@@ -289,14 +287,14 @@ class Roles(Protocol):
     def cancelled(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str
     ) -> None:
-        """The hand-over of a role has ended without its destination."""
+        """The hand-over of a role has failed."""
 
     def prolong(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """The hand-over of a role has got more time."""
+        """The hand-over of a role has a new deadline."""
 
 
 class Transfers:
-    """The hand-overs under way: which can still succeed. `roles` is set by `with_roles`."""
+    """The hand-overs in progress, and whether they can still succeed. `with_roles` sets `roles`."""
 
     roles: Roles
 
@@ -320,30 +318,29 @@ class Transfers:
         return None
 
     def has_destination(self, transfer: Transfer) -> bool:
-        """Does the engine live that this hand-over goes to?"""
+        """Is the destination of this hand-over alive?"""
         return self._living.alive(transfer.slot, transfer.target)
 
     def can_succeed(self, transfer: Transfer) -> bool:
-        """Does its destination live, and is there time left?"""
+        """Is its destination alive, and its deadline not reached?"""
         return self.has_destination(transfer) and self._now() < transfer.until
 
     def cancel(self, tables: Tables, row: _core.TopicRow, transfer: Transfer, reason: str) -> None:
-        """The hand-over ends without its destination (rule E4)."""
+        """End a hand-over that has failed (rule E4)."""
         tables.transfers.drop(row.id)
         if is_role(row.name):
             self.roles.cancelled(tables, row, transfer, reason)
-        # A request for another role may find out that this hand-over has ended: those
-        # that wait for this topic, or for a role that has it, are promoted all the same.
+        # Promote waiters for this topic, or for a role with it, also if a request for another role
+        # found out that this hand-over has ended.
         self.roles.postpones(tables, row)
-        tables.ring.add(transfer.slot)  # requests that wait for it there are decided as usual
+        tables.to_notify.add(transfer.slot)  # that engine repeats the requests that waited for it
         record(tables, row, "cancel", reason, source=owner_of(tables, row), target=transfer)
 
     def end(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer | None, winner: Session,
         reason: str,
     ) -> None:  # fmt: skip
-        """This session gets the topic: the hand-over has succeeded, or has ended without its
-        destination."""
+        """End a hand-over because this session gets the topic, at the destination or elsewhere."""
         if transfer is None:
             return
         if not winner.exclusive:
@@ -354,8 +351,8 @@ class Transfers:
             tables.transfers.drop(row.id)
 
     def releasing_to(self, tables: Tables, row: _core.TopicRow, engine: str) -> Transfer | None:
-        """The hand-over to this engine, of the topic or of a shared producer's seat, whose source
-        has not released it yet, and still has time to. Changes nothing."""
+        """The hand-over to this engine, of the topic or of a seat, that its source has not released
+        yet. Changes nothing."""
         if row.flags & (_core.DELETED | _core.TERMINATED):
             return None
         if not row.owner:
@@ -367,11 +364,11 @@ class Transfers:
 
 
 class Sessions(Protocol):
-    """What a move of a seat needs of the sessions of its ledger."""
+    """The operations on sessions that a move of a seat uses."""
 
     @property
     def transfers(self) -> Transfers:
-        """Which hand-overs can still succeed."""
+        """The hand-overs in progress."""
 
     def now(self) -> int:
         """The machine's monotonic clock, in ns."""
@@ -380,16 +377,16 @@ class Sessions(Protocol):
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None,
         reason: str,
     ) -> None:  # fmt: skip
-        """It is reserved for its destination."""
+        """Record that it is reserved, and notify the destination."""
 
     def drop_holder(
         self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str
     ) -> None:
-        """The session no longer holds the topic."""
+        """Remove a holder of the topic."""
 
 
 def held_seat(tables: Tables, topic: int, lineage: int) -> Session | None:
-    """The shared session that this lineage of hand-overs has led to."""
+    """The shared session at the end of this lineage of hand-overs."""
     return next(
         (h for h in tables.sessions.holders(topic) if h.lineage == lineage and not h.exclusive),
         None,
@@ -403,7 +400,7 @@ def is_reserved(tables: Tables, session: Session) -> bool:
 
 
 def releasing_to(tables: Tables, topic: int, engine: str, now: int) -> Transfer | None:
-    """A seat that moves to this engine, and that its producer has not released yet."""
+    """A seat that is being handed over to this engine, and is not released yet."""
     return next(
         (
             seat
@@ -432,7 +429,7 @@ def find_seat(
 
 
 def take_seat(tables: Tables, row: _core.TopicRow, seat: Session, session: Session) -> Transfer:
-    """A producer takes the seat; its session has the seat's id from now on."""
+    """Give a seat to a producer: its session gets the seat's id."""
     transfer = tables.transfers.seat(row.id, seat.id)
     assert transfer is not None
     tables.transfers.drop_seat(row.id, seat.id)
@@ -444,13 +441,13 @@ def take_seat(tables: Tables, row: _core.TopicRow, seat: Session, session: Sessi
 
 
 def pass_seat_on(sessions: Sessions, tables: Tables, row: _core.TopicRow, session: Session) -> None:
-    """A shared session has ended: if its seat is moving, reserve it."""
+    """Reserve the seat of a shared session that has ended, if the seat is being handed over."""
     seat = tables.transfers.seat(row.id, session.id)
     if seat is None:
         return
     tables.transfers.drop_seat(row.id, session.id)
     if not seat.session:
-        return  # it was the reservation that has ended
+        return  # the session that has ended was the reservation itself
     if not sessions.transfers.can_succeed(seat):
         record(tables, row, "cancel", "producer", source=session, target=seat)
         return
@@ -506,7 +503,7 @@ def _end_seat(
     reason: str,
 ) -> None:  # fmt: skip
     tables.transfers.drop_seat(row.id, session)
-    tables.ring.add(seat.slot)
+    tables.to_notify.add(seat.slot)
     holder = tables.sessions.holder(row.id, session)
     record(tables, row, "cancel", reason, source=holder if seat.session else None, target=seat)
     if holder is not None and not seat.session:
@@ -514,7 +511,7 @@ def _end_seat(
 
 
 def seats_under_way(tables: Tables, topic: int) -> Iterator[tuple[Session, Transfer]]:
-    """(session, seat) of the topic's shared producers that are on their way, or reserved."""
+    """(session, seat) of the topic's seats that are being handed over, or are reserved."""
     for session, seat in list(tables.transfers.seats(topic)):
         holder = tables.sessions.holder(topic, session)
         if holder is not None:
@@ -522,7 +519,7 @@ def seats_under_way(tables: Tables, topic: int) -> Iterator[tuple[Session, Trans
 
 
 def topic_moved_error(topic: str, name: str, to: Transfer) -> ProducerMovedError:
-    """What the producer `name` of a topic ends with that was handed over."""
+    """The error for the producer `name` of a topic that was handed over."""
     error = ProducerMovedError(
         f"topic {topic!r} was handed over by producer {name!r} to engine {to.name!r} (id "
         f"{to.target}, pid {to.pid}); send there"

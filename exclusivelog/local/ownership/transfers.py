@@ -38,8 +38,8 @@ STAYS = "it stays where it is"
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """The outcome for one session that was to be handed over: `to` has its topic, or it keeps it
-    (None)."""
+    """The outcome for one session that was to be handed over. `to`: where its topic went; None: the
+    session keeps it."""
 
     session: int
     to: Transfer | None
@@ -47,9 +47,10 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a call of unload wants: to which engine (in which slot of the lock file) and until when
-    (ns of the monotonic clock); whose claims move along; and the name of the only producer that is
-    to move, if not the topic's ownership. `session`: that producer's, where it moves itself."""
+    """The arguments of a hand-over: the destination engine and its slot in the lock file, the
+    deadline (ns of the monotonic clock), the groups whose claims move along, and the name of the
+    one shared producer to move, if not the ownership. `session`: that producer's, if it moves
+    itself."""
 
     to: EngineInfo
     slot: int
@@ -61,7 +62,7 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A move that has begun. `lineage` is the lineage of the seat that moves, 0: the topic does."""
+    """A hand-over that has begun. `lineage`: of the seat that moves; 0: the topic moves."""
 
     move: Move
     lineage: int = 0
@@ -78,25 +79,25 @@ class Succession(steps.Sessions, Protocol):
         """Evict what dead engines have on the topic."""
 
     def move_claims(self, tables: Tables, row: _core.TopicRow, transfer: Transfer) -> None:
-        """The claims of a hand-over's groups go with it."""
+        """Move the claims of a hand-over's groups."""
 
     def assign(
         self, tables: Tables, row: _core.TopicRow, transfer: Transfer, source: Session | None = None
     ) -> Transfer:
-        """From now on the topic is reserved for the destination."""
+        """Reserve the topic for the destination."""
 
     def promote(self, tables: Tables, row: _core.TopicRow) -> None:
-        """The best waiter gets a topic that is free."""
+        """Promote the best waiter of a free topic."""
 
     def drop_holder(
         self, tables: Tables, row: _core.TopicRow, session: Session, kind: str, reason: str,
         rival: Session | Transfer | None = None,
     ) -> None:  # fmt: skip
-        """The session no longer holds the topic."""
+        """Remove a holder of the topic."""
 
 
 class HandOver:
-    """The steps of moves, each one transaction."""
+    """The steps of hand-overs, each one transaction."""
 
     def __init__(self, ledger: Store, succession: Succession) -> None:
         self._ledger = ledger
@@ -106,12 +107,12 @@ class HandOver:
     # ---- Releasing -----------------------------------------------------------------------
 
     def begin(self, names: Sequence[str], wish: Wish) -> list[Begun]:
-        """Begin to move these topics, all or none; returns the moves."""
+        """Begin to hand over these topics, all or none; returns the hand-overs."""
         with self._ledger.write_exclusive() as tables:
             topics = [_existing(tables, name).id for name in names]
             begun: dict[tuple[int, int], Begun] = {}  # the topics of one role are one move
             for topic in topics:
-                # Its row only now: the claims that move with one topic may have changed another.
+                # Read its row here: the claims that move with one topic may have changed another.
                 one = self._begin_one(tables, tables.topics.get(topic), wish)
                 begun.setdefault((one.move.topic_id, one.lineage), one)
             return list(begun.values())
@@ -158,7 +159,7 @@ class HandOver:
     def _move_claims(
         self, tables: Tables, row: _core.TopicRow, wish: Wish, holder: Session | None
     ) -> None:
-        """The topic is at the destination already: its groups' claims follow."""
+        """Move the claims of the groups to a destination that has the topic already."""
         if wish.groups:
             self._succession.move_claims(tables, row, _transfer(row, wish, holder))
 
@@ -180,7 +181,7 @@ class HandOver:
                 "failed",
                 "shared producers have it, it has no owner; producer= moves one of them",
             )
-        if under_way is not None:  # it was requested before: it only gets more time
+        if under_way is not None:  # it was requested before: only extend its deadline
             prolonged = _prolonged(under_way, wish)
             tables.transfers.put(prolonged)
             if is_role(row.name):
@@ -189,7 +190,8 @@ class HandOver:
                 tables.notifications.post(owner, RELEASE, row.id)
             else:
                 self._move_claims(tables, row, wish, None)
-                self._succession.promote(tables, row)  # one of them may wait for a time to retry
+                # a waiter may have been notified to retry later
+                self._succession.promote(tables, row)
                 tables.topics.put(row)
             return self._inspect(tables, row, to)
         transfer = _transfer(row, wish, owner)
@@ -206,8 +208,8 @@ class HandOver:
     # ---- Assigned, Owned -----------------------------------------------------------------
 
     def release(self, sessions: Iterable[tuple[int, int]]) -> list[Released]:
-        """Release those (session, topic) pairs of an engine that has drained them that are
-        still to be moved."""
+        """Release the drained sessions of an engine, given as (session, topic), that are still to
+        be handed over."""
         with self._ledger.write_exclusive() as tables:
             return [
                 Released(session, self._release_one(tables, topic, session))
@@ -217,13 +219,14 @@ class HandOver:
     def _release_one(self, tables: Tables, topic: int, session_id: int) -> Transfer | None:
         row = tables.topics.intact(topic, STAYS)
         if row is None:
-            return None  # the others are released all the same
+            return None  # do not keep the others from being released
         holder = tables.sessions.holder(topic, session_id)
         transfer = self._transfers.current(tables, row)
         if transfer is None or holder is None or transfer.session != session_id:
             if holder is not None:
                 return self._release_seat(tables, row, holder)
-            # It was evicted while it drained. The hand-over may have ended here: promote.
+            # It was evicted while it drained, and the call above may have ended the hand-over:
+            # promote.
             self._succession.promote(tables, row)
             tables.topics.put(row)
             return None
@@ -252,8 +255,8 @@ class HandOver:
     # ---- the end -------------------------------------------------------------------------
 
     def cancel(self, topics: Iterable[int], reason: str, until: int | None = None) -> list[str]:
-        """End moves (only those with this deadline, unless None): an owner keeps its topic, and a
-        free one is promoted as usual. Returns the names of the topics that were moving."""
+        """End hand-overs (only those with this deadline, unless None). An owner keeps its topic,
+        and a free topic gets its best waiter. Returns the names of the topics."""
         cancelled = []
         with self._ledger.write_exclusive() as tables:
             for topic in topics:
@@ -274,7 +277,7 @@ class HandOver:
     # ---- inspect -------------------------------------------------------------------------
 
     def inspect(self, begun: Iterable[Begun]) -> list[Move]:
-        """The present state of these moves."""
+        """The present states of these hand-overs."""
         with self._ledger.read() as tables:
             return [self._inspect_again(tables, each) for each in begun]
 
@@ -317,7 +320,7 @@ class HandOver:
         return _move(row, owner, to, "failed", has)
 
     def transfers(self, topic: int) -> list[TransferInfo]:
-        """The hand-overs of a topic, and of its shared producers, that can still succeed."""
+        """The hand-overs in progress of a topic and of its shared producers."""
         with self._ledger.read() as tables:
             row = tables.topics.get(topic)
             return [
@@ -336,13 +339,13 @@ class HandOver:
             yield holder, seat, True
 
     def changes(self) -> int:
-        """Grows with every step of any move."""
+        """A counter that every step of a hand-over increments."""
         lockfile = self._ledger.lockfile
         found: int = lockfile.atomics.load(lockfile.counters.place(MOVES))
         return found
 
     def wait_for_a_change(self, seen: int, seconds: float) -> None:
-        """Sleep until a move has gone on, or an engine may have died."""
+        """Sleep until a hand-over makes a step, or it is time to check for dead engines."""
         lockfile = self._ledger.lockfile
         left = min(seconds, POLL_SECONDS)
         lockfile.counters.wait(lockfile.counters.place(MOVES), seen, left, spin=False)
@@ -372,7 +375,7 @@ def _transfer(row: _core.TopicRow, wish: Wish, holder: Session | None) -> Transf
 
 
 def _prolonged(under_way: Transfer, wish: Wish) -> Transfer:
-    """The hand-over, requested once more: it only gets more time, and groups."""
+    """The hand-over, with the deadline and groups of a repeated request."""
     groups = tuple(dict.fromkeys((*under_way.groups, *wish.groups)))
     return replace(under_way, until=max(wish.until, under_way.until), groups=groups)
 

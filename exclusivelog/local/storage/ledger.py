@@ -378,7 +378,7 @@ class Transaction(_Section):
     def waken(self, tables: Tables) -> Calls:
         """The calls that wake others, now that the transaction is durable."""
         lockfile, segments = self.ledger.lockfile, self.ledger.segments
-        engines: Calls = [(lockfile.slots.notify, (slot,)) for slot in tables.ring]  # first
+        engines: Calls = [(lockfile.slots.notify, (slot,)) for slot in tables.to_notify]  # first
         readers: Calls = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
         empty: Calls = [(segments.remove, (segment,)) for segment in tables.large.emptied]
         return engines + readers + empty + self._count(tables) + self._log_changes(tables)

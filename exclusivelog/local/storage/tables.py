@@ -869,16 +869,16 @@ class SessionTable:
 class NotificationTable:
     """Notifications of engines about changes of ownership."""
 
-    __slots__ = ("ring", "rows")
+    __slots__ = ("rows", "to_notify")
 
-    def __init__(self, rows: Rows, ring: set[int]) -> None:
-        self.rows, self.ring = rows, ring
+    def __init__(self, rows: Rows, to_notify: set[int]) -> None:
+        self.rows, self.to_notify = rows, to_notify
 
     def post(self, session: Session | Claimant, kind: str, *details: Any) -> None:
         """Notify the session's engine of what happened to it, once this is durable."""
         key = PAIR.pack(int(session.engine, 16), self.rows.next_id(b"mail"))
         self.rows.put("mail", key, msgpack.packb([kind, session.id, *details]))
-        self.ring.add(session.slot)
+        self.to_notify.add(session.slot)
 
     def read(self, engine: str, after: int) -> list[tuple[int, list[Any]]]:
         """(number, [kind, session, ...]) of an engine's notifications behind number `after`."""
@@ -1275,9 +1275,9 @@ class Recorded(Protocol):
 class Tables:
     """Typed access within one transaction.
 
-    `ring` and `announce` gather the engines, and the topics whose readers are to be woken once the
-    transaction is durable. `rows` are the tables' bytes, `large` the entries that are in segments.
-    The others are groups of tables; those that few transactions need are made at their first use.
+    `to_notify` gathers the slots of engines, and `announce` the topics whose readers, to be woken
+    once the transaction is durable. `rows` are the tables' bytes, `large` the entries in segments.
+    The others are groups of tables; those that few transactions use are made at their first use.
     """
 
     def __init__(
@@ -1287,7 +1287,7 @@ class Tables:
         self.rows = Rows(txn, databases, path)
         self.large = LargeEntries(self.rows, segments)
         self.journal = AppliedJournal(self.rows, journal)
-        self.ring: set[int] = set()
+        self.to_notify: set[int] = set()
         self.announce: set[int] = set()
         self.events: list[Recorded] = []  # what is written about this transaction (rule E5)
         self.committed: list[Recorded] = []  # the same, once it is written
@@ -1319,7 +1319,7 @@ class Tables:
     @functools.cached_property
     def notifications(self) -> NotificationTable:
         """The notifications."""
-        return NotificationTable(self.rows, self.ring)
+        return NotificationTable(self.rows, self.to_notify)
 
     @functools.cached_property
     def claims(self) -> ClaimTable:
