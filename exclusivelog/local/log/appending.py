@@ -1,10 +1,10 @@
-"""Appending: to the journal and the tables, for one session, and for many by group commit.
+"""Appending to the journal and the tables, for one session, or for many by group commit.
 
 Each commit takes everything that waits at that moment. `send` commits in its own thread: one thread
-at a time commits, and the messages of threads that arrive meanwhile are in the next commit.
-`send_async` leaves it to a background thread, which sleeps when nothing waits.
+commits at a time, and messages that arrive meanwhile are in the next commit. `send_async` leaves
+the commit to a background thread, which sleeps when nothing waits.
 
-A session's messages are appended at once where nothing waits before them, else through the queue.
+A session's messages are appended at once if none of its messages waits, else through the queue.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ from exclusivelog.waits import in_slices
 
 log = logging.getLogger(__name__)
 
-APPENDED_AT_ONCE = 1 << 15  # appenders: what they have is held in memory once more meanwhile
-LOOKED_UP_AT_ONCE = 1000  # sessions: no process appends while the journal learns of them
-LOOK_UP_SECONDS = 30.0  # more than a thousand changes of ownership by other processes
+APPENDED_AT_ONCE = 1 << 15  # appenders; a copy of their messages is held in memory meanwhile
+# sessions; no process appends while they are entered in the journal's memory
+LOOKED_UP_AT_ONCE = 1000
+LOOK_UP_SECONDS = 30.0  # longer than a thousand changes of ownership by other processes take
 RETRY_SECONDS = 0.25  # after a commit that could not begin
 
 # ---- to the journal, or to the tables --------------------------------------------------
@@ -66,8 +67,8 @@ Sent = TypeVar("Sent", bound="int | tuple[int, int, int]")
 
 
 def append_together(ledger: Store, appenders: Sequence[_core.Appender]) -> Sequence[_core.Appender]:
-    """Append what these appenders have, durably, all in one call of the compiled core, and settle
-    each one's outcome. Returns those that have something left: too large for the journal, or
+    """Append what these appenders have, durably, in one call of the compiled core, and settle each
+    one's outcome. Returns the work that is left, because it is too large for the journal, or was
     refused; pass it to `append`.
     """
     left: list[_core.Appender] = []
@@ -88,7 +89,7 @@ def _append_together(ledger: Store, appenders: list[_core.Appender]) -> list[_co
                 renewed = True
             else:
                 break
-        except Exception:  # the next append of each fails with the same, and raises it
+        except Exception:  # the next append of each session raises the same error
             break
     return appenders
 
@@ -113,7 +114,7 @@ def append(ledger: Store, works: Sequence[Work]) -> None:
 
 
 def _append_to_journal(ledger: Store, works: Sequence[Work]) -> None:
-    """One flush for all of them."""
+    """Append small batches to the journal, with one flush for all of them."""
     errors: list[ExclusiveLogError | None] = [None for _ in works]
     try:
         for index, work in enumerate(works):
@@ -130,7 +131,7 @@ def _append_to_journal(ledger: Store, works: Sequence[Work]) -> None:
 def _place(ledger: Store, work: Work) -> None:
     for batch in work.batches:
         if batch.placed:
-            continue  # by a commit that was interrupted before its flush
+            continue  # written by a commit that was interrupted before its flush
         outcome = work.appender.place(batch)
         while outcome in REPAIRABLE:
             repair(ledger, work.appender, outcome)
@@ -163,7 +164,7 @@ REPAIRABLE = (Outcome.STALE, Outcome.FULL)
 
 
 def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
-    """Repair what has kept an append out of the journal, so that it can be retried; raises if
+    """Remove the cause for which an append was not written, so that it can be retried; raises if
     that is impossible."""
     if outcome == Outcome.STALE:
         look_up(ledger, appender)
@@ -172,13 +173,14 @@ def repair(ledger: Store, appender: _core.Appender, outcome: int) -> None:
 
 
 def look_up(ledger: Store, appender: _core.Appender) -> None:
-    """Read whether this session may still write, and what its next message follows."""
+    """Read the session's right to write, its last sequence id and the topic's end into the
+    appender."""
     session, journal = appender.session, ledger.journal
     assert journal is not None
     ledger.check()
     end = time.monotonic() + LOOK_UP_SECONDS
     while time.monotonic() < end:
-        version = journal.version  # before the tables: what changes later is seen by it
+        version = journal.version  # before the tables, to notice later changes
         if journal.unsettled:
             ledger.settle()
             continue
@@ -200,8 +202,8 @@ def look_up(ledger: Store, appender: _core.Appender) -> None:
 
 
 def look_up_all(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
-    """What `look_up` does, for many sessions at a time. One that may not write any more is left as
-    it is, as are all where the tables change meanwhile: the next append of each finds out."""
+    """Do the same as `look_up` for many sessions at a time. Skips a session that may not write any
+    more, and all of them if the tables change meanwhile; the next append of each looks it up."""
     stale = [appender for appender in appenders if appender.stale]
     for start in range(0, len(stale), LOOKED_UP_AT_ONCE):
         _look_up_some(ledger, stale[start : start + LOOKED_UP_AT_ONCE])
@@ -212,7 +214,7 @@ def _look_up_some(ledger: Store, appenders: Sequence[_core.Appender]) -> None:
     assert journal is not None
     found: list[tuple[int, int, int]] = []
     valid: list[tuple[_core.Appender, int]] = []
-    version = journal.version  # before the tables: what changes later is seen by it
+    version = journal.version  # before the tables, to notice later changes
     with ledger.read() as tables:
         for appender in appenders:
             session = appender.session
@@ -250,8 +252,8 @@ def refusal(
             f"the ledger {ledger.path} was closed during the call; open it again"
         )
     return LedgerIOError(
-        f"{ledger.path}/journal was recovered by another process while this waited for its "
-        "flush. Send again with the same sequence_id: a message that is in the log is refused"
+        f"{ledger.path}/journal was recovered by another process while this send waited "
+        "for its flush. Send again with the same sequence_id: a message that is in the log is refused"
     )
 
 
@@ -285,18 +287,19 @@ def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
                 try:
                     placed[index] = append_one(tables, work)
                 except LedgerError:
-                    raise  # something may be half written
+                    raise  # a batch may be partly written
                 except ExclusiveLogError as error:
                     refused[index] = error
     except ExclusiveLogError as error:
         if isinstance(error, LedgerFullError) and len(works) > 1:
-            _append_each(ledger, works)  # one large batch must not fail the small ones
+            # retry one by one: a large batch must not fail the small ones
+            _append_each(ledger, works)
             return
         for work in works:
             work.appender.settle([], error)
         raise
     except BaseException as error:
-        # It may have come after the commit: the tables have each outcome.
+        # The interrupt may have come after the commit: the tables show each outcome.
         for work, batches in zip(works, placed, strict=True):
             _settle_by_the_tables(ledger, work, batches, error)
         raise
@@ -310,12 +313,13 @@ def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
 
 def _append_each(ledger: Store, works: Sequence[Work]) -> None:
     for work in works:
-        with contextlib.suppress(ExclusiveLogError):  # its receipts have the error
+        with contextlib.suppress(ExclusiveLogError):  # its receipts have raised the error
             append_to_tables(ledger, [work])
 
 
 def _settle_by_the_tables(ledger: Store, work: Work, placed: Placed, cause: BaseException) -> None:
-    """After an interrupted transaction: what is in the ledger is acknowledged, the rest failed."""
+    """Settle outcomes after an interrupted transaction: acknowledge what is in the ledger, fail the
+    rest."""
     written: Placed = []
     durable = None
     error: LedgerError = LedgerError(
@@ -344,7 +348,7 @@ def _is_written(tables: Tables, session: Session, batch: _core.Batch, base_offse
 
 
 def _was_written(tables: Tables, session: Session, batch: _core.Batch) -> bool:
-    """By a commit that was interrupted before it could settle the outcome."""
+    """Was the batch written by a commit that was interrupted before it settled the outcome?"""
     return batch.base_offset >= 0 and _is_written(tables, session, batch, batch.base_offset)
 
 
@@ -402,15 +406,15 @@ class Committer:
     # ---- in the sender's thread ----------------------------------------------------------
 
     def commit(self, appender: _core.Appender, receipt: _core.Receipt | None = None) -> None:
-        """Return when the outcome of `receipt` (None: of all that this appender has) is known,
-        having committed it together with everything else that waits."""
+        """Commit everything that waits; return when the outcome of `receipt` (None: of all that
+        this appender has) is known."""
         receipt = receipt or appender.newest()
         if receipt is None or receipt.done():
             return
         self.check_free()
         if threading.current_thread() is threading.main_thread():
-            # Ctrl-C interrupts the main thread, perhaps between a commit and its outcome: so
-            # another thread commits, and the main thread waits.
+            # Ctrl-C interrupts the main thread, perhaps between a commit and its outcome. So
+            # another thread commits, and the main thread waits for it.
             self.commit_queue.put(appender, 0.0)
             receipt.exception()
             return
@@ -420,26 +424,26 @@ class Committer:
                     self._commit()
         finally:
             self._call_back()
-        if not receipt.done():  # that commit was interrupted: the background thread retries
+        if not receipt.done():  # the commit was interrupted: the background thread retries
             self.commit_queue.put(appender, RETRY_SECONDS)
             receipt.exception()
 
     def commit_within(
         self, appender: _core.Appender, receipt: _core.Receipt, timeout: float
     ) -> None:
-        """The same, for at most `timeout` seconds: in the background, because a thread that commits
-        cannot stop waiting for the writer lock."""
+        """The same for at most `timeout` seconds. It commits in the background, because a thread
+        that waits for the writer lock cannot give up."""
         self.check_free()
         self.commit_queue.put(appender, 0.0)
         with contextlib.suppress(WaitTimeoutError):
             receipt.exception(timeout)
 
     def drain(self) -> None:
-        """Commit everything that waits, also messages whose producer was dropped."""
+        """Commit everything that waits, also messages of dropped producers."""
         for appender in self.commit_queue.pending():
             self.commit(appender)
         with self._commit_lock:
-            pass  # what another thread has taken is committed, too
+            pass  # until other threads have committed what they took
 
     def drain_session(self, session: int) -> None:
         """Commit the messages of a session whose producers were dropped."""
@@ -450,9 +454,10 @@ class Committer:
             pass
 
     def fail(self, appender: _core.Appender, error: ExclusiveLogError) -> None:
-        """Fail what waits in this appender, and everything that it is given later.
+        """Fail all messages that wait in this appender, and all later ones.
 
-        Not during a commit: what is being committed has its own outcome (rules B9, B10).
+        Waits for the end of a commit: messages that are being committed get their own outcome
+        (rules B9, B10).
         """
         with self._commit_lock:
             appender.settle([], error, True)
@@ -465,11 +470,11 @@ class Committer:
     # ---- one commit ----------------------------------------------------------------------
 
     def _commit(self) -> None:
-        # What has no outcome at the end of the block, also after an exception, is retried.
+        # The block requeues messages without an outcome, also after an exception.
         with self.commit_queue as waiting:
             try:
                 append(self._ledger, self._gather(append_together(self._ledger, waiting)))
-            except Exception as error:  # every receipt has it, or is retried
+            except Exception as error:  # every receipt has the error, or is retried
                 expected = isinstance(error, ExclusiveLogError)
                 line = logs.COMMIT_REFUSED if expected else logs.COMMIT_FAILED
                 logs.emit(log, line, ledger=self._ledger.path, reason=repr(error))
@@ -482,24 +487,25 @@ class Committer:
     def _take(self, appender: _core.Appender) -> Sequence[_core.Batch]:
         try:
             return appender.take()
-        except Exception as error:  # no memory to encode it, say: the others are committed
+        # no memory to encode it, say; the other producers' messages are committed
+        except Exception as error:
             appender.settle([], LedgerError(f"messages could not be encoded: {error!r}"))
             return []
 
     @property
     def busy_here(self) -> bool:
-        """Is this thread inside a commit? So is a signal handler that interrupted it."""
+        """Is this thread inside a commit, or a signal handler that interrupted one?"""
         return bool(self._commit_lock._is_owned()) or self._ledger.busy_here
 
     def check_free(self) -> None:
-        """LedgerError if this thread would wait for itself: it is inside a commit."""
+        """LedgerError if this thread is inside a commit, and would wait for itself."""
         if self.busy_here:
             raise called_reentrantly(self._ledger.path)
 
     # ---- in the background ---------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread in the background, unless it runs."""
+        """Start the background thread, unless it runs."""
         if self._thread is None:
             with self._starting:
                 if self._thread is None:
@@ -525,11 +531,11 @@ class Committer:
             self._commit()
 
     def _report(self, error: BaseException) -> None:
-        # Every receipt has its outcome, or is in the commit queue still.
+        # Only log it: every receipt has its outcome, or is still in the commit queue.
         logs.emit(log, logs.COMMIT_INTERRUPTED, error=error, ledger=self._ledger.path)
 
     def stop(self) -> None:
-        """End the thread in the background; what waits must have been committed before."""
+        """End the background thread. Drain before: it does not commit what still waits."""
         self.commit_queue.stop()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
@@ -540,7 +546,7 @@ class Committer:
 
 
 class LocalSending:
-    """Appends what one session is given, to the ledger of its engine."""
+    """Appends the messages of one session to the ledger of its engine."""
 
     __slots__ = ("_committer", "_ledger", "_options", "_topic", "appender")
 
@@ -577,8 +583,8 @@ class LocalSending:
             self._committer.commit(self.appender)
 
     def offer(self, message: Encoded) -> _core.Receipt | None:
-        """The same, but leave the commit to the background; None, and nothing was queued, while
-        other threads append past the queue."""
+        """The same, but leave the commit to the background thread. None, without queueing the
+        message, while another thread of this session appends past the queue."""
         receipt = self.appender.add(*message, True, False)
         if receipt is _core.NOT_NOW:
             return None
@@ -595,7 +601,7 @@ class LocalSending:
         return receipt
 
     def _append_now(self, append: Callable[[], Sent], sequence: int | None) -> Sent | None:
-        """Append past the queue; None if there is one, and this must stand behind it."""
+        """Append past the queue; None if messages wait that must come first."""
         outcome = append()
         while isinstance(outcome, int) and -outcome in REPAIRABLE:
             repair(self._ledger, self.appender, -outcome)
@@ -638,8 +644,8 @@ class LocalSending:
     # ---- append now, flush later -----------------------------------------------------------
 
     def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
-        """Append messages atomically: (offset, position, generation), the last two for
-        `await_flush`; or the offset of what is flushed already."""
+        """Append messages atomically. Returns (offset, position, generation), the last two for
+        `await_flush`, or only the offset if the messages are flushed already."""
         call = self.appender.append
         key, value, properties = messages[0]
         if len(messages) == 1 and len(value or b"") + len(key or b"") < SENT_AT_ONCE:
@@ -652,7 +658,7 @@ class LocalSending:
             outcome = self._append_now(lambda: self.appender.append_batch(batch), None)
             if isinstance(outcome, tuple):
                 return outcome
-        return self._send_batch(batch, None, None)  # it is large, or others wait before it
+        return self._send_batch(batch, None, None)  # it is large, or earlier messages wait
 
     def _batch_of(self, messages: Sequence[Raw]) -> _core.Batch:
         keys, values, properties = ([m[column] for m in messages] for column in range(3))
@@ -662,7 +668,7 @@ class LocalSending:
         )  # fmt: skip
 
     def await_flush(self, position: int, generation: int) -> None:
-        """Return once what `append` has appended is durable."""
+        """Return once the messages of an `append` are durable."""
         assert self._ledger.journal is not None
         outcome = self._ledger.journal.flush_to(position, generation)
         if outcome != Outcome.PLACED:
@@ -704,24 +710,24 @@ class LocalSending:
 
 
 class Pauses:
-    """Whether the appends of one session wait, and for how many calls: hand-overs, transactions.
+    """Pauses the appends of one session, for hand-overs and transactions; counts who has paused it.
 
-    True while they wait; what was accepted before is still sent."""
+    True while appends are paused. What was accepted before is still sent."""
 
     __slots__ = ("_appender", "_lock", "_resumed", "_stopped", "_topic", "count")
 
     def __init__(self, appender: _core.Appender, topic: str, lock: _core.Lock) -> None:
-        self.count = 0  # of the calls that they wait for
+        self.count = 0  # of calls of `begin` without their `end`
         self._appender, self._topic = appender, topic
         self._lock = lock  # the session's
-        self._resumed: threading.Event | None = None  # while they wait
+        self._resumed: threading.Event | None = None  # None: not paused
         self._stopped = False
 
     def __bool__(self) -> bool:
         return self._resumed is not None
 
     def begin(self) -> None:
-        """Let appends wait until as many calls of `end`."""
+        """Pause appends until `end` has been called as often as this."""
         with self._lock:
             self.count += 1
             if self._resumed is None and not self._stopped:
@@ -729,7 +735,7 @@ class Pauses:
                 self._appender.pause(SessionPaused(f"topic {self._topic!r} is being handed over"))
 
     def end(self) -> None:
-        """Let appends go on, if this is the last call that they wait for."""
+        """Resume appends, if this ends the last pause."""
         with self._lock:
             self.count -= 1
             if not self.count:
@@ -737,7 +743,7 @@ class Pauses:
                 self._wake()
 
     def stop(self) -> None:
-        """The session has ended: its appends fail, and wait no more."""
+        """End all pauses, because the session has ended: its appends fail."""
         with self._lock:
             self._stopped = True
             self._wake()
@@ -748,12 +754,12 @@ class Pauses:
             resumed.set()
 
     def wait(self, timeout: float | None, check: Callable[[], object]) -> bool:
-        """Return once appends do not wait, calling `check` meanwhile; False after `timeout`
-        seconds."""
+        """Return once appends are not paused; False after `timeout` seconds. Calls `check`
+        meanwhile."""
         resumed = self._resumed
         return resumed is None or in_slices(resumed.wait, timeout, check)
 
 
 def _any_given(column: Iterable[object]) -> bool:
-    """Has any message one?"""
+    """Does any message have a value in this column?"""
     return any(item is not None for item in column)

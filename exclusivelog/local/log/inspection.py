@@ -1,5 +1,4 @@
-"""Facts about a topic for a query planner: its row, where a time lies, how long its entries are,
-its epochs and producers."""
+"""Facts about a topic for a query planner: its row, offsets by time, sizes, epochs, producers."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ class Host(Protocol):
         """Where the log is kept."""
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:
-        """What `find` finds in all that the engine's readers may see."""
+        """The result of `find` on a snapshot of all that the engine's readers may see."""
 
 
 class Inspection:
@@ -45,8 +44,8 @@ class Inspection:
         )
 
     def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> tuple[int, int]:
-        """(offset, bytes): where the whole entries from `start` on reach `most_bytes`, at most at
-        `end`; one entry at least."""
+        """(offset, bytes): the end of as many whole entries from `start` on as fit into
+        `most_bytes`, at least one, and not past `end`."""
 
         def find(tables: Tables) -> tuple[int, int]:
             size = 0
@@ -59,7 +58,7 @@ class Inspection:
         return self._host.inspect(find)
 
     def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
-        """About how long a message is, from the entries near these offsets."""
+        """The average size of a message, estimated from the entries near these offsets."""
 
         def find(tables: Tables) -> float:
             found = [_entry_behind(tables, topic, offset) for offset in samples]
@@ -104,8 +103,8 @@ def _entry_bytes(data: bytes) -> int:
 
 
 def _entry_behind(tables: Tables, topic: int, offset: int) -> tuple[int, int]:
-    """The messages and bytes of the entry behind the one that holds the offset. Where that one
-    begins is not known: counted from the offset on, its last message would be as long as all."""
+    """(messages, bytes) of the entry after the one that holds the offset. The first offset of the
+    entry itself is unknown, so its size per message is, too."""
     found, begin = (0, 0), offset
     for last, data in itertools.islice(tables.entries.walk(topic, offset), 2):
         found, begin = (last + 1 - begin, _entry_bytes(data)), last + 1

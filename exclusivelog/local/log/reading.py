@@ -1,4 +1,4 @@
-"""Reading: entries, cursors that read on from one position, and the check of every entry.
+"""Reading: entries, cursors, and the verification of every entry.
 
 A message lies in up to three places, and a cursor reads them in this order:
 
@@ -35,8 +35,8 @@ from exclusivelog.waits import READER_LOOK_UP_SECONDS
 Found = TypeVar("Found")
 
 READ_BYTES = 1 << 20
-# After a wait that was no longer than this, the next wait spins first. For messages that come
-# less often, spinning would cost the writer more than the reader gains.
+# The next wait spins first only if the last one was at most this long. For messages that come less
+# often, spinning would cost the writer more than the reader gains.
 BUSY_SECONDS = 80e-6
 MIN_READ_AHEAD = 64 << 10  # bytes, from the second read at a position on
 
@@ -79,9 +79,9 @@ def view_entries(
     tables: Tables, topic: int, position: int, horizon: int,
     loads: _core.Deserializer | None, most_bytes: int,
 ) -> list[_core.Entry]:  # fmt: skip
-    """Entries of the topic's view from `position` on, of their messages those that stand before
-    `horizon`. It may be a later view than the one that the reader began with: what it lacks
-    has been replaced by messages behind that horizon.
+    """Entries of the topic's view from `position` on, with the messages before `horizon`. It may be
+    a later view than the one that the reader began with. Messages that this one lacks were replaced
+    by messages behind that horizon.
 
     Raises LedgerCorruptedError for a damaged entry, once it is the first (rule G9).
     """
@@ -108,7 +108,7 @@ def view_entries(
         if entry.end > horizon:
             count = sum(entry.message(i).offset < horizon for i in range(entry.count))
             entry = _core.Entry(_core.keep(entry, list(range(count)), entry.topic)[1], loads)
-            if entry.end <= position:  # a later view's: what stood in between has been replaced
+            if entry.end <= position:  # a later view's: the messages in between were replaced
                 break
         found.append(entry)
         size += entry.nbytes
@@ -121,8 +121,8 @@ def read_entry(
     tables: Tables, topic: _core.TopicRow, offset: int, loads: _core.Deserializer | None,
     known: OpenEntries,
 ) -> _core.Entry | None:  # fmt: skip
-    """The entry of the tables that holds `offset`, from those that are `known` if it is there. None
-    if it is not in the tables, or damaged: `read_entries` then finds it or names the damage."""
+    """The entry of the tables that holds `offset`, taken from `known` if possible. None if it is
+    not in the tables, or damaged: then `read_entries` finds it or reports the damage."""
     place = tables.entries.at(topic.id, offset)
     if place is None:
         return None
@@ -158,8 +158,8 @@ def check_place(entry: _core.Entry, topic: int, last: int, expected: int | None)
 def _damaged(
     tables: Tables, topic: _core.TopicRow, offset: int, last: int, error: ValueError
 ) -> LedgerCorruptedError:
-    """The error for a damaged entry at `offset`. By the tables it ends with `last`, but that may be
-    damaged, too: so its neighbours decide where it begins and ends."""
+    """The error for a damaged entry at `offset`. Its key says that it ends with `last`, but that
+    may be damaged, too. So the error names the offsets between its sound neighbours."""
     before = tables.entries.last_offset_before(topic.id, offset)
     first = topic.first_offset if before is None else before + 1
     stop = _next_sound(tables, topic, offset)
@@ -175,8 +175,8 @@ def _damaged(
 def damaged_block(
     name: str, offsets: range, damage: str | None = None, where: str = ""
 ) -> LedgerCorruptedError:
-    """The error for the messages, by their offsets, that a damaged block of this topic loses.
-    `damage` and `where`: what is wrong with a compressed block, and its file."""
+    """The error for a damaged block of this topic, which holds the messages at `offsets`. `damage`
+    and `where`: what is wrong with a compressed block, and its file."""
     why = "its checksum does not hold" if damage is None else f"{damage}, in {where}"
     return LedgerCorruptedError(
         f"topic {name!r}: the block with offsets {offsets.start} to {offsets.stop - 1} is damaged: "
@@ -186,8 +186,7 @@ def damaged_block(
 
 
 def _damaged_blocks(entry: _core.Entry, index: int = 0) -> Iterator[tuple[range, str | None]]:
-    """(offsets, what is wrong with the block) of the runs of messages that damaged blocks of the
-    entry cost, from the message at `index` on."""
+    """(offsets, damage) for each damaged block of the entry, from the message at `index` on."""
     while index < entry.count:
         start, index = entry.damage_from(index)
         if start < index:
@@ -215,8 +214,8 @@ def _missing(topic: _core.TopicRow, start: int, stop: int) -> LedgerCorruptedErr
 def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
     """The first offset published at or after `time_ms`; the end if there is none.
 
-    Goes by effective times (see records.py). A `time_ms` ahead of the clock can only have been
-    taken from a publish time, and is compared with those alone.
+    Uses effective times (see records.py). A `time_ms` ahead of the clock is compared with publish
+    times alone, because it must be one.
     """
     now = wall_ms()
     found = _first_published(tables, topic, time_ms)
@@ -230,7 +229,8 @@ def offset_at_time(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
 
 
 def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int:
-    """By publish times alone. They never decrease within a topic (rule G4): a binary search."""
+    """The same by publish times alone: a binary search, as they never decrease in a topic (rule
+    G4)."""
     low, high = topic.first_offset, topic.next_offset
     while low < high:
         middle = (low + high) // 2
@@ -238,7 +238,8 @@ def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int
         if entry.last_publish_time < time_ms:
             low = entry.end
         elif entry.publish_time < time_ms:
-            return max(low, _first_within(tables, topic, entry, time_ms))  # it may begin before
+            # the entry may begin before
+            return max(low, _first_within(tables, topic, entry, time_ms))
         else:
             high = entry.base_offset
     return low
@@ -265,7 +266,7 @@ def _published(tables: Tables, topic: _core.TopicRow, offset: int) -> int:
 
 
 def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[str]]:
-    """(entries, messages, problems) of one topic: every checksum, density, epochs, times."""
+    """(entries, messages, problems) of one topic. Checks checksums, gaps, epochs and times."""
     entries = messages = epoch = published = 0
     problems: list[str] = []
     expected = topic.first_offset
@@ -276,7 +277,7 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
             check_place(entry, topic.id, last, None)
             if entry.base_offset > expected:
                 problems.append(str(_missing(topic, expected, entry.base_offset)))
-            # The first one may begin with messages that were trimmed.
+            # The first entry may begin with messages that were trimmed.
             elif entry.base_offset < expected and entries > 1:
                 raise ValueError(f"it begins at offset {entry.base_offset}, in its predecessor")
             if entry.epoch < epoch or entry.epoch > topic.epoch:
@@ -288,7 +289,7 @@ def verify_topic(tables: Tables, topic: _core.TopicRow) -> tuple[int, int, list[
             gone = [
                 (range(max(offsets.start, start), offsets.stop), damage)
                 for offsets, damage in _damaged_blocks(entry)
-                if offsets.stop > start  # else it was trimmed
+                if offsets.stop > start  # else all its messages were trimmed
             ]
             problems += [
                 str(damaged_block(topic.name, offsets, damage, tables.large.where(data)))
@@ -340,7 +341,7 @@ def _verify_view(tables: Tables, view: View) -> Iterator[str]:
 
 
 def verify(ledger: Store, unflushed: bool = False) -> Report:
-    """Read and check every topic, each at one moment. The library's own are checked, and not
+    """Read and check every topic, each in one snapshot. Internal topics are checked, but not
     counted."""
     topics, entries, messages, problems = 0, 0, 0, list[str]()
     with ledger.read() as tables:
@@ -349,7 +350,8 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
         with naming(name):
             result = _verify_one(ledger, topic, unflushed)
             if result is not None and result[2]:
-                result = _verify_one(ledger, topic, unflushed)  # it may have been deleted meanwhile
+                # the topic may have been deleted meanwhile
+                result = _verify_one(ledger, topic, unflushed)
         if result is None:
             continue
         problems += result[2]
@@ -373,7 +375,7 @@ def _verify_one(ledger: Store, topic: int, unflushed: bool) -> tuple[int, int, l
 
 
 class Host(Protocol):
-    """What a cursor needs of the engine that opened it."""
+    """The operations of the engine that a cursor uses."""
 
     unflushed: bool  # its readers see messages before they are flushed (rule H1)
     closed: bool
@@ -387,7 +389,7 @@ class Host(Protocol):
         """EngineClosedError unless the engine can be used here."""
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:
-        """What `find` finds in all that the engine's readers may see (rule G6)."""
+        """The result of `find` on a snapshot of all that the engine's readers may see (rule G6)."""
 
 
 class Membership(Protocol):
@@ -398,18 +400,18 @@ class Membership(Protocol):
 
 
 class JournalTail:
-    """One topic's frames at the end of the journal, behind what a cursor has read."""
+    """Reads one topic's frames at the end of the journal, behind what its cursor has read."""
 
     def __init__(self, host: Host, topic: int, loads: _core.Deserializer | None) -> None:
         self._host = host
         self._topic = topic
         self._loads = loads
-        self._version = 0  # of the journal when the tables were read,
-        self._read_at = 0.0  # and when that was
+        self._version = 0  # the journal's version when the tables were last read
+        self._read_at = 0.0  # the time of that, in seconds of the monotonic clock
         self.forget()
 
     def forget(self) -> None:
-        """The position has changed: the next read is one of the tables."""
+        """Have the next read start from the tables, because the cursor's position has changed."""
         self._scanned = 0, 0  # (generation, position): earlier frames have been read
 
     def since(self, tables: Tables) -> int:
@@ -419,19 +421,19 @@ class JournalTail:
 
     @property
     def version(self) -> int:
-        """Changes with whatever is written into the tables besides checkpoints."""
+        """A number that every write to the tables except a checkpoint changes."""
         journal = self._host.ledger.journal
         return 0 if journal is None else journal.version
 
     def note_read(self, version: int) -> None:
-        """The tables were read, after the journal had this version."""
+        """Record that the tables were read after the journal had this version."""
         self._version, self._read_at = version, time.monotonic()
 
     @property
     def is_current(self) -> bool:
-        """Is the topic neither deleted nor trimmed since the tables were read? Both change the
-        version. Read the tables again after a while: a process may have died between its commit
-        and that change."""
+        """Has the topic been neither deleted nor trimmed since the tables were read? Both change
+        the version. False after a while in any case: a process may have died between its commit and
+        that change."""
         journal = self._host.ledger.journal
         return (
             journal is not None
@@ -441,7 +443,7 @@ class JournalTail:
         )
 
     def continue_behind(self, tables: Tables) -> None:
-        """Everything in this snapshot has been read."""
+        """Record that everything in this snapshot has been read."""
         self._scanned = tables.journal.generation, tables.entries.scanned
 
     def read(self, position: int, most_bytes: int) -> list[_core.Entry] | None:
@@ -454,7 +456,7 @@ class JournalTail:
             return None
         visible = journal.tail if self._host.unflushed else journal.synced
         if since >= visible:
-            # A process that died after its commit may not have changed the version.
+            # The process that committed may have died before it changed the version.
             recently = time.monotonic() - self._read_at < READER_LOOK_UP_SECONDS / 2
             return [] if recently else None
         found: list[_core.Entry] = []
@@ -468,7 +470,7 @@ class JournalTail:
                 position, since = last + 1, reached
         except (ValueError, _core.JournalOverwritten):
             if not found:
-                return None  # the tables have it, or name the damage
+                return None  # it is in the tables, or reading those reports the damage
         self._scanned = generation, since if found else visible
         return found
 
@@ -485,7 +487,7 @@ class LogCursor(_core.Cursor):
         self.closed = False
         self.membership: Membership | None = None
         self._host = host
-        self._check_open = host.check_open  # looked up once: `check` runs for every message
+        self._check_open = host.check_open  # bound once: `check` runs for every message
         self._loads = loads
         self._compacted = compacted
         self._skip_trimmed = skip_trimmed
@@ -502,7 +504,7 @@ class LogCursor(_core.Cursor):
 
     @property
     def ledger(self) -> Store:
-        """Where it reads."""
+        """The ledger that it reads."""
         return self._host.ledger
 
     def check(self) -> None:
@@ -524,7 +526,7 @@ class LogCursor(_core.Cursor):
         if version != self._found_at or version < 0 or type(start) is not int or self._compacted:
             position = self._inspect(lambda tables: self._find(tables, start, inclusive))
             self._found_at = version
-        else:  # the topic was not deleted since, and the next read finds the offset
+        else:  # the topic still exists, and the next read finds the offset
             position = _offset(start, inclusive)
         self.move_to(position)
 
@@ -533,9 +535,9 @@ class LogCursor(_core.Cursor):
             return retry_damaged(lambda: self._host.inspect(find))
 
     def _around(self, damage: LedgerCorruptedError) -> list[_core.Entry]:
-        """The next entry, where only those that were read ahead are lost in damage to the tables
-        themselves, which names no messages. Else its error for the messages from the position to
-        the first one behind it that can be read."""
+        """Handle damage to the tables themselves, which names no offsets. Returns the next entry if
+        only entries that were read ahead are damaged; else raises an error for the offsets from the
+        position to the next readable one."""
         start = self.position
         try:
             if found := self._one_entry(start):
@@ -552,7 +554,7 @@ class LogCursor(_core.Cursor):
         ) from damage  # fmt: skip
 
     def _next_readable(self, start: int, end: int) -> int:
-        """The first readable offset behind `start`, found in steps that double and are then halved;
+        """The first readable offset behind `start`, found by exponential and then binary search;
         `end` if there is none."""
         unreadable, step = start, 1
         while unreadable + step < end and self._one_entry(unreadable + step) is None:
@@ -567,8 +569,8 @@ class LogCursor(_core.Cursor):
         return readable
 
     def _one_entry(self, offset: int) -> list[_core.Entry] | None:
-        """The entry at this offset, or []: its damage names its messages. None: the tables are
-        damaged there."""
+        """The entry at this offset; [] if it is damaged, but its offsets are known; None if the
+        tables are damaged there."""
 
         def read(tables: Tables) -> list[_core.Entry]:
             if offset < self._horizon:
@@ -592,7 +594,7 @@ class LogCursor(_core.Cursor):
             return row.next_offset
         if isinstance(start, dt.datetime):
             offset = offset_at_time(tables, row, to_ms(start) + (0 if inclusive else 1))
-            # The first message of the topic since then may be preceded by some in its view.
+            # Messages of the view may be older than the topic's first message since that time.
             return 0 if self._horizon and offset == row.first_offset else offset
         return _offset(start, inclusive)
 
@@ -600,7 +602,7 @@ class LogCursor(_core.Cursor):
         """Continue at this offset; drops what was read ahead."""
         self._tail.forget()
         self._read_to = 0
-        self._ahead = 1  # one entry: perhaps only one message is wanted
+        self._ahead = 1  # one entry at first: perhaps only one message is read
         super().move_to(position)
 
     # ---- the end -------------------------------------------------------------------------
@@ -621,8 +623,8 @@ class LogCursor(_core.Cursor):
 
     def _horizon_over(self, tables: Tables, row: _core.TopicRow) -> int:
         """The offset below which the compacted view is read: the view's horizon when the reader
-        began and, if trimmed offsets are skipped, what has been trimmed since. No more: above it
-        the topic still has messages that a later view lacks (rule G7)."""
+        began or, if trimmed offsets are skipped, the topic's first offset. Never more: above it the
+        topic has messages that a later view lacks (rule G7)."""
         overtaken = max(self.position, self._horizon) < row.first_offset
         if not (self._compacted and overtaken and self._skip_trimmed):
             return self._horizon
@@ -630,7 +632,7 @@ class LogCursor(_core.Cursor):
         return self._horizon if view is None else min(view.horizon, row.first_offset)
 
     def end(self) -> int:
-        """The topic's end as it is now."""
+        """The topic's current end."""
 
         def find(tables: Tables) -> int:
             row = tables.latest(self.topic_id, self._tail.since(tables))
@@ -692,7 +694,7 @@ class LogCursor(_core.Cursor):
         found = self._tail.read(self.position, self._ahead)
         if found:
             self._read_to = found[-1].end
-        # After a commit, and before the version changes, the tables may be ahead of the journal.
+        # Between a commit and the change of the version, the tables may be ahead of the journal.
         if found or (found is not None and self.position >= self._known_end):
             return found
         version = self._tail.version
@@ -739,16 +741,15 @@ class LogCursor(_core.Cursor):
             self._read_to = last.end
 
     def refuse(self, start: int, stop: int, damage: str | None) -> None:
-        """Raise the error for messages that a damaged block costs; the compiled base class calls it
-        when it meets one."""
+        """Raise the error for the messages in a damaged block; the compiled base class calls it."""
         where = ""
         if damage is not None:
             where = self._inspect(lambda tables: tables.entries.where(self.topic_id, start))
         raise damaged_block(self.topic, range(start, stop), damage, where)
 
     def close(self) -> bool:
-        """End reading, and wake a thread that waits; False if that was done before, or its engine
-        is gone."""
+        """Close the cursor, and wake a thread that waits. False if it was closed before, or its
+        engine is closed."""
         if self.closed:
             return False
         self.closed = True
