@@ -698,7 +698,7 @@ def test_h4_a_ledger_is_not_created_where_a_backup_begins(source, tmp_path, monk
     """It begins after `open` has looked; `open` has made `owners.lock` by then."""
     target = tmp_path / "copy"
     monkeypatch.setattr(
-        opening, "refuse_remains", lambda directory: (target / UNFINISHED_BACKUP).mkdir()
+        opening, "refuse_missing_data", lambda directory: (target / UNFINISHED_BACKUP).mkdir()
     )
     with pytest.raises(xl.LedgerError, match="run the backup again"):
         xl.open(target)

@@ -259,7 +259,7 @@ def test_a_checkpoint_of_note_is_told(
 def unattended(engine: xl.Engine) -> usage.Room:
     """What checks the ledger's room, once the background worker has: it checks again in 10 s."""
     left = engine.ledger.usage.room
-    until(lambda: not left.due and not left._turn._checking.locked())
+    until(lambda: not left.due and not left._interval._checking.locked())
     return left
 
 

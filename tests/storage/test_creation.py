@@ -238,4 +238,4 @@ def test_c1_a_ledger_that_is_made_while_another_process_opens_it_is_no_stranger(
     xl.open(path).close()
     with contextlib.closing(files.Directory(path)) as directory:
         monkeypatch.setattr(files.Directory, "facts", lambda self, name: None)
-        environment.refuse_strangers(directory)
+        environment.refuse_other_files(directory)

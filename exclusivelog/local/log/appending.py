@@ -40,7 +40,7 @@ from exclusivelog.waits import in_slices
 log = logging.getLogger(__name__)
 
 APPENDED_AT_ONCE = 1 << 15  # appenders; a copy of their messages is held in memory meanwhile
-# sessions; no process appends while they are entered in the journal's memory
+# Sessions; no process appends while they are entered in the journal's memory.
 LOOKED_UP_AT_ONCE = 1000
 LOOK_UP_SECONDS = 30.0  # longer than a thousand changes of ownership by other processes take
 RETRY_SECONDS = 0.25  # after a commit that could not begin
@@ -253,7 +253,8 @@ def refusal(
         )
     return LedgerIOError(
         f"{ledger.path}/journal was recovered by another process while this send waited "
-        "for its flush. Send again with the same sequence_id: a message that is in the log is refused"
+        "for its flush. Send again with the same sequence_id: a message that is in the log is "
+        "refused"
     )
 
 
@@ -292,7 +293,7 @@ def append_to_tables(ledger: Store, works: Sequence[Work]) -> None:
                     refused[index] = error
     except ExclusiveLogError as error:
         if isinstance(error, LedgerFullError) and len(works) > 1:
-            # retry one by one: a large batch must not fail the small ones
+            # Retry one by one: a large batch must not fail the small ones.
             _append_each(ledger, works)
             return
         for work in works:
@@ -487,8 +488,8 @@ class Committer:
     def _take(self, appender: _core.Appender) -> Sequence[_core.Batch]:
         try:
             return appender.take()
-        # no memory to encode it, say; the other producers' messages are committed
         except Exception as error:
+            # No memory to encode it, say; the other producers' messages are committed.
             appender.settle([], LedgerError(f"messages could not be encoded: {error!r}"))
             return []
 

@@ -238,7 +238,7 @@ def _first_published(tables: Tables, topic: _core.TopicRow, time_ms: int) -> int
         if entry.last_publish_time < time_ms:
             low = entry.end
         elif entry.publish_time < time_ms:
-            # the entry may begin before
+            # The entry may begin before.
             return max(low, _first_within(tables, topic, entry, time_ms))
         else:
             high = entry.base_offset
@@ -350,7 +350,7 @@ def verify(ledger: Store, unflushed: bool = False) -> Report:
         with naming(name):
             result = _verify_one(ledger, topic, unflushed)
             if result is not None and result[2]:
-                # the topic may have been deleted meanwhile
+                # The topic may have been deleted meanwhile.
                 result = _verify_one(ledger, topic, unflushed)
         if result is None:
             continue

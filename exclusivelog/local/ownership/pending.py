@@ -92,7 +92,7 @@ class Arrivals:
     def take(self, arrival: Arrival) -> bool:
         """Remove a request; False if it is not waiting any more."""
         try:
-            # one call, not check and remove: a signal handler may do the same
+            # One call, not check and remove: a signal handler may do the same.
             self._waiting.remove(arrival)
         except ValueError:
             return False
@@ -355,7 +355,7 @@ class Pending:
         self._deliveries = deliveries
         self.queued = Queued()
         self._arrivals = Arrivals()
-        # sessions that another producer waited for before they had a producer
+        # Sessions that another producer waited for before they had a producer.
         self._wanted: set[int] = set()
 
     # ---- what waits ----------------------------------------------------------------------

@@ -291,7 +291,7 @@ class RoleGrants:
                 tables.notifications.post(owner, WANTED)
             tables.topics.put(row)
         role_rows.put(tables, role)
-        # one may be reserved: this notifies the waiter when to retry
+        # One may be reserved: this notifies the waiter when to retry.
         tables.to_promote.update(role.topics)
 
     def _part(self, tables: Tables, role: RoleRow, seat: Session, topic: int) -> Session:

@@ -266,7 +266,7 @@ class Succession:
         bound = [
             session for claimant in claimants for session in tables.sessions.bound_to(claimant.id)
         ]
-        with tables.topics.in_hand(row) as rows:
+        with tables.topics.being_changed(row) as rows:
             for session in bound:
                 own = rows.get(session.topic)
                 left = self.leave(tables, session, kind, "claim", promote=False, row=own)
@@ -302,7 +302,7 @@ class Succession:
             return
         transfer = self.transfers.current(tables, row)
         if transfer is not None and transfer.session:
-            # its holder has left, but not by the hand-over's release
+            # Its holder has left, but not by the hand-over's release.
             transfer = self.assign(tables, row, transfer)
         if not row.waiting:
             return
@@ -497,7 +497,7 @@ class Requests:
                 self._succession.admit(tables, row, session, reason, transfer)
             tables.producers.put(row.id, session.name, sequence, session.id)
             if row.waiting and session.notify_on_contention:
-                # it was admitted past the queue (rule E3)
+                # It was admitted past the queue (rule E3).
                 tables.notifications.post(session, WANTED)
         tables.topics.put(row)
         return Registration(session, verdict is Verdict.QUEUE, sequence)

@@ -190,7 +190,7 @@ class HandOver:
                 tables.notifications.post(owner, RELEASE, row.id)
             else:
                 self._move_claims(tables, row, wish, None)
-                # a waiter may have been notified to retry later
+                # A waiter may have been notified to retry later.
                 self._succession.promote(tables, row)
                 tables.topics.put(row)
             return self._inspect(tables, row, to)

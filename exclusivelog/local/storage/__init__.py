@@ -1,1 +1,1 @@
-"""What is on disk: the LMDB tables, the journal, segments, checkpoints, recovery."""
+"""The files on disk: LMDB tables, journal and segments; checkpoints and recovery."""

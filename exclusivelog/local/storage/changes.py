@@ -1,8 +1,8 @@
-"""Logs the changes of ownership that this process has committed, from the records that its
-transaction has written to `__events__` (rule E5).
+"""Logs the changes of ownership that this process commits.
 
-It is called after the commit, once all locks of the ledger are free. What the evictions of a dead
-engine have in common is one line, however many topics that engine had.
+The lines are made from the records that the transaction has written to `__events__` (rule E5),
+after the commit, when all locks of the ledger are free. All evictions of one dead engine are one
+line.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ STEPS = ("releasing", "assigned", "admit", "moved", "cancel")
 
 
 def is_logged() -> bool:
-    """Does any handler want to know of changes?"""
+    """Does any log handler take these lines?"""
     return log.isEnabledFor(logs.ENGINE_GONE.level)
 
 
 def log_changes(path: str, records: Iterable[object], slots: Slots) -> None:
-    """Log what has been committed to the ledger in this directory."""
+    """Log the changes that a transaction of the ledger at `path` has committed."""
     gone: dict[str, list[Event]] = {}
     for event in records:
         if not isinstance(event, Event):
@@ -43,7 +43,7 @@ def log_changes(path: str, records: Iterable[object], slots: Slots) -> None:
 
 
 def log_gone(path: str, engine: Party, reason: str, topics: list[str], slots: Slots) -> None:
-    """Log that an engine was found dead or unresponsive, and lost its places on these topics."""
+    """Log that a dead or unresponsive engine was evicted from these topics."""
     logs.emit(
         log, logs.ENGINE_GONE, ledger=path, **_party_fields(engine), reason=GONE[reason],
         silence=silence(slots, engine["engine"]), count=len(topics), topics=logs.some(topics),
@@ -52,9 +52,9 @@ def log_gone(path: str, engine: Party, reason: str, topics: list[str], slots: Sl
 
 
 def silence(slots: Slots, engine: str) -> str:
-    """How long an engine has been silent, if the lock file still has that."""
+    """How long an engine has been silent, as text, if the lock file still has its slot."""
     seconds = slots.silent_for(engine)
-    return "its place is free" if seconds is None else f"silent for {seconds:.1f} s"
+    return "its slot is free" if seconds is None else f"silent for {seconds:.1f} s"
 
 
 def _log_gone(path: str, engine: str, lost: list[Event], slots: Slots) -> None:
@@ -96,7 +96,7 @@ def _log_one(path: str, event: Event) -> None:
     elif event.kind == "grant" and target is not None and target["pid"] != os.getpid():
         logs.emit(
             log, logs.PROMOTED, **facts, **_party_fields(target)
-        )  # an owner here logs its own grant
+        )  # an engine of this process logs its own grants
 
 
 def _party_fields(party: Party | None) -> dict[str, Any]:

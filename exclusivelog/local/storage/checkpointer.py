@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CHECKPOINT_SECONDS = 1.0  # the longest that an append waits for its checkpoint
-OF_NOTE_SECONDS = 0.5  # a checkpoint that takes longer is logged, and one of half the journal
+OF_NOTE_SECONDS = 0.5  # a checkpoint that takes longer, or of half the journal, is logged
 RETRY_SECONDS = 0.25  # after a checkpoint that failed
 
 # LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
@@ -52,8 +52,8 @@ class Checkpointer:
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._applied = -1  # where the backlog began at the last `poll`
-        self._due = 0.0  # when this process requests a checkpoint if no other has made one
+        self._applied = -1  # the start of the backlog at the last `poll`
+        self._due = 0.0  # when to request a checkpoint, unless another process makes one before
 
     def start(self) -> None:
         """Start the thread, unless it runs."""
@@ -88,7 +88,8 @@ class Checkpointer:
     def _run(self, journal: _core.Journal) -> None:
         due = 0.0
         while True:
-            seen = journal.expect()  # before the check below: a later request ends the wait
+            # Read before the check below, so that a later request ends the wait.
+            seen = journal.expect()
             if self._stopping.is_set():
                 return
             backlog = journal.backlog
@@ -103,7 +104,8 @@ class Checkpointer:
             due = time.monotonic() + CHECKPOINT_SECONDS
             try:
                 self._make_checkpoint(journal, backlog)
-            except LedgerError as error:  # a full disk, say: appends go on while there is room
+            except LedgerError as error:
+                # A full disk, say; appends go on while the journal has room.
                 if self._failed():
                     return
                 logs.emit(log, logs.CHECKPOINT_REFUSED, ledger=self._path, reason=str(error))

@@ -1,10 +1,10 @@
-"""Compression of entries where they are stored: the methods, and the libraries that have them.
+"""Compression of stored entries: the methods, and the libraries that implement them.
 
-A topic's setting is how its entries are compressed: "lz4" all new ones by LZ4; "zstd" new ones
-by LZ4, and older ones again by Zstandard, in the background. The libraries are optional: what
-needs one that is missing raises MissingLibraryError. The compiled core knows the number of a method
-alone, and finds the rest here. Where the system has liblz4, it decompresses by that, in the thread
-that reads and ahead of it in another one.
+With a topic's setting "lz4", its new entries are compressed by LZ4. With "zstd", they are, too, and
+older ones are compressed again by Zstandard, in the background. The libraries are optional: an
+operation whose library is missing raises MissingLibraryError. The compiled core asks this module
+for a method by its number. If the system has liblz4, the core decompresses with that, in the
+reading thread and, ahead of it, in a second one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from exclusivelog import _core
 from exclusivelog.errors import MissingLibraryError
 
-LZ4, ZSTD = 1, 2  # as entries name them
+LZ4, ZSTD = 1, 2  # the numbers in entries
 ZSTD_LEVEL = 9
 NEW = {"lz4": LZ4, "zstd": LZ4}  # {setting: the method of new entries}
 OLD = {"zstd": ZSTD}  # {setting: the method by which older ones are compressed again}
@@ -56,7 +56,7 @@ def _load_lz4() -> Method:
 def _load_zstd() -> Method:
     import zstandard
 
-    own = threading.local()  # what these objects hold is for one thread at a time
+    own = threading.local()  # one object per thread: they are not thread-safe
 
     def compress(data: bytes) -> bytes:
         if not hasattr(own, "compressor"):
@@ -91,8 +91,8 @@ _loaded: dict[int, Method] = {}
 
 
 def method(number: int, who: str = "an entry") -> Method:
-    """The method with this number, for `who`, which an error names. MissingLibraryError if its
-    library is not installed; ValueError if this version does not know the method."""
+    """The method with this number. Errors name `who` as the one that needs it: MissingLibraryError
+    if the library is not installed, ValueError if this version does not know the number."""
     found = _loaded.get(number)
     if found is None:
         if number not in LOADERS:
@@ -110,7 +110,7 @@ def method(number: int, who: str = "an entry") -> Method:
 
 @contextlib.contextmanager
 def naming(topic: str) -> Iterator[None]:
-    """Name the topic in the error for a library that reading it needs."""
+    """Name the topic in the error for a missing library, while the block runs."""
     try:
         yield
     except MissingLibraryError as error:
@@ -119,7 +119,7 @@ def naming(topic: str) -> Iterator[None]:
 
 @functools.cache
 def installed() -> tuple[str, ...]:
-    """The names of the methods whose libraries this process seems to have; imports none."""
+    """The names of the methods whose libraries seem to be installed; imports none."""
     return tuple(name for name, package, _ in LOADERS.values() if importlib.util.find_spec(package))
 
 
@@ -130,14 +130,14 @@ def needed(setting: str) -> set[str]:
 
 
 def check_setting(setting: str, topic: str) -> None:
-    """MissingLibraryError unless this process has what a topic of this name needs."""
+    """MissingLibraryError unless this process has the libraries for a setting of this topic."""
     for number in (NEW[setting], OLD.get(setting)):
         if number is not None:
             method(number, f"topic {topic!r}")
 
 
 def compressed(entry: bytes, number: int, topic: str) -> bytes:
-    """The entry of a topic of this name, compressed by a method if that saves room."""
+    """The entry, compressed by this method if that saves room; errors name `topic`."""
     return _core.compress(entry, number, method(number, f"topic {topic!r}").compress)
 
 

@@ -1,7 +1,7 @@
 """The directory of a ledger, and LMDB's environment in it (rules H2, H4, H5).
 
-Where a ledger may lie, and what its directory may hold; how the environment is created, checked,
-opened, shared by threads, and left by a forked child.
+Checks of the file system and of the directory's contents; creating, checking and opening the
+environment, sharing it among threads, and closing it in a forked child.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ REMOTE_FILE_SYSTEMS = {
     "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "gfs2",
     "ocfs2", "beegfs", "gpfs", "fuse", "fuseblk", "virtiofs", "vboxsf", "prl_fs",
 }  # fmt: skip
-# Known by their numbers in statfs(2), without reading the table of mounts.
+# File systems that statfs(2) identifies by number, without reading the table of mounts.
 LOCAL_DISKS = {0xEF53: "ext4", 0x58465342: "xfs", 0x9123683E: "btrfs"}
 MEMORY_FILE_SYSTEMS = {"tmpfs", "ramfs", "devtmpfs", "hugetlbfs"}
-# A file in the target of a backup until it is complete: see maintenance/backup.py.
+# In the target of a backup until it is complete: see maintenance/backup.py.
 UNFINISHED_BACKUP = "backup-unfinished"
-# What an interrupted creation of a ledger leaves, and what a new file system has.
+# Names that an interrupted creation of a ledger leaves, or that a new file system has.
 OURS = re.compile(r"\.creating-.*|owners\.lock.*|journal.*|lock\.mdb|segments|lost\+found")
 
 
@@ -102,8 +102,8 @@ def _unescaped(text: str) -> str:
 
 
 def refuse_file_system(path: str, power: bool) -> None:
-    """LedgerError where locks and shared mappings cannot be trusted, or where nothing survives a
-    power loss and `power` is requested (rule H5)."""
+    """LedgerError if the file system has no reliable locks and shared mappings, or if it is in
+    memory and `power` is requested (rule H5)."""
     kind, options = mount_of(path)
     if kind in REMOTE_FILE_SYSTEMS or kind.startswith("fuse."):
         raise LedgerError(
@@ -111,7 +111,7 @@ def refuse_file_system(path: str, power: bool) -> None:
             "trusted; put the ledger on a local disk"
         )
     upper = re.search(r"(?:^|,)upperdir=([^,]+)", options) if kind == "overlay" else None
-    if upper is not None:  # what is written to an overlay lands there
+    if upper is not None:  # an overlay writes to its upper directory
         kind = file_system(_unescaped(upper[1]))
     if power and kind in MEMORY_FILE_SYSTEMS:
         raise LedgerError(
@@ -152,11 +152,11 @@ def make_directory(path: str, mode: int) -> None:
 
 
 def refuse_incomplete(directory: Directory) -> None:
-    """LedgerError for a directory that is not a whole ledger of its own: a backup that is
-    unfinished (rule H4), or a copy that shares files with another directory."""
+    """LedgerError for an unfinished backup (rule H4), or a copy that shares files with another
+    directory."""
     refuse_unfinished_backup(directory)
     for name in (DATA, JOURNAL):
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # reported when it is opened
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # opening it reports that
             fd = directory.open(name, os.O_RDONLY)
             try:
                 why = why_shared(fd)
@@ -167,7 +167,8 @@ def refuse_incomplete(directory: Directory) -> None:
 
 
 def refuse_unfinished_backup(directory: Directory) -> None:
-    """LedgerError for a directory with an unfinished backup, whether its process lives or not."""
+    """LedgerError for a directory with an unfinished backup, also if its process is still
+    running."""
     if UNFINISHED_BACKUP in directory.names():
         raise LedgerError(
             f"{directory.path} holds a backup that is unfinished or still being made; wait for "
@@ -201,14 +202,14 @@ def check_path(path: str | os.PathLike[str], argument: str = "path") -> str:
     return name
 
 
-def refuse_strangers(directory: Directory) -> None:
+def refuse_other_files(directory: Directory) -> None:
     """LedgerError where a ledger is to be created in a directory with other files."""
     if directory.facts(DATA) is not None:
         return
-    refuse_unfinished_backup(directory)  # it may have begun since the first check
+    refuse_unfinished_backup(directory)  # a backup may have begun since the first check
     names = directory.names()
     strangers = sorted(name for name in names if not OURS.fullmatch(name))
-    if strangers and DATA not in names:  # else another process has created the ledger since
+    if strangers and DATA not in names:  # else another process has created the ledger meanwhile
         more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
         raise LedgerError(
             f"{directory.path} has other files ({strangers[0]!r}{more}) but no ledger; choose a "
@@ -216,9 +217,9 @@ def refuse_strangers(directory: Directory) -> None:
         )
 
 
-def refuse_remains(directory: Directory) -> None:
-    """LedgerCorruptedError where data.mdb is missing and other files of a ledger are there: a new
-    one would hide that all acknowledged messages are lost."""
+def refuse_missing_data(directory: Directory) -> None:
+    """LedgerCorruptedError if data.mdb is missing and other files of a ledger exist: a new ledger
+    there would hide that all acknowledged messages are lost."""
     if directory.facts(DATA) is None and (_has_frames(directory) or _has_segments(directory)):
         raise LedgerCorruptedError(
             f"{directory.path} has the journal or segments of a ledger, but no {DATA}: it was "
@@ -265,8 +266,7 @@ META_PAGE_SIZE, META_LAST_PAGE, META_TXN, META_BYTES = 40, 136, 144, 152
 
 
 def create_environment(directory: Directory, mode: int) -> None:
-    """Create a whole data.mdb or none: LMDB's own creation, if interrupted, leaves a file that
-    cannot be used."""
+    """Create data.mdb atomically: LMDB's own creation, if interrupted, leaves an unusable file."""
     for leftover in directory.names():
         if leftover.startswith(CREATING):
             _remove_created(directory, leftover)
@@ -274,7 +274,7 @@ def create_environment(directory: Directory, mode: int) -> None:
     os.mkdir(name, mode, dir_fd=directory.fd)
     temporary = Directory(os.path.join(directory.path, name), directory)
     try:
-        # After that mkdir: a backup that begins now finds that the directory is not empty.
+        # Check after that mkdir: a backup that begins now finds that the directory is not empty.
         refuse_unfinished_backup(directory)
         env = lmdb.open(
             temporary.by_descriptor, map_size=1 << 22, max_dbs=len(NAMES), mode=mode & 0o666,
@@ -298,7 +298,7 @@ def create_environment(directory: Directory, mode: int) -> None:
 
 
 def _remove_created(directory: Directory, name: str) -> None:
-    # It has files alone, and shutil would be imported with all compressors.
+    # It has no subdirectories, and shutil would import all compressors.
     fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=directory.fd)
     try:
         for file in os.listdir(fd):
@@ -311,7 +311,7 @@ def _remove_created(directory: Directory, name: str) -> None:
 def check_format(directory: Directory, readonly: bool, has_writers: bool) -> bool:
     """Have these tables ever had a journal? LedgerVersionError for an LMDB file that is not a
     ledger's, or of a format that this version does not open. It takes no lock of LMDB's: call it
-    while no process writes, and before another file is created beside it."""
+    while no process writes, and before any other file is created in the directory."""
     with lmdb.open(
         directory.by_descriptor, max_dbs=len(NAMES), readonly=True, lock=False, create=False,
         map_size=1 << 20, lib_version=LMDB_ENGINE,
@@ -325,7 +325,8 @@ def check_format(directory: Directory, readonly: bool, has_writers: bool) -> boo
 
 
 def check_header(directory: Directory) -> None:
-    """Raise for a file that LMDB would accept, and that would crash the process."""
+    """LedgerCorruptedError for a file that LMDB would accept, and that would then crash the
+    process."""
     data = os.path.join(directory.path, DATA)
     fd = directory.open(DATA, os.O_RDONLY)
     try:
@@ -333,7 +334,7 @@ def check_header(directory: Directory) -> None:
         _check_kind(data, metas[0])
         page_size = struct.unpack_from("<I", metas[0].ljust(META_BYTES), META_PAGE_SIZE)[0]
         metas.append(os.pread(fd, META_BYTES, page_size))
-        size = os.fstat(fd).st_size  # after them: a writer may extend the file
+        size = os.fstat(fd).st_size  # after reading the header: a writer may extend the file
     finally:
         os.close(fd)
     whole = [meta for meta in metas if len(meta) == META_BYTES]
@@ -365,7 +366,7 @@ class Reading:
     """A read transaction: its process and thread, and the last write transaction that it sees."""
 
     pid: int
-    thread: int  # as pthread_self() gives it, and Python as a thread's `ident`
+    thread: int  # pthread_self(), the `ident` of a Python thread
     transaction: int
 
 
@@ -393,8 +394,8 @@ class Environment:
         self.gate = _core.Gate()
         self._resizing = threading.Lock()
         self._quiet = False
-        # The descriptor that keeps LMDB's lock file as it is; -1 if LMDB uses none, on a
-        # read-only file system.
+        # The descriptor whose lock keeps LMDB from initialising its lock file; -1 if LMDB uses
+        # none, on a read-only file system.
         self._lock = _keep_lock_file(directory, mode, max_readers, readonly)
         # LMDB stores into its lock file while it opens it.
         self._guards = [
@@ -411,8 +412,8 @@ class Environment:
                 self._lock = _keep(directory)
             self.lmdb.reader_check()
             if any(reading.pid == os.getpid() for reading in parse_readers(self.lmdb.readers())):
-                # A dead process had our id, and died inside a read: LMDB takes its snapshot for
-                # one of ours. Closing frees all places of this process id, once it has one.
+                # A dead process had our process id, and died inside a read: LMDB takes its snapshot
+                # for one of ours. Closing frees all places of this process id, if it has one.
                 with self.lmdb.begin():
                     pass
                 self.lmdb.close()
@@ -426,7 +427,7 @@ class Environment:
         except BaseException:
             self._close_lock()
             raise
-        # C functions, as `_core.Section` needs them.
+        # Pointers to C functions, for `_core.Section`.
         self.begin_read = functools.partial(self.lmdb.begin)
         self.begin_write = functools.partial(self.lmdb.begin, write=True)
 
@@ -466,8 +467,8 @@ class Environment:
         with self._resizing:
             end = time.monotonic() + RESIZING_SECONDS
             while not self._adopted_map_size():
-                # Let the transactions in: a long read must not fail, and it may itself have to
-                # enter a second time.
+                # Admit transactions again: a long read must not fail, and it may have to enter a
+                # second time itself.
                 if time.monotonic() > end:
                     raise LedgerError(
                         f"{self.path}: another process has made the map larger, and one read of "
@@ -488,18 +489,20 @@ class Environment:
 
     def before_fork(self, inside: bool) -> None:
         """Wait until no transaction runs, so that the child can close its copy. `inside`: a signal
-        handler that forks has interrupted a transaction of this thread; do not wait for it."""
+        handler that forks has interrupted a transaction of this thread; do not wait for that
+        one."""
         self._quiet = self.gate.close(0.0 if inside else FORK_WAIT_SECONDS)
         if inside and self.gate.inside == 1:
-            self._quiet = True  # it is the only one, and this thread is not in LMDB itself
+            # This transaction is the only one, and its thread is not inside LMDB.
+            self._quiet = True
 
     def after_fork_in_parent(self) -> None:
         """Let transactions run again."""
         self.gate.open()
 
     def after_fork_in_child(self) -> bool:
-        """Close the inherited copy without a change to the parent's: LMDB may be open once in a
-        process, and the child may open it itself. False if that was not possible."""
+        """Close the inherited copy without a change to the parent's: a process may have LMDB open
+        only once, and the child may want to open it. False if that was impossible."""
         if not self._detach_readers():
             return False
         if self._quiet:
@@ -564,7 +567,7 @@ def _keep_lock_file(directory: Directory, mode: int, max_readers: int, readonly:
     if fd >= 0 and not is_locked(fd):
         with contextlib.suppress(OSError):  # a copy may have holes; not on a read-only mount
             fill_holes(fd)
-        return fd  # no process has it open: LMDB may initialise it
+        return fd  # no other process has it open: LMDB may initialise it
     if fd >= 0:
         lock_open_file(fd, "read")
     return fd
@@ -626,8 +629,8 @@ def _read_header(
 
 
 def _refuse_older_data(env: lmdb.Environment, newest: int, path: str) -> None:
-    """LMDB's lock file names the newest transaction, and read-only engines keep it. If data.mdb has
-    none as new, it was replaced by an older file while they had the ledger open."""
+    """LedgerError if data.mdb was replaced by an older file while read-only engines have it open:
+    LMDB's lock file, which they keep, then names a newer transaction than data.mdb."""
     if newest > env.info()["last_txnid"]:
         raise LedgerError(
             f"{path}/data.mdb was replaced by an older one while a read-only engine has it open. "

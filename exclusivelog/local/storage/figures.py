@@ -1,4 +1,5 @@
-"""What the processes of a ledger count together (_native/figures.h), as `EngineStats` has it."""
+"""The counters that all processes of a ledger share (_native/figures.h), as fields of
+`EngineStats`."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ COUNTS = (*map(float, POWERS), math.inf)
 
 
 class LockFile(Protocol):
-    """Where the figures are."""
+    """The lock file, which has the counters."""
 
     figures: _core.Figures
 
@@ -31,7 +32,7 @@ class Counting(Protocol):
 
 
 def counted(ledger: Counting) -> dict[str, Any]:
-    """The fields of `EngineStats` that are counted."""
+    """The fields of `EngineStats` that come from the counters."""
     found = ledger.lockfile.figures.read()
     messages, size = (0, 0) if ledger.journal is None else ledger.journal.appended
     return {

@@ -1,6 +1,5 @@
-"""Fails a ledger for good when its files are lost (rules C7, H2): from then on nothing is
-acknowledged, and every call raises the same error. Opening the ledger again starts from what the
-files then have."""
+"""Fails a ledger for good when its files are lost (rules C7, H2). Then nothing is acknowledged any
+more, and every call raises the same error, until the ledger is opened again."""
 
 from __future__ import annotations
 
@@ -47,15 +46,16 @@ class Integrity:
         self._check_readable = check_readable
         self._due = 0.0
         self._failure: LedgerError | None = None
-        self.closed = False  # errors after that are of the closing, and fail nothing
+        self.closed = False  # later errors are consequences of the closing, and fail nothing
 
     @property
     def failed(self) -> bool:
-        """Has this ledger failed for good? Then no wait on it will end well."""
+        """Has this ledger failed for good? Then no wait on it can succeed."""
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise the error with which this ledger has failed, if it has; without a check."""
+        """Raise the error with which this ledger is known to have failed, if it has; checks
+        nothing."""
         if self._failure is not None:
             raise self._failure
 
@@ -65,7 +65,7 @@ class Integrity:
             self._check_files()
         failed = 0 if self._journal is None else self._journal.failed
         if self._failure is None and failed:
-            # Fail only this process: another one may have opened the ledger again by now.
+            # Fail it only in this process: another one may have opened the ledger again by now.
             self._failure = LedgerIOError(
                 f"{self._path}: a write or flush failed ({os.strerror(failed)}), so no send can be "
                 "acknowledged; close every engine on it and open it again"
@@ -74,7 +74,7 @@ class Integrity:
         self.raise_failure()
 
     def check_pages(self) -> None:
-        """The same, only if a page of a mapped file was lost: the last read may have used it."""
+        """Do the same only if a page of a mapped file was lost: the last read may have used it."""
         if self._is_page_lost():
             self.check()
 
@@ -97,7 +97,7 @@ class Integrity:
         self._due = time.monotonic() + PLACE_SECONDS
         if self._failure is None and not self.closed:
             why = self._directory.lost() or self._replaced()
-            if why and not self.closed:  # else another thread closes it right now
+            if why and not self.closed:  # else another thread is closing it
                 self._failure = LedgerError(
                     f"{self._path} is no longer the ledger that this engine has open: {why}; close "
                     "the engine and open the ledger again"
@@ -112,7 +112,7 @@ class Integrity:
             try:
                 facts = self._directory.facts(name)
             except OSError:  # privileges were dropped, or another thread closes the ledger
-                continue  # it cannot be checked; the call that needs the file says why
+                continue  # it cannot be checked; a call that uses the file reports why
             if facts is None or facts.st_ino != number:
                 return f"its {name} was {'removed' if facts is None else 'replaced'}"
             if facts.st_size < size:
@@ -121,7 +121,7 @@ class Integrity:
         return ""
 
     def fail(self, error: LedgerIOError) -> None:
-        """Refuse every call from now on, in all processes: after a failed flush no message may
+        """Make every call in all processes raise this error: after a failed flush, no message may
         count as durable."""
         if self._failure is None and not self.closed:
             self._failure = error
@@ -133,14 +133,14 @@ class Integrity:
         logs.emit(log, logs.FAILED, ledger=self._path, reason=str(error))
 
     def translated(self, error: BaseException) -> ExclusiveLogError | None:
-        """The library's error for one of LMDB's or the system's, which fails this ledger if it is
-        final; None for any other."""
+        """The library's error for one of LMDB's or the system's; None for any other. A final one
+        fails this ledger."""
         if self.closed and isinstance(error, lmdb.Error):
             return EngineClosedError(
                 f"the ledger {self._path} was closed during the call; open it again"
             )
         if self._failure is not None and getattr(error, "errno", None) == errno.ESTALE:
-            return self._failure  # it ended a wait for the journal
+            return self._failure  # the failure ended a wait for the journal
         raised = translation(self._path, error, self._readonly)
         if isinstance(raised, LedgerIOError):
             self.fail(raised)

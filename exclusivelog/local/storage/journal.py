@@ -1,4 +1,4 @@
-"""The journal's file: created, opened, checked, and cut in a copy.
+"""The journal's file: creating, opening and checking it, and cutting off a copy.
 
 ```text
 0        8     magic, b"XLJFILE" and the version
@@ -6,11 +6,11 @@
 4096     ...   the ring of frames (see _native/journal_file.h)
 ```
 
-A durable append costs one flush of a file whose blocks are allocated; a transaction on the
-tables costs two, and rewrites pages. So small appends go into this file first, and a checkpoint
-moves many of them into the tables at once. One row of the tables has the generation and position
-up to which the frames were applied. The transaction that applies them writes it, so that every
-frame counts exactly once.
+A durable append costs one flush of a file whose blocks are allocated; a transaction on the tables
+costs two, and rewrites pages. So small appends go into this file first, and a checkpoint moves many
+of them into the tables at once. One row of the tables has the generation and position up to which
+frames were applied. The transaction that applies frames writes that row, so that no frame is
+applied twice.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def cut_off(fd: int, position: int, generation: int, capacity: int, version: int
             header = os.pread(fd, FRAME.size, HEADER + place)
             _, size, at, of, _, _, written, _, _ = FRAME.unpack(header)
             if at != position or of != generation:
-                return  # a recovery ends here, too
+                return  # a recovery would end here, too
             if written > version:
                 os.pwrite(fd, bytes(FRAME.size), HEADER + place)
                 return

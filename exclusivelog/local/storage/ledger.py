@@ -1,4 +1,4 @@
-"""The ledger: its transactions, and what all engines of this process share of it.
+"""The ledger: its transactions, and its files, which all engines of this process share.
 
 A ledger is a directory:
 
@@ -7,15 +7,15 @@ data.mdb      the LMDB environment: every table (see tables.py)
 lock.mdb      LMDB's own lock file
 journal       the newest messages, until a checkpoint moves them into the tables (see journal.py)
 segments/     large entries, to which the tables refer (see segments.py)
-owners.lock   which engines live, and which to wake (see lockfile.py)
+owners.lock   liveness and wake-up counters of engines (see lockfile.py)
 ```
 
-Every write transaction begins and commits within one call of one thread, and is synced before it
-counts (rules A2, H1). `_core.Section` takes and releases the locks of a transaction; the classes
-`Transaction` and `FlushingTransaction` have what it does before and after.
+Every write transaction begins and commits within one call of one thread, and is flushed before it
+counts (rules A2, H1). `_core.Section` takes and releases the locks of a transaction; `Transaction`
+and `FlushingTransaction` have the steps before and after its block.
 
-Every file is opened relative to a descriptor of the directory (files.py). opening.py opens them,
-integrity.py fails the ledger when they are lost, checkpointer.py makes checkpoints.
+opening.py opens the files, relative to a descriptor of the directory (files.py); integrity.py fails
+the ledger when they are lost; checkpointer.py makes checkpoints.
 """
 
 from __future__ import annotations
@@ -48,15 +48,16 @@ from exclusivelog.local.storage.usage import Usage
 DEFAULT_MAP_SIZE = 1 << 40  # address space that is reserved, not disk that is used
 DEFAULT_MAX_READERS = 1022
 CLOSE_WAIT_SECONDS = 5.0
-# A change of ownership stops all appends while it applies the journal. A backlog of more bytes
-# than this is applied before, while appends go on.
+# A change of ownership stops all appends while it applies the journal. A backlog of more bytes than
+# this is applied before it starts, while appends go on.
 APPLIED_AT_ONCE = 256 << 10
 MOST_ATTEMPTS = 100
 
 EVENT_WRITER = b"exclusivelog"
 MOST_IN_ONE_ENTRY = 1 << 20
-MOST_EVENTS = 250_000  # of `__events__` that are kept, unless it has a retention of its own
-LEFT_TO_DELETE = 1000  # more old events than this are deleted apart from changes of ownership
+MOST_EVENTS = 250_000  # kept in `__events__`, unless that topic has a retention
+# More old events than this are deleted separately, not within changes of ownership.
+LEFT_TO_DELETE = 1000
 
 Found = TypeVar("Found")
 Calls = list[tuple[Callable[..., None], tuple[Any, ...]]]
@@ -95,7 +96,8 @@ class Ledger:
         self.path = path
         self.readonly = options.readonly
         self.users = 0
-        self._writing: Any = threading.RLock()  # re-entrant: it knows whether this thread holds it
+        # An RLock, because it knows whether this thread holds it.
+        self._writing: Any = threading.RLock()
         self.pause_lock: Any = threading.RLock()
         with translated(path, options.readonly), standard_descriptors_taken():
             self._files = files = OpenFiles(path, options, recover_journal)
@@ -108,7 +110,7 @@ class Ledger:
                     self.directory, (DATA, JOURNAL), self.journal, self.readonly,
                     page_lost=files.page_lost, check_readable=files.check_readable,
                 )  # fmt: skip
-                # No cycle of references: the files stay mapped as long as their last user lives.
+                # No reference cycle, so that the files are unmapped with their last user.
                 ledger = weakref.proxy(self)
                 self.usage = Usage(
                     files, integrity.fail, lambda: ledger.environment(),
@@ -128,7 +130,7 @@ class Ledger:
 
     @classmethod
     def open(cls, path: str, options: Options, power: bool = False) -> Ledger:
-        """This directory's ledger: opened now, or the one that this process has open. `power`:
+        """This directory's ledger: the one that this process has open, or else opened now. `power`:
         acknowledged messages must survive a power loss."""
         path = os.path.abspath(path)
         with _opening, translated(path, options.readonly):
@@ -136,7 +138,8 @@ class Ledger:
             if options.create:
                 make_directory(path, options.mode)
             _refuse_no_directory(path)
-            # An open ledger keeps its directory open, so no other directory has its identity.
+            # An open ledger keeps its directory open, so that no other directory can get its
+            # identity.
             ledger = _open_ledgers.get(identity(path))
             if ledger is None:
                 ledger = cls(path, options)
@@ -152,12 +155,12 @@ class Ledger:
 
     @staticmethod
     def is_open_here(path: str) -> bool:
-        """Does an engine of this process have the ledger at this path open?"""
+        """Does an engine of this process have this ledger open?"""
         with _opening:
             return identity(path) in _open_ledgers
 
     def close(self) -> None:
-        """Count one user less; the last one closes the files."""
+        """Remove one user; the last one closes the files."""
         with _opening:
             self.users -= 1
             if self.users == 0:
@@ -168,12 +171,13 @@ class Ledger:
                 with self._writing:
                     gate = self._environment.gate
                     gate.close(CLOSE_WAIT_SECONDS)
-                    self.integrity.closed = True  # a transaction still inside can only read
+                    # A transaction that is still running can only read.
+                    self.integrity.closed = True
                     gate.end()
                     self._files.close()
 
     def _clear_up(self) -> None:
-        """Remove the segments that a dead process has left, and apply what it has appended."""
+        """Remove segments that dead processes left, and apply what they appended."""
         with self.write_exclusive() as tables:
             tables.compression.check_libraries()
             ends = {segment: end for segment, (end, _) in tables.large.segments().items()}
@@ -184,19 +188,20 @@ class Ledger:
     # ---- transactions --------------------------------------------------------------------
 
     def write_exclusive(self) -> Transaction:
-        """An exclusive write transaction: no process appends beside it (rule B2).
+        """An exclusive write transaction: no process appends meanwhile (rule B2).
 
-        It is durable when the block is left, and rolled back when the block raises; others are
-        woken once it is durable. Run no user code in it, and wait for nothing.
+        It is durable when the block is left, and rolled back when the block raises. Waiting engines
+        and readers are woken once it is durable. Run no user code in it, and wait for nothing.
 
-        The tables may lack messages that the journal has. It suits changes of ownership, which
-        must be possible even if there is no room to apply the journal.
+        The tables may lack messages that the journal has. Use it for changes of ownership, which
+        must succeed even if there is no room to apply the journal.
         """
         return self._transaction(exclusive=True, applied=False)
 
     def write_concurrent(self) -> Transaction:
-        """A concurrent write transaction: as `write_exclusive`, but appends go on beside it. It
-        suits changes that do not concern ownership. What readers have seen is durable before it."""
+        """A concurrent write transaction: as `write_exclusive`, but appends go on meanwhile. Use it
+        for changes that do not concern ownership. What readers have seen is flushed before it
+        commits."""
         return self._transaction(exclusive=False, applied=False)
 
     def write_checkpointed(self) -> Transaction:
@@ -227,7 +232,7 @@ class Ledger:
         return bool(self._writing._is_owned())
 
     def checkpoint(self) -> None:
-        """Move what the journal has into the tables. Appends go on meanwhile."""
+        """Move the journal's messages into the tables. Appends go on meanwhile."""
         journal = self.journal
         if journal is not None and journal.backlog:
             began, applied = _core.now(), journal.applied
@@ -237,30 +242,31 @@ class Ledger:
             self.lockfile.figures.note_checkpoint(_core.now() - began, moved)
 
     def flush(self) -> None:
-        """Make durable what the journal has, from all processes."""
+        """Flush the journal, with the messages of all processes."""
         journal = self.journal
         if journal is not None and journal.synced < journal.tail:
             journal.flush_all()
             self.check()
 
     def settle(self) -> None:
-        """Find out whether a transaction committed whose process died while it did."""
+        """Determine whether a transaction committed whose process died during the commit."""
         with self.write_exclusive():
-            pass  # it begins after every commit
+            pass  # beginning a transaction is enough
 
     def read(self) -> Transaction:
-        """A read transaction on the tables alone, of one consistent moment. Keep it short: LMDB
-        reuses no page that it may read."""
+        """A read transaction: a snapshot of the tables, without the journal. Keep it short: LMDB
+        cannot reuse the pages that it may read."""
         return Transaction(self, None, self._environment.gate, self._environment.begin_read)
 
     def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
-        """What `find` returns for a snapshot of tables and journal. `unflushed`: with messages that
-        a power loss could still take away (rule G6). `find` may be called more than once.
+        """Call `find` with a snapshot of tables and journal, and return its result. `unflushed`:
+        include messages that a power loss could still take away (rule G6). `find` may be called
+        repeatedly.
 
         Raises LedgerError if the journal was overwritten during every attempt.
         """
         for _ in range(MOST_ATTEMPTS):
-            # Before the tables: the journal then has all that they lack.
+            # Read before the tables: the journal then has all that they lack.
             visible = self._visible(unflushed)
             try:
                 with self.read() as tables:
@@ -293,7 +299,8 @@ class Ledger:
         self.integrity.check()
 
     def recover(self, error: BaseException) -> None:
-        """Make a second attempt to begin a transaction possible; raise if it is not."""
+        """Remove the cause for which a transaction could not begin, for a second attempt; raise if
+        that is impossible."""
         if isinstance(error, lmdb.MapResizedError):
             self._environment.adopt_map_size()
         elif isinstance(error, lmdb.ReadersFullError):
@@ -312,7 +319,7 @@ class Ledger:
 
     @contextlib.contextmanager
     def environment(self) -> Iterator[lmdb.Environment]:
-        """LMDB's environment, which stays open while the block runs."""
+        """LMDB's environment, kept open while the block runs."""
         self.integrity.raise_failure()
         with self._environment.use() as env:
             yield env
@@ -331,13 +338,13 @@ class Transaction(_Section):
     __slots__ = ()
 
     def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
-        """The tables that the block is given."""
+        """The tables for the block."""
         tables: Tables = self.ledger.tables(txn)
         self._apply_journal(tables)
         return tables
 
     def caught_up(self, tables: Tables) -> None:
-        """No process appends from now on: apply what was appended meanwhile."""
+        """Apply what was appended meanwhile; appends are excluded from here on."""
         self._apply_journal(tables)
 
     def _apply_journal(self, tables: Tables) -> None:
@@ -350,11 +357,11 @@ class Transaction(_Section):
             raise
 
     def recover(self, error: BaseException) -> None:
-        """The transaction could not begin: make a second attempt possible, or raise."""
+        """Remove the cause for which the transaction could not begin, or raise."""
         self.ledger.recover(error)
 
     def finish(self, tables: Tables) -> None:
-        """What must be done before the commit."""
+        """The steps before the commit."""
         if tables.settle is not None:
             tables.settle(tables)
         write_events(tables)
@@ -366,17 +373,17 @@ class Transaction(_Section):
         self.ledger.check()  # what was read may have come from a page that was lost
 
     def undo(self, tables: Tables) -> None:
-        """What must be done where there is no commit."""
+        """The steps of a rollback."""
         tables.large.undo()
 
     def failed(self, error: BaseException) -> None:
-        """The block, or the commit, has failed."""
+        """Translate an error of the block or the commit; a final one fails the ledger."""
         raised = self.ledger.translated(error)
         if raised is not None:
             raise raised from error
 
     def waken(self, tables: Tables) -> Calls:
-        """The calls that wake others, now that the transaction is durable."""
+        """The calls that wake engines and readers, to be made once the transaction is durable."""
         lockfile, segments = self.ledger.lockfile, self.ledger.segments
         engines: Calls = [(lockfile.slots.notify, (slot,)) for slot in tables.to_notify]  # first
         readers: Calls = [(lockfile.counters.announce, (topic,)) for topic in tables.announce]
@@ -396,25 +403,25 @@ class Transaction(_Section):
 
 
 class FlushingTransaction(Transaction):
-    """A transaction that flushes the journal, and does not apply it: a new owner must see what the
+    """A transaction that flushes the journal without applying it: a new owner must see what the
     former owners have written, even if they died before their own flush."""
 
     __slots__ = ()
 
     def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
-        """The tables that the block is given."""
+        """The tables for the block."""
         tables: Tables = self.ledger.tables(txn)
-        self.ledger.flush()  # most of it while other processes go on appending
+        self.ledger.flush()  # flushes most of it while other processes go on appending
         return tables
 
     def caught_up(self, tables: Tables) -> None:
-        """No process appends from now on: flush what was appended meanwhile."""
+        """Flush what was appended meanwhile; appends are excluded from here on."""
         self.ledger.flush()
 
 
 def write_events(tables: Tables) -> None:
     """Append the recorded events to `__events__`, in the transaction that they describe (rule E5).
-    They go into the tables: the journal never has messages of this topic."""
+    They go into the tables, as the journal never has messages of this topic."""
     if not tables.events:
         return
     row = tables.topics.find(EVENTS) or tables.topics.create(EVENTS)
@@ -439,12 +446,13 @@ def write_events(tables: Tables) -> None:
 
 def _trim_events(tables: Tables, row: _core.TopicRow, most: int) -> None:
     """Keep the newest `MOST_EVENTS` (rule E5), and delete up to `most` of the entries before them.
-    It is done here, and not in the background: no engine may be open for long enough."""
+    It is done here, because no engine may be open long enough to do it in the background."""
     first = row.next_offset - MOST_EVENTS
     if first <= row.first_offset or tables.retention.get(row.id) != (None, None):
         return
     if tables.views.view(row.id) is not None:
-        return  # it would show events that others have replaced (rule G7): `trim` renews it
+        # Trimming would make the view show replaced events (rule G7); `trim` renews it first.
+        return
     if first - row.first_offset > LEFT_TO_DELETE:  # a ledger of an earlier version
         tables.deletions.add_before(row.id, first)
     row.first_offset = first
@@ -460,7 +468,7 @@ def _tables(files: OpenFiles, txn: lmdb.Transaction[bytes]) -> Tables:
 
 
 def recover_journal(files: OpenFiles, journal: _core.Journal, alone: bool) -> None:
-    """Recover the journal if no live process knows its contents, or a flush of it has failed."""
+    """Recover the journal if this process is alone, or if a flush of it has failed."""
 
     def begin_life() -> None:
         files.lockfile.begin_life()
@@ -491,7 +499,7 @@ def _after_fork_in_child() -> None:
     _opening = threading.RLock()
     for ledger in _open_ledgers.values():
         ledger.after_fork_in_child()
-        _inherited.append(ledger)  # its destructor must not run either
+        _inherited.append(ledger)  # keep it referenced: its destructor must not run either
     _open_ledgers.clear()
 
 

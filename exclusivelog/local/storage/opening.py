@@ -1,6 +1,6 @@
 """Opening a ledger: its files are checked, created and opened, by one process at a time.
 
-The process that is alone on the ledger, by the kernel's locks, recovers it (slots.py)."""
+If no other process has the ledger open, as the kernel's locks show, it is recovered (slots.py)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from exclusivelog.local.storage.environment import (
     is_mounted_read_only,
     open_tables,
     refuse_incomplete,
-    refuse_remains,
-    refuse_strangers,
+    refuse_missing_data,
+    refuse_other_files,
 )
 from exclusivelog.local.storage.journal import JOURNAL_GIVEN_UP, inode, open_file
 from exclusivelog.local.storage.segments import Segments
@@ -62,7 +62,7 @@ class OpenFiles:
         self.watch: StallWatch | None = None
         self._presence: Presence | None = None
         self._has_writers = False  # for a reader
-        # A descriptor of the journal, for a reader that cannot keep writers from reusing its pages.
+        # The journal's descriptor, for a reader that cannot keep writers from reusing its pages.
         self._unprotected = -1
         with contextlib.ExitStack() as undo:
             self._open(undo, recover)
@@ -82,7 +82,7 @@ class OpenFiles:
         mode = self.options.mode & 0o666
         self.lockfile = LockFile(directory, mode=mode, readonly=self.readonly)
         undo.callback(self.lockfile.close)
-        # A reader of a ledger in use need not wait for a process that waits to open it.
+        # A reader does not wait for a process that waits to open a ledger in use.
         at_once = self.readonly and self.lockfile.in_use
         with contextlib.nullcontext() if at_once else self.lockfile.opening():
             if not self.readonly:
@@ -119,15 +119,15 @@ class OpenFiles:
                 f"{self.path} holds no ledger, and "
                 f"{'readonly=True' if self.readonly else 'create=False'}"
             )
-        refuse_strangers(directory)
-        refuse_remains(directory)
+        refuse_other_files(directory)
+        refuse_missing_data(directory)
         if directory.facts(DATA) is not None and not inode(directory):
             self._check_tables_alone()
         else:
             self._check_other_version()
 
     def _check_tables_alone(self) -> None:
-        """There is no journal: no engine has opened the tables yet, or it was removed."""
+        """The journal is missing: find out whether there never was one, or it was removed."""
         check_header(self.directory)
         used = check_format(self.directory, self.readonly, in_use(self.directory))
         given_up = self.directory.facts(JOURNAL_GIVEN_UP) is not None
@@ -144,7 +144,8 @@ class OpenFiles:
             self.directory.remove(JOURNAL_GIVEN_UP)
 
     def _check_other_version(self) -> None:
-        """Another version's lock file is replaced only if this version opens the ledger."""
+        """Check that this version opens the ledger, before another version's lock file is
+        replaced."""
         if lock_version(self.directory) not in (None, LOCK_VERSION):
             refuse_other_lock_file(self.directory, self.readonly)
             if self.directory.facts(DATA) is not None:
@@ -154,8 +155,8 @@ class OpenFiles:
     # ---- the journal, and the processes that have it open --------------------------------
 
     def _open_journal(self, undo: contextlib.ExitStack) -> Presence | None:
-        """Open the journal, and find out whether the shared memory about it is valid. The locks of
-        this process; None for a reader."""
+        """Open the journal, and find out whether the shared memory about it is valid. Returns the
+        locks of this process; None for a reader."""
         if self.readonly and not inode(self.directory):
             return None  # no engine has opened this ledger to write
         fd, capacity = open_file(self.directory, self.options.mode & 0o666, self.readonly)
@@ -186,7 +187,8 @@ class OpenFiles:
 
     def _stop_watching(self) -> None:
         if self.journal is not None:
-            self.journal.on_stall = None  # it refers to the watch, and so to the lock file
+            # The callback refers to the watch, and so to the lock file.
+            self.journal.on_stall = None
 
     def _check_writers(self, journal: _core.Journal, fd: int, undo: contextlib.ExitStack) -> None:
         self._has_writers = writers_live(fd)
@@ -200,8 +202,9 @@ class OpenFiles:
             self.check_readable()
 
     def check_readable(self) -> None:
-        """LedgerError for a reader on a read-only mount while writers are open by another mount: it
-        has no place in LMDB's table of readers, so they would reuse the pages that it reads."""
+        """LedgerError for a reader on a read-only mount while engines write by another mount: this
+        reader cannot register in LMDB's table of readers, so they would reuse pages that it
+        reads."""
         if self._unprotected >= 0 and writers_live(self._unprotected):
             raise LedgerError(
                 f"{self.path} is mounted read-only here, and an engine writes to it by another "
@@ -210,7 +213,7 @@ class OpenFiles:
             )
 
     def _check_same_files(self, journal: _core.Journal) -> None:
-        """LedgerError where other engines live, and have other files open than this process."""
+        """LedgerError if other engines are alive and have other files open than this process."""
         self.lockfile.check_same_life()
         if journal.inode != inode(self.directory):
             engines = self.lockfile.slots.present()
@@ -222,7 +225,7 @@ class OpenFiles:
 
     @contextlib.contextmanager
     def _writer_lock(self, presence: Presence | None) -> Iterator[None]:
-        """Hold the writer lock. A reader, or a process that is alone, needs none."""
+        """Hold the writer lock, unless this process is a reader or alone."""
         journal = self.journal
         if journal is None or presence is None or presence.alone:
             yield
@@ -244,7 +247,7 @@ class OpenFiles:
         self._stop_watching()
         if self.journal is not None:
             self.journal.close()
-        if self.directory.is_open:  # else their descriptors' numbers may be other files' by now
+        if self.directory.is_open:  # else other files may have their descriptors' numbers by now
             self.environment.close()
             self.segments.close()
             self._close_rest()

@@ -7,11 +7,11 @@ segments/<id, 16 hex digits>    entries, each at a multiple of 64 bytes
 LMDB would copy a large entry into fresh pages, and each reader would copy it out again. In a
 segment it is written once and never changed: readers map the file and need no copy, even after
 it was removed. A segment grows only at its end, within a write transaction, and is flushed before
-that commits. What a transaction wrote that did not commit is cut off or overwritten.
+that commits. If the transaction does not commit, its entries are cut off or overwritten.
 
-A row of the table `entries` that stands for a large entry names its segment and position. A row of
-the table `segments` has the segment's committed end and the number of its live entries: with the
-last of these the segment is removed.
+The row of a large entry in the table `entries` has its segment and position. A row of the table
+`segments` has the segment's committed end and the number of its live entries. A segment without
+live entries is removed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from exclusivelog.local.files import Directory, why_shared
 
 log = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 256 << 20  # a segment this long takes no more
+SEGMENT_BYTES = 256 << 20  # a segment of this size takes no more entries
 LARGE_ENTRY = 128 << 10  # bytes: an entry of this size or more goes into a segment
-MADE_FIRST = 0o600  # a new file's mode, until it gets that of data.mdb
+MADE_FIRST = 0o600  # a new file's mode, until it gets the mode of data.mdb
 ALIGNMENT = 64  # as Arrow recommends
-# Keep this much of the newest entries in the page cache for readers that follow, and drop the
-# rest: a large load must not evict everything else, nor make a hypervisor provide more memory,
-# which costs several times as much as the disk.
+# Keep this much of the newest entries in the page cache, for readers at the end of topics, and drop
+# the rest: a large load must not evict everything else, nor make a hypervisor provide more memory,
+# which takes several times as long as the disk.
 KEPT_IN_MEMORY = 64 << 20
 MAPPED_BEYOND = 64 << 20  # address space, not memory
 MOST_MAPPED = 64  # segments whose files a process keeps open and mapped
@@ -49,18 +49,18 @@ REFERENCE_MAGIC = b"XLREF\0\0\1"
 
 
 MOST_OPEN = 16384  # entries that a reader keeps open: about 1 KB each
-MOST_DECOMPRESSED = 64 << 20  # bytes of the compressed ones among them, once all is decompressed
+MOST_DECOMPRESSED = 64 << 20  # bytes of the compressed ones among them, after decompression
 
 
 class OpenEntries:
-    """Entries of one topic, in segments, that one reader keeps open. What was found sound of them
-    is not verified again: a row of the table `entries` names a place whose bytes never change."""
+    """Entries in segments that one reader of one topic keeps open. Parts that were verified are not
+    verified again: the bytes at the place that a row names never change."""
 
     __slots__ = ("__weakref__", "_decompressed", "_entries", "_lasts", "_segments", "newest")
 
     def __init__(self, segments: Segments) -> None:
         self._segments = segments
-        self.newest: _core.Entry | None = None  # that was opened
+        self.newest: _core.Entry | None = None  # the entry that was opened last
         self._lasts: list[int] = []  # their last offsets, rising
         self._entries: dict[int, tuple[bytes, _core.Entry]] = {}  # by last offset, with their rows
         self._decompressed = 0  # bytes
@@ -85,7 +85,7 @@ class OpenEntries:
         return found[1]
 
     def put(self, last: int, row: bytes, entry: _core.Entry) -> None:
-        """Keep the entry that a row refers to; nothing if the row is the entry itself."""
+        """Keep the entry that a row refers to; no effect if the row is the entry itself."""
         if not is_reference(row):
             return
         held = self._entries.get(last)
@@ -101,8 +101,8 @@ class OpenEntries:
         self.newest = entry
 
     def drop(self, segment: int) -> None:
-        """Close the entries of a segment, whose space they keep when it is removed. Any thread may
-        call it."""
+        """Close the entries of a segment: mapped entries would keep its space after its removal.
+        Any thread may call it."""
         left = {
             last: (row, entry)
             for last, (row, entry) in list(self._entries.items())
@@ -116,7 +116,7 @@ class OpenEntries:
 
 
 def is_reference(row: bytes) -> bool:
-    """Does this row of the table `entries` stand for an entry in a segment?"""
+    """Does this row of the table `entries` refer to an entry in a segment?"""
     return len(row) == REFERENCE.size and row.startswith(REFERENCE_MAGIC)
 
 
@@ -130,8 +130,8 @@ def space(length: int) -> int:
 
 
 def has_room(end: int, limit: int) -> bool:
-    """Does a segment of `end` bytes take more entries, where all segments together may take `limit`
-    bytes? Segments are short if the limit is low: space is freed only by whole segments."""
+    """Does a segment of `end` bytes take more entries? With a low `limit`, the bytes of all
+    segments together, segments are shorter, because space is freed only by whole segments."""
     return end < min(SEGMENT_BYTES, limit // 8)
 
 
@@ -143,7 +143,7 @@ class Segments:
         self.limit = limit  # bytes that all segments together may take
         self._ledger = ledger
         self._place: Directory | None = None
-        self._mapping = threading.RLock()  # re-entrant: a finalizer may read
+        self._mapping = threading.RLock()  # an RLock: a finalizer may read
         self._mapped: dict[int, tuple[int, _core.Mapping]] = {}  # (file descriptor, mapping)
         self._open: weakref.WeakSet[OpenEntries] = weakref.WeakSet()  # of readers
         self._growing = threading.Lock()
@@ -179,7 +179,8 @@ class Segments:
         with self._mapping:
             fd, mapped = self._mapped.get(segment) or self._map(segment, stop)
             if len(mapped) < stop or os.fstat(fd).st_size < stop:
-                fd, mapped = self._map(segment, stop)  # an overlay has replaced it
+                # An overlay file system has replaced the file.
+                fd, mapped = self._map(segment, stop)
             size = os.fstat(fd).st_size
         # Reading a mapping beyond the file's end would be a SIGBUS.
         if stop > min(size, len(mapped)):
@@ -187,14 +188,14 @@ class Segments:
         return mapped.view(position, stop)
 
     def still_has(self, row: bytes) -> bool:
-        """Does the mapped segment have the entry of this row? It may have been cut off."""
+        """Does the mapped segment still have the entry of this row, or was it cut off?"""
         _, segment, position, length = REFERENCE.unpack(row)
         with self._mapping:
             mapped = self._mapped.get(segment)
             return mapped is not None and os.fstat(mapped[0]).st_size >= position + length
 
     def open_entries(self) -> OpenEntries:
-        """What a reader keeps open; it drops segments that are removed."""
+        """A new `OpenEntries`, which drops the entries of removed segments."""
         made = OpenEntries(self)
         with self._mapping:
             self._open.add(made)
@@ -206,7 +207,7 @@ class Segments:
         except FileNotFoundError:
             raise ValueError(f"{self.file(segment)} is missing") from None
         try:
-            # Map once what the segment may grow to; more only for an entry that is larger.
+            # Map the size to which a segment may grow, once; map more only for a larger entry.
             room = max(SEGMENT_BYTES + MAPPED_BEYOND, min(stop, os.fstat(fd).st_size))
             mapped = _core.Mapping(fd, room)
         except BaseException:
@@ -239,7 +240,8 @@ class Segments:
             fd = self._open_newest(segment)
             while written < len(view):
                 written += os.pwrite(fd, view[written:], position + written)
-            _core.start_writing(fd, position, written)  # while the next one is encoded
+            # The disk works while the next entry is encoded.
+            _core.start_writing(fd, position, written)
         return position
 
     def sync(self, segment: int) -> None:
@@ -262,8 +264,8 @@ class Segments:
     def _open_newest(self, segment: int) -> int:
         if self._newest is not None:
             known, fd = self._newest
-            # An id that was rolled back may be used again, after another process has removed the
-            # file that is open here.
+            # The id of a rolled-back segment is used again, perhaps after another process has
+            # removed the file that is open here.
             if known == segment and os.fstat(fd).st_nlink:
                 return fd
             self._close_newest()
@@ -276,7 +278,7 @@ class Segments:
             if why := why_shared(fd):
                 raise LedgerError(why)
             place.sync()
-            self._ledger.sync()  # an earlier attempt may have failed here
+            self._ledger.sync()  # an earlier attempt may have failed after creating the file
         except BaseException:
             os.close(fd)
             raise
@@ -297,13 +299,13 @@ class Segments:
             if place is not None:
                 with contextlib.suppress(FileNotFoundError):
                     place.remove(_name(segment))
-        except OSError as error:  # the next process to open the ledger tries again
+        except OSError as error:  # the next process that opens the ledger retries
             logs.emit(log, logs.SEGMENT_KEPT, file=self.file(segment), reason=str(error))
         self.forget_removed()
 
     def sweep(self, known: Mapping[int, int]) -> None:
-        """Remove segments that no transaction committed, or that a dead process was to remove.
-        `known` is {segment: committed end}. Call it within a write transaction."""
+        """Remove segments to which no row refers, left by rollbacks or dead processes. `known` is
+        {segment: committed end}. Call it within a write transaction."""
         for name in self._names():
             segment = int(name, 16)
             if segment not in known:
@@ -314,7 +316,7 @@ class Segments:
                 self.cut(newest, known[newest])
 
     def disk_bytes(self) -> int:
-        """What their files take on the disk."""
+        """The disk space of their files."""
         found = (self._facts(int(name, 16)) for name in self._names())
         return sum(facts.st_blocks * 512 for facts in found if facts is not None)
 
@@ -323,7 +325,7 @@ class Segments:
         return [] if place is None else [name for name in place.names() if NAME.fullmatch(name)]
 
     def forget_removed(self) -> None:
-        """Close segments that were removed, here or by another process: that frees their space."""
+        """Close segments that any process has removed, which frees their space."""
         with self._mapping:
             self._forget_removed()
         if self._growing.acquire(blocking=False):
@@ -337,8 +339,8 @@ class Segments:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[dict[int, int]]:
-        """All segments as open files, {segment: file descriptor}: those removed while the block
-        runs can still be copied."""
+        """Open all segments, {segment: file descriptor}, so that those removed while the block runs
+        can still be copied."""
         files: dict[int, int] = {}
         try:
             for name in self._names():
@@ -357,7 +359,7 @@ class Segments:
         return place.open(_name(segment), os.O_RDONLY)
 
     def close(self) -> None:
-        """Close all files. What readers use stays mapped."""
+        """Close all files. Mappings that readers use stay."""
         with self._growing:
             self._close_newest()
         with self._mapping:

@@ -1,6 +1,6 @@
 """The ledger's tables: keys, rows, and typed access to them.
 
-Also the fencing check, and the errors of a session that may not write.
+Also the fencing check, and its errors.
 
 ```text
 table      key                                              value
@@ -129,36 +129,36 @@ Found = TypeVar("Found")
 
 # They go with it, key by key.
 OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
-COLLECTED_BYTES = 256 << 10  # that are copied out of the journal at once
+COLLECTED_BYTES = 256 << 10  # copied out of the journal at once
 PRODUCER = struct.Struct(">qQ")
 BATCH = struct.Struct(">qQ")
 OLD_BATCH = struct.Struct(">q")
-MOST_FENCES = 4096  # of a topic: the runs that are remembered as superseded
-MOST_WRITERS = 4096  # of a topic: the jobs whose last number is remembered
+MOST_FENCES = 4096  # per topic: runs whose epochs are kept
+MOST_WRITERS = 4096  # per topic: jobs whose last batch number is kept
 APPLIED = struct.Struct(">QQQQ")
-Kind = dict[str, str | None]  # of the state that a topic holds
+Kind = dict[str, str | None]  # the state that a topic holds; see `TopicTable.kind`
 
 
 class TopicTable:
     """Topics: their names and rows, their time marks, and what state they hold."""
 
-    __slots__ = ("_in_hand", "rows")
+    __slots__ = ("_being_changed", "rows")
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        self._in_hand: dict[int, TopicRow] = {}
+        self._being_changed: dict[int, TopicRow] = {}
 
     @contextlib.contextmanager
-    def in_hand(self, row: TopicRow | None) -> Iterator[dict[int, TopicRow]]:
-        """Rows that are being changed, and are written back later by who changes them: this one,
-        too, for as long. No other transaction may read them from the table meanwhile. By topic."""
-        before, self._in_hand = self._in_hand, dict(self._in_hand)
+    def being_changed(self, row: TopicRow | None) -> Iterator[dict[int, TopicRow]]:
+        """Register a row that the caller is changing, while the block runs. Returns all such rows
+        by topic: code called meanwhile must use these, because the table has them unchanged."""
+        before, self._being_changed = self._being_changed, dict(self._being_changed)
         if row is not None:
-            self._in_hand[row.id] = row
+            self._being_changed[row.id] = row
         try:
-            yield self._in_hand
+            yield self._being_changed
         finally:
-            self._in_hand = before
+            self._being_changed = before
 
     def id_of(self, name: str) -> int | None:
         """The id of the topic of that name, also of a deleted one."""
@@ -172,8 +172,8 @@ class TopicTable:
         return row
 
     def intact(self, topic: int, consequence: str) -> TopicRow | None:
-        """The topic's row; None where it is damaged, which is logged with its consequence. What
-        is done for many topics in one transaction must not fail for all of them."""
+        """The topic's row; None if it is damaged, which is logged with the consequence. Use it for
+        work on many topics in one transaction, which one damaged row must not stop."""
         try:
             return self.get(topic)
         except LedgerCorruptedError as error:
@@ -201,7 +201,7 @@ class TopicTable:
         row.name = name
         former = self.id_of(name)
         if former is not None:
-            row.epoch = self.get(former).epoch  # no epoch is ever used twice (rule B1)
+            row.epoch = self.get(former).epoch  # no epoch is used twice (rule B1)
             row.flags = _core.RECREATED
             OnceTable(self.rows).move_fences(former, row.id)  # rule B4
         self.put(row)
@@ -220,7 +220,7 @@ class TopicTable:
         return unpack_marks(self.rows.get("meta", TIMES + U64.pack(topic)))
 
     def lacks_mark(self, row: TopicRow) -> bool:
-        """Are there messages ahead of the clock whose age no mark has?"""
+        """Are there messages with times ahead of the clock that no mark covers?"""
         now = wall_ms()
         gone = row.flags & _core.DELETED or row.first_offset == row.next_offset
         if gone or not is_ahead(row.last_publish_time, now):
@@ -235,7 +235,7 @@ class TopicTable:
             self._put_marks(row.id, marks)
 
     def drop_marks(self, topic: int, before: int) -> None:
-        """What stood before an offset is gone; drop the marks about it."""
+        """Drop the marks of messages before an offset, which were trimmed."""
         marks = self.marks(topic)
         left = without_trimmed(marks, before)
         if left != marks:
@@ -249,8 +249,8 @@ class TopicTable:
             self.rows.delete("meta", key)
 
     def kind(self, topic: int) -> Kind:
-        """What state the topic holds: {"holds": "map" or "state", and of a map the names of its
-        serialisers}; {} where no one has written one."""
+        """The state that the topic holds: {"holds": "map" or "state"}, of a map also the names of
+        its serialisers; {} if none is recorded."""
         return self.rows.find("meta", KIND + U64.pack(topic), msgpack.unpackb) or {}
 
     def put_kind(self, topic: int, kind: Kind) -> None:
@@ -280,7 +280,7 @@ class LargeEntries:
         }
 
     def total_bytes(self) -> int:
-        """The length of all segments together."""
+        """The total length of all segments."""
         return self._total()[0]
 
     def load(self, row: bytes) -> bytes | memoryview:
@@ -295,7 +295,7 @@ class LargeEntries:
         return f"{self._segments.file(segment)} at {position}"
 
     def put(self, entry: bytes) -> bytes:
-        """Write an entry into the newest segment; the row that refers to it."""
+        """Write an entry into the newest segment; returns the row that refers to it."""
         segment, end, live = self._newest()
         stop = space(end) + len(entry)
         self._add_to_total(stop - end)
@@ -324,16 +324,16 @@ class LargeEntries:
     def sync(self) -> None:
         """Make entries durable, before the rows that refer to them."""
         if self._grown:
-            self._segments.sync(max(self._grown))  # one that is full was synced before
+            self._segments.sync(max(self._grown))  # a segment that is full was synced before
 
     def undo(self) -> None:
-        """Undo what the transaction has written."""
+        """Cut off what the transaction has written."""
         for segment, end in self._grown.items():
-            with contextlib.suppress(OSError):  # the next one overwrites it
+            with contextlib.suppress(OSError):  # the next transaction overwrites it
                 self._segments.cut(segment, end)
 
     def _total(self) -> tuple[int, int]:
-        # The limit is the highest with which an engine has opened the ledger, as LMDB's own is.
+        # As LMDB's own limit, it is the highest with which an engine has opened the ledger.
         total, limit = self._rows.find("meta", b"large", PAIR.unpack) or (0, 0)
         return total, max(limit, self._segments.limit)
 
@@ -356,7 +356,7 @@ class LargeEntries:
         return self._rows.next_id(b"segment"), 0, 0
 
     def _refers_to_its_own(self, topic: int, last_offset: int, row: bytes) -> bool:
-        # A damaged row must not free another topic's segment: rather keep the space.
+        # A damaged row must not free another topic's entry, so on a mismatch keep the space.
         if not is_reference(row):
             return False
         try:
@@ -369,7 +369,7 @@ class LargeEntries:
 
 
 class EntryTable:
-    """Entries: those in the tables, and behind them those in the journal."""
+    """Entries: those in the tables, followed by those in the journal."""
 
     __slots__ = ("_journal", "_large", "rows", "scanned")
 
@@ -378,7 +378,7 @@ class EntryTable:
         self.scanned = 0  # how far `walk` has read the journal
 
     def put(self, topic: int, last_offset: int, entry: bytes) -> None:
-        """Append an entry behind all others of its topic."""
+        """Append an entry to its topic."""
         key = PAIR.pack(topic, last_offset)
         row = entry if len(entry) < LARGE_ENTRY else self._large.put(entry)
         if not self.rows.put("entries", key, row, overwrite=False):
@@ -388,7 +388,8 @@ class EntryTable:
             )
 
     def replace(self, topic: int, last_offset: int, row: bytes, entry: bytes) -> None:
-        """Store the entry of this row in another way; nothing if it is not there any more."""
+        """Replace the stored form of this row's entry; no effect if the row is not there any
+        more."""
         key = PAIR.pack(topic, last_offset)
         if self.rows.get("entries", key) == row:
             self._large.free(topic, last_offset, row)
@@ -406,9 +407,9 @@ class EntryTable:
         """(last offset, row) of the entries from the one that holds `offset` on, those in the
         journal last; `load` makes an entry of a row.
 
-        What the journal has of it before the position `since` is passed over; `scanned` then
-        says how far it was read. `packed`: its frames as fewer and larger entries. From the offset
-        `end` on, the tables have none: they are not searched.
+        Frames before the journal position `since` are skipped; `scanned` then has the position up
+        to which the journal was read. `packed`: combine frames into fewer, larger entries. `end`:
+        the tables have no entries from this offset on, and are not searched there.
         """
         stored = self.stored(topic, offset) if end is None or offset < end else ()
         for last, data in stored:
@@ -425,7 +426,8 @@ class EntryTable:
         return (last, cursor.value()) if owner == topic else None
 
     def begin(self, row: TopicRow, last: int) -> int:
-        """Where the entry in the tables with this last offset begins, by the one before it."""
+        """The first offset of the entry in the tables with this last offset, from the entry before
+        it."""
         cursor = self.rows.cursor("entries")
         if cursor.set_range(PAIR.pack(row.id, last)) and cursor.prev():
             owner, before = PAIR.unpack(cursor.key())
@@ -444,7 +446,7 @@ class EntryTable:
             )  # fmt: skip
             for last, entry, position in found:
                 yield last, entry
-                self.scanned = position  # only now has it been taken
+                self.scanned = position  # after the consumer has taken it
             if not found:
                 self.scanned = journal.visible
 
@@ -472,8 +474,8 @@ class EntryTable:
         return last if owner == topic else None
 
     def drop(self, topic: int, most: int, before: int | None = None) -> int:
-        """Delete up to `most` rows of a deleted topic, or (`before`) of its entries that end
-        before an offset; how many went."""
+        """Delete up to `most` rows of a deleted topic, or with `before` of entries that end before
+        an offset; returns how many."""
         count = 0
         prefix = U64.pack(topic)
         for table in OF_A_TOPIC if before is None else ("entries",):
@@ -508,7 +510,7 @@ class EntryTable:
 
 
 class ProducerTable:
-    """Producer names: their last sequence ids, and who has them."""
+    """Producer names: their last sequence ids, and the sessions that use them."""
 
     __slots__ = ("rows",)
 
@@ -521,7 +523,7 @@ class ProducerTable:
         return self.rows.find("producers", key, PRODUCER.unpack) or (-1, 0)
 
     def unused_name(self, topic: int, name: str) -> str:
-        """The name, or one like it, that was never used before."""
+        """This name if it is unused, else a similar unused one."""
         found = name
         while self.get(topic, found) != (-1, 0):
             found = f"{name}-{os.urandom(3).hex()}"
@@ -539,12 +541,12 @@ class ProducerTable:
             return
         if sequence >= 0:
             self.put(session.topic, session.name, sequence, 0)
-        else:  # it never sent anything: nothing is left of it (rule A2)
+        else:  # it never sent anything: keep no row (rule A2)
             key = U64.pack(session.topic) + session.name.encode()
             self.rows.delete("producers", key)
 
     def all(self, topic: int) -> list[tuple[str, int, int]]:
-        """(name, last sequence id, live session or 0) of all that have written to a topic."""
+        """(name, last sequence id, live session or 0) of every producer of a topic."""
         return [
             (name.decode(), *self.rows.decode("producers", PRODUCER.unpack, data))
             for name, data in self.rows.under("producers", topic)
@@ -564,7 +566,7 @@ class CursorTable:
         return self.rows.find("cursors", U64.pack(topic) + group.encode(), u64)
 
     def all(self, topic: int) -> list[tuple[str, int]]:
-        """(group, committed offset) of all that have committed on a topic."""
+        """(group, committed offset) of every group that has committed on a topic."""
         return [
             (group.decode(), self.rows.decode("cursors", u64, data))
             for group, data in self.rows.under("cursors", topic)
@@ -581,7 +583,8 @@ class CursorTable:
 
 
 class OnceTable:
-    """Batches that are appended once (see once.py): the runs that write them, and their numbers."""
+    """Batches that are appended once (see once.py): the epochs of runs, and the numbers of
+    batches."""
 
     __slots__ = ("rows",)
 
@@ -600,8 +603,8 @@ class OnceTable:
         self.rows.put("fences", key, U64.pack(epoch))
 
     def _make_room(self, table: str, topic: int, most: int, age: Callable[[bytes], int]) -> None:
-        """Delete the oldest rows of a topic, unless there is room for one more: an eighth of
-        them, so that they are looked through rarely."""
+        """Make room for one more row of a topic, by deleting the oldest eighth of its rows. So they
+        rarely have to be sorted."""
         rows = [
             (self.rows.decode(table, age, row), key) for key, row in self.rows.under(table, topic)
         ]
@@ -611,24 +614,24 @@ class OnceTable:
             self.rows.delete(table, U64.pack(topic) + key)
 
     def move_fences(self, former: int, topic: int) -> None:
-        """A deleted topic is created again: runs that were fenced there stay fenced (rule B4)."""
+        """Move the fences of a deleted topic to the topic that is created again (rule B4)."""
         for token, data in list(self.rows.under("fences", former)):
             self.rows.put("fences", U64.pack(topic) + token, data)
             self.rows.delete("fences", U64.pack(former) + token)
 
     def batch(self, topic: int, writer: str) -> int | None:
-        """The number of the last batch of a writer; None if there was none."""
+        """The number of a writer's last batch; None if there is none."""
         return self.rows.find("batches", U64.pack(topic) + writer.encode(), _unpack_batch)
 
     def put_batch(self, topic: int, writer: str, number: int) -> None:
-        """Write what `batch` reads. The `MOST_WRITERS` of a topic that came last are kept."""
+        """Write what `batch` reads. The latest `MOST_WRITERS` writers of a topic are kept."""
         key = U64.pack(topic) + writer.encode()
         if self.rows.get("batches", key) is None:
             self._make_room("batches", topic, MOST_WRITERS, _age_of_batch)
         self.rows.put("batches", key, BATCH.pack(number, self.rows.next_id(b"batch")))
 
     def batches(self, topic: int) -> list[tuple[str, int]]:
-        """(writer, number of its last batch) of all that have appended batches to a topic."""
+        """(writer, number of its last batch) of every writer of a topic."""
         return [
             (writer.decode(), self.rows.decode("batches", _unpack_batch, data))
             for writer, data in self.rows.under("batches", topic)
@@ -638,8 +641,8 @@ class OnceTable:
 class AppliedJournal:
     """The journal, as one transaction sees it.
 
-    `applied` is the position up to which it is in the tables, `visible` the one up to which it is
-    to be read, too; `file` is None where a ledger is read without its journal.
+    The tables have its frames up to the position `applied`; those up to `visible` are read from the
+    journal. `file` is None if a ledger is read without its journal.
     """
 
     __slots__ = ("_mark", "_oldest", "_rows", "applied", "file", "generation", "visible")
@@ -659,49 +662,50 @@ class AppliedJournal:
         self._rows.put("meta", b"journal", row)
 
     def live_end(self) -> int:
-        """How far the journal's frames can be trusted where its end is unknown."""
+        """The end of the valid frames, where shared memory does not have the journal's end."""
         assert self.file is not None
         return self.file.live_end(self.applied, self.generation, self._mark, self._oldest)
 
     def mark(self, position: int, version: int) -> None:
-        """From this position on, all frames that count will have this version, or a later one. What
-        an appender left there that died before it had moved the tail is older, and is void: the
-        topic may have gone on without it (rules B10, D8)."""
+        """Record that all valid frames from this position on have at least this version. A frame
+        with a lower version is void: its appender died before it had moved the tail, and the topic
+        may have gone on without it (rules B10, D8)."""
         if (position, version) != (self._mark, self._oldest):
             self._mark, self._oldest = position, version
             self._write()
 
     def see(self, visible: int | None) -> None:
-        """Read the journal, too, up to this position (None: as far as it goes)."""
+        """Include the journal's frames up to this position (None: to its end)."""
         if visible is None and self.file is not None:
             visible = self.live_end()
         self.visible = visible or 0
 
     def begin_generation(self, generation: int, position: int) -> None:
-        """The journal goes on with a new generation: all that it had is here."""
+        """Start a new generation of the journal, all of whose frames are in the tables."""
         self.generation, self.applied = generation, position
-        self._mark = self._oldest = 0  # of the frames that were before
+        self._mark = self._oldest = 0  # they were about the former frames
         self._write()
 
     def record_generation(self) -> None:
-        """Where nothing was to be recovered, opening a ledger gives the journal a new generation
-        without a commit. The first commit that changes anything records it, before any append:
-        each session that may append was admitted by a commit."""
+        """Record the generation that opening a ledger began without a commit, as it had nothing to
+        recover. The first commit that changes anything does this, which is before any append, as
+        the session that appends has to be admitted by a commit."""
         if self.file is not None and self._rows.changed:
             generation = self.file.unrecorded_generation(self.generation, self.applied)
             if generation:
                 self.begin_generation(generation, self.applied)
 
     def advance(self, stop: int, version: int | None) -> None:
-        """The tables have all before the position `stop`. `version`: what is appended behind that
-        has this one, or a later one (see `mark`)."""
+        """Record that the tables have all frames before the position `stop`. `version`: frames
+        behind that have at least this one (see `mark`)."""
         self.applied = stop
         if version is not None and stop >= self._mark:
             self._mark, self._oldest = stop, version
         self._write()
 
     def end_of(self, topic: int, since: int) -> tuple[int, int] | None:
-        """(next offset, publish time) of what it has of a topic behind the position `since`."""
+        """(next offset, publish time) of a topic's last frame behind the position `since`; None if
+        it has none there."""
         start = max(self.applied, since)
         if self.file is None or start >= self.visible:
             return None
@@ -775,8 +779,8 @@ class SessionTable:
         return self._sessions("queue", topic)
 
     def queue(self, topic: int) -> Iterable[tuple[bytes, bytes]]:
-        """(key, data) of the queue's rows from the topic's best waiter on, behind its last one
-        those of other topics: what `admission.promote` walks."""
+        """(key, data) of the queue's rows from the topic's best waiter on, for `admission.promote`.
+        The rows of other topics follow the topic's last one."""
         cursor = self.rows.cursor("queue")
         return cursor if cursor.set_range(U64.pack(topic)) else ()
 
@@ -796,12 +800,12 @@ class SessionTable:
         return self.rows.delete("queue", queue_key(session))
 
     def known(self, topic: int) -> Known | None:
-        """The best and the lowest priority of the topic's waiters so far; None before one of
-        them has had it (rule D7)."""
+        """The best and the lowest priority of the topic's waiters so far; None if no waiter has
+        owned it yet (rule D7)."""
         return self.rows.find("meta", PRIORITIES + U64.pack(topic), KNOWN.unpack)
 
     def learn(self, topic: int, *priorities: int) -> None:
-        """Widen what `known` reads by these priorities, and by those of the queue."""
+        """Extend the range that `known` reads to these priorities and those in the queue."""
         known = self.known(topic)
         found = widened(known, *priorities, *self._ends_of_queue(topic))
         if found != known:
@@ -875,7 +879,7 @@ class NotificationTable:
         self.rows, self.to_notify = rows, to_notify
 
     def post(self, session: Session | Claimant, kind: str, *details: Any) -> None:
-        """Notify the session's engine of what happened to it, once this is durable."""
+        """Notify the session's engine, once this transaction is durable."""
         key = PAIR.pack(int(session.engine, 16), self.rows.next_id(b"mail"))
         self.rows.put("mail", key, msgpack.packb([kind, session.id, *details]))
         self.to_notify.add(session.slot)
@@ -951,7 +955,7 @@ class TransferTable:
         self.rows = rows
 
     def get(self, topic: int) -> Transfer | None:
-        """The topic's hand-over that is under way, or was abandoned half-way."""
+        """The topic's hand-over, in progress or abandoned."""
         return self.rows.find("transfers", U64.pack(topic), _unpack_transfer)
 
     def put(self, transfer: Transfer) -> None:
@@ -959,7 +963,7 @@ class TransferTable:
         self.rows.put("transfers", U64.pack(transfer.topic), _pack_transfer(transfer))
 
     def drop(self, topic: int) -> None:
-        """The hand-over has ended."""
+        """Delete a hand-over that has ended."""
         self.rows.delete("transfers", U64.pack(topic))
 
     def seat(self, topic: int, session: int) -> Transfer | None:
@@ -967,7 +971,8 @@ class TransferTable:
         return self.rows.find("transfers", PAIR.pack(topic, session), _unpack_transfer)
 
     def seats(self, topic: int) -> Iterator[tuple[int, Transfer]]:
-        """(session, hand-over) of every shared producer of a topic that moves by itself."""
+        """(session, hand-over) of every shared producer of a topic that is handed over
+        separately."""
         for key, data in self.rows.under("transfers", topic):
             if key:
                 yield u64(key), self.rows.decode("transfers", _unpack_transfer, data)
@@ -977,19 +982,19 @@ class TransferTable:
         self.rows.put("transfers", PAIR.pack(seat.topic, session), _pack_transfer(seat))
 
     def drop_seat(self, topic: int, session: int) -> None:
-        """This session moves no longer."""
+        """Delete the hand-over of this session."""
         self.rows.delete("transfers", PAIR.pack(topic, session))
 
 
 def queue_key(session: Session) -> bytes:
-    """Sorts as rule D1 says: priority, then creation, then the random tie."""
+    """A key in the order of rule D1: priority, then creation, then the random tie-breaker."""
     return PLACE.pack(
         session.topic, HIGHEST_PRIORITY - session.priority, session.created, session.tie, session.id
     )
 
 
 def claim_key(group: str, resource: str) -> bytes:
-    """No two pairs of names have the same one."""
+    """A key that is unique for each pair of names."""
     prefix = group.encode()
     return bytes([len(prefix)]) + prefix + resource.encode()
 
@@ -1000,7 +1005,7 @@ def _unpack_claimant(data: bytes) -> Claimant:
 
 def _pack_transfer(transfer: Transfer) -> bytes:
     facts = [getattr(transfer, name) for name in TRANSFER_FIELDS]
-    if not transfer.groups:  # then the row is one that earlier versions read, too
+    if not transfer.groups:  # without groups, earlier versions can read the row
         facts.pop()
     packed: bytes = msgpack.packb(facts)
     return packed
@@ -1019,7 +1024,7 @@ MAKER = struct.Struct(">HQ")
 
 
 class ViewTable:
-    """Compacted views and snapshots: those that are whole, and those that are being made."""
+    """Compacted views and snapshots, complete or in the making."""
 
     __slots__ = ("_deletions", "rows")
 
@@ -1031,22 +1036,22 @@ class ViewTable:
         return self.rows.find("views", U64.pack(topic), _unpack_view)
 
     def check_making(self, view: View) -> None:
-        """EngineClosedError unless the engine that began to make this view is still open: once
-        that is closed, others delete the view."""
+        """EngineClosedError unless the engine that makes this view is still open: after its close,
+        other engines delete the view."""
         row = self.rows.get("trash", U64.pack(view.id))
         if row is None or len(row) != MAKER.size:
             raise EngineClosedError("the engine was closed while it compacted, or took a snapshot")
 
     def put_view(self, topic: int, view: View, count: int) -> None:
-        """This view of so many messages is whole, and replaces the last one."""
+        """Make this complete view of `count` messages the topic's, in place of the last one."""
         self._put("views", topic, view, self.view(topic), count)
 
     def snapshot(self, topic: int) -> View | None:
-        """Where the newest snapshot of the topic's state is, if there is one."""
+        """The newest snapshot of the topic's state, if there is one."""
         return self.rows.find("snapshots", U64.pack(topic), _unpack_view)
 
     def put_snapshot(self, topic: int, snapshot: View, count: int) -> None:
-        """This snapshot of so many items is whole, and replaces the last one."""
+        """Make this complete snapshot of `count` items the topic's, in place of the last one."""
         self._put("snapshots", topic, snapshot, self.snapshot(topic), count)
 
     def _put(self, table: str, topic: int, view: View, former: View | None, count: int) -> None:
@@ -1061,12 +1066,12 @@ class ViewTable:
         self.rows.delete("meta", ITEMS + U64.pack(view.id))
 
     def count(self, view: View) -> int | None:
-        """How many messages a view or snapshot has, because offsets do not tell whether one is
-        missing. None if an earlier version made it."""
+        """How many messages a view or snapshot has, to detect missing ones, which offsets cannot
+        show. None if an earlier version made it."""
         return self.rows.find("meta", ITEMS + U64.pack(view.id), u64)
 
     def drop(self, topic: int) -> None:
-        """The topic was deleted: drop its view, snapshot and kind."""
+        """Drop view, snapshot and kind of a deleted topic."""
         self.rows.delete("meta", KIND + U64.pack(topic))
         for table, found in (("views", self.view(topic)), ("snapshots", self.snapshot(topic))):
             if found is not None:
@@ -1074,12 +1079,12 @@ class ViewTable:
                 self._discard(found)
 
     def begin(self, view: int, slot: int, engine: str) -> None:
-        """An engine begins to make a view; it is deleted if the engine dies."""
+        """Record that an engine begins to make a view, which is deleted if the engine dies."""
         maker = MAKER.pack(slot, int(engine, 16))
         self.rows.put("trash", U64.pack(view), maker)
 
     def unfinished(self) -> Iterator[tuple[int, int, str]]:
-        """(view, slot, engine) of all that are being made, or were when their maker died."""
+        """(view, slot, engine) of all incomplete views; their engines may be dead."""
         for key, value in self.rows.cursor("trash"):
             if len(value) == MAKER.size:
                 slot, engine = MAKER.unpack(value)
@@ -1087,7 +1092,7 @@ class ViewTable:
 
 
 class DeletionTable:
-    """What is still to be deleted: rows of deleted topics, and entries that were trimmed."""
+    """Pending deletions: rows of deleted topics, and trimmed entries."""
 
     __slots__ = ("rows",)
 
@@ -1113,15 +1118,14 @@ class DeletionTable:
         }
 
     def remove(self, topic: int, before: int | None) -> None:
-        """What `all` returned is deleted; keep what was added since."""
+        """Remove what `all` returned, which is deleted now; keep what was added since."""
         value = b"" if before is None else U64.pack(before)
         if self.rows.get("trash", U64.pack(topic)) == value:
             self.rows.delete("trash", U64.pack(topic))
 
 
 class CompressionTable:
-    """How topics compress their entries. Of a topic without the flag COMPRESSED_TOPIC there is no
-    row."""
+    """The compression settings of topics. A topic without the flag COMPRESSED_TOPIC has no row."""
 
     __slots__ = ("_topics", "rows")
 
@@ -1130,7 +1134,7 @@ class CompressionTable:
 
     def get(self, row: TopicRow) -> tuple[str | None, int]:
         """(setting, the offset before which entries were compressed again) of a topic.
-        LedgerCorruptedError, with the way out, if its row is damaged."""
+        LedgerCorruptedError if its row is damaged."""
         if not row.flags & _core.COMPRESSED_TOPIC:
             return None, 0
         data = self.rows.get("meta", COMPRESSION + U64.pack(row.id))
@@ -1144,8 +1148,8 @@ class CompressionTable:
         return found or (None, 0)
 
     def intact(self, row: TopicRow) -> str | None:
-        """The topic's setting. None if its row is damaged, which is logged: that must hold up
-        neither a checkpoint nor an append."""
+        """The topic's setting. None if its row is damaged, which is logged, but must stop neither a
+        checkpoint nor an append."""
         try:
             return self.get(row)[0]
         except LedgerCorruptedError as error:
@@ -1187,7 +1191,7 @@ class CompressionTable:
                 compression.check_setting(setting, row.name)
 
     def compressed(self, row: TopicRow, entry: bytes) -> bytes:
-        """A new entry of this topic, as it is to be stored."""
+        """A new entry of this topic, compressed by the topic's setting."""
         setting = self.intact(row)
         if setting is None:
             return entry
@@ -1205,7 +1209,7 @@ def _known_compression(data: bytes) -> tuple[str, int] | None:
 
 
 class RetentionTable:
-    """How long topics keep their messages, and what is overdue."""
+    """The retention settings of topics, and the times since which messages are overdue."""
 
     __slots__ = ("rows",)
 
@@ -1213,14 +1217,14 @@ class RetentionTable:
         self.rows = rows
 
     def all(self) -> dict[int, tuple[float | None, int | None]]:
-        """{topic: (max_age in seconds, max_bytes)} of the topics that do not keep all."""
+        """{topic: (max_age in seconds, max_bytes)} of the topics with a retention."""
         return {
             u64(key): self.rows.decode("retention", _unpack_limits, row)
             for key, row in self.rows.cursor("retention")
         }
 
     def get(self, topic: int) -> tuple[float | None, int | None]:
-        """One topic's; (None, None) where it keeps all."""
+        """A topic's (max_age in seconds, max_bytes); (None, None) if it has no retention."""
         return self.rows.find("retention", U64.pack(topic), _unpack_limits) or (None, None)
 
     def put(self, topic: int, max_age: float | None, max_bytes: int | None) -> None:
@@ -1232,8 +1236,8 @@ class RetentionTable:
         self.rows.put("retention", U64.pack(topic), row)
 
     def overdue(self, topic: int) -> tuple[bytes, int] | None:
-        """Since when messages of the topic are overdue (see retention.py): a boot, and ns of its
-        monotonic clock. None where none are."""
+        """Since when messages of the topic are overdue (see retention.py): a boot id, and ns of the
+        monotonic clock of that boot. None if none are."""
         row = self.rows.get("meta", OVERDUE + U64.pack(topic))
         if row is None or len(row) != INSTANT.size:
             return None
@@ -1289,11 +1293,12 @@ class Tables:
         self.journal = AppliedJournal(self.rows, journal)
         self.to_notify: set[int] = set()
         self.announce: set[int] = set()
-        self.events: list[Recorded] = []  # what is written about this transaction (rule E5)
-        self.committed: list[Recorded] = []  # the same, once it is written
-        self.appended: tuple[int, int] | None = None  # messages of producers, and their bytes
-        # What is left for `settle`, right before the commit: roles that end, by their anchors, and
-        # topics whose next owner is still to be chosen (see role_grants.py).
+        self.events: list[Recorded] = []  # to be written to `__events__` (rule E5)
+        self.committed: list[Recorded] = []  # the same, once they are written
+        # How many messages of producers, and their bytes.
+        self.appended: tuple[int, int] | None = None
+        # For `settle`, right before the commit: the anchors of roles to be ended, and the topics
+        # whose waiters are to be promoted (see role_grants.py).
         self.role_ends: dict[int, tuple[str, str, int]] = {}
         self.to_promote: set[int] = set()
         self.settle: Callable[[Tables], None] | None = None
@@ -1338,7 +1343,7 @@ class Tables:
 
     @functools.cached_property
     def deletions(self) -> DeletionTable:
-        """What is still to be deleted."""
+        """Pending deletions."""
         return DeletionTable(self.rows)
 
     @functools.cached_property
@@ -1352,7 +1357,7 @@ class Tables:
         return RetentionTable(self.rows)
 
     def latest(self, topic: int, since: int = 0) -> TopicRow:
-        """The topic's row as it is with what the journal has behind the position `since`."""
+        """The topic's current row, with the journal's frames behind the position `since`."""
         row = self.topics.get(topic)
         end = self.journal.end_of(topic, since)
         if end is not None:
@@ -1365,7 +1370,7 @@ class Tables:
 
 
 class Store(Protocol):
-    """A ledger, as code that reads and changes its tables needs it; `Ledger` is one."""
+    """The operations of `Ledger` for code that reads and changes its tables."""
 
     path: str
     journal: _core.Journal | None
@@ -1373,7 +1378,7 @@ class Store(Protocol):
 
     @property
     def lockfile(self) -> Any:
-        """The `LockFile`; without its type, which would be an import from the shared memory."""
+        """The `LockFile`. It has no type here: importing it would break the order of layers."""
 
     @property
     def busy_here(self) -> bool:
@@ -1383,7 +1388,7 @@ class Store(Protocol):
         """A snapshot."""
 
     def inspect(self, find: Callable[[Tables], Found], unflushed: bool = False) -> Found:
-        """What `find` returns for a snapshot of tables and journal."""
+        """The result of `find` for a snapshot of tables and journal."""
 
     def write_exclusive(self) -> AbstractContextManager[Tables]:
         """An exclusive write."""
@@ -1392,16 +1397,16 @@ class Store(Protocol):
         """An exclusive write whose tables have all that the journal has."""
 
     def write_concurrent(self) -> AbstractContextManager[Tables]:
-        """A write beside those that append."""
+        """A concurrent write: appends go on."""
 
     def check(self) -> None:
         """LedgerError if it has failed."""
 
     def checkpoint(self) -> None:
-        """Move what is in the journal into the tables."""
+        """Move the journal's messages into the tables."""
 
     def settle(self) -> None:
-        """Find out whether a transaction committed whose process died while it did."""
+        """Determine whether a transaction committed whose process died during the commit."""
 
 
 # ---- who may write ---------------------------------------------------------------------
@@ -1427,12 +1432,12 @@ def waiter_info(session: Session) -> WaiterInfo:
 
 
 def topic_label(topic: str) -> str:
-    """A topic, or the role whose own topic it is, for a message."""
+    """The name of a topic, or of the role that it stands for, for a message."""
     return f"role {topic.removeprefix(PREFIX)!r}" if is_role(topic) else f"topic {topic!r}"
 
 
 def describe(session: Session) -> str:
-    """The holder, for a message."""
+    """A session's producer and engine, for a message."""
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(session.since / 1000))
     epoch = f"epoch {session.epoch}, " if session.exclusive else ""
     return (
@@ -1449,7 +1454,7 @@ def fenced(tables: Tables, row: _core.TopicRow, session: Session) -> ProducerFen
 
 
 def fenced_by(row: _core.TopicRow, session: Session, owner: Session | None) -> ProducerFencedError:
-    """The error for a session that was fenced, and who owns the topic now."""
+    """The error for a fenced session, which names the owner."""
     now = f"held by {describe(owner)}" if owner is not None else f"at epoch {row.epoch}"
     return ProducerFencedError(
         f"{topic_label(row.name)}: producer {session.name!r} with epoch {session.epoch} was "

@@ -1,12 +1,12 @@
-"""What a ledger uses of its disk and its map, and the reads that make it use more.
+"""Monitors a ledger's disk and map usage, and the reads that pin pages.
 
 Each state that needs attention is logged once, until it ends: a disk or a map that is nearly full,
 tables that grow, slow flushes, and reads that pin pages.
 
-LMDB never reuses a page that the snapshot of a read still has. A process that is stopped inside a
+LMDB never reuses a page that the snapshot of an open read has. A process that is stopped inside a
 read therefore makes `data.mdb` grow with every transaction of the others, and so does a thread that
-reads for minutes. LMDB's table of readers says which one it is. The place of a dead reader is freed
-here, too: LMDB itself does so only when the table is full.
+reads for minutes. LMDB's table of readers identifies it. Places of dead readers in that table are
+freed here, because LMDB itself frees them only when the table is full.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from exclusivelog.local.storage.segments import Segments
 log = logging.getLogger(__name__)
 
 READERS_SECONDS = 1.0  # between two checks of LMDB's table of readers
-# A read is reported once it is so many transactions behind for so many seconds.
+# A read is logged once it has been this many transactions behind for this many seconds.
 STALLED_SECONDS = 10.0
 STALLED_TRANSACTIONS = 10
 ROOM_SECONDS = 10.0  # between two checks
-# The disk is nearly full with less than this share of it, unless that is more than the bytes below;
-# and with less than `LEAST_BYTES` in any case.
+# The disk is nearly full if less than this share of it is left, at most `LOW_BYTES`, and in any
+# case if less than `LEAST_BYTES` are left.
 LOW_SHARE, LOW_BYTES, LEAST_BYTES = 0.02, 1 << 30, 64 << 20
 SLOW_FLUSH_SECONDS = 1.0
 MAP_SHARE = 0.8  # of map_size
-GROWN_FROM = 256 << 20  # bytes: tables smaller than that may double unnoticed
+GROWN_FROM = 256 << 20  # bytes; growth of smaller tables is not logged
 
 
-class Turn:
-    """When a check is due that one thread at a time makes."""
+class CheckInterval:
+    """The interval of a periodic check, which one thread at a time makes."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -54,12 +54,13 @@ class Turn:
 
     @property
     def due(self) -> bool:
-        """Is it?"""
+        """Is the next check due now?"""
         return time.monotonic() >= self._next
 
     @contextlib.contextmanager
-    def taken(self, seconds: float) -> Iterator[bool]:
-        """True, and the next check is due in so many seconds; False while another thread checks."""
+    def claimed(self, seconds: float) -> Iterator[bool]:
+        """Start a check: True, and the next one is due in `seconds`. False while another thread
+        checks."""
         mine = self._checking.acquire(blocking=False)
         try:
             if mine:
@@ -89,25 +90,25 @@ def _is_gone(pid: int) -> bool:
 
 
 class PinnedPages:
-    """Finds reads that keep LMDB from reusing pages, logs each once, and kills the silent processes
-    that make them where `kill_stalled` allows it. All engines of a process on a ledger share it."""
+    """Finds reads that keep LMDB from reusing pages, and logs each once. With `kill_stalled`, kills
+    unresponsive processes that make them. All engines of a process on a ledger share it."""
 
     def __init__(self, path: str, slots: Slots, watch: StallWatch | None) -> None:
         self._path = path
         self._slots = slots
         self._watch = watch
-        self._turn = Turn()
-        self._since: dict[Reading, float] = {}  # the reads that are far behind
+        self._interval = CheckInterval()
+        self._since: dict[Reading, float] = {}  # when each read that is far behind was first seen
         self._logged: set[tuple[int, int]] = set()
 
     @property
     def due(self) -> bool:
         """Is the next check due?"""
-        return self._turn.due
+        return self._interval.due
 
     def check(self, env: lmdb.Environment) -> None:
         """Log the reads that have gone on for too long. Takes some microseconds."""
-        with self._turn.taken(READERS_SECONDS) as taken:
+        with self._interval.claimed(READERS_SECONDS) as taken:
             if taken:
                 self._check(env)
 
@@ -174,7 +175,7 @@ class PinnedPages:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """What this user can still write there, and the disk's size, in bytes; `low`: nearly full."""
+    """The bytes that this user can still write to the disk, and its size; `low`: nearly full."""
 
     free: int
     size: int
@@ -182,13 +183,13 @@ class Disk:
 
 
 class Room:
-    """What one ledger has left. All engines of a process on a ledger share it; each state is logged
-    once, until it ends."""
+    """Monitors the room that is left for one ledger. All engines of a process on a ledger share
+    it."""
 
     def __init__(self, path: str, directory: Directory) -> None:
         self._path = path
         self._directory = directory
-        self._turn = Turn()
+        self._interval = CheckInterval()
         self._disk_low = False
         self._map_low = False
         self._used = 0
@@ -196,11 +197,11 @@ class Room:
     @property
     def due(self) -> bool:
         """Is the next check due?"""
-        return self._turn.due
+        return self._interval.due
 
     def check(self, env: lmdb.Environment) -> None:
-        """Log what is nearly full. Takes some microseconds."""
-        with self._turn.taken(ROOM_SECONDS) as taken:
+        """Log a disk or map that is nearly full. Takes some microseconds."""
+        with self._interval.claimed(ROOM_SECONDS) as taken:
             if taken:
                 self._check_disk()
                 self._check_map(env)
@@ -211,8 +212,8 @@ class Room:
             logs.emit(log, logs.SLOW_FLUSH, ledger=self._path, seconds=ns / 1e9)
 
     def disk(self) -> Disk | None:
-        """How much of the disk is left; None if the process may not read that, because it has
-        dropped privileges (a write that needs the disk says why)."""
+        """How much of the disk is left; None if the process cannot read that, because it has
+        dropped privileges (writes then report the cause)."""
         try:
             facts = os.statvfs(self._directory.by_descriptor)
         except OSError:
@@ -245,7 +246,7 @@ class Room:
 
 
 class LockFile(Protocol):
-    """Where the engines are."""
+    """The lock file, which has the engines."""
 
     slots: Slots
 
@@ -265,7 +266,7 @@ class Files(Protocol):
 
 
 class Usage:
-    """The room that one ledger has, its sizes, and the reads that pin its pages.
+    """The room that one ledger has, the sizes of its files, and the reads that pin its pages.
 
     - `fail`: called with an error after which the ledger cannot be used.
     - `environment`: gives LMDB's environment for the length of a block.
@@ -302,7 +303,7 @@ class Usage:
             return self.pinned.oldest(env)
 
     def sizes(self) -> dict[str, int]:
-        """Sizes in bytes and counts, as LMDB gives them."""
+        """LMDB's sizes, in bytes, and counts."""
         journal = self._journal
         with self._environment() as env, translated(self._files.path, fail=self._fail):
             info = env.info()
@@ -321,7 +322,7 @@ class Usage:
             }
 
     def disk_bytes(self) -> int:
-        """What the files take on the disk."""
+        """The disk space of the files."""
         found = (self._files.directory.facts(name) for name in (DATA, JOURNAL))
         tables = sum(facts.st_blocks * 512 for facts in found if facts is not None)
         return tables + self._files.segments.disk_bytes()
