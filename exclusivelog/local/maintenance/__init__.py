@@ -1,1 +1,1 @@
-"""What keeps a ledger small and safe: retention, compaction, snapshots, backups."""
+"""Maintenance of a ledger: retention, compaction, snapshots, deletion, backups."""

@@ -1,22 +1,22 @@
-"""Backups: a consistent copy of a ledger, while others go on writing.
+"""Backups: a consistent copy of a ledger, made while other processes write.
 
-First the tables, as LMDB copies them, compacted; then the segments that these refer to; at last
-the journal, as far as the tables go along with it. The process that opens the copy recovers from
-that what its tables do not have yet, as after a crash. So it has all that was acknowledged before.
+First the tables are copied, compacted by LMDB; then the segments to which they refer; at last the
+journal, up to the first frame that depends on later tables. The process that opens the copy
+recovers it from that journal, as after a crash. So the copy has all messages that were acknowledged
+before the backup began.
 
-The copy is made in a subdirectory that marks it as unfinished. So the target directory holds a
-complete backup, or `open` refuses it (rule H4):
+The copy is made in a subdirectory of the target, until it is complete (rule H4):
 
 ```text
 backup-unfinished/          exists before the first byte is copied, until every byte is durable
-    lock                    locked (flock) by the process that makes the backup; its text has which
+    lock                    locked (flock) by the process that makes the backup, and names it
     data.mdb journal segments/      the copy, until it is renamed into the directory
 ```
 
-`open` refuses a directory that holds `backup-unfinished`, so it does not matter at which instant
-the process dies. The next backup into the directory finds the lock free, removes what the dead
-process left, and copies again. The subdirectory lies inside the target because the target may be
-a mount point, and a rename cannot leave its file system.
+`open` refuses a directory that holds `backup-unfinished`, so the process may die at any instant.
+The next backup into the directory finds the lock free, removes what the dead process left, and
+copies again. The subdirectory is inside the target because the target may be a mount point, and a
+rename cannot leave its file system.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ _locks: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 @contextlib.contextmanager
 def claimed(path: str, mode: int) -> Iterator[Target]:
-    """A target directory that no other backup writes to; it is made with `mode` if there is none.
-    An error that ends the block before `Target.install` removes the copy and leaves the marker."""
+    """Claim a target directory, so that no other backup writes to it; create it with `mode` if it
+    is missing. An error in the block before `Target.install` removes the copy and leaves the
+    marker."""
     made = _make_directory(path, mode)
     try:
         target = Target(path, _claim(path), bool(made))
@@ -83,14 +84,14 @@ class Target:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
             if kind is not None and not self._complete and self._lock.in_place:
-                # The error that ended the backup matters more than one of its cleaning up.
+                # Report the error that ended the backup, not one of the clean-up.
                 with contextlib.suppress(OSError):
                     self.clear()
         finally:
             self._lock.close()
 
     def clear_leftovers(self) -> None:
-        """Remove what a process that died has copied, and perhaps begun to install."""
+        """Remove what a dead process has copied, and perhaps begun to install."""
         _remove_copy(self.path)
         self.clear()
         others = set(os.listdir(self.work)) - {LOCK}
@@ -101,14 +102,14 @@ class Target:
             )
 
     def clear(self) -> None:
-        """Remove what was copied so far."""
+        """Remove the incomplete copy."""
         if self._installing:
             _remove_copy(self.path)
         _remove_copy(self.work)
 
     def install(self, source: Directory) -> None:
-        """Make a finished copy durable, and the directory a ledger with the owner of `source`. The
-        files themselves must have been flushed."""
+        """Move a finished copy into the target durably, with the owner of `source`. The files
+        themselves must have been flushed."""
         self._check()
         copied = [name for name in FILES if os.path.lexists(os.path.join(self.work, name))]
         self._give_to_owner(source, copied)
@@ -126,7 +127,7 @@ class Target:
         sync_directory(self.path)
 
     def _give_to_owner(self, source: Directory, copied: Sequence[str]) -> None:
-        """So that the programs which use the ledger can use a copy that root has made."""
+        """Give a copy that root has made to the owner of the ledger, whose programs use it."""
         owner = source.facts(DATA) or os.fstat(source.fd)
         for name in copied:
             set_owner(os.path.join(self.work, name), owner)
@@ -137,7 +138,7 @@ class Target:
             set_owner(self.path, os.fstat(source.fd))
 
     def _check(self) -> None:
-        """LedgerError if the directory is not what it was when it was claimed."""
+        """LedgerError if the directory was replaced, or got other files, since it was claimed."""
         if not self._lock.in_place:
             raise LedgerError(
                 f"{self.path} was removed or replaced while the backup was made; run it again"
@@ -150,7 +151,7 @@ class Target:
             )
 
     def _remove_marker(self) -> None:
-        # The lock is closed in between: NFS keeps the name of a file that is open.
+        # Close the lock before removing its directory: NFS keeps the name of an open file.
         os.unlink(self._lock.path)
         self._lock.close()
         try:
@@ -165,10 +166,10 @@ class Target:
 
 
 class Lock:
-    """The lock file of a marker directory: it shows whether the process that makes the backup
-    lives. Held from `take` until `close`, the object's end, or the death of the process."""
+    """The lock file of a marker directory, held while the process that makes the backup is alive:
+    from `take` until `close`, the object's finalizer, or the death of the process."""
 
-    _fd = -1  # also where an interrupt ends `__init__`
+    _fd = -1  # set here in case an interrupt ends `__init__`
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -203,7 +204,7 @@ class Lock:
         return self._fd >= 0 and os.path.samestat(found, os.fstat(self._fd))
 
     def close(self) -> None:
-        """Closing twice does nothing."""
+        """Release the lock. A second call has no effect."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -239,7 +240,8 @@ def refuse_inside(ledger: str, path: str) -> None:
 
 
 def _make_directory(path: str, mode: int) -> list[str]:
-    """The directories that had to be made, the outermost first; their names are durable."""
+    """Make the directory, and missing ones above it, durably. Returns those made, the outermost
+    first."""
     if os.path.lexists(path) and not os.path.isdir(path):
         raise LedgerError(f"{path} is a file; a backup goes into a directory of its own")
     at, missing = path, list[str]()
@@ -256,15 +258,15 @@ def _make_directory(path: str, mode: int) -> list[str]:
 
 
 def _make_marked(path: str, mode: int) -> None:
-    """The directory with its marker in it from the first instant: an empty one would be opened as
-    a new ledger."""
+    """Make the directory with its marker in it, atomically: an empty directory could be opened as a
+    new ledger."""
     above, name = os.path.split(path)
     made = os.path.join(above, f".{name}-{os.urandom(8).hex()}.{UNFINISHED_BACKUP}")
     os.mkdir(made, 0o700)
     try:
         set_mode(made, mode | 0o700)
         os.mkdir(os.path.join(made, UNFINISHED_BACKUP), 0o700)
-        os.rename(made, path)  # over an empty directory that another process made, too
+        os.rename(made, path)  # also replaces an empty directory that another process made
     except OSError as error:
         _remove_empty([made, os.path.join(made, UNFINISHED_BACKUP)])
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
@@ -278,7 +280,7 @@ def _remove_empty(made: list[str]) -> None:
 
 
 def _claim(path: str) -> Lock:
-    """The lock of the marker directory in `path`, held; the marker is made if there is none."""
+    """Take the lock of the marker directory in `path`; create the marker if it is missing."""
     work = os.path.join(path, UNFINISHED_BACKUP)
     while True:
         names = os.listdir(path)
@@ -308,7 +310,7 @@ def _not_empty(path: str) -> LedgerError:
 
 
 def _make_marker(path: str, work: str) -> bool:
-    """False if it is there already."""
+    """Create the marker; False if it exists already."""
     try:
         os.mkdir(work, 0o700)
     except FileExistsError:
@@ -320,9 +322,9 @@ def _make_marker(path: str, work: str) -> bool:
 
 
 def _refuse_others(path: str, work: str, fresh: bool) -> None:
-    """LedgerError if the directory holds what is no leftover of a backup."""
+    """LedgerError if the directory holds anything but an unfinished backup."""
     others = set(os.listdir(path)) - {UNFINISHED_BACKUP}
-    if fresh and others:  # they came since the directory was found empty
+    if fresh and others:  # they appeared after the directory was found empty
         os.unlink(os.path.join(work, LOCK))
         os.rmdir(work)
         raise _not_empty(path)
@@ -337,13 +339,13 @@ def _refuse_others(path: str, work: str, fresh: bool) -> None:
 
 
 def set_mode(path: str | int, mode: int) -> None:
-    """Give a copy the mode of its source, where the file system has modes."""
+    """Give a copy the mode of its source, if the file system has modes."""
     with contextlib.suppress(PermissionError):  # on FAT, for example, the mode is the mount's
         os.chmod(path, mode)
 
 
 def set_owner(path: str, owner: os.stat_result) -> None:
-    """Give a copy the owner of its source, where that can be: root may, on most file systems."""
+    """Give a copy the owner of its source, if possible: root may, on most file systems."""
     with contextlib.suppress(OSError):
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
@@ -365,11 +367,11 @@ def _remove_copy(directory: str) -> None:
 
 @contextlib.contextmanager
 def explained(ledger: str, path: str) -> Iterator[None]:
-    """Add what to do where the target is full, or a file of either side may not be used."""
+    """Add advice to errors of a full target, or of files without permission."""
     try:
         yield
     except LedgerError:
-        raise  # it has what to do
+        raise  # it has advice already
     except (OSError, lmdb.Error) as error:
         code = error.errno if isinstance(error, OSError) else getattr(error, "code", 0)
         if code in NO_ROOM:
@@ -398,7 +400,7 @@ COPIED_AT_ONCE = 1 << 24  # bytes
 
 def backup(ledger: Ledger, path: str) -> None:
     """Copy the ledger into an empty directory, or one that holds an unfinished backup."""
-    # An error of the copy does not fail the ledger: nothing of it is pending.
+    # Unlike other I/O errors, one of the copy does not fail the ledger.
     with ledger.environment() as env, translated(path, way_out=RUN_AGAIN):
         begun = 0 if ledger.journal is None else ledger.journal.tail
         refuse_inside(ledger.path, path)
@@ -408,7 +410,7 @@ def backup(ledger: Ledger, path: str) -> None:
         ):
             for attempt in range(MOST_ATTEMPTS):
                 if attempt and not ledger.readonly:
-                    ledger.checkpoint()  # so that the tables are enough
+                    ledger.checkpoint()  # so that the tables have as much as possible
                 if retry_damaged(lambda: _copy_anew(ledger, env, target, begun)):
                     target.install(ledger.directory)
                     return
@@ -427,7 +429,7 @@ def _copy(ledger: Ledger, env: lmdb.Environment, work: str, begun: int) -> bool:
     """Copy everything into the directory `work`. False if the copy may lack messages that were
     there at the journal's position `begun`."""
     journal = ledger.journal
-    # Before the tables: they know of all that was written under it.
+    # Read before the tables, which then have all that this version depends on.
     version = journal.version if journal is not None and journal.ready else None
     with ledger.segments.held() as files:
         _copy_tables(ledger, env, work)
@@ -443,7 +445,7 @@ def _copy_tables(ledger: Ledger, env: lmdb.Environment, work: str) -> None:
         try:
             env.copyfd(fd, compact=True)
         except DAMAGED:
-            with translated(ledger.path):  # it is the source, not the copy
+            with translated(ledger.path):  # LMDB's errors here are about the source
                 raise
         os.fsync(fd)
     with contextlib.closing(Directory(work)) as copied:
@@ -451,8 +453,8 @@ def _copy_tables(ledger: Ledger, env: lmdb.Environment, work: str) -> None:
 
 
 def _copy_segments(ledger: Ledger, work: str, files: dict[int, int]) -> tuple[int, int]:
-    """Copy what the copied tables refer to; the journal's generation, and the position up to
-    which they have it."""
+    """Copy the segments to which the copied tables refer. Returns the journal's generation, and the
+    position up to which the tables have its frames."""
     wanted, place = _what_the_copy_needs(ledger, work)
     if wanted:
         os.mkdir(os.path.join(work, "segments"))
@@ -460,7 +462,7 @@ def _copy_segments(ledger: Ledger, work: str, files: dict[int, int]) -> tuple[in
         set_mode(os.path.join(work, "segments"), mode)
     for segment, (end, _) in wanted.items():
         try:
-            if segment not in files:  # begun since
+            if segment not in files:  # begun after the files were opened
                 files[segment] = ledger.segments.open(segment)
             source = files[segment]
             mode = os.fstat(source).st_mode & 0o777
@@ -479,7 +481,8 @@ def _what_the_copy_needs(
     ledger: Ledger, work: str
 ) -> tuple[dict[int, tuple[int, int]], tuple[int, int]]:
     with contextlib.ExitStack() as stack:
-        copied = stack.enter_context(contextlib.closing(Directory(work)))  # LMDB wants UTF-8
+        # LMDB takes only UTF-8 paths.
+        copied = stack.enter_context(contextlib.closing(Directory(work)))
         env = stack.enter_context(
             lmdb.open(
                 copied.by_descriptor, max_dbs=len(NAMES), readonly=True, lock=False, create=False
@@ -496,7 +499,7 @@ def _what_the_copy_needs(
 def _copy_journal(
     ledger: Ledger, journal: _core.Journal, work: str, place: tuple[int, int], version: int | None
 ) -> bool:
-    """False if what the tables lack may have been written over before it was copied."""
+    """Copy the journal; False if frames that the tables lack may have been overwritten before."""
     generation, applied = place
     with contextlib.ExitStack() as files:
         source = ledger.directory.open("journal", os.O_RDONLY)
@@ -507,7 +510,7 @@ def _copy_journal(
         if version is not None:
             cut_off(copy, applied, generation, journal.capacity, version)
         os.fsync(copy)
-    if version is None:  # no process wrote to it, unless one has come meanwhile
+    if version is None:  # no process had it open to write, unless one has opened it meanwhile
         return not journal.ready
     applied_by_now = journal.tail - journal.backlog
     return applied_by_now <= applied or journal.tail - applied < journal.capacity // 2
@@ -558,7 +561,7 @@ def _mode(path: str) -> int:
 
 @contextlib.contextmanager
 def _created(path: str, mode: int) -> Iterator[int]:
-    """A new file with this mode, whatever the umask; its file descriptor."""
+    """Create a file with this mode, regardless of the umask; returns its descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = above_standard(os.open(path, flags, 0o600))
     try:

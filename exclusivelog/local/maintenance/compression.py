@@ -1,9 +1,9 @@
-"""How topics compress their entries: the setting, what it saves, and compressing old entries again.
+"""Compression of topics: the setting, its statistics, and recompressing old entries.
 
-A topic whose setting is "zstd" has its entries compressed by LZ4 when they are written, and by
-Zstandard once they are `OLD_MS` old and are not the topic's last: the retention worker replaces
-some entries in each transaction, at the same offsets. The topic's row in `meta` has how far it is,
-so that another process continues there.
+With the setting "zstd", entries are compressed by LZ4 when they are written, and by Zstandard once
+they are `OLD_MS` old, except the topic's last one: the retention worker replaces some entries in
+each transaction, at the same offsets. The topic's row in `meta` has the offset that was reached,
+where any process continues.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from exclusivelog.types import TopicStats
 log = logging.getLogger(__name__)
 
 OLD_MS = 600_000  # an entry is old when its last message was published so long ago
-BYTES_AT_ONCE = 4 << 20  # of entries, as they are stored, in one transaction
-TIMES_IN_A_ROUND = 16  # of one topic: trimming must not wait for long
+BYTES_AT_ONCE = 4 << 20  # bytes of stored entries in one transaction
+TIMES_IN_A_ROUND = 16  # transactions per topic; trimming waits meanwhile
 ROWS_AT_ONCE = 1000
 
 
@@ -52,7 +52,7 @@ def check_engines(ledger: Store, setting: str) -> None:
 
 
 def set_compression(ledger: Store, topic: int, setting: str | None) -> None:
-    """Store how a topic compresses its entries from now on, for every process."""
+    """Store a topic's compression setting, which all processes use from now on."""
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)
         if row.flags & _core.DELETED:
@@ -71,7 +71,7 @@ def set_compression(ledger: Store, topic: int, setting: str | None) -> None:
 
 
 def stats(ledger: Store, topic: int) -> TopicStats:
-    """The topic's entries in the tables, as they are stored."""
+    """Statistics of the topic's entries in the tables."""
     with ledger.read() as tables:
         row = tables.topics.get(topic)
         setting, position = tables.compression.get(row)[0], row.first_offset
@@ -98,7 +98,7 @@ def _sizes(tables: Tables, topic: int, position: int) -> tuple[list[tuple[str, i
         try:
             entry = tables.large.load(data)
         except ValueError:
-            continue  # it is damaged; `verify` names it
+            continue  # it is damaged; `verify` reports it
         summary = _core.compression_of(entry)
         size = len(entry)
         if summary is None:
@@ -114,8 +114,8 @@ def _sizes(tables: Tables, topic: int, position: int) -> tuple[list[tuple[str, i
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some old entries of a topic, as (last offset, row, bytes), and the offsets between which
-    they are."""
+    """Some consecutive old entries of a topic, as (last offset, row, bytes), and their range of
+    offsets."""
 
     topic: str
     method: int
@@ -125,7 +125,7 @@ class _Part:
 
 
 def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
-    """Compress old entries again, of every topic with such a setting, for a while."""
+    """Recompress old entries of every topic with such a setting, a bounded number."""
     with ledger.read() as tables:
         topics = [topic for topic, setting in tables.compression.all().items() if setting in OLD]
     for topic in topics:
@@ -133,13 +133,13 @@ def compress_old(ledger: Store, ended: Callable[[], bool]) -> None:
             for _ in range(TIMES_IN_A_ROUND):
                 if ended() or not compress_again(ledger, topic):
                     break
-        except (LedgerCorruptedError, MissingLibraryError) as error:  # the others are compressed
+        except (LedgerCorruptedError, MissingLibraryError) as error:  # go on with the other topics
             logs.emit(log, logs.NOT_COMPRESSED_AGAIN, ledger=ledger.path, reason=str(error))
 
 
 def compress_again(ledger: Store, topic: int) -> bool:
-    """Compress some of a topic's old entries by the method that its setting has for them. False if
-    there is no more to do now, or another process does it."""
+    """Recompress some of a topic's old entries by its setting. False if there is nothing left to do
+    now, or another process does it."""
     with ledger.read() as tables:
         part = _read_old(tables, topic)
     if part is None:
@@ -170,13 +170,13 @@ def _read_old(tables: Tables, topic: int) -> _Part | None:
             part.entries.append((last, data, stored))
             size += len(stored)
         except ValueError:
-            pass  # it is damaged: it stays as it is, to be named
+            pass  # it is damaged: leave it, so that reading it reports that
         end = last + 1
     return None if end == start else replace(part, end=end)
 
 
 def _anew(stored: bytes | memoryview, part: _Part) -> bytes | None:
-    """The entry, compressed again; None if it is already, is damaged, or would not be shorter."""
+    """The entry, recompressed; None if it already is, is damaged, or would not be shorter."""
     summary = _core.compression_of(stored)
     if summary is not None and summary[0] == part.method:
         return None

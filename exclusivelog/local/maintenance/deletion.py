@@ -1,7 +1,7 @@
-"""Deleting what transactions have left to delete: rows of topics, old messages, views (rule G8).
+"""Pending deletions: rows of deleted topics, trimmed messages, replaced views (rule G8).
 
-A bounded number of rows goes in each transaction, beside those that append. The next open of the
-ledger deletes what a crash has left; of very much, the retention worker deletes the rest.
+Each transaction deletes a bounded number of rows, while appends go on. The next open of the ledger
+completes deletions after a crash; if there are very many, the retention worker does the rest.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ AT_OPEN = 20  # transactions, of some milliseconds each
 def delete_pending(
     ledger: Store, most: float = math.inf, ended: Callable[[], bool] = lambda: False
 ) -> None:
-    """Delete the rows of deleted and trimmed topics, a bounded number in each transaction; in at
-    most so many transactions, and until `ended()`."""
+    """Delete the rows of deleted and trimmed topics, in at most `most` transactions with a bounded
+    number of rows each, or until `ended()`."""
     _give_up_views(ledger)
     with ledger.read() as tables:
         discarded = tables.deletions.all()
@@ -34,8 +34,8 @@ def delete_pending(
 
 
 def give_up_view(ledger: Store, topic: int, view: View | None) -> None:
-    """Delete a view or snapshot that could not be finished, unless it is the topic's already: an
-    interrupt may come after the commit."""
+    """Delete an unfinished view or snapshot, unless it has become the topic's: an interrupt may
+    come after the commit."""
     if view is not None:
         with ledger.write_concurrent() as tables:
             if view not in (tables.views.view(topic), tables.views.snapshot(topic)):
@@ -43,7 +43,7 @@ def give_up_view(ledger: Store, topic: int, view: View | None) -> None:
 
 
 def _give_up_views(ledger: Store) -> None:
-    # Those of processes that died while they compacted.
+    # Delete the unfinished views of dead processes.
     with ledger.read() as tables:
         dead = [
             view
@@ -53,5 +53,5 @@ def _give_up_views(ledger: Store) -> None:
     if dead:
         with ledger.write_concurrent() as tables:
             unfinished = {view for view, _, _ in tables.views.unfinished()}
-            for view in unfinished.intersection(dead):  # a topic has the others by now
+            for view in unfinished.intersection(dead):  # the others have become a topic's meanwhile
                 tables.deletions.add(view)

@@ -1,7 +1,7 @@
-"""Restoring: messages that were read from elsewhere enter an empty ledger as they were.
+"""Restoring: writes messages of another log into an empty ledger, unchanged.
 
-Nothing is stamped anew: offsets, epochs, sessions, sequence ids, times and producer names are those
-that are given. It is for a new ledger that no other process knows yet.
+Offsets, epochs, sessions, sequence ids, times and producer names stay as given. The ledger must be
+new, and in use by no other process.
 """
 
 from __future__ import annotations
@@ -25,41 +25,42 @@ SESSION = b"session"  # the counter of sessions
 
 
 class Content(Protocol):
-    """A message without its place; times are ms since 1970, and value None is a tombstone."""
+    """A message without offset and session; times are ms since 1970, and value None is a
+    tombstone."""
 
     @property
     def value(self) -> bytes | None:
-        """None: a tombstone."""
+        """The value; None: a tombstone."""
         ...
 
     @property
     def key(self) -> bytes | None:
-        """None: it has none."""
+        """The key, or None."""
         ...
 
     @property
     def properties(self) -> dict[str, str]:
-        """Names and values."""
+        """The properties."""
         ...
 
     @property
     def event_time(self) -> int | None:
-        """Ms since 1970, or None."""
+        """The event time, in ms since 1970, or None."""
         ...
 
     @property
     def publish_time(self) -> int:
-        """Ms since 1970."""
+        """The publish time, in ms since 1970."""
         ...
 
     @property
     def producer_name(self) -> str:
-        """Who sent it."""
+        """The name of the producer that sent it."""
         ...
 
     @property
     def sequence_id(self) -> int:
-        """Of that producer."""
+        """The producer's sequence id."""
         ...
 
 
@@ -88,14 +89,14 @@ class Part(Protocol):
 
 
 def restore_id(ledger: Store, uuid: str) -> None:
-    """Give the ledger the id of the one that it continues; it has it once it is opened again."""
+    """Give the ledger the id of the ledger that it replaces. It takes effect at the next open."""
     with ledger.write_checkpointed() as tables:
         header = msgpack.unpackb(tables.rows.get("meta", HEADER))
         tables.rows.put("meta", HEADER, msgpack.packb({**header, "uuid": uuid}))
 
 
 def restore_topic(ledger: Store, name: str, parts: Iterable[Part]) -> int:
-    """Make a topic with these messages, in the order of their offsets; how many there are."""
+    """Create a topic with these messages, in the order of their offsets. Returns how many."""
     with ledger.write_checkpointed() as tables:
         topic = tables.topics.create(name).id
     count = 0
@@ -141,7 +142,7 @@ def _write(tables: Tables, topic: int, parts: Sequence[Part], first: bool) -> No
 
 
 def _pass_sessions(tables: Tables, session: int) -> None:
-    """No later session may have the id of one that has written a message."""
+    """Advance the counter of sessions, so that no new session gets the id of a restored one."""
     last = tables.rows.find("meta", SESSION, u64) or 0
     if session > last:
         tables.rows.put("meta", SESSION, U64.pack(session))
@@ -161,7 +162,7 @@ def _entries(topic: int, part: Part) -> Iterator[bytes]:
 
 
 def _runs(contents: Sequence[Content]) -> Iterator[Sequence[Content]]:
-    """Messages of one producer and publish time, with sequence ids that count up by 1."""
+    """Split messages into runs with one producer and publish time, and consecutive sequence ids."""
     start = 0
     for index, (one, after) in enumerate(itertools.pairwise(contents), 1):
         if (

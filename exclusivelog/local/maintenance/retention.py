@@ -1,18 +1,19 @@
 """Trimming and retention: removing old messages, by a call or by age and size (rule G8).
 
-**Trimming**: a trim is one transaction that moves the topic's first offset, and others, each a
-bounded number of rows, that delete the entries before it. The next open of the ledger deletes what
-a crash has left. An entry that holds the first offset stays until all of its messages are old.
+**Trimming**: one transaction moves the topic's first offset; later ones delete the entries before
+it, a bounded number of rows each. After a crash, the next open of the ledger completes that. The
+entry that holds the first offset stays until all of its messages are trimmed.
 
-**Age**: which messages are older than `max_age`, although wall clocks may be wrong. Retention
-cannot be undone, so it must not follow a clock that has just been set ten years ahead. Two rules
-prevent that, both by the monotonic clock:
+**Age**: wall clocks may be wrong, and retention cannot be undone. So it must not delete messages
+because a clock has just been set ten years ahead. Two rules prevent that, both by the monotonic
+clock:
 
-- What this process has seen arrive within `max_age` stays.
-- Messages that have been due for more than an hour are *overdue*. Retention that runs removes
-  messages as soon as they are due; so either none has run for a while, or the clock has jumped.
-  Overdue messages go an hour later. If any process on the ledger finds meanwhile that they are
-  not overdue, because the clock was put back or its own is right, the hour begins anew.
+- Messages that this process has seen arrive within `max_age` stay.
+- Messages that are older than `max_age` by more than an hour are *overdue*. Running retention
+  removes messages as soon as they reach `max_age`; so it has not run for a while, or the clock has
+  jumped. Overdue messages are removed an hour later. If any process on the ledger finds meanwhile
+  that they are not overdue, because the clock was put back or its own is right, the hour starts
+  again.
 """
 
 from __future__ import annotations
@@ -45,23 +46,23 @@ from exclusivelog.local.storage.tables import Store, Tables
 
 log = logging.getLogger(__name__)
 
-ARRIVALS_RESOLUTION = 0.01  # of max_age: so much later than needed may a message go
+ARRIVALS_RESOLUTION = 0.01  # share of max_age by which a message may be kept too long
 PATIENCE_SECONDS = 3600.0
 
 
 class Arrivals:
-    """How many messages one topic had when, as seen by this process.
+    """A history of one topic's next offset, as this process saw it.
 
-    What has arrived within `max_age` stays, whatever any wall clock shows: a message that was sent
-    under a clock that is behind seems old at once, and to a clock ahead all messages do.
+    Messages that arrived within `max_age` stay, whatever wall clocks show: to a clock that is
+    ahead, all messages seem old, and so does a message that was sent under a clock that is behind.
     """
 
     def __init__(self) -> None:
         self._seen: list[tuple[float, int]] = []  # (time of the monotonic clock, next offset)
 
     def note(self, next_offset: int, max_age: float) -> int:
-        """The topic goes up to `next_offset` now; the offset from which on all messages have
-        arrived within `max_age` seconds, for certain."""
+        """Record that the topic ends at `next_offset` now. Returns the offset from which on all
+        messages have certainly arrived within `max_age` seconds."""
         now = time.monotonic()
         if not self._seen or now - self._seen[-1][0] >= max_age * ARRIVALS_RESOLUTION:
             self._seen.append((now, next_offset))
@@ -71,7 +72,7 @@ class Arrivals:
 
 
 class Ages:
-    """Decides for one topic, from round to round of a retention worker."""
+    """Decides which messages of one topic are too old, in each round of a retention worker."""
 
     def __init__(self, ledger: Store, topic: int) -> None:
         self._ledger = ledger
@@ -82,15 +83,15 @@ class Ages:
     def first_to_keep(
         self, row: _core.TopicRow, max_age: float, first_since: Callable[[int], int]
     ) -> int:
-        """The first offset that must stay. `first_since(ms)` is the first one published then or
-        later, by the wall clocks."""
+        """The first offset that must stay. `first_since(ms)` returns the first offset published at
+        that time or later, by the wall clocks."""
         young = self._arrivals.note(row.next_offset, max_age)
         oldest = int((time.time() - max_age) * 1000)
         first = min(young, first_since(oldest))
         long_ago = oldest - int(PATIENCE_SECONDS * 1000)
         if first <= row.first_offset or first_since(long_ago) < first:
             self._forget()
-        # After max_age in this state they are that old, whatever the clock shows.
+        # Overdue for max_age: the messages are that old, whatever the clock shows.
         elif not self._has_waited(min(PATIENCE_SECONDS, max_age)):
             return row.first_offset
         return max(row.first_offset, first)
@@ -131,16 +132,16 @@ Limits = tuple[float | None, int | None]  # max_age in seconds, max_bytes
 
 
 def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | None = None) -> int:
-    """Remove the messages before the offset `first`; returns the topic's new first offset.
-    `limits`: only if the topic's retention is still that.
+    """Remove the messages before the offset `first`; returns the topic's new first offset. With
+    `limits`, does nothing unless these are still the topic's retention.
 
-    If the topic's compacted view does not reach `first`, `renew(topic)` rebuilds it beforehand: it
-    would otherwise show values that the removed messages have replaced (rule G7). Messages of a
-    state are removed only if its snapshot covers them (rule I4). A map's snapshot is taken here.
-    Only the application can take another state's: it raises StateError, or, with `limits`, the
-    messages that its last snapshot covers are removed.
+    If the topic's compacted view does not reach `first`, `renew(topic)` rebuilds it before: else it
+    would show values that removed messages have replaced (rule G7). Messages of a state are removed
+    only if its snapshot covers them (rule I4). `renew` takes the snapshot of a map. Of any other
+    state only the application can: without `limits`, this raises StateError; with them, it removes
+    the messages that the last snapshot covers.
     """
-    # Messages sent from now on stay: a fast producer must not keep this loop running.
+    # Messages sent from now on stay, so that a fast producer cannot keep this loop running.
     row = ledger.inspect(lambda tables: tables.latest(topic), unflushed=True)
     first = min(first, row.next_offset)
     while True:
@@ -150,7 +151,7 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
             if first <= row.first_offset or row.flags & _core.DELETED:
                 return row.first_offset
             if limits is not None and tables.retention.get(topic) != limits:
-                return row.first_offset  # lifted since it was read: later messages stay
+                return row.first_offset  # the retention was changed meanwhile: later messages stay
             floor = _floor(tables, topic)
             holds_map = tables.topics.kind(topic).get("holds") == "map"
             if floor < first and not holds_map:
@@ -175,8 +176,8 @@ def trim(ledger: Store, topic: int, first: int, renew: Renew, limits: Limits | N
 
 
 def _floor(tables: Tables, topic: int) -> float:
-    """The offset up to which the topic's messages are in its snapshot, or in a map's compacted
-    view; infinite where it holds no state."""
+    """The offset up to which the topic's snapshot, or a map's compacted view, covers its messages;
+    infinite if it holds no state."""
     snapshot, kind = tables.views.snapshot(topic), tables.topics.kind(topic)
     if snapshot is None and not kind:
         return math.inf
@@ -199,8 +200,8 @@ def _reaches(view: View | None, first: int) -> bool:
 
 
 def first_to_retain(ledger: Store, topic: int, oldest: int | None, max_bytes: int | None) -> int:
-    """The first offset that was published at `oldest` (ms since 1970) or later, and lies among the
-    newest entries that have `max_bytes` together. Messages in the journal always stay."""
+    """The first offset to keep: published at `oldest` (ms since 1970) or later, and within the
+    newest entries of `max_bytes` together. Messages in the journal always stay."""
 
     def find() -> int:
         with ledger.read() as tables:
@@ -241,8 +242,8 @@ def _first_within(tables: Tables, row: _core.TopicRow, max_bytes: int) -> int:
 
 
 class RetentionWorker:
-    """Applies the retention of every topic every few seconds, deletes what is pending, and
-    compresses old entries again. Its thread starts once there is any of that to do."""
+    """Every few seconds, applies the retention of every topic, continues pending deletions, and
+    recompresses old entries. Its thread starts when there is work."""
 
     def __init__(self, ledger: Store, renew: Renew) -> None:
         self._ledger = ledger
@@ -254,7 +255,7 @@ class RetentionWorker:
         self._thread: threading.Thread | None = None
 
     def start_if_needed(self) -> None:
-        """Start if a topic needs it; reads the ledger only every few seconds."""
+        """Start the thread if there is work; reads the ledger only every few seconds."""
         now = time.monotonic()
         if self._thread is None and now - self._checked >= ROUND_SECONDS:
             self._checked = now
@@ -266,7 +267,7 @@ class RetentionWorker:
                     self.start()
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it runs."""
         with self._starting:
             if self._thread is None and not self._ended.is_set():
                 thread = threading.Thread(
@@ -293,7 +294,7 @@ class RetentionWorker:
                 )  # fmt: skip
 
     def go_round(self) -> None:
-        """Trim every topic that has more than its retention allows."""
+        """Trim every topic that exceeds its retention."""
         with self._ledger.read() as tables:
             retentions = tables.retention.all()
         self._ages = {
@@ -305,14 +306,14 @@ class RetentionWorker:
             try:
                 trim_what_is_old(self._ledger, topic, limits, self._renew, self._ages[topic])
             except (LedgerCorruptedError, MissingLibraryError, TopicNotFoundError) as error:
-                # The others are trimmed.
+                # Go on with the other topics.
                 logs.emit(log, logs.RETENTION_REFUSED, ledger=self._ledger.path, reason=str(error))
         delete_pending(self._ledger, ended=self._ended.is_set)
         compress_old(self._ledger, self._ended.is_set)
 
 
 def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ages: Ages) -> int:
-    """Trim one topic by age and size, as long as these are its limits; its first offset then."""
+    """Trim one topic by age and size, while these are its limits. Returns its first offset."""
     max_age, max_bytes = limits
     note_time(ledger, topic)
     with ledger.read() as tables:
@@ -328,8 +329,8 @@ def trim_what_is_old(ledger: Store, topic: int, limits: Limits, renew: Renew, ag
 
 
 def note_time(ledger: Store, topic: int) -> None:
-    """Note a lower bound of the age of messages whose publish times are ahead of the clock; on an
-    idle topic, no append does so."""
+    """Add a time mark for messages whose publish times are ahead of the clock, because no append
+    does that on an idle topic."""
     with ledger.read() as tables:
         if not tables.topics.lacks_mark(tables.topics.get(topic)):
             return
@@ -338,7 +339,7 @@ def note_time(ledger: Store, topic: int) -> None:
 
 
 def set_retention(ledger: Store, topic: int, max_age: float | None, max_bytes: int | None) -> None:
-    """Store a topic's retention, for every process; None for both keeps everything."""
+    """Store a topic's retention, which all processes apply; None for both keeps everything."""
     with ledger.write_concurrent() as tables:
         row = tables.topics.get(topic)
         if row.flags & _core.DELETED:

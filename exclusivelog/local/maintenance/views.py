@@ -1,19 +1,18 @@
-"""Views of a topic, kept beside its messages: compacted ones, and snapshots of states.
+"""Views of a topic, kept in addition to its messages: compacted views, and snapshots of states.
 
 **Compaction** keeps the last message of every key, at its own offset (rule G7). A compacted view is
 a run of entries under an id of its own, like a topic's. It lacks the messages that a later one of
 the same key has replaced, or a map's `clear` has removed. It reaches up to its *horizon*, where a
 compacted reader continues with the topic itself. A tombstone removes its key from the view; a
-message without a key is kept. A new view is made from the former one and the messages since: it
-costs what is new, and trimming the topic loses nothing of it.
+message without a key is kept. A new view is made from the former one and the messages since. So it
+does not need trimmed messages.
 
-Appends and reads continue meanwhile: entries are added a bounded number at a time, one small
-transaction makes the view the topic's, and then the former one is deleted. The next open of the
+Appends and reads continue meanwhile: transactions add a bounded number of entries each, a last
+small one makes the view the topic's, and then the former view is deleted. The next open of the
 ledger deletes an unfinished view.
 
 **Snapshots of states** are messages under an id of their own, as of an offset of a topic (rule I4).
-They are made in the background, as compacted views are: a bounded number of rows at a time, one
-small transaction that makes them the topic's, and then the last ones are deleted.
+They are made in the background, in the same steps as compacted views.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ log = logging.getLogger(__name__)
 
 
 READ_BYTES = 4 << 20
-WRITTEN_AT_ONCE = 4 << 20  # bytes of one transaction: others wait for the ledger meanwhile
+WRITTEN_AT_ONCE = 4 << 20  # bytes in one transaction; other writers wait meanwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The result of a compaction: the messages in the view, and those that it was made from."""
+    """The result of a compaction: the numbers of messages in the view, and of those read for it."""
 
     kept: int
     read: int
@@ -51,7 +50,7 @@ class Compacted:
 
 
 def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
-    """Make the topic's compacted view anew, up to its end as it is now."""
+    """Rebuild the topic's compacted view, up to its current end."""
     began = time.monotonic()
     ledger.checkpoint()
     while True:
@@ -60,7 +59,7 @@ def compact(ledger: Store, topic: int, slot: int, engine: str) -> Compacted:
             done = _compact_once(ledger, topic, slot, engine)
         except LedgerCorruptedError:
             if _basis(ledger, topic) == basis:
-                raise  # otherwise it was trimmed, or its view replaced, meanwhile
+                raise  # else it was trimmed, or its view replaced, meanwhile: retry
         else:
             if done is not None:
                 _log_compacted(ledger, topic, done, time.monotonic() - began)
@@ -78,7 +77,8 @@ def _log_compacted(ledger: Store, topic: int, done: Compacted, seconds: float) -
 
 
 def _basis(ledger: Store, topic: int) -> tuple[int, View | None]:
-    """What a view is made of; TopicNotFoundError once the topic was deleted."""
+    """(first offset, former view) of the topic, from which a view is made; TopicNotFoundError once
+    it was deleted."""
     with ledger.read() as tables:
         row = tables.topics.get(topic)
         if row.flags & _core.DELETED:
@@ -87,7 +87,7 @@ def _basis(ledger: Store, topic: int) -> tuple[int, View | None]:
 
 
 def _compact_once(ledger: Store, topic: int, slot: int, engine: str) -> Compacted | None:
-    """None if it was in vain: more was trimmed meanwhile than it has read."""
+    """Compact; None if messages were trimmed meanwhile that the new view does not cover."""
     view = None
     try:
         with ledger.write_concurrent() as tables:
@@ -117,12 +117,13 @@ class _Work:
 
 
 def _finish(work: _Work, kept: int) -> bool:
-    """False if a trim has passed the view's horizon, while no view prevented that: messages that
-    replace some of the view's are gone."""
+    """Make the view the topic's. False if messages behind its horizon were trimmed: these may have
+    replaced some of the view's."""
     with work.ledger.write_concurrent() as tables:
         tables.views.check_making(work.view)
         if tables.views.view(work.topic) != work.former or _is_deleted(tables, work.topic):
-            tables.deletions.add(work.view.id)  # another process was faster
+            # Another process has replaced the view, or deleted the topic.
+            tables.deletions.add(work.view.id)
             return True
         if tables.topics.get(work.topic).first_offset > work.view.horizon:
             tables.deletions.add(work.view.id)
@@ -136,8 +137,8 @@ def _is_deleted(tables: Tables, topic: int) -> bool:
 
 
 def _last_of_each_key(work: _Work) -> tuple[dict[bytes, int], int]:
-    """{key: the offset of its last message, unless that is a tombstone}, and how many messages
-    were read."""
+    """{key: the offset of its last message}, without keys whose last message is a tombstone, and
+    how many messages were read."""
     last: dict[bytes, int] = {}
     count = 0
     for entry, indices in _entries(work):
@@ -190,21 +191,21 @@ def _add(work: _Work, parts: list[bytes]) -> None:
 
 
 def _entries(work: _Work) -> Iterator[tuple[_core.Entry, range]]:
-    """(entry, indices of the messages that count) of the last view, and then of the topic, up
-    to the new horizon."""
+    """(entry, indices of its valid messages) of the former view, and then of the topic, up to the
+    new horizon."""
     position, end = work.first_offset, work.view.horizon
     if work.former is not None:
         for entry in _walk(work.ledger, work.former.id, 0, work.former.horizon):
             yield entry, range(entry.count)
         position = max(position, work.former.horizon)
     for entry in _walk(work.ledger, work.topic, position, end):
-        # The last one may have been filled up meanwhile.
+        # The last entry may have been filled up meanwhile.
         base = entry.base_offset
         yield entry, range(max(0, position - base), min(entry.count, end - base))
 
 
 def _walk(ledger: Store, topic: int, position: int, end: int) -> Iterator[_core.Entry]:
-    # Each batch in a short transaction of its own: a long one would pin the ledger's pages.
+    # Read each batch in a short transaction of its own: a long one would pin pages.
     while position < end:
         with ledger.read() as tables:
             found = _read(tables, topic, position, end)
@@ -257,7 +258,7 @@ def write_snapshot(
             tables.views.check_making(snapshot)
             row, former = tables.topics.get(topic), tables.views.snapshot(topic)
             if row.flags & _core.DELETED or (
-                former is not None and former.horizon > offset  # a later one was faster
+                former is not None and former.horizon > offset  # there is a newer snapshot already
             ):
                 tables.deletions.add(snapshot.id)
             else:
@@ -307,8 +308,8 @@ def _in_groups(items: Iterable[Item]) -> Iterator[list[Item]]:
 def read_snapshot(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
     """(offset, items) of the topic's newest snapshot.
 
-    Raises LedgerCorruptedError if it is damaged: another one can be made from the topic's
-    messages, where they have not been trimmed.
+    Raises LedgerCorruptedError if it is damaged. Another one can be made from the topic's messages,
+    unless these were trimmed.
     """
     snapshot = tables.views.snapshot(topic)
     if snapshot is None:
@@ -322,7 +323,7 @@ def read_snapshot(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
 
 
 def read_view(tables: Tables, topic: int) -> tuple[int, list[Item]] | None:
-    """The same of a map's compacted view: its keys' last values as of its horizon."""
+    """The same for a map's compacted view, which has the last values as of its horizon."""
     view = tables.views.view(topic)
     if view is None:
         return None
@@ -339,7 +340,7 @@ def _entries_of(tables: Tables, topic: int, view: View, what: str) -> Iterator[_
         try:
             entry = _core.Entry(tables.entries.load(data))
             if entry.topic != view.id:
-                raise ValueError("it does not stand where it should")
+                raise ValueError("it is not at its place")
             entry.check()
         except ValueError as error:
             raise _damaged(tables, topic, view, what, last, error) from None

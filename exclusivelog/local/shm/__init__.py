@@ -1,1 +1,1 @@
-"""What the processes of one ledger share in memory: liveness, wake-ups, stalled threads."""
+"""The shared memory of one ledger's processes: liveness, wake-ups, stalled threads."""

@@ -1,15 +1,15 @@
 """`owners.lock`: the file that all processes on a ledger map, created once and never removed.
 
-Its contents count only while an engine lives that has written them: the process that opens a
-ledger alone (see slots.py) initialises it, whatever it has.
+Its contents are valid only while an engine that has written them is alive: a process that has the
+ledger open alone (see slots.py) initialises the file.
 
 ```text
 offset   size        what
 0        8           magic, b"XLLOCK" and the version
-8        8 + 8       device and inode of this file, as the engines that live know it
+8        8 + 8       device and inode of this file, as live engines know it
 24       16          ... and the boot id: an engine that sees others has another view of the file
-40       4           counts the engines that have opened the ledger: waiting engines watch it
-48       8           when the first of the engines opened it, ns of the machine's monotonic clock
+40       4           counts engines that have joined; waiting engines watch it
+48       8           when the first engine opened it, ns of the machine's monotonic clock
 1024     320         the journal's mutexes, positions and counts (see _native/journal_lock.h)
 2048     1880        figures of all processes: histograms (see _native/figures.h)
 4096     1024 x 64   one wake-up counter for each topic
@@ -27,8 +27,8 @@ Heartbeats and deadlines in shared files are compared between processes (rule C4
 namespace (`unshare --time --monotonic N`, some containers) adds a fixed offset to the monotonic
 clock of the processes in it, so the offset is subtracted before a time is stored or compared.
 
-`/proc/self/timens_offsets` gives the offsets of the namespace of future *children*. That is the
-process's own namespace, unless it has called `unshare(CLONE_NEWTIME)` and not forked since.
+`/proc/self/timens_offsets` has the offsets of the namespace of future *children*. That is the
+process's own namespace, unless it has called `unshare(CLONE_NEWTIME)`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from exclusivelog.waits import READER_LOOK_UP_SECONDS
 # ---- clocks ----------------------------------------------------------------------------
 
 
-# The inode of the time namespace in which a machine boots: its offsets are 0, and fixed.
+# The inode of the initial time namespace of a machine: its offsets are always 0.
 INITIAL = 0xEFFFFFFA
 
 
@@ -61,7 +61,7 @@ def find_clock(path: str) -> None:
     """Set `_core.now()` to the machine's monotonic clock. Call it at each opening of `path`: a
     forked child may be in another namespace than its parent.
 
-    Raises LedgerError where the namespace's offset cannot be read.
+    Raises LedgerError if the namespace's offset cannot be read.
     """
     offset = namespace_offset()
     if offset is None:
@@ -86,7 +86,7 @@ def namespace_offset() -> int | None:
         return 0  # this kernel has no time namespaces
     if own == INITIAL:
         return 0
-    # A parent in the same namespace, whose children are in it, too, has the same offset.
+    # Ask a parent in the same namespace, whose future children are in that namespace, too.
     for process in ("self", str(os.getppid())):
         found = _offset_for_children(process, own)
         if found is not None:
@@ -107,7 +107,7 @@ def _offset_for_children(process: str, namespace: int) -> int | None:
 
 
 def boot_id() -> bytes:
-    """16 bytes that change when the machine boots, and its monotonic clock starts again."""
+    """16 bytes that identify a boot of the machine, and so a start of its monotonic clock."""
     text = read_whole("/proc/sys/kernel/random/boot_id").decode()
     return bytes.fromhex(text.strip().replace("-", ""))
 
@@ -116,7 +116,8 @@ def boot_id() -> bytes:
 
 
 TOPICS, TOPIC_COUNT, TOPIC_SIZE = 4096, 1024, 64
-POLL_SECONDS = 0.02  # where no writer can wake the reader, or not for all topics that it waits for
+# Used if writers cannot wake the reader, or not for all topics that it waits for.
+POLL_SECONDS = 0.02
 SPIN_NS = 40_000
 
 
@@ -133,16 +134,16 @@ class TopicCounters:
         return TOPICS + (topic * 0x9E3779B1 % TOPIC_COUNT) * TOPIC_SIZE
 
     def announce(self, topic: int) -> None:
-        """Wake the readers that wait for this topic: something was appended."""
+        """Wake the readers that wait for this topic, after an append."""
         at = self.place(topic)
         self._atomics.announce(at)
 
     def wait(self, at: int, seen: int, timeout: float | None, spin: bool) -> None:
-        """Wait until the counter at `at` differs from `seen`, for `timeout` seconds at most; it
-        may return earlier. None: as long as a reader waits at once.
+        """Wait until the counter at `at` differs from `seen`, for `timeout` seconds at most (None:
+        the longest single wait of a reader); it may return earlier.
 
-        `spin`: poll for some microseconds first. While data flows that costs reader and writer
-        less than a wake-up.
+        `spin`: poll for some microseconds first. While messages keep coming, that costs reader and
+        writer less than a wake-up.
         """
         if spin and self._atomics.watch(at, seen, SPIN_NS):
             return
@@ -200,14 +201,14 @@ class LockFile:
             if self.shared and self._is_of_another_version():
                 refuse_other_lock_file(directory, readonly)
                 fd, self._fd = self._fd, -1
-                if readonly:  # no engine lives: leave the file as it is
+                if readonly:  # no engine is alive: leave the file as it is
                     os.close(fd)
                     self.shared = False
                 else:
                     self._fd = _replace(directory, fd, mode)
             if self.shared:
                 self._check_whole()
-            # Without a file to share, a reader sees no engine live, and no engine wakes it.
+            # Without a shared file, a reader sees no live engine, and no engine wakes it.
             self._map = mmap.mmap(self._fd, SIZE)
             self.atomics = _core.SharedWords(self._map, self.shared)
         except BaseException:
@@ -236,19 +237,20 @@ class LockFile:
             )
 
     def close(self) -> None:
-        """Close the file; the mapping goes with its last user. A second call does nothing."""
+        """Close the file; its mapping stays until its last user is gone. A second call has no
+        effect."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     @contextlib.contextmanager
     def opening(self) -> Iterator[None]:
-        """Hold the lock under which one process at a time opens or creates the ledger, or takes a
-        slot. The kernel releases it when the process dies."""
+        """Hold the lock for opening or creating the ledger, and for taking a slot. The kernel
+        releases it when the process dies."""
         if not self.shared:
             yield
             return
-        with self._opening:  # the file's lock belongs to the process, not to the thread
+        with self._opening:  # threads, too: the file's lock belongs to the process
             self._lock_for_opening()
             try:
                 self._remove_leftovers()
@@ -257,7 +259,7 @@ class LockFile:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def check_in_place(self) -> None:
-        """LedgerError where the file was replaced since it was opened. Call it while `opening`."""
+        """LedgerError if the file was replaced since it was opened. Call it while `opening`."""
         facts = self._directory.facts(NAME) if self.shared else None
         if facts is not None and not os.path.samestat(facts, os.fstat(self._fd)):
             raise LedgerError(
@@ -274,7 +276,8 @@ class LockFile:
             except OSError as error:
                 if error.errno not in (errno.EWOULDBLOCK, errno.EACCES, errno.EINTR):
                     raise LedgerError(f"{self.path} cannot be locked: {error.strerror}") from error
-            # Hundreds may wait: extend the deadline whenever an engine has opened the ledger.
+            # Hundreds of processes may wait: extend the deadline whenever one has opened the
+            # ledger.
             if (arrivals := self.atomics.load(ARRIVALS)) != seen:
                 seen, deadline = arrivals, time.monotonic() + OPENING_TIMEOUT
             if time.monotonic() > deadline:
@@ -282,7 +285,7 @@ class LockFile:
                     f"{self.path} has been locked by another process for {OPENING_TIMEOUT:.0f} s; "
                     "if it is stopped while it opens the ledger, resume or kill it"
                 )
-            # Back off: many processes that poll take the processor from the one that opens.
+            # Back off: many polling processes would take the CPU from the one that opens.
             pause = min(1.2 * pause, 0.2)
             time.sleep(random.uniform(0.5, 1.0) * pause)
 
@@ -293,20 +296,20 @@ class LockFile:
         return facts.st_dev.to_bytes(8, "little") + facts.st_ino.to_bytes(8, "little") + boot_id()
 
     def begin_life(self) -> None:
-        """Initialise the header, counters and slots: the caller holds the locks that prove it is
+        """Initialise header, counters and slots. The caller holds the locks that show that it is
         alone (rule H3).
 
-        Raises LedgerError if an engine answers all the same: it has the same memory by way of
-        another file system (an overlay and its upper directory), which shares no locks.
+        Raises LedgerError if an engine answers nevertheless: it has the same memory through another
+        file system (an overlay and its upper directory), which shares no locks.
         """
         self.slots.refuse_engines_that_answer()
         self.atomics.store(JOURNAL_READY, 0)
-        fill_holes(self._fd)  # before anything is stored
+        fill_holes(self._fd)  # before the first store to the mapping
         self.atomics.clear(FIGURES, SIZE)
         self._map[DEVICE : BOOT + 16] = self._identity()
 
     def check_same_life(self) -> None:
-        """LedgerError where engines live that cannot share this file's memory."""
+        """LedgerError if there are live engines that do not share this file's memory."""
         if self.in_use:
             return
         if not self.atomics.load64(INODE):
@@ -322,13 +325,13 @@ class LockFile:
 
     @property
     def in_use(self) -> bool:
-        """Is the ledger recovered, and does the header name this boot and file?"""
+        """Was the ledger recovered since this boot, with this file?"""
         if not self.shared or not self.atomics.load(JOURNAL_READY):
             return False
         return self._map[DEVICE : BOOT + 16] == self._identity()
 
     def _remove_leftovers(self) -> None:
-        # A process that was killed while it created the file leaves its temporary one behind.
+        # Remove the temporary file of a process that was killed while it created the lock file.
         for name in self._directory.names():
             if name.startswith(NAME + "."):
                 with contextlib.suppress(OSError):
@@ -351,14 +354,14 @@ def make_lock_file(directory: Directory, mode: int = 0o600) -> int:
             return directory.open(NAME, os.O_RDWR)
         except (
             FileNotFoundError
-        ):  # retry: another version removes a file that it takes for an old one
+        ):  # retry: a process of another version may have removed the new file
             if time.monotonic() > deadline:
                 raise
         _make_whole(directory, mode)
 
 
 def _make_whole(directory: Directory, mode: int) -> None:
-    # Create the whole file under another name, then link it: only one creator succeeds, and one
+    # Create the file under another name, then link it: only one creator succeeds, and a creator
     # that dies leaves no partial lock file.
     temporary = f"{NAME}.{os.getpid()}.{os.urandom(4).hex()}"
     fd = directory.make(temporary, os.O_RDWR | os.O_EXCL, mode)
@@ -366,7 +369,7 @@ def _make_whole(directory: Directory, mode: int) -> None:
         os.posix_fallocate(fd, 0, SIZE)  # a full disk must fail here, not as SIGBUS later
         os.pwrite(fd, MAGIC.to_bytes(8, "little"), 0)
         os.fsync(fd)
-        # Missing: another creator was first, and removed this as a dead creator's leftover.
+        # Missing: another creator was first, and took this for the leftover of a dead one.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             directory.link(temporary, NAME)
     finally:
@@ -376,13 +379,13 @@ def _make_whole(directory: Directory, mode: int) -> None:
 
 
 def _replace(directory: Directory, fd: int, mode: int) -> int:
-    """Replace `fd`, another version's lock file, if no engine of any version lives."""
+    """Replace `fd`, another version's lock file, if no engine of any version is alive."""
     try:
         _lock_alone(fd, os.path.join(directory.path, NAME))
         facts = directory.facts(NAME)
         if facts is not None and os.path.samestat(facts, os.fstat(fd)):
             refuse_other_lock_file(directory, readonly=False)
-            # A process of that version that waits for this lock must not trust its contents.
+            # Invalidate its contents for a process of that version that waits for this lock.
             os.pwrite(fd, bytes(TOPICS), 0)
             directory.remove(NAME)
     finally:

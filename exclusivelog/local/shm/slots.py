@@ -11,35 +11,34 @@
           32   8     keepalive, ns; 0 = never evicted for silence
           40   4     wake-up counter: incremented for each notification
           44   4     length of the description
-          48   8     the pid namespace's inode: process ids of another one mean nothing here
-          56   4     the holder's thread waits on it: a wake-up call that reaches it proves that
-                     the caller shares this memory with the holder
-          64 960     description: msgpack [engine name, properties, version of the library]
+          48   8     inode of the pid namespace in which the process ids are valid
+          56   4     the holder's thread waits on it: if a wake-up call reaches the thread, caller
+          and holder share this memory 64 960     description: msgpack [engine name, properties,
+          version of the library]
 ```
 
 The places of liveness, pid, engine id and description are the same in all versions: versions.py
 reads them.
 
 Liveness is a value in the kernel's robust list, not a file lock: when a process dies, the kernel
-walks the list before it frees the process's memory, so that a take-over does not wait for that
-(0.3 ms for 1 GiB, where an OFD lock took 25 ms: `python -m bench.liveness`), and a forked child
-inherits nothing. A process that dumps core is dead only once the dump is written. Slots do not
-decide who may write: the epoch in the ledger does (rule B2).
+walks the list before it frees the process's memory, so that a take-over does not wait for that (0.3
+ms for 1 GiB, where an OFD lock took 25 ms: `python -m bench.liveness`), and a forked child inherits
+nothing. A process that dumps core counts as dead only after the dump. Liveness does not give the
+right to write: the epoch in the ledger does (rule B2).
 
 **Presence**: the kernel's locks, and not shared memory, show which processes have a ledger open. A
 process holds shared open-file locks of `journal`, `data.mdb` and `owners.lock` while it has the
-ledger open. A process that gets all of them exclusively is alone: the lock file is out of date, so
-this process initialises it and recovers the journal (rule H3). A process that does not get them
-joins live engines, and leaves the shared memory as it is.
+ledger open. If it gets all of them exclusively, it is alone: then it initialises the lock file and
+recovers the journal (rule H3). Else it joins live engines, and leaves the shared memory as it is.
 
-There are three files because one may have been replaced while an engine had it open. The kernel
+It locks three files because one may have been replaced while an engine had it open. The kernel
 drops the locks when the last process with these descriptors closes them, or dies. They do not
 conflict with any program's `flock`.
 
 **Stalled processes**: a thread holds the writer lock for microseconds at an append, and for about a
 millisecond at a change of the tables; the kernel frees the lock when the thread dies. But a process
-that is *stopped* there (SIGSTOP, a debugger, a frozen container) keeps out all others: no process
-can take a lock from a thread that may resume at any time. `StallWatch` logs which process it is.
+that is *stopped* there (SIGSTOP, a debugger, a frozen container) blocks all others: a lock cannot
+be taken from a thread that may resume at any time. `StallWatch` logs which process it is.
 
 With `kill_stalled=True`, it is killed once it has been silent for longer than its own `keepalive`
 (rule C3); so is a process that is stopped inside a read (see storage/usage.py).
@@ -83,13 +82,13 @@ ALIVE, PID, NODE, ENGINE, HEARTBEAT, KEEPALIVE, WAKE_UPS, INFO_SIZE, NAMESPACE, 
     0, 4, 8, 16, 24, 32, 40, 44, 48, 56, 64,
 )  # fmt: skip
 
-# Poll this often although the kernel wakes the waiting thread: a death wakes only one waiting
-# process, and that one may be stopped.
+# Poll this often in addition: the kernel wakes only one waiting process at a death, and that one
+# may be stopped.
 LOOK_UP_SECONDS = 0.25
-# All engines together poll this often for what wakes no thread, such as a stalled engine.
+# All engines together poll this often for events without a wake-up, such as a stalled engine.
 POLLS_PER_SECOND = 100
-MOST_WATCHED = _core.MOST_WAITED_FOR - 2  # beside the wake-up counter and the arrivals
-POLL_SECONDS = 0.02  # where a thread cannot wait for all that may wake it
+MOST_WATCHED = _core.MOST_WAITED_FOR - 2  # the other two are the wake-up counter and the arrivals
+POLL_SECONDS = 0.02  # used if a thread cannot wait for all counters at once
 
 
 def is_stopped(thread: int) -> bool:
@@ -104,7 +103,7 @@ def _pid_namespace() -> int:
 
 
 class Slots:
-    """All slots of one lock file. `path` is the file's."""
+    """All slots of the lock file at `path`."""
 
     def __init__(self, path: str, memory: mmap.mmap, atomics: _core.SharedWords) -> None:
         self.path = path
@@ -115,15 +114,15 @@ class Slots:
         self, name: str, properties: Mapping[str, str], keepalive: float | None,
         libraries: Sequence[str] = (),
     ) -> Slot:  # fmt: skip
-        """Take a slot for a new engine; `keepalive` in seconds, `libraries` the optional ones that
-        it has. Call it while the lock file is locked for opening.
+        """Take a slot for a new engine; `keepalive` in seconds, `libraries`: the optional libraries
+        that it has. Call it while the lock file is locked for opening.
 
         Raises ValueError if the description is too long, LedgerFullError if no slot is free.
         """
         info = msgpack.packb([name, dict(properties), __version__, list(libraries)])
         if len(info) > SLOT_SIZE - INFO:
             raise ValueError(
-                f"name and properties of an engine take {SLOT_SIZE - INFO} bytes at most, "
+                f"name= and properties= of an engine take {SLOT_SIZE - INFO} bytes at most, "
                 f"these take {len(info)}"
             )
         if not any(self.exists(index, engine) for index, engine in self._taken()):
@@ -139,8 +138,8 @@ class Slots:
 
     @property
     def opened(self) -> int:
-        """When the first engine opened the ledger since which at least one has always had it open:
-        ns of the machine's monotonic clock."""
+        """When the ledger was opened by the first engine after a time without any, in ns of the
+        machine's monotonic clock."""
         return self.atomics.load64(OPENED)
 
     def _taken(self) -> Iterator[tuple[int, str]]:
@@ -152,7 +151,7 @@ class Slots:
         if liveness & _core.HELD_BY:
             return False
         if liveness:
-            # Clear the id first: a reader that still sees the id then sees a dead holder.
+            # Clear the id first: a process that still sees the old id then sees it as dead.
             self.atomics.store64(at + ENGINE, 0)
             self.atomics.store(at + ALIVE, 0)
         return True
@@ -160,17 +159,18 @@ class Slots:
     # ---- which engines live --------------------------------------------------------------
 
     def alive(self, slot: int, engine: str) -> bool:
-        """Does this engine live, with a heartbeat within its keepalive (rules C2, C3)?"""
+        """Is this engine's process alive, with a heartbeat within its keepalive (rules C2, C3)?"""
         if not self.exists(slot, engine):
             return False
         at = SLOTS + slot * SLOT_SIZE
         if self.atomics.load(at + PID) == os.getpid():
-            return True  # this process runs: its heartbeat is due
+            return True  # its process runs, and is about to send a heartbeat
         keepalive = self.atomics.load64(at + KEEPALIVE)
         return keepalive == 0 or _core.now() - self.atomics.load64(at + HEARTBEAT) <= keepalive
 
     def exists(self, slot: int, engine: str) -> bool:
-        """Does this engine's process live? It may be stalled, and still read its notifications."""
+        """Is this engine's process alive? It may be unresponsive, and read its notifications
+        later."""
         at = SLOTS + slot * SLOT_SIZE
         wanted = int(engine, 16)
         if self.atomics.load64(at + ENGINE) != wanted:
@@ -180,7 +180,7 @@ class Slots:
         return bool(held) and self.atomics.load64(at + ENGINE) == wanted
 
     def engines(self) -> list[EngineInfo]:
-        """The engines that live now."""
+        """The live engines."""
         found = [
             (index, self._info(index, engine))
             for index, engine in self._taken()
@@ -190,7 +190,7 @@ class Slots:
         return [info for index, info in found if self.exists(index, info.id)]
 
     def present(self) -> list[EngineInfo]:
-        """The engines whose processes live, including stalled ones."""
+        """The engines whose processes are alive, including unresponsive ones."""
         return [
             self._info(index, engine)
             for index, engine in self._taken()
@@ -198,7 +198,7 @@ class Slots:
         ]
 
     def unresponsive(self) -> list[EngineInfo]:
-        """The engines whose processes live, and which have been silent for too long."""
+        """The engines whose processes are alive, but silent for longer than their keepalive."""
         found = [
             (index, self._info(index, engine))
             for index, engine in self._taken()
@@ -207,14 +207,14 @@ class Slots:
         return [info for index, info in found if self.exists(index, info.id)]
 
     def find(self, engine: str) -> tuple[int, EngineInfo] | None:
-        """(slot, facts) of an engine that lives."""
+        """(slot, facts) of a live engine."""
         for index, other in self._taken():
             if other == engine and self.alive(index, engine):
                 return index, self._info(index, engine)
         return None
 
     def silent_for(self, engine: str) -> float | None:
-        """Seconds since the last heartbeat of an engine, living or dead; None once its slot is
+        """Seconds since the last heartbeat of an engine, live or dead; None once its slot is
         free."""
         for index, other in self._taken():
             if other == engine:
@@ -222,8 +222,8 @@ class Slots:
         return None
 
     def in_process(self, pid: int) -> Iterator[tuple[int, EngineInfo]]:
-        """(slot, facts) of the engines of a process of this pid namespace, including stalled
-        ones."""
+        """(slot, facts) of the engines of a process, including unresponsive ones. `pid`: in this
+        pid namespace."""
         namespace = _pid_namespace()
         for index, engine in self._taken():
             at = SLOTS + index * SLOT_SIZE
@@ -232,7 +232,7 @@ class Slots:
                 yield index, self._info(index, engine)
 
     def without(self, library: str) -> list[EngineInfo]:
-        """The live engines that have recorded that they lack this optional library."""
+        """The live engines that lack this optional library."""
         return [
             self._info(index, engine)
             for index, engine in self._taken()
@@ -241,12 +241,12 @@ class Slots:
         ]  # fmt: skip
 
     def _description_row(self, index: int) -> list[Any]:
-        """What an engine has recorded about itself: [name, properties, version, libraries]."""
+        """The description in an engine's slot: [name, properties, version, libraries]."""
         at = SLOTS + index * SLOT_SIZE
         length = self.atomics.load(at + INFO_SIZE)
         try:
             return list(msgpack.unpackb(self.memory[at + INFO : at + INFO + length]))
-        except (ValueError, TypeError):  # an engine takes the slot right now, and fills it in
+        except (ValueError, TypeError):  # an engine is taking the slot, and has not filled it in
             return ["", {}]
 
     def _description(self, index: int) -> tuple[str, dict[str, str]]:
@@ -260,7 +260,7 @@ class Slots:
         return EngineInfo(engine, name, self.atomics.load(at + PID), properties, age)
 
     def notify(self, slot: int) -> None:
-        """Wake an engine: a notification was written for it."""
+        """Wake an engine, after a notification was written for it."""
         at = SLOTS + slot * SLOT_SIZE + WAKE_UPS
         self.atomics.add(at, 1)
         self.atomics.wake(at)
@@ -269,7 +269,7 @@ class Slots:
 
     def refuse_other_namespaces(self) -> None:
         """LedgerError while an engine of another pid namespace is open: locks and LMDB's table of
-        readers use thread and process ids, and two containers would mistake each other's."""
+        readers have thread and process ids, which are ambiguous between containers."""
         ours = _pid_namespace()
         for index, engine in self._taken():
             theirs = self.atomics.load64(SLOTS + index * SLOT_SIZE + NAMESPACE)
@@ -281,8 +281,8 @@ class Slots:
                 )
 
     def refuse_engines_that_answer(self) -> None:
-        """LedgerError while an engine of this memory runs although no lock shows it: it has the
-        same memory by way of another file system (an overlay and its upper directory)."""
+        """LedgerError if a thread waits on a slot in this memory although the locks show no engine:
+        it has the same memory through another file system (an overlay and its upper directory)."""
         for index, engine in self._taken():
             if not self.exists(index, engine):
                 continue
@@ -303,7 +303,7 @@ class Slot:
     def __init__(self, slots: Slots, index: int, info: bytes, keepalive: float | None) -> None:
         self._at = SLOTS + index * SLOT_SIZE
         self._atomics = atomics = slots.atomics
-        self.wake_ups = self._at + WAKE_UPS  # where the counter is
+        self.wake_ups = self._at + WAKE_UPS  # the place of the wake-up counter
         self.index = index
         self.engine = f"{int.from_bytes(os.urandom(8)) >> 1 | 1:016x}"
         self._hold = _core.Hold(atomics, self._at + ALIVE, self._at + NODE, self._at + PRESENCE)
@@ -318,11 +318,11 @@ class Slot:
         atomics.wake(ARRIVALS)
 
     def beat(self) -> None:
-        """Store a heartbeat: this process runs, and is not merely alive (rule C3)."""
+        """Store a heartbeat, which shows that the process is responsive (rule C3)."""
         self._atomics.store64(self._at + HEARTBEAT, _core.now())
 
     def wake_up_count(self) -> int:
-        """Changes with each notification."""
+        """The counter that each notification increments."""
         return self._atomics.load(self.wake_ups)
 
     def await_wake_up(self, seen: int, timeout: float) -> None:
@@ -330,11 +330,11 @@ class Slot:
         self._atomics.wait(self.wake_ups, seen, int(timeout * 1e9))
 
     def arrivals(self) -> int:
-        """Changes when an engine joins the ledger."""
+        """The counter that each engine increments when it joins."""
         return self._atomics.load(ARRIVALS)
 
     def living(self) -> frozenset[int]:
-        """The slots of the other engines that live now, for `await_wake_up_or_death`."""
+        """The slots of the other live engines, for `await_wake_up_or_death`."""
         return frozenset(i for i, liveness in self._others() if not liveness & _core.OWNER_DIED)
 
     def _others(self) -> list[tuple[int, int]]:
@@ -350,8 +350,8 @@ class Slot:
         self, seen: int, arrivals: int, living: frozenset[int], timeout: float
     ) -> None:
         """Wait for a notification, an engine's death or an arrival; return at once if one came
-        since the first three arguments were read. `timeout` is in seconds; the wait is shorter
-        where all engines together then poll `POLLS_PER_SECOND` times a second."""
+        since the first three arguments were read. `timeout` is in seconds; the wait may be shorter,
+        so that all engines together poll `POLLS_PER_SECOND` times a second."""
         longest = max(LOOK_UP_SECONDS, len(living) / POLLS_PER_SECOND)
         end = time.monotonic() + min(timeout, longest)
         while not self._is_called(seen, arrivals, living) and time.monotonic() < end:
@@ -370,12 +370,13 @@ class Slot:
         others = [index for index, liveness in self._others() if not liveness & _core.OWNER_DIED]
         timeout = min(timeout, LOOK_UP_SECONDS * max(1.0, len(others) / MOST_WATCHED))
         if len(others) > MOST_WATCHED:
-            # The kernel takes no more. Random samples: some engine waits for each of them.
+            # The kernel takes no more. Each engine watches a random sample, so that every engine is
+            # watched.
             others = random.sample(others, MOST_WATCHED)
         for index in others:
             at = SLOTS + index * SLOT_SIZE
-            # The kernel wakes waiting threads only where this bit is set. An engine that died
-            # or left just now gets it too, so its liveness is checked again.
+            # The kernel wakes waiting threads only if this bit is set. Set for an engine that has
+            # just died or left, it does no harm: its liveness is checked again.
             liveness = atomics.mark(at, _core.SLEEPERS)
             if liveness == _core.SLEEPERS:
                 atomics.swap(at, liveness, 0)
@@ -389,14 +390,14 @@ class Slot:
             atomics.wait(self.wake_ups, seen, min(ns, int(POLL_SECONDS * 1e9)))
 
     def leave(self) -> None:
-        """Release the slot. A second call does nothing: another engine may have it by then."""
+        """Release the slot. A second call has no effect, as another engine may have the slot."""
         if self._hold.tid == 0:
             return
         self._atomics.store64(self._at + ENGINE, 0)
         self._hold.release()
 
     def forget(self) -> None:
-        """In a forked child: the slot is the parent's."""
+        """Drop the slot, without releasing it, in a forked child."""
         self._hold.forget()
 
 
@@ -422,16 +423,16 @@ class Presence:
             raise
 
     def close(self) -> None:
-        """Release the locks; in a forked child, close the parent's descriptors. A second call does
-        nothing."""
+        """Release the locks; in a forked child, only close the parent's descriptors. A second call
+        has no effect."""
         while self._fds:
             os.close(self._fds.pop())
 
     def enter(self) -> None:
-        """Find out whether this process is alone, and keep every other process from being alone."""
+        """Take the locks. Is this process alone? From now on, no other process can be."""
         end = time.monotonic() + ATTEMPT_SECONDS
-        # A dying process that was alone releases its locks one after the other: both attempts may
-        # fail for a moment, and then this process is alone.
+        # A dying process that was alone releases its locks one after the other. Meanwhile this
+        # process gets neither all of them nor a share, so retry.
         while not (self._take_alone() or self._lock("read")):
             if time.monotonic() > end:
                 raise self._opened_elsewhere()
@@ -440,7 +441,7 @@ class Presence:
 
     def _show_earlier_versions(self) -> None:
         # Versions before lock-file version 4 remove the lock file of a later one unless a process
-        # holds a `flock` of the journal. Nothing else depends on this lock.
+        # holds a `flock` of the journal. Only they use this lock.
         with contextlib.suppress(OSError):
             fcntl.flock(self._fds[0], fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -477,7 +478,7 @@ log = logging.getLogger(__name__)
 
 
 def process_of(thread: int) -> int | None:
-    """The id of the process that a thread belongs to; None if it has ended, or is hidden from this
+    """The id of the process of a thread; None if the thread has ended, or is hidden from this
     process."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         status = read_whole(f"/proc/{thread}/status").splitlines()
@@ -495,12 +496,12 @@ class StallWatch:
         self.killers = killers
         self._path = path
         self._slots = slots
-        self._journal = journal  # it drops its reference to this watch when it is closed
+        self._journal = journal  # a reference cycle, which the journal's close breaks
         self._reported = (0, 0, 0)
 
     def stalled(self, thread: int) -> None:
-        """Called when this process has waited for this thread for half a second."""
-        # The thread may itself wait for another one, which is stopped.
+        """Callback of the journal: this process has waited for that thread for half a second."""
+        # The thread may itself wait for another thread, which is stopped.
         inside = [other for other in self._inside() if other]
         thread = next(filter(is_stopped, inside), thread)
         self._report(thread)
@@ -513,7 +514,7 @@ class StallWatch:
         return threads
 
     def _report(self, thread: int) -> None:
-        # Each of these changes if the thread goes on.
+        # If the thread makes progress, one of these changes.
         appends = self._inside()[0] == thread
         stall = thread, self._journal.version, self._journal.tail if appends else 0
         if stall == self._reported:
@@ -529,7 +530,7 @@ class StallWatch:
     def _kill_if_inside(self, thread: int) -> None:
         pid = process_of(thread)
         if pid is not None:
-            # While the thread still holds the lock, it lives: its id was not given to another.
+            # A thread that still holds the lock is alive, so its id was not reused.
             self.kill_if_stalled(
                 pid, lambda: thread in self._inside() and process_of(thread) == pid,
                 "while it holds the writer lock",
@@ -537,8 +538,8 @@ class StallWatch:
 
     def kill_if_stalled(self, pid: int, holds: Callable[[], bool], where: str) -> None:
         """Kill another process if `kill_stalled` allows it, and all engines of that process have
-        been silent for longer than their keepalive. `holds()`: does it still block others?
-        `where`: for the log."""
+        been silent for longer than their keepalive. `holds()`: does it still block others? `where`:
+        the blocked resource, for the log."""
         if self.killers and pid != os.getpid():
             engines = list(self._slots.in_process(pid))
             if self._all_stalled(engines):
@@ -556,7 +557,7 @@ class StallWatch:
         except OSError:
             return  # it has ended
         try:
-            # Check again: this process may have been stopped itself since, and that one gone on.
+            # Check again: this process may have been stopped itself, while the other one resumed.
             if holds() and self._all_stalled(list(self._slots.in_process(pid))):
                 logs.emit(
                     log, logs.KILLING, ledger=self._path, **_of_process(pid, engines),
@@ -569,7 +570,7 @@ class StallWatch:
             os.close(process)
 
     def inside(self) -> EngineInfo | None:
-        """The engine that appends or holds the writer lock at this moment; None if none does."""
+        """The engine that appends or holds the writer lock now, if any."""
         for thread in self._inside():
             pid = process_of(thread) if thread else None
             for _, engine in () if pid is None else self._slots.in_process(pid):
@@ -578,7 +579,7 @@ class StallWatch:
 
 
 def _of_process(pid: int | None, engines: list[EngineInfo]) -> dict[str, Any]:
-    """The attributes of a log line about a process, and the first of its engines."""
+    """The fields of a log line about a process and its first engine."""
     if not engines:
         return {"pid": pid}
     return {"pid": pid, "engine": engines[0].name, "engine_id": engines[0].id}
