@@ -1,1 +1,1 @@
-"""One machine: the log of a directory, which its processes share."""
+"""The local backend: a log in a directory, which processes of one machine share."""

@@ -1,4 +1,4 @@
-"""All that one ledger has: topics, roles, claims, engines; see `exclusivelog.backend.Catalog`."""
+"""The catalog of a ledger: topics, roles, claims, engines; see `exclusivelog.backend.Catalog`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """The engine that lists them."""
+    """The engine of the catalog."""
 
     ledger: Ledger
     sessions: Sessions
@@ -51,7 +51,7 @@ class Host(Protocol):
         """EngineClosedError unless the engine can be used here."""
 
     def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's row as it is now."""
+        """The topic's current row."""
 
 
 class LocalCatalog:
@@ -67,22 +67,23 @@ class LocalCatalog:
     # ---- topics ----------------------------------------------------------------------------
 
     def topic(self, name: str, create: bool) -> tuple[int, str]:
-        """(id, name) of the topic of that name, made if need be; or TopicNotFoundError."""
+        """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is
+        missing."""
         return create_topic(self._ledger, name, create)
 
     def topics(self) -> list[str]:
-        """The names of the topics that exist, sorted; without the library's own."""
+        """The names of the topics, sorted; without internal ones."""
         self._engine.check_open()
         return list_topics(self._ledger)
 
     def delete(self, name: str, own: bool = False) -> None:
-        """Remove a topic without holder and waiters; `own`: it is one of the library's."""
+        """Delete a topic without holder and waiters; `own`: it is an internal one."""
         delete_topic(self._ledger, self._engine.sessions, name, own)
 
     # ---- ownership -------------------------------------------------------------------------
 
     def claims(self, group: str | None) -> list[ClaimInfo]:
-        """The claims that live engines hold, the oldest first."""
+        """The claims of live engines, the oldest first."""
         return Claims(self._ledger, self._engine.sessions.succession).living(group)
 
     def groups(self) -> list[GroupInfo]:
@@ -105,11 +106,11 @@ class LocalCatalog:
         return self._ledger.lockfile.slots.engines()
 
     def inside(self) -> EngineInfo | None:
-        """The engine that is inside the critical section now."""
+        """The engine that appends or holds the writer lock now, if any."""
         return None if self._ledger.watch is None else self._ledger.watch.inside()
 
     def stats(self) -> EngineStats:
-        """Its figures."""
+        """The figures of `EngineStats`."""
         self._engine.check_open()
         rows, damaged = topic_rows(self._ledger)
         appenders = [each.sending.appender for each in self._engine.registry.sessions()]
@@ -129,18 +130,18 @@ class LocalCatalog:
         )  # fmt: skip
 
     def topic_stats(self) -> list[tuple[str, TopicStats]]:
-        """How much each topic has, as of the last checkpoint."""
+        """The size of each topic, as of the last checkpoint."""
         self._engine.check_open()
         return [(row.name, stats_of(row, row.next_offset)) for row in topic_rows(self._ledger)[0]]
 
     def verify(self) -> Report:
-        """Read everything."""
+        """Read and check all topics."""
         return verify(self._ledger, self._engine.unflushed)
 
 
 def delete_topic(ledger: Ledger, sessions: Sessions, name: str, own: bool = False) -> None:
-    """Remove a topic without holder and waiters; see `Engine.delete_topic`. `own`: it is one of
-    the library's."""
+    """Delete a topic without holder and waiters; see `Engine.delete_topic`. `own`: it is an
+    internal one."""
     check_name(name, "name")
     if is_internal(name) and not own:
         raise ValueError(f"topic={name!r} is internal to the library; it cannot be deleted")

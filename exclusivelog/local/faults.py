@@ -1,4 +1,4 @@
-"""The library's errors for those of LMDB and of the system, with the way out (rule H2)."""
+"""Translation of LMDB's and the system's errors, with advice (rule H2)."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from exclusivelog.errors import (
 from exclusivelog.local.files import SEGMENTS
 
 NO_SUCH_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EISDIR)
-HARDLY_ANY_ROOM = 1 << 18  # bytes; a truncated write leaves less
+HARDLY_ANY_ROOM = 1 << 18  # bytes; after a truncated write, less is free
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DAMAGED = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)
 OPEN_AGAIN = "close the engine and open it again"
-# Not of a file: a signal handler, or other code that Python ran meanwhile, has raised it.
+# OSErrors that do not come from a file, but from a signal handler or other code that Python ran
+# meanwhile.
 FOREIGN = (
     TimeoutError, ConnectionError, ChildProcessError, ProcessLookupError, InterruptedError,
-    LedgerError,  # it is translated
+    LedgerError,  # it is translated already
 )  # fmt: skip
 SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
@@ -41,8 +42,8 @@ def translated(
     path: str, readonly: bool = False, fail: Callable[[LedgerIOError], None] | None = None,
     way_out: str = OPEN_AGAIN,
 ) -> Iterator[None]:  # fmt: skip
-    """Raise the library's errors for LMDB's and the system's. `fail` is called with a final one;
-    `way_out` is the advice where there is none more specific."""
+    """Translate errors of LMDB and the system in the block. `fail` is called with a final error;
+    `way_out` is the advice if there is none more specific."""
     try:
         yield
     except Exception as error:
@@ -54,7 +55,7 @@ def translated(
         try:
             raise raised from error
         finally:
-            del raised  # else error and frame refer to each other, and keep files open
+            del raised  # else error and frame form a cycle, which keeps files open
 
 
 def translation(
@@ -73,8 +74,8 @@ def translation(
 
 
 def retry_damaged(read: Callable[[], Found]) -> Found:
-    """The result of `read`, which is retried once on corruption (rule G9): a concurrent trim or
-    replacement can look like damage. Raises LedgerCorruptedError at the same damage twice.
+    """Call `read`, and retry it once on corruption (rule G9): a concurrent trim or replacement can
+    look like damage. Raises LedgerCorruptedError if the same damage is found twice.
 
     >>> retry_damaged(lambda: "sound")
     'sound'
@@ -90,7 +91,7 @@ def retry_damaged(read: Callable[[], Found]) -> Found:
 
 
 def _ran_out_of_room(path: str) -> bool:
-    """Is there no room? LMDB reports each truncated write as an I/O error, for whatever reason."""
+    """Is the disk full, or a limit reached? LMDB reports every truncated write as an I/O error."""
     try:
         size = os.stat(os.path.join(path, "data.mdb")).st_size
     except OSError:
@@ -101,8 +102,8 @@ def _ran_out_of_room(path: str) -> bool:
 
 
 def _takes(path: str, size: int) -> bool:
-    """Can the disk allocate so many more bytes? Try with a temporary file: the free space that
-    statvfs reports ignores quotas and what the file system reserves."""
+    """Can so many more bytes be allocated? Tries it with a temporary file: the free space that
+    statvfs reports ignores quotas and reserved blocks."""
     try:
         fd = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Files: a ledger's directory by its open descriptor, and locks of open files.
+"""Access to a ledger's files through a descriptor of its directory, and locks of open files.
 
 A path may lead to another directory after `mv`, `rm -rf` or the restoration of a backup. So every
 file of a ledger is opened, created, renamed and removed relative to a descriptor of its directory,
@@ -26,8 +26,8 @@ LOCK_TYPES = {"read": fcntl.F_RDLCK, "write": fcntl.F_WRLCK, "none": fcntl.F_UNL
 
 
 def above_standard(fd: int) -> int:
-    """The same open file as a descriptor of at least 3: what C code prints to a closed stderr must
-    not go into a file of the ledger.
+    """Move a descriptor above 2, so that C code that prints to a closed stderr does not write into
+    a file of the ledger.
 
     >>> above_standard(os.open("/dev/null", os.O_RDONLY)) >= 3
     True
@@ -42,7 +42,8 @@ def above_standard(fd: int) -> int:
 
 @contextlib.contextmanager
 def standard_descriptors_taken() -> Iterator[None]:
-    """Occupy closed descriptors 0 to 2 while the block runs, in which LMDB or mmap opens files."""
+    """Occupy closed descriptors 0 to 2 while the block runs, so that LMDB or mmap do not get
+    them."""
     taken = []
     try:
         while True:
@@ -91,8 +92,8 @@ def read_whole(path: str) -> bytes:
 
 
 def fill_holes(fd: int) -> None:
-    """Allocate the disk's blocks for all of a file, which a copy may lack: a store into a mapped
-    hole is a SIGBUS where the disk is full. OSError (ENOSPC) if there is no room."""
+    """Allocate all blocks of a file, as a copy may have holes: on a full disk, a store into a
+    mapped hole is a SIGBUS. OSError (ENOSPC) if there is no room."""
     facts = os.fstat(fd)
     if facts.st_blocks * 512 < facts.st_size:
         os.posix_fallocate(fd, 0, facts.st_size)
@@ -113,7 +114,7 @@ def inherit_owner(fd: int, model: os.stat_result) -> None:
 
 
 class Directory:
-    """An open directory. `path` is the absolute path that it was opened by."""
+    """An open directory. `path` is the absolute path by which it was opened."""
 
     def __init__(self, path: str, parent: Directory | None = None) -> None:
         self.path = path
@@ -126,23 +127,24 @@ class Directory:
 
     @property
     def by_descriptor(self) -> str:
-        """A path that leads here even after a change of `path`, for code that takes only paths."""
+        """A path to this directory that stays valid if it is moved, for code that takes only
+        paths."""
         return f"/proc/self/fd/{self.fd}"
 
     def close(self) -> None:
-        """Close the descriptor. A second call does nothing."""
+        """Close the descriptor. A second call has no effect."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
 
     @property
     def is_open(self) -> bool:
-        """Is the descriptor still this directory's? A daemon may have closed all descriptors, and
-        opened other files."""
+        """Does the descriptor still belong to this directory? A program that becomes a daemon may
+        have closed all descriptors, and opened other files."""
         try:
             facts = os.fstat(self.fd)
         except OSError as error:
-            return error.errno != errno.EBADF  # the disk may be gone: other calls report that
+            return error.errno != errno.EBADF  # the disk may have failed: other calls report that
         return (facts.st_dev, facts.st_ino) == self.identity
 
     # ---- its files -----------------------------------------------------------------------
@@ -206,7 +208,8 @@ class Directory:
     # ---- does the path still lead here? ----------------------------------------------------
 
     def lost(self) -> str:
-        """Why the path no longer leads here (removed, renamed, replaced); empty if it does."""
+        """Why the path no longer leads to this directory (removed, renamed, replaced); empty if it
+        does."""
         if not self.is_open:
             return "its file descriptors were closed by the program (os.closerange, for example)"
         try:
@@ -228,8 +231,8 @@ class Directory:
 
 
 def why_shared(fd: int) -> str:
-    """Why an open file must not be used: it has a second name, so that a ledger in another
-    directory would change it, too. Empty if it has one name."""
+    """Why an open file must not be used: it has a second hard link, by which another ledger would
+    change it. Empty if it has one name."""
     links = os.fstat(fd).st_nlink
     if links <= 1:
         return ""

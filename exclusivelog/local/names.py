@@ -27,7 +27,7 @@ def checked(row: _core.TopicRow) -> _core.TopicRow:
 
 
 def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
-    """(id, name) of the topic of that name, made if need be."""
+    """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is missing."""
     check_name(name, "topic")
     with ledger.read() as tables:
         row = tables.topics.find(name)
@@ -43,8 +43,8 @@ def create_topic(ledger: Store, name: str, create: bool) -> tuple[int, str]:
 
 
 def _similar(ledger: Store, name: str) -> str:
-    """The end of the error for a name that no topic has."""
-    from difflib import get_close_matches  # only where a name is wrong
+    """Suggestions for the error about an unknown name."""
+    from difflib import get_close_matches  # imported only for this error
 
     names = list_topics(ledger)
     if not names:
@@ -56,7 +56,7 @@ def _similar(ledger: Store, name: str) -> str:
 
 
 def list_topics(ledger: Store) -> list[str]:
-    """The names of the topics that exist, sorted; without the library's own."""
+    """The names of the topics, sorted; without internal ones."""
     with ledger.read() as tables:
         return [
             name
@@ -66,8 +66,8 @@ def list_topics(ledger: Store) -> list[str]:
 
 
 def list_read_topics(ledger: Store, read: Container[str]) -> list[tuple[str, int]]:
-    """(name, id) of the topics on which a reader group has committed, and of those with these
-    names, sorted; without the library's own."""
+    """(name, id) of the topics on which a reader group has committed, and of those named in `read`,
+    sorted; without internal ones."""
     with ledger.read() as tables:
         committed = tables.cursors.topics()
         return [
@@ -80,8 +80,8 @@ def list_read_topics(ledger: Store, read: Container[str]) -> list[tuple[str, int
 
 
 def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:
-    """The rows of all topics by name, as of the last checkpoint and without the library's own, and
-    how many more there are whose rows are damaged."""
+    """The rows of all topics by name, as of the last checkpoint and without internal ones; and the
+    number of damaged rows."""
     rows: list[_core.TopicRow] = []
     damaged = 0
     with ledger.read() as tables:
@@ -91,7 +91,7 @@ def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:
             try:
                 row = tables.topics.get(topic)
             except LedgerCorruptedError:
-                damaged += 1  # opening it raises what is wrong with it
+                damaged += 1  # opening it reports the damage
                 continue
             if not row.flags & _core.DELETED:
                 rows.append(row)
@@ -99,7 +99,7 @@ def topic_rows(ledger: Store) -> tuple[list[_core.TopicRow], int]:
 
 
 def stats_of(row: _core.TopicRow, end: int) -> TopicStats:
-    """How much a topic has, by its row, where `end` is its next offset."""
+    """The size of a topic, from its row and its next offset `end`."""
     return TopicStats(
         None, 0, 0, 0, {}, messages=end - row.first_offset, first_offset=row.first_offset,
         next_offset=end, epoch=row.epoch, holders=row.shared + bool(row.owner),
@@ -111,4 +111,4 @@ def _is_deleted(tables: Tables, topic: int) -> bool:
     try:
         return bool(tables.topics.get(topic).flags & _core.DELETED)
     except LedgerCorruptedError:
-        return False  # it is there, and opening it raises what is wrong with it
+        return False  # it exists, and opening it reports the damage

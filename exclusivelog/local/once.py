@@ -33,7 +33,7 @@ class Host(Protocol):
 
     @property
     def slot(self) -> int:
-        """Its place in the lock file; LedgerError where it is read-only, and has none."""
+        """Its slot in the lock file; LedgerError if it is read-only, and has none."""
 
 
 class LocalOnce:
@@ -45,10 +45,10 @@ class LocalOnce:
     def append(
         self, run: OnceRun, number: int | None, batches: Mapping[str, Iterable[Columns]]
     ) -> dict[str, Appended]:
-        """Append a batch to topics, unless it is in them already."""
+        """Append a batch to topics, unless they have it already."""
         engine = self._engine
         try:
-            # Creates topics, too; a failure leaves none.
+            # Also creates topics, which a failure rolls back.
             with engine.ledger.write_checkpointed() as tables:
                 return {
                     name: _append(engine, tables, _topic(tables, name), run, number, parts)
@@ -67,7 +67,7 @@ class LocalOnce:
                 tables.once.put_batch(found, writer, number)
 
     def recorded(self, topic: str | int) -> dict[str, int]:
-        """Writer -> its last number."""
+        """{writer: its last number}."""
         found = self._id_of(topic)
         with self._engine.ledger.read() as tables:
             return dict(tables.once.batches(existing(tables, found).id))
@@ -79,7 +79,7 @@ class LocalOnce:
 
 
 class _SourceFailed(Exception):
-    """The caller's source of messages raised: this is no error of the ledger (rule H2)."""
+    """An error of the caller's iterator of messages, not of the ledger (rule H2)."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -123,7 +123,7 @@ def _append(
 
 
 def _went_back(row: _core.TopicRow, run: OnceRun, number: int, last: int) -> LedgerError:
-    # A run begins with the last batch of the one before, or with the next one.
+    # A run may begin only with the last batch of the previous run, or with the next one.
     return LedgerError(
         f"topic {row.name!r}: job {run.writer!r} sends batch {number} after its batch {last}. "
         "This run uses a copied or restored checkpoint, and nothing was written; use the original "
@@ -145,7 +145,7 @@ def _session(engine: Host, tables: Tables, topic: int, run: OnceRun) -> Session:
 
 def _claim(tables: Tables, topic: int, token: str) -> int | None:
     epoch, row = tables.once.fence(topic, token), tables.topics.get(topic)
-    # No epoch of a recreated topic can be claimed; but its last owner was this run.
+    # No epoch of a recreated topic can be claimed, but this run was its last owner.
     return None if row.flags & _core.RECREATED and epoch == row.epoch else epoch
 
 

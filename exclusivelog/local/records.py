@@ -54,7 +54,7 @@ Decoded = TypeVar("Decoded")
 
 
 class NoRows:
-    """The cursor of a table that an earlier format does not have: it finds no row."""
+    """An empty cursor, for a table that an earlier format does not have."""
 
     def __iter__(self) -> Iterator[tuple[bytes, bytes]]:
         return iter(())
@@ -75,7 +75,7 @@ class Rows:
         self.changed = False
 
     def get(self, table: str, key: bytes) -> bytes | None:
-        """The data under a key."""
+        """The data of a row; None if there is none."""
         database = self._databases[table]
         return None if database is None else self._txn.get(key, db=database)
 
@@ -85,7 +85,7 @@ class Rows:
         return self._txn.put(key, data, overwrite=overwrite, db=self._databases[table])
 
     def get_many(self, table: str, keys: list[bytes]) -> list[tuple[bytes, bytes]]:
-        """(key, data) of those of these rows that are there, in the order of `keys`."""
+        """(key, data) of the rows among `keys` that exist, in the order of `keys`."""
         return list(self.cursor(table).getmulti(keys)) if keys else []
 
     def put_many(
@@ -112,7 +112,7 @@ class Rows:
 
     def under(self, table: str, owner: int, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """(key, data) of the rows whose keys begin with the number `owner`, from the key `start`
-        on; the keys are given without that number. Lazy, as a cursor is."""
+        on; the returned keys lack that number. Lazy, like a cursor."""
         prefix = U64.pack(owner)
         cursor = self.cursor(table)
         if cursor.set_range(prefix + start):
@@ -122,7 +122,7 @@ class Rows:
                 yield key[U64.size :], data
 
     def find(self, table: str, key: bytes, decode: Callable[[bytes], Decoded]) -> Decoded | None:
-        """The decoded data under a key; None if there is none."""
+        """The decoded data of a row; None if there is none."""
         data = self.get(table, key)
         return None if data is None else self.decode(table, decode, data)
 
@@ -148,7 +148,7 @@ class Rows:
 
 
 def u64(data: bytes) -> int:
-    """The number that a row holds."""
+    """The number in a row."""
     value: int = U64.unpack(data)[0]
     return value
 
@@ -164,7 +164,7 @@ ITEMS = b"items"
 
 SLACK_MS = 5000  # a publish time may be this far ahead of the clock
 MOST_MARKS = 64
-# The start of 2025. A clock before that was never set.
+# The start of 2025. An earlier time is that of a clock that was never set.
 EARLIEST_MS = 1_735_689_600_000
 
 MARK, CHECKSUM = struct.Struct(">QQ"), struct.Struct(">I")
@@ -178,7 +178,7 @@ def wall_ms() -> int:
 
 
 def is_ahead(published: int, now: int) -> bool:
-    """Is this publish time too far ahead of the clock to be right?"""
+    """Is this publish time too far ahead of the clock to be trusted?"""
     return published > now + SLACK_MS
 
 
@@ -189,8 +189,8 @@ def pack_marks(marks: list[Mark]) -> bytes:
 
 
 def unpack_marks(row: bytes | None) -> list[Mark]:
-    """A row's marks; none if it is damaged: without marks messages are kept longer, and damage to
-    them must not fail a checkpoint."""
+    """A row's marks; none if it is damaged: then messages are only kept longer, while an error
+    would fail checkpoints."""
     if row is None or len(row) % MARK.size != CHECKSUM.size:
         return []
     data = row[: -CHECKSUM.size]
@@ -199,8 +199,8 @@ def unpack_marks(row: bytes | None) -> list[Mark]:
 
 
 def with_mark(marks: list[Mark], offset: int, now: int) -> list[Mark]:
-    """The marks with a new last one; unchanged if there is no message since the last one, or the
-    clock was never set.
+    """The marks with one added; unchanged if there is no message since the last mark, or the clock
+    was never set.
 
     >>> with_mark([(10, 1_800_000_000_000)], 20, 1_800_000_060_000)
     [(10, 1800000000000), (20, 1800000060000)]
@@ -217,7 +217,7 @@ def is_marked(marks: list[Mark], offset: int, now: int) -> bool:
 
 def _thinned(marks: list[Mark], now: int) -> list[Mark]:
     # Messages between two marks get the time of the later one. Drop the mark whose loss makes them
-    # appear too young by the smallest share of their age: newer marks are then closer together.
+    # appear younger by the smallest share of their age, so that newer marks are closer together.
     while len(marks) > MOST_MARKS:
         costs = [
             max(0, later - earlier) / (abs(now - earlier) + 1000)
@@ -259,10 +259,10 @@ FENCING = AccessMode.EXCLUSIVE_WITH_FENCING.value
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One producer's registration on a topic, waiting or admitted, as the ledger keeps it.
+    """The row of one producer's registration on a topic, waiting or admitted.
 
-    `epoch` is what it writes under (0 while it waits); `created` is in ns of the monotonic
-    clock, `since` in ms since 1970; `tie` is random and orders equals (rule D1).
+    `epoch` is 0 while it waits; `created` is in ns of the monotonic clock, `since` in ms since
+    1970; `tie` is random, and breaks ties in the queue (rule D1).
     """
 
     id: int
@@ -280,21 +280,21 @@ class Session:
     claim: int | None = None
     epoch: int = 0
     properties: dict[str, str] = field(default_factory=dict)
-    settle: int = 0  # ns that it leaves a free topic to better ones that reconnect, at most
+    settle: int = 0  # longest settle delay, ns (rule D7)
     engine_properties: dict[str, str] = field(default_factory=dict)
-    lineage: int = 0  # the session since which the topic was only ever handed over
-    notify_on_contention: bool = False  # when a session waits for its topic
-    bound_to: int = 0  # the claim session that it ends with (rule F5)
-    announce: dict[str, str] | None = None  # what is announced with its grant
+    lineage: int = 0  # id of the session with which an unbroken series of hand-overs began
+    notify_on_contention: bool = False  # notify it when another producer waits for its topic
+    bound_to: int = 0  # the claim session with which it ends (rule F5)
+    announce: dict[str, str] | None = None  # the announcement to be made with its grant
 
     @property
     def exclusive(self) -> bool:
-        """Alone on its topic, once it is admitted."""
+        """Is it the only holder of its topic, once it is admitted?"""
         return self.mode != SHARED
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Sorts sessions in the order of rule D1, best first."""
+        """The sort key of the queue, best first (rule D1)."""
         return (-self.priority, self.created, self.tie)
 
 
@@ -304,8 +304,8 @@ _values_of = operator.attrgetter(*SESSION_FIELDS)
 
 
 def changed(session: Session, **values: Any) -> Session:
-    """The session with other values of these fields: `dataclasses.replace` in less than half the
-    time, because every grant needs several.
+    """A copy of the session with other values of these fields. It takes less than half the time of
+    `dataclasses.replace`, and every grant makes several.
 
     >>> from dataclasses import replace
     >>> session = unpack_session(pack_session(Session(1, 2, "e", 3, 4, "", "n", WAIT, 0, 5, 6, 7)))
@@ -319,8 +319,8 @@ def changed(session: Session, **values: Any) -> Session:
 
 
 def pack_session(session: Session) -> bytes:
-    """A session as msgpack, fields in order; the last one only if it is there, so that earlier
-    versions read all others."""
+    """A session as msgpack, fields in order. The last field is left out if it is None, so that
+    earlier versions can read the row."""
     row = _values_of(session)
     packed: bytes = msgpack.packb(row if session.announce is not None else row[:-1])
     return packed
@@ -333,9 +333,9 @@ def unpack_session(data: bytes) -> Session:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A hand-over of a topic to the engine `target`, under way until `until` (ns of the monotonic
-    clock). The session `session` is to release it, or has (0). The rest is for errors and events,
-    and for producers that follow (rules E1-E4)."""
+    """A hand-over of a topic to the engine `target`, with the deadline `until` (ns of the monotonic
+    clock). `session` is to release the topic; 0: it has. The other fields are for errors and
+    events, and for producers that follow (rules E1-E4)."""
 
     topic: int
     target: str
@@ -346,14 +346,14 @@ class Transfer:
     pid: int
     properties: dict[str, str]
     lineage: int = 0  # the first session of an unbroken series of hand-overs
-    groups: tuple[str, ...] = ()  # whose claims on the topic move with it
+    groups: tuple[str, ...] = ()  # reader groups whose claims on the topic move with it
 
 
 Known = tuple[int, int]  # the best and the lowest priority of a topic's waiters so far
 
 
 def widened(known: Known | None, *priorities: int) -> Known:
-    """What is known once these have been there, too.
+    """The range of priorities, extended to these.
 
     >>> widened((5, 1), 7), widened(None, 3)
     ((7, 1), (3, 3))
@@ -363,7 +363,7 @@ def widened(known: Known | None, *priorities: int) -> Known:
 
 
 def is_role(topic: str) -> bool:
-    """Is this the own topic of a role?"""
+    """Does this topic stand for a role?"""
     return topic.startswith(PREFIX)
 
 
@@ -378,8 +378,8 @@ class Registration:
 
 
 class StillReleasing(ExclusiveLogError):
-    """Internal: the source has not released the topic yet; request again once it has, or at
-    `until` (ns of the monotonic clock)."""
+    """Internal: the source of a hand-over has not released the topic yet. Request again when it
+    has, or at `until` (ns of the monotonic clock)."""
 
     def __init__(self, refusal: ExclusiveLogError, until: int) -> None:
         super().__init__(str(refusal), holder=refusal.holder)
@@ -388,7 +388,8 @@ class StillReleasing(ExclusiveLogError):
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """One claim session (rules F1-F5). `since` is in ms since 1970; `reads`: it is a reader's."""
+    """The row of a claim session (rules F1-F5). `since` is in ms since 1970; `reads`: it belongs to
+    a group's reader."""
 
     id: int
     engine: str

@@ -1,4 +1,4 @@
-"""One open engine without the calls of its public interface: its parts, and their life cycle."""
+"""One open engine below the public interface: its parts, and their life cycle."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _engines: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
-    """The method, without a reference to the engine: a dropped engine closes its files at once."""
+    """A weak bound method: it does not keep a dropped engine, and so its files, open."""
     reference = weakref.WeakMethod(method)
 
     def call(topic: int) -> int:
@@ -83,7 +83,7 @@ def _weakly(method: Callable[[int], int]) -> Callable[[int], int]:
 
 
 class OpenEngine(abc.ABC):
-    """What the parts of one open engine share: how it joins the others, is used, and leaves."""
+    """The parts of one open engine, and how it is opened, checked and closed."""
 
     id: str
     callbacks: Callbacks
@@ -112,7 +112,7 @@ class OpenEngine(abc.ABC):
         self.closed = False
         self.forked = False
         self._locks = threading.Lock
-        self.unflushed = unflushed  # acknowledged before it is flushed (rule H1)
+        self.unflushed = unflushed  # acknowledge before the flush (rule H1)
         self.readonly = readonly
         self._keepalive = keepalive
         self._closing = threading.RLock()
@@ -144,7 +144,7 @@ class OpenEngine(abc.ABC):
         self.worker.start(self, self._slot)
 
     def _clear_up(self) -> None:
-        """Finish deletions whose processes died, and delete the notifications of dead engines."""
+        """Complete deletions of dead processes, and delete the notifications of dead engines."""
         try:
             delete_pending(self.ledger, AT_OPEN)
             self.sessions.drop_notifications_of_dead_engines()
@@ -198,13 +198,13 @@ class OpenEngine(abc.ABC):
         )
 
     def check_free(self) -> None:
-        """LedgerError if this thread would wait for itself: it holds a lock of the engine."""
+        """LedgerError if this thread holds a lock of the engine, for which it would wait."""
         if self.busy_here:
             raise called_reentrantly(self.path)
 
     @property
     def slot(self) -> int:
-        """Its place in the lock file; LedgerError where it is read-only, and has none."""
+        """Its slot in the lock file; LedgerError if it is read-only, and has none."""
         self.check_writable()
         assert self._slot is not None
         return self._slot.index
@@ -214,7 +214,7 @@ class OpenEngine(abc.ABC):
         self.callbacks.call_soon(function)
 
     def check_writable(self) -> None:
-        """Raise an error unless this engine can be used here, and to write."""
+        """Raise an error unless this engine can be used here, and is open to write."""
         self.check_open()
         if self._slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
@@ -224,8 +224,8 @@ class OpenEngine(abc.ABC):
         self.check_writable()
 
     def close(self) -> None:
-        """Commit pending sends, release topics and claims, and end the threads. Closing twice does
-        nothing; after an interrupt, the second call finishes what the first one began.
+        """Commit pending sends, release topics and claims, and end the threads. A second call has
+        no effect, or completes a first one that was interrupted.
 
         If a signal handler or a finalizer calls this during a transaction of the same thread,
         another thread closes the engine as soon as that transaction is over."""
@@ -239,7 +239,7 @@ class OpenEngine(abc.ABC):
             if self._closed_for_good:
                 return
             try:
-                with self.notifications.lock:  # a request that is being registered ends before
+                with self.notifications.lock:  # wait for the end of a registration
                     self.closed = True
                 self._finish_work()
             except ExclusiveLogError as error:
@@ -256,19 +256,19 @@ class OpenEngine(abc.ABC):
         waiting = self.pending.queued.sessions()
         error = self._closed_error()
         for each in sessions:
-            each.end(error)  # what is queued is still sent, and nothing more
+            each.end(error)  # what is queued is still sent
         with self.ledger.pause_lock:
-            pass  # a transaction that is being committed comes to its end
+            pass  # wait for the end of a commit
         self.committer.drain()
-        self.worker.release_all(waiting)  # first: what is released must not be granted to them
+        self.worker.release_all(waiting)  # waiters first: they must not be granted what is released
         self.worker.release_all([each.session for each in sessions])
         self.worker.release_given_up()
         for claim in self.registry.claims():
             claim.end()
 
     def _end(self) -> None:
-        # The slot first: if a later step fails, no engine waits for this one. Every
-        # step may be taken twice, should an interrupt come between them.
+        # The slot first: if a later step fails, no engine waits for this one. Every step may be
+        # repeated, after an interrupt between them.
         self.closed = True
         if self._heartbeat is not None:
             self._heartbeat.stop()
@@ -294,24 +294,25 @@ class OpenEngine(abc.ABC):
 
     @abc.abstractmethod
     def renew(self, topic: int) -> int:
-        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
-        topic's end as it is now. Returns that."""
+        """Take a map's snapshot, and rebuild a compacted view, before a trim. Returns the offset up
+        to which they go."""
 
     def _forget(self) -> None:
-        """In a forked child: everything is the parent's (rule C5)."""
+        """Drop everything in a forked child, because it is the parent's (rule C5)."""
         self.forked = self.closed = self._closed_for_good = True
         if self._slot is not None:
             self._slot.forget()
 
 
 class Runtime(OpenEngine):
-    """One open engine, as the public interface needs it; see `exclusivelog.backend`."""
+    """The backend of one open engine; see `exclusivelog.backend.EngineBackend`."""
 
     capabilities = CAPABILITIES
     latest_needs_log = False  # the journal's version changes with every change of owner
 
     def inspect(self, find: Callable[[Tables], Found]) -> Found:
-        """What `find` finds in all that this engine's readers may see (rule G6)."""
+        """The result of `find` on a snapshot of all that this engine's readers may see (rule
+        G6)."""
         return self.ledger.inspect(find, self.unflushed)
 
     def latest(self, topic: int) -> _core.TopicRow:
@@ -320,17 +321,17 @@ class Runtime(OpenEngine):
 
     @property
     def ownership_version(self) -> int:
-        """Changes with whatever may change who owns a topic."""
+        """A number that every change of ownership changes."""
         journal = self.ledger.journal
         return 0 if journal is None else journal.version
 
     def make_visible(self) -> None:
-        """Let this engine's readers see all that any engine has acknowledged by now (rule G6)."""
+        """Make all that any engine has acknowledged visible to this engine's readers (rule G6)."""
         if not self.unflushed:
             self.ledger.flush()
 
     def events(self, topic: str | None, group: str | None) -> None:
-        """They are messages of the topic `__events__`."""
+        """The ownership events, messages of the topic `__events__`."""
 
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it until it is promoted or its timeout has passed."""
@@ -338,7 +339,7 @@ class Runtime(OpenEngine):
         slot = self._slot
         if slot is None:
             raise LedgerError(f"{self.path} is open with readonly=True; it takes no producers")
-        self.ledger.checkpointer.start()  # before anything is registered: they may not start
+        self.ledger.checkpointer.start()  # before the registration: starting a thread may fail
         self.committer.start()
         request = replace(request, created=_core.now())
         register = functools.partial(self.sessions.request, request, self.info, slot.index)
@@ -347,9 +348,9 @@ class Runtime(OpenEngine):
     def open_producers(
         self, names: Sequence[str], request: ProducerRequest, options: SessionOptions
     ) -> list[LocalSession]:
-        """Register a producer on each of these topics, all or none; what they send by."""
+        """Register a producer on each of these topics, all or none; returns their sessions."""
         slot = self.slot
-        self.ledger.checkpointer.start()  # before anything is registered: they may not start
+        self.ledger.checkpointer.start()  # before the registration: starting a thread may fail
         self.committer.start()
         request = replace(request, created=_core.now())
         topics = iter(names)
@@ -364,8 +365,8 @@ class Runtime(OpenEngine):
         self, topic: str, session: Session, last_sequence: int, options: SessionOptions,
         keeper: object = None,
     ) -> LocalSession:  # fmt: skip
-        """What a producer sends by, now that its session was granted. `keeper`: what releases
-        the session instead of the producer, such as a role."""
+        """The open session of a producer, after its grant. `keeper`: the object that releases the
+        session instead of the producer, such as a role."""
         return LocalSession(self, topic, session, last_sequence, options, keeper)
 
     def topic_store(self, topic: int) -> LocalTopic:
@@ -373,7 +374,7 @@ class Runtime(OpenEngine):
         return LocalTopic(self, topic)
 
     def engine_here(self, engine: str) -> Runtime | None:
-        """The engine of that id, if it is in this process and open."""
+        """The engine of that id, if this process has it open."""
         return next((e for e in list(_engines) if e.id == engine and not e.closed), None)
 
     def commit_transaction(self, parts: TransactionParts[Who]) -> dict[Who, range]:
@@ -382,7 +383,7 @@ class Runtime(OpenEngine):
 
     @property
     def catalog(self) -> LocalCatalog:
-        """What its ledger has."""
+        """The catalog of its ledger."""
         return LocalCatalog(self)
 
     @property
@@ -392,7 +393,7 @@ class Runtime(OpenEngine):
 
     @property
     def claims(self) -> LocalClaims:
-        """The claims that it holds."""
+        """The claims of this engine."""
         return LocalClaims(self)
 
     @property
@@ -423,18 +424,18 @@ class Runtime(OpenEngine):
     def begin_move(
         self, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
     ) -> Unloading:
-        """Begin to move one producer; see `Producer.move`."""
+        """Begin to hand over one producer; see `Producer.move`."""
         return begin_move(self, topic, session, to, timeout, groups)
 
     def moves(
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
         producer: str | None,
     ) -> Unloading:  # fmt: skip
-        """The moves of one `Engine.unload`, to be begun or run."""
+        """The hand-overs of one `Engine.unload`, to be begun or run."""
         return unloading(self, self.catalog.topics, topics, to, timeout, groups, producer)
 
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
-        """End the moves of these topics. Returns the names of those that were under way."""
+        """Cancel the hand-overs of these topics. Returns the names of those that had one."""
         names = choose(self.path, self.catalog.topics, topics)
         ids = [self.catalog.topic(name, False)[0] for name in names]
         return self.hand_over.cancel(ids, "cancelled")
@@ -458,8 +459,8 @@ class Runtime(OpenEngine):
         write_snapshot(self.ledger, topic, self._slot.index, self.id, offset, items)
 
     def renew(self, topic: int) -> int:
-        """Before old messages go: take a map's snapshot, and make a compacted view anew, up to the
-        topic's end as it is now. Returns that."""
+        """Take a map's snapshot, and rebuild a compacted view, before a trim. Returns the offset up
+        to which they go."""
         with self.ledger.read() as tables:
             row, kind = tables.topics.get(topic), tables.topics.kind(topic)
             view = tables.views.view(topic)

@@ -1,8 +1,8 @@
 """Sessions of producers, and the commit of their transactions.
 
-A session is paused, lost, handed over, followed, or closed. Producers refer to it, and never the
-other way round: a session to which no producer refers any more is released by its finalizer.
-Several producers may share one: those that followed a topic to it.
+Producers refer to their session, but a session refers to its producers only weakly: when no
+producer refers to it any more, its finalizer releases it. Producers that followed a topic to the
+same session share it.
 
 A transaction commits messages to several topics, reader cursors and announcements together.
 """
@@ -59,21 +59,21 @@ log = logging.getLogger(__name__)
 # ---- a session -------------------------------------------------------------------------
 
 
-FOLLOWED_WITHIN = 5.0  # seconds, by a producer whose topic was handed over
+FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 
 
 class Releasing(Protocol):
     """The background worker of an engine."""
 
     def finalizer(self, session: Session) -> _core.Finalizer:
-        """What has the session released once its producers are dropped."""
+        """A finalizer that releases the session when its producers were dropped."""
 
     def release(self, session: Session) -> None:
         """Release one session now."""
 
 
 class Calling(Protocol):
-    """Runs code where it can block no thread of the library."""
+    """Runs code in threads of its own."""
 
     def call_later(self, function: Callable[[], object]) -> None:
         """Run a function in a thread of its own."""
@@ -100,7 +100,7 @@ class Host(Protocol):
 
     @property
     def pending(self) -> Requests:
-        """Where requests wait."""
+        """The requests that wait."""
 
     @property
     def busy_here(self) -> bool:
@@ -113,37 +113,37 @@ class Host(Protocol):
         """EngineClosedError in a forked child."""
 
     def check_free(self) -> None:
-        """LedgerError if this thread would wait for itself: it holds a lock of the engine."""
+        """LedgerError if this thread holds a lock of the engine, for which it would wait."""
 
     def open_producer(self, future: AnyFuture, request: ProducerRequest) -> None:
         """Register a producer, or queue it."""
 
     def engine_here(self, engine: str) -> Host | None:
-        """The engine of that id, if it is in this process and open."""
+        """The engine of that id, if this process has it open."""
 
 
 class Listeners:
-    """The producers that send by one session, and which of them owns it. They are notified of what
-    happens to it. It refers to them weakly."""
+    """The producers of one session, which are notified of its changes, and the one that owns it. It
+    refers to them weakly."""
 
     __slots__ = ("_lock", "_owner", "_references")
 
     def __init__(self, lock: _core.Lock) -> None:
         self._lock = lock  # the session's
-        # There are few; a WeakSet would take a kilobyte for each session.
+        # A list, as there are few; a WeakSet would take a kilobyte for each session.
         self._references: tuple[weakref.ref[SessionListener], ...] = ()
         self._owner: Callable[[], SessionListener | None] = _no_owner
 
     def add(self, listener: SessionListener, owner: bool) -> None:
-        """Notify this one, too; the `owner` closes the session."""
+        """Add a producer; `owner`: it closes the session."""
         with self._lock:
             self._references = (*self._without(listener), weakref.ref(listener))
             if owner:
                 self._owner = weakref.ref(listener)
 
     def remove(self, listener: SessionListener) -> bool:
-        """Stop notifying this one. True if the session stays: the owner, or another one, closes it
-        later."""
+        """Remove a producer. True if the session stays, because its owner or another producer
+        closes it."""
         with self._lock:
             self._references = self._without(listener)
             return bool(self.all()) and not self.is_owner(listener)
@@ -152,16 +152,16 @@ class Listeners:
         return tuple(r for r in self._references if r() is not None and r() is not listener)
 
     def all(self) -> list[SessionListener]:
-        """Those that still exist, in the order in which they were added."""
+        """The producers that still exist, in the order in which they were added."""
         found = (reference() for reference in self._references)
         return [listener for listener in found if listener is not None]
 
     def is_owner(self, listener: SessionListener) -> bool:
-        """Does this one close the session?"""
+        """Does this producer close the session?"""
         return self._owner() is listener
 
     def responsible(self) -> list[SessionListener]:
-        """The owner; if it was dropped, those that still send by the session."""
+        """The owner; if it was dropped, all other producers of the session."""
         owner = self._owner()
         return self.all() if owner is None else [owner]
 
@@ -169,9 +169,9 @@ class Listeners:
 class LocalSession:
     """The life of one registration of a producer: open, then lost, handed over or closed.
 
-    Threads, and several producers, may share it. `keeper`: what releases the session instead, such
-    as a role. Its parts have the rest: `sending` appends, `pauses` lets appends wait, `listeners`
-    are its producers, and `Following` gives these another session after a hand-over.
+    Threads, and several producers, may share it. `keeper`: the object that releases the session
+    instead, such as a role. Its parts: `sending` appends, `pauses` pauses appends, `listeners` has
+    its producers, and `Following` gives these another session after a hand-over.
     """
 
     # A process may have a hundred thousand.
@@ -218,11 +218,11 @@ class LocalSession:
 
     @property
     def over(self) -> bool:
-        """Is it lost or closed, whatever its engine is?"""
+        """Is it lost or closed, regardless of its engine?"""
         return self._lost is not None or self._is_closed
 
     def status(self) -> State:
-        """Its state by the ledger; changes nothing."""
+        """Its state according to the ledger; changes nothing."""
         self.engine.check_not_forked()
         if self.closed:
             return "closed"
@@ -235,16 +235,16 @@ class LocalSession:
             if _may_write(tables, row, self.session):
                 return "open"
             target = _handed_over_to(tables, row)
-        if not self.usable:  # it was notified meanwhile
+        if not self.usable:  # a notification has ended it meanwhile
             return self.status()
         if not self.pauses or target is None:
             return "fenced"
-        # The hand-over that has paused it is committed, and it is about to be notified.
+        # It was handed over, and the notification of that is about to come.
         reached = self.options.follow and self.engine.engine_here(target) is not None
         return "open" if reached else "moved"
 
     def verify(self) -> None:
-        """ProducerFencedError unless, by the ledger, it may still append."""
+        """ProducerFencedError unless the ledger still admits its appends."""
         with self.engine.ledger.read() as tables:
             row = tables.topics.get(self.session.topic)
             if not _may_write(tables, row, self.session):
@@ -259,13 +259,14 @@ class LocalSession:
             self.verify()
 
     def has_announced(self, info: dict[str, str]) -> None:
-        """It is committed; the session that goes on after a hand-over announces the same."""
+        """Record a committed announcement, to be repeated by the next session after a hand-over."""
         self.announced = info
 
     # ---- producers -------------------------------------------------------------------------
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
-        """Notify this producer of what happens to the session; the `owner` closes it."""
+        """Add a producer, to be notified of the session's changes; `owner`: it closes the
+        session."""
         with self._lock:
             self.listeners.add(listener, owner)
             lost, closed = self._lost, self.closed
@@ -275,8 +276,8 @@ class LocalSession:
             listener.ended()
 
     def notify_wanted(self) -> None:
-        """Another producer waits for the topic: notify the owner, or if it was dropped, those that
-        still send by the session."""
+        """Notify the owner that another producer waits for the topic; if the owner was dropped,
+        notify all other producers of the session."""
         if self.usable:
             for listener in self.listeners.responsible():
                 listener.wanted()
@@ -287,7 +288,7 @@ class LocalSession:
         return self._lost
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """The topic is lost for good: fail what waits, and notify the producers."""
+        """End the session for good: fail what waits, and notify the producers."""
         with self._lock:
             if self.over:
                 return
@@ -307,17 +308,18 @@ class LocalSession:
         )  # fmt: skip
 
     def end(self, error: EngineClosedError) -> None:
-        """The engine is closing: accept nothing more. What is queued is still committed."""
+        """Accept no more messages, because the engine is closing. What is queued is still
+        committed."""
         self.sending.appender.close_with(error)
         for listener in self.listeners.all():
             listener.ended()
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
-        """The error to raise in a caller whose append failed with this one."""
+        """The error for a caller whose append failed with `error`."""
         if self._is_closed:
-            return self._closed_error()  # by another thread, meanwhile
+            return self._closed_error()  # another thread has closed it
         if self.pauses:
-            return SessionPaused(str(error))  # it came just after the hand-over
+            return SessionPaused(str(error))  # the append came just after the hand-over
         if self.moved is not None:
             return self.moved
         self.lose(error)
@@ -326,7 +328,7 @@ class LocalSession:
     # ---- pause -----------------------------------------------------------------------------
 
     def pause_for_transaction(self) -> bool:
-        """Let appends wait; False if they wait already, or the topic was handed over."""
+        """Pause appends; False if they are paused already, or the topic was handed over."""
         with self._lock:
             if self._lost is not None:
                 raise self._lost.with_traceback(None)
@@ -338,7 +340,7 @@ class LocalSession:
             return True
 
     def resume(self) -> None:
-        """Let appends go on; after a hand-over, they follow the topic."""
+        """Resume appends; after a hand-over, they follow the topic."""
         self.pauses.end()
 
     def await_resumed(self, timeout: float | None) -> bool:
@@ -349,8 +351,8 @@ class LocalSession:
     # ---- hand-over -------------------------------------------------------------------------
 
     def hand_off(self, to: Transfer) -> None:
-        """The topic was handed over. If its new owner is in this process, the producers may
-        continue there (rule E2); otherwise this ends them."""
+        """Note that the topic was handed over. If its destination is in this process, the producers
+        may continue there (rule E2); otherwise this ends them."""
         error = topic_moved_error(self.topic, self.session.name, to)
         if not self.options.follow or self.engine.engine_here(to.target) is None:
             self.lose(error)
@@ -365,8 +367,8 @@ class LocalSession:
                 self.engine.registry.note_hand_over(self)
 
     def end_unless_within_reach(self) -> None:
-        """End it if its topic was handed over and another owner has had it since: then no producer
-        can follow it any more."""
+        """End it if its topic was handed over and has had another owner since, so that its
+        producers cannot follow it any more."""
         following = self._following
         if following is not None and self._lost is None and not following.is_within_reach:
             self.lose(following.moved)
@@ -382,8 +384,9 @@ class LocalSession:
     # ---- end -------------------------------------------------------------------------------
 
     def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
-        """This producer is closed: commit what was accepted. The owner, and the last one, release
-        the session. Returns the error of the last accepted message, if it failed."""
+        """Remove a producer that is closed: commit what was accepted, and release the session if
+        this is its owner or last producer. Returns the error of the last accepted message, if it
+        failed."""
         if self.engine.forked:
             return None
         if self.engine.busy_here:
@@ -409,7 +412,8 @@ class LocalSession:
                 self.engine.worker.release(self.session)
             self._finalizer.let_go()
         except BaseException:
-            # Interrupted, or the disk is full: a closed producer must not stay an owner.
+            # After an interrupt or on a full disk, the worker releases it: a closed producer must
+            # not stay an owner.
             self._finalizer.pull()
             raise
         try:
@@ -427,7 +431,7 @@ class LocalSession:
         return self.sending.finish()
 
     def abandon(self) -> None:
-        """No caller has this session, as after an interrupt: its engine releases it."""
+        """Have the engine release a session that no caller got, as after an interrupt."""
         self._finalizer.pull()
 
     def _closed_error(self) -> EngineClosedError:
@@ -459,7 +463,7 @@ def _may_write(tables: Tables, row: _core.TopicRow, session: Session) -> bool:
         check_may_write(tables, row, session)
     except ProducerFencedError:
         return False
-    except ExclusiveLogError:  # deleted, for example: the next append raises that
+    except ExclusiveLogError:  # deleted, for example; the next append raises the error
         return True
     return True
 
@@ -471,37 +475,38 @@ class Following:
     """The next session of producers whose topic was handed over within this process (rule E2): it
     locates the topic, and finds or opens the session there.
 
-    The former session refers to it, and is passed to calls: a reference back would keep both."""
+    The former session refers to it, and is passed to its methods: a reference back would be a
+    cycle."""
 
     def __init__(
         self, engine: Host, topic: int, lineage: int, moved: ProducerMovedError,
         finalizer: _core.Finalizer,
     ) -> None:  # fmt: skip
         self._engine, self._topic, self._lineage, self.moved = engine, topic, lineage, moved
-        self._finalizer = finalizer  # of the session that is left
+        self._finalizer = finalizer  # the finalizer of the former session
         self._lock = _core.Lock()
         self._running: Future[None] | None = None
         self._one_at_a_time = threading.Lock()
-        # The session that was found, and whether it was opened for these producers.
+        # The next session, and whether it was opened for these producers.
         self._next: tuple[LocalSession, bool] | None = None
 
     @property
     def is_within_reach(self) -> bool:
-        """Is the topic with an engine of this process since it was handed over?"""
+        """Has an engine of this process had the topic ever since it was handed over?"""
         return self._where() is not None
 
     def _where(self) -> tuple[Host, int] | None:
-        """The engine of this process that has had the topic since it was handed over, and the id
-        of its session there, 0 if there is none yet; None if the topic is elsewhere."""
+        """(engine, session id) in this process that have the topic since it was handed over; id 0
+        if it is only reserved; None if the topic is elsewhere."""
         found = self._engine.sessions.locate(self._topic, self._lineage)
         there = None if found is None else self._engine.engine_here(found[0])
         return None if found is None or there is None else (there, found[1])
 
     def run(self, left: LocalSession, timeout: float | None) -> bool:
-        """Give the producers the session that has the topic now, or end the one that is left; False
-        after `timeout` seconds."""
-        # In a thread of its own: an interrupt of this one must not drop what was granted, nor come
-        # between two producers (rules B9, E2).
+        """Give the producers the session that has the topic now, or end the former one; False after
+        `timeout` seconds."""
+        # In a separate thread, because an interrupt of this one must neither lose a granted session
+        # nor come between two producers (rules B9, E2).
         with self._lock:
             running = self._running
             if running is None or running.done():
@@ -515,7 +520,7 @@ class Following:
             functools.partial(settled, running), timeout, self._engine.check_not_forked
         ):
             return False
-        self._running = None  # it would keep the error, and with its frames the session
+        self._running = None  # it refers to the error, whose frames would keep the session
         running.result(0)
         return True
 
@@ -529,7 +534,7 @@ class Following:
                     self._hand_on(left, *self._next)
         except BaseException as error:
             outcome.set_exception(error)
-            del outcome  # the error's frames refer to it
+            del outcome  # the frames of the error refer to it
         else:
             outcome.set_result(None)
 
@@ -540,7 +545,7 @@ class Following:
             if where is None:
                 break
             there, number = where
-            # Its engine may not have made the session of a grant yet.
+            # The engine may not have made the session of a grant yet.
             found = there.registry.find_session(number) if number else self._open_on(there, left)
             if isinstance(found, LocalSession):
                 self._next = found, not number
@@ -559,7 +564,7 @@ class Following:
         try:
             engine.open_producer(future, request)
             return future.result()
-        except (ProducerFencedError, ProducerBusyError):  # another producer was faster
+        except (ProducerFencedError, ProducerBusyError):  # another producer has taken the topic
             return None
         except (
             EngineClosedError,
@@ -575,7 +580,7 @@ class Following:
             found.subscribe(listener, owner=opened and left.listeners.is_owner(listener))
             listener.moved_to(found, self.moved)
             left.listeners.remove(listener)
-        if opened and not found.listeners.all():  # they were all closed meanwhile
+        if opened and not found.listeners.all():  # all producers were closed meanwhile
             found.close()
 
 
@@ -589,17 +594,17 @@ class SessionFuture(GrantFuture[LocalSession]):
         self._name, self._options = name, options
 
     def make(self, session: Session, last_sequence: int) -> LocalSession:
-        """The session that was granted."""
+        """Make the session that was granted."""
         return LocalSession(self._engine, self._name, session, last_sequence, self._options)
 
 
 def _no_owner() -> None:
-    """Stands for a reference to an owner, where there is none."""
+    """Used in place of a weak reference if there is no owner."""
 
 
 def _handed_over_to(tables: Tables, row: _core.TopicRow) -> str | None:
-    """The engine that a topic, or a shared producer, was handed over to last; None if another
-    owner came instead."""
+    """The engine to which a topic or shared producer was last handed over; None if it has had
+    another owner."""
     owner = owner_of(tables, row)
     if owner is not None:
         return owner.engine if owner.lineage != owner.id else None
@@ -613,8 +618,8 @@ def _handed_over_to(tables: Tables, row: _core.TopicRow) -> str | None:
 
 
 def commit(ledger: Ledger, parts: TransactionParts[Who]) -> dict[Who, range]:
-    """Commit all parts, or none; {producer: offsets}. A topic that was handed over within this
-    process is followed."""
+    """Commit all parts, or none; returns {producer: offsets}. Follows topics that were handed over
+    within this process."""
     while True:
         here = {
             producer: producer.sender.here(producer in parts.numbered) for producer in parts.puts
@@ -623,7 +628,7 @@ def commit(ledger: Ledger, parts: TransactionParts[Who]) -> dict[Who, range]:
         try:
             offsets = attempt.commit()
         except _Refused as refused:
-            # Only now: while it was paused, its topic seemed to be handed over.
+            # Raised after the resume: while it was paused, its topic seemed to be handed over.
             error = refused.session.refused(refused.error)
             if not isinstance(error, SessionPaused):
                 raise error from None
@@ -641,8 +646,8 @@ class _Refused(Exception):
 
 
 class Attempt(Generic[Who]):
-    """One attempt to commit. `here`: the session that appends for each of the producers that
-    messages were given to, or that are required."""
+    """One attempt to commit. `here`: the session of each producer with messages or a
+    requirement."""
 
     def __init__(
         self, ledger: Ledger, parts: TransactionParts[Who], here: Mapping[Who, ProducerSession]
@@ -654,7 +659,7 @@ class Attempt(Generic[Who]):
         self._counts: dict[Who, int] = {}
 
     def commit(self) -> dict[Who, range] | None:
-        """{producer: offsets}; None, and nothing is written, where a session is paused."""
+        """Returns {producer: offsets}; None if a session is paused, and nothing was written."""
         with self._ledger.pause_lock, contextlib.ExitStack() as paused:
             for session in self._sessions:
                 if not session.pause_for_transaction():
@@ -698,7 +703,7 @@ class Attempt(Generic[Who]):
             parts.written = True
 
     def _acknowledge(self) -> dict[Who, range]:
-        """It is committed: each session continues behind it."""
+        """Advance each session's sequence ids, after the commit."""
         ends = {}
         for session, places in self._placed.items():
             if not places:
@@ -715,7 +720,7 @@ class Attempt(Generic[Who]):
 
 
 def _name_fencing_engine(error: ExclusiveLogError, session: Session, engine: Host) -> None:
-    """Add it if this process took the topic from itself: by a second producer, for example."""
+    """Name the engine if this process has fenced its own producer, by a second one for example."""
     holder = error.holder
     if type(error) is not ProducerFencedError or holder is None:
         return

@@ -38,7 +38,7 @@ class HandOver(Protocol):
     """Moves of topics."""
 
     def transfers(self, topic: int) -> list[TransferInfo]:
-        """The hand-overs that are under way."""
+        """The hand-overs in progress."""
 
 
 class Host(Protocol):
@@ -50,13 +50,13 @@ class Host(Protocol):
 
     @property
     def hand_over(self) -> HandOver:
-        """What moves its topics."""
+        """The steps of hand-overs."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
 
     def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's row as it is now."""
+        """The topic's current row."""
 
     def compact(self, topic: int) -> int:
         """Rebuild a topic's compacted view."""
@@ -99,12 +99,12 @@ class LocalTopic:
         return self._engine.sessions.waiters(self._id)
 
     def transfers(self) -> list[TransferInfo]:
-        """The hand-overs that are under way."""
+        """The hand-overs in progress."""
         self._engine.check_open()
         return self._engine.hand_over.transfers(self._id)
 
     def kind(self) -> tuple[str, dict[str, str | None]]:
-        """What it holds ("messages", "map", "state"), and a map's serialisers."""
+        """What the topic holds ("messages", "map", "state"), and a map's serialisers."""
         self._engine.check_open()
         with self._engine.ledger.read() as tables:
             existing(tables, self._id)
@@ -141,12 +141,12 @@ class LocalTopic:
         return retry_damaged(read)
 
     def change_counter(self) -> tuple[_core.SharedWords, int]:
-        """Where the counter lies that changes with every commit to the topic."""
+        """The place of the counter that every commit to the topic changes."""
         lockfile = self._engine.ledger.lockfile
         return lockfile.atomics, lockfile.counters.place(self._id)
 
     def announcement(self) -> Announcement | None:
-        """What an owner announced last."""
+        """The last announcement of an owner."""
         self._engine.check_open()
         with self._engine.ledger.read() as tables:
             existing(tables, self._id)
@@ -183,7 +183,7 @@ class LocalTopic:
         self._engine.retention_worker.start_if_needed()
 
     def stats(self, storage: bool) -> TopicStats:
-        """How much it has; with `storage`, also how its entries are stored."""
+        """The topic's size; with `storage`, also how its entries are stored."""
         row = self.facts()
         ledger, end = self._engine.ledger, self.next_offset()
         found = stats_of(row, end)

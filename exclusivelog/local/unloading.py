@@ -1,8 +1,8 @@
-"""Coordinating moves for `engine.unload` and `producer.move`: begins them, awaits them, and cancels
-those that fail.
+"""Coordinates hand-overs for `engine.unload` and `producer.move`: begins them, awaits them, and
+cancels those that fail.
 
-ownership/transfers.py has the steps of a move, which does not depend on its coordinator: without
-one it succeeds all the same, or ends at its deadline.
+ownership/transfers.py has the steps of a hand-over. It does not depend on its coordinator: if that
+dies, the hand-over still succeeds, or ends at its deadline.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from exclusivelog.local.storage.ledger import Ledger
 from exclusivelog.types import Move
 from exclusivelog.waits import check_seconds
 
-MOVED_AT_ONCE = 250  # topics in one transaction: others wait for the ledger meanwhile
-LONGEST_SECONDS = 10**8  # of a move: about three years
+MOVED_AT_ONCE = 250  # topics in one transaction; other writers wait meanwhile
+LONGEST_SECONDS = 10**8  # the longest timeout of a hand-over: about three years
 
 
 class Evicting(Protocol):
     """A background worker."""
 
     def evict_dead_engines(self, among: Iterable[str]) -> None:
-        """Evict the sessions of those of these engines that are dead."""
+        """Evict the sessions of the dead engines among these."""
 
 
 class Host(Protocol):
@@ -49,11 +49,11 @@ class Host(Protocol):
         """EngineClosedError unless the engine can be used here."""
 
     def check_writable(self) -> None:
-        """Raise an error unless the engine can be used here, and to write."""
+        """Raise an error unless the engine can be used here, and is open to write."""
 
 
 class Chunk:
-    """Topics that begin to move in one transaction, and the present state of their moves."""
+    """Topics whose hand-overs begin in one transaction, and the present states of these."""
 
     def __init__(self, engine: Host, names: list[str], wish: Wish) -> None:
         self._engine = engine
@@ -62,7 +62,7 @@ class Chunk:
         self.moves = [begun.move for begun in self._begun]
 
     def wait(self, end: float, stopped: threading.Event) -> None:
-        """Return once each move has its outcome, or at the time `end`."""
+        """Return once each hand-over has its outcome, or at the time `end`."""
         try:
             self._await(end, stopped)
         except BaseException:
@@ -76,7 +76,8 @@ class Chunk:
         ]
 
     def _await(self, end: float, stopped: threading.Event) -> None:
-        # A topic that was reserved counts as moved, even if that lapses before the others end.
+        # A reserved topic counts as moved, even if its reservation ends before the other hand-overs
+        # do.
         hand_over, done = self._engine.hand_over, dict[int, Move]()
         while True:
             seen = hand_over.changes()
@@ -99,7 +100,7 @@ class Chunk:
         return self._engine.ledger.lockfile.slots.alive(self._wish.slot, self._wish.to.id)
 
     def give_up(self, reason: str) -> list[Begun]:
-        """Cancel the moves of topics that are not released yet, and return those moves."""
+        """Cancel and return the hand-overs of topics that are not released yet."""
         late = [
             begun
             for begun, move in zip(self._begun, self.moves, strict=True)
@@ -112,7 +113,8 @@ class Chunk:
 
 
 def _merged(first: Move, last: Move) -> Move:
-    """The move to return: if it succeeded, with its source; if it was refused, with the reason."""
+    """The hand-over to return: with its source if it succeeded, with the reason if it was
+    refused."""
     if last.ok:
         return replace(last, source=first.source)
     return first if first.state == "failed" else last
@@ -141,7 +143,7 @@ class Unloading:
         self._names = names()
         self._end = time.monotonic() + timeout
         self._stopped = threading.Event()
-        self._chunks: list[Chunk] = []  # that have begun; all but the last have ended
+        self._chunks: list[Chunk] = []  # those that have begun; all but the last have ended
 
     def begin(self) -> None:
         """Begin to move the first chunk, unless that has begun."""
@@ -172,12 +174,12 @@ class Unloading:
         self._engine.ledger.lockfile.counters.announce(MOVES)
 
     def give_up(self) -> None:
-        """Cancel the moves that have begun, if `run` will not be called."""
+        """Cancel the hand-overs that have begun, if `run` will not be called."""
         for chunk in self._chunks[-1:]:
             chunk.give_up("cancelled")
 
     def moves(self) -> list[Move]:
-        """The present state of the moves that have begun."""
+        """The present states of the hand-overs that have begun."""
         return [move for chunk in list(self._chunks) for move in chunk.moves]
 
 
@@ -185,7 +187,8 @@ def unloading(
     engine: Host, there: Callable[[], list[str]], topics: str | Iterable[str], to: str,
     timeout: float, groups: Iterable[str], producer: str | None,
 ) -> Unloading:  # fmt: skip
-    """The moves of `Engine.unload` and `unload_async`; `there` lists the names of all topics."""
+    """The hand-overs of `Engine.unload` and `unload_async`; `there` returns the names of all
+    topics."""
     return Unloading(
         engine, lambda: choose(engine.path, there, topics), to, timeout, groups, producer
     )
@@ -194,16 +197,16 @@ def unloading(
 def begin_move(
     engine: Host, topic: str, session: Session, to: str, timeout: float, groups: Iterable[str]
 ) -> Unloading:
-    """Begin to move one producer; see `Producer.move`. ProducerFencedError if the session is gone:
-    another producer may have its name."""
+    """Begin to hand over one producer; see `Producer.move`. ProducerFencedError if its session has
+    ended: then another producer may have its name."""
     unloading = Unloading(engine, lambda: [topic], to, timeout, groups, session.name, session)
     unloading.begin()
     return unloading
 
 
 def choose(path: str, there: Callable[[], list[str]], topics: str | Iterable[str]) -> list[str]:
-    """The topics that `topics` (a name, a list of names, or a prefix) stands for; `there` returns
-    the names of all topics."""
+    """The topics selected by `topics` (a name, a list of names, or a prefix); `there` returns the
+    names of all topics."""
     if not isinstance(topics, str):
         names = list(topics)
         for name in names:

@@ -1,4 +1,4 @@
-"""Which versions of the library may open a ledger, and what the others report.
+"""Checks whether this version of the library may open a ledger, and names those that may.
 
 Two numbers decide. The *format* of the tables and the journal is a row of the table `meta`. The
 *lock-file version* is that of the memory that live engines share in `owners.lock`, and of the
@@ -36,8 +36,8 @@ SLOTS, SLOT_COUNT, SLOT_SIZE = 69632, 512, 1024
 SLOT = struct.Struct("<IIQQ16xII")  # liveness, pid, ..., engine id, ..., wake-ups, info size
 INFO, INFO_SINCE = 64, 3  # msgpack [name, properties, library]; since version 3
 
-# What opens the formats that this version does not write. All of them belong to development
-# versions of 0.1.0, which only a commit identifies.
+# The versions that open the formats which this version does not write. All are development versions
+# of 0.1.0, which are identified by commits.
 OPENED_BY = {
     1: "git commit 2576025 and those before it",
     2: "a development version that was never published",
@@ -95,7 +95,7 @@ def in_use(directory: Directory, by_readers: bool = False) -> bool:
 
 
 def _is_flocked(fd: int) -> bool:
-    # Before lock-file version 3, this lock alone shows that an engine lives.
+    # Before lock-file version 3, only this lock shows that an engine is alive.
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,7 +121,7 @@ def _engines(directory: Directory) -> list[User]:
     if len(data) < SLOTS + SLOT_COUNT * SLOT_SIZE or not data.startswith(LOCK_NAME):
         return []
     if LIFE.unpack_from(data) != (facts.st_dev, facts.st_ino, _boot_id()):
-        return []  # a copy, or from before the machine booted
+        return []  # a copy, or from before the last boot
     slots = (data[at : at + SLOT_SIZE] for at in range(SLOTS, len(data), SLOT_SIZE))
     return [user for slot in slots if (user := _user(slot, data[7])) is not None]
 
@@ -172,8 +172,8 @@ def describe_users(directory: Directory) -> str:
 
 
 def refuse_other_lock_file(directory: Directory, readonly: bool) -> None:
-    """LedgerVersionError while engines of another lock-file version live. With `readonly`, other
-    read-only engines do not matter."""
+    """LedgerVersionError while engines of another lock-file version are alive. With `readonly`,
+    other read-only engines are ignored."""
     version = lock_version(directory)
     if version not in (None, LOCK_VERSION) and in_use(directory, by_readers=not readonly):
         raise LedgerVersionError(

@@ -40,9 +40,10 @@ class Host(Protocol):
 
 
 class BackgroundWorker:
-    """Reads notifications, hands topics over, promotes, evicts, and releases what was dropped.
+    """Reads notifications, hands topics over, retries promotions, evicts dead engines, and releases
+    dropped sessions.
 
-    It refers to parts of its engine only; its thread keeps the engine open until it is closed.
+    It refers to parts of its engine; only its thread refers to the engine, until that is closed.
     """
 
     def __init__(self, engine: Host) -> None:
@@ -52,8 +53,8 @@ class BackgroundWorker:
         self._notifications, self._pending = engine.notifications, engine.notifications.pending
         self._registry, self._retention_worker = engine.registry, engine.retention_worker
         self._slot: Slot | None = None
-        self._dropped: deque[Session] = deque()  # by producers, and not released yet
-        self._given_up: deque[Callable[[], object]] = deque()  # releases of claims
+        self._dropped: deque[Session] = deque()  # sessions of dropped producers, to be released
+        self._given_up: deque[Callable[[], object]] = deque()  # claims to be released
         self._orphans_wanted = False
 
     def start(self, engine: Host, slot: Slot) -> None:
@@ -63,10 +64,10 @@ class BackgroundWorker:
         self.thread = start_thread(self._ledger.path, run, f"exclusivelog-{self._name}", self._name)
 
     def stop(self) -> None:
-        """Wait for the end of the thread, now that its engine is closed."""
+        """Wait for the end of the thread, after the engine was closed."""
         self.wake()
         if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join(timeout=60)  # it has the lock file's mapping
+            self.thread.join(timeout=60)  # the thread uses the lock file's mapping
 
     def wake(self) -> None:
         """Start the next round now."""
@@ -74,7 +75,7 @@ class BackgroundWorker:
             self._ledger.lockfile.slots.notify(self._slot.index)
 
     def retry(self, function: Callable[[], None]) -> None:
-        """Run this in every round until it succeeds."""
+        """Run a function in every round until it succeeds."""
         self._notifications.postpone(function)
         self.wake()
 
@@ -82,7 +83,7 @@ class BackgroundWorker:
 
     def _run(self, engine: Host, slot: Slot) -> None:
         while not engine.closed:
-            # What changes after these are read ends the sleep below at once.
+            # Read these first: a change after this ends the sleep below at once.
             seen, arrivals = slot.wake_up_count(), slot.arrivals()
             living = slot.living() if self._pending.awaits else frozenset()
             try:
@@ -94,7 +95,7 @@ class BackgroundWorker:
                     self._pending.fail_all(error, settling=False)
                 if not self._ledger.integrity.failed:  # it was logged when it happened
                     self._log(logs.WORKER_REFUSED, reason=str(error))
-            except Exception as error:  # the worker must not die: waiters depend on it
+            except Exception as error:  # the worker must survive: waiters depend on it
                 self._log(logs.WORKER_FAILED, error=error, reason=repr(error))
             if engine.closed:
                 return
@@ -114,9 +115,9 @@ class BackgroundWorker:
     def _do_round(self) -> None:
         failure: ExclusiveLogError | None = None
         usage = self._ledger.usage
-        self._notifications.note(True)  # unless the round completes
+        self._notifications.note(True)  # reset when the round completes
         for step in (
-            self._evict_awaited,  # first: a request waits for it
+            self._evict_awaited,  # first, because a request waits for it
             self._release_dropped, self.release_given_up, self._release_orphans,
             self._end_unfollowable, self._notifications.read,
             self._notifications.releases.hand_over, self._pending.end_waits,
@@ -127,7 +128,7 @@ class BackgroundWorker:
         ):  # fmt: skip
             try:
                 step()
-            except ExclusiveLogError as error:  # a full disk, say; the other steps may succeed
+            except ExclusiveLogError as error:  # a full disk, say; go on with the other steps
                 failure = failure or error
         self._notifications.note(failure is not None)
         if failure is not None:
@@ -140,8 +141,8 @@ class BackgroundWorker:
     # ---- release ---------------------------------------------------------------------------
 
     def finalizer(self, session: Session) -> _core.Finalizer:
-        """What has the session released once its producers are dropped: the collector may run
-        anywhere, even inside a transaction, so the release is left to this thread."""
+        """A finalizer that releases the session when its producers were dropped. It only queues the
+        session for this thread, because the garbage collector may run inside a transaction."""
         assert self._slot is not None
         return _core.Finalizer(
             session, self._dropped, self._ledger.lockfile.atomics, self._slot.wake_ups
@@ -152,29 +153,28 @@ class BackgroundWorker:
         self._sessions.release([session], read=(self._engine_id, self._notifications.read_up_to))
 
     def release_all(self, sessions: list[Session]) -> None:
-        """Release these sessions, and what was dropped: the engine is closing."""
+        """Release these and all dropped sessions, because the engine is closing."""
         sessions = [*sessions, *self._dropped]
         for start in range(0, len(sessions), RELEASED_AT_ONCE):
             chunk = sessions[start : start + RELEASED_AT_ONCE]
             self._sessions.release(chunk, read=(self._engine_id, 2**64 - 1))
 
     def release_orphans(self) -> None:
-        """Have the thread release what was granted to a call that was interrupted before it could
-        return."""
+        """Have the thread release sessions that were granted to calls that were interrupted."""
         self._orphans_wanted = True
         self.wake()
 
     def give_up_claims(
         self, claimants: Iterable[Claimant], release: Callable[[Claimant], object]
     ) -> None:
-        """Have the thread release what an interrupted call has claimed."""
+        """Have the thread release claims of an interrupted call."""
         for claimant in claimants:
             self._registry.forget_claim(claimant.id)
             self._given_up.append(functools.partial(release, claimant))
         self.wake()
 
     def release_given_up(self) -> None:
-        """Release the claims whose release was left to it."""
+        """Release the claims that were queued for release."""
         while self._given_up:
             self._given_up[0]()
             self._given_up.popleft()
@@ -183,7 +183,7 @@ class BackgroundWorker:
         while self._dropped:
             try:
                 self.release(self._dropped[0])
-            except ExclusiveLogError:  # a full disk, say: try again later, behind the others
+            except ExclusiveLogError:  # a full disk, say: retry after the others
                 self._dropped.rotate(-1)
                 raise
             self._dropped.popleft()
@@ -217,12 +217,13 @@ class BackgroundWorker:
             self._evict(self._sessions.find_dead(self._pending.needed))
 
     def evict_dead_engines(self, among: Iterable[str]) -> None:
-        """Evict the sessions of those of these engines that are dead (rules C2, C3)."""
+        """Evict the sessions of the dead engines among these (rules C2, C3)."""
         self._evict([engine for engine in self._sessions.find_dead() if engine in among])
 
     def _evict(self, engines: Iterable[str]) -> None:
         for engine in engines:
-            others: list[Session] = []  # than owners: the events of other changes name owners
+            # Other than owners, whose evictions are logged from their events.
+            others: list[Session] = []
             for evicted in self._sessions.evict(engine):
                 self._notifications.read()
                 others += [each for each in evicted if not each.exclusive or not each.epoch]
@@ -246,8 +247,8 @@ class BackgroundWorker:
 
 
 class Heartbeat:
-    """Sends heartbeats in a thread of its own: the background worker may have to wait for a stopped
-    process, which does not make its own engine unresponsive (rule C3)."""
+    """Sends heartbeats in a thread of its own, so that an engine whose background worker waits for
+    a stopped process does not seem unresponsive itself (rule C3)."""
 
     def __init__(
         self, name: str, ledger: Ledger, slot: Slot, keepalive: float | None,
@@ -265,29 +266,30 @@ class Heartbeat:
             slot.beat()
             try:
                 ledger.integrity.check_place()
-            except LedgerError:  # every call raises it from now on, and the worker fails waiters
+            except LedgerError:
+                # The ledger has failed: all calls raise it, and the worker fails waiters.
                 wake()
-                return  # other engines may take what the engine owns there
+                return  # no heartbeat any more: other engines may evict this one
 
     def stop(self) -> None:
-        """End the thread soon."""
+        """Tell the thread to end."""
         self._ended.set()
 
     def join(self) -> None:
-        """Wait for its end: it has the lock file's mapping."""
+        """Wait for the end of the thread, which uses the lock file's mapping."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout=60)
 
 
 class Callbacks:
-    """Runs code of the application where it can block no thread of the library."""
+    """Runs code of the application in threads that it may block."""
 
     def __init__(self, ledger: Ledger, name: str, worker: BackgroundWorker) -> None:
         self._ledger, self._name, self._worker = ledger, name, worker
 
     def run_due(self) -> None:
-        """Run the callbacks of receipts that have their outcome: here, unless this is the
-        background worker, or a thread that has paused senders, which a callback may wait for."""
+        """Run the callbacks of settled receipts. Another thread runs them if this is the background
+        worker, or has paused producers for which a callback may wait."""
         worker = threading.current_thread() is self._worker.thread
         if worker or self._ledger.pause_lock._is_owned():
             self.call_soon(_core.run_callbacks)
@@ -310,7 +312,7 @@ class Callbacks:
         threads.start(self._ledger.path, thread)
 
     def call_soon(self, function: Callable[[], object]) -> None:
-        """The same; where no thread can be started now, the background worker tries again."""
+        """The same, but if no thread can be started now, the background worker retries."""
         try:
             self.call_later(function)
         except (LedgerError, MemoryError):
@@ -318,7 +320,7 @@ class Callbacks:
 
 
 def start_thread(path: str, run: Callable[[], None], name: str, engine: str) -> threading.Thread:
-    """Start a thread, for an engine on this ledger, that no error ends."""
+    """Start a thread for an engine; an error in it is logged."""
 
     def failed(error: BaseException) -> None:
         logs.emit(
