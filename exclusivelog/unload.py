@@ -52,14 +52,14 @@ class UnloadFuture(EngineFuture[list[Move]]):
                 self.set_result(moves)
 
     def moves(self) -> list[Move]:
-        """The present state of the moves, without waiting."""
+        """The present states of the hand-overs, without waiting."""
         return self._unloading.moves()
 
     def cancel(self) -> bool:
         """Cancel the moves of topics that are not released yet; their owners keep them (rule E4).
         Topics that the destination has stay there. False if all moves had ended."""
         if not self.done():
-            self._engine.check_not_forked()  # a child must not stop what its parent does
+            self._engine.check_not_forked()  # a forked child must not stop its parent's hand-over
             self._engine.check_free()
             self._unloading.stop()
             self._await(CANCELLED_WITHIN)

@@ -1,7 +1,7 @@
 """The log on a cluster: the same rules over a totally ordered log.
 
-`ordered` is what it needs of a backend, `frames` are the records as bytes, and `rule` says which of
-them count. `Mirror` copies a ledger to a Pulsar cluster; it needs the extra `[cluster]`.
+`ordered` has the protocol of a backend, `frames` encodes records, and `rule` decides which of them
+count. `Mirror` copies a ledger to a Pulsar cluster; it needs the extra `[cluster]`.
 """
 
 from exclusivelog.cluster.mirror import Comparison, Mirror, Progress

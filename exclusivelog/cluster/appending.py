@@ -1,9 +1,9 @@
-"""Appends, until they are read back; and what a log answers to them.
+"""Appends that were not read back yet, and the log's answers to them.
 
-A tail may get a record long after it was stored: a broker of Pulsar looks for new entries every
-10 ms. An answer tells the position of the record at once. If the log says that this position
-directly follows the last one that was read, the record is the next one for every reader, and need
-not be waited for. If not, another record is between them, or may be: then the tail brings both.
+A tail may get a record long after it was stored: a Pulsar broker polls for new entries every 10 ms.
+An answer has the record's position at once. If the log says that this position directly follows the
+last one that was read, the record is the next one for every reader, and is used without waiting for
+the tail. If not, there may be another record between them, and the tail will deliver both.
 
 >>> answers = Answers(lambda position, last: position[0] == last[0] + 1)
 >>> answers.add(Position(bytes([3])), b"three")
@@ -25,12 +25,12 @@ from exclusivelog.cluster.ordered import Answer, OrderedLog, Position, Record
 
 __all__ = ["RESEND_SECONDS", "Answers", "Appending"]
 
-RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
+RESEND_SECONDS = 1.0  # without progress, before unread records are appended again
 
 
 class Answers:
-    """Records of this process whose positions were answered and not read yet. For one thread at a
-    time.
+    """Records of this process whose positions are known from answers, and which were not read yet.
+    For one thread at a time.
 
     `follows(position, last)`: is there certainly nothing between these?"""
 
@@ -39,11 +39,11 @@ class Answers:
         self._records: list[Record] = []  # a heap
 
     def add(self, position: Position, data: bytes) -> None:
-        """The log has stored this record there."""
+        """Add a record that the log has stored at this position."""
         heapq.heappush(self._records, Record(position, data))
 
     def next(self, last: Position | None) -> Record | None:
-        """The record behind `last`, if it is one of these; drops those that were read."""
+        """The record directly after `last`, if it is one of these; drops those that were read."""
         if last is None:
             return None
         while self._records and self._records[0].position <= last:
@@ -54,7 +54,7 @@ class Answers:
 
 
 class Appending:
-    """Hands records to the log, and knows when to append again what was not read back.
+    """Appends records to the log, and knows when to append again those that were not read back.
 
     `stored(position, data)` is called in a thread of the log: it has stored this record there."""
 
@@ -65,33 +65,33 @@ class Appending:
         self.due = float("inf")  # by the monotonic clock
 
     def append(self, data: bytes) -> None:
-        """Append a record, once at least or not at all; the log tells which."""
+        """Append a record: at least once or not at all, as reading the log shows."""
         self.due = min(self.due, time.monotonic() + RESEND_SECONDS)
         self._calling = threading.get_ident()
         try:
             self._log.append(data, lambda answer: self._answered(data, answer))
-        except Exception as error:  # whether it is in the log is known when it is read back
+        except Exception as error:  # reading back shows whether it is in the log
             self._answered(data, Answer(None, error=error))
         finally:
             self._calling = 0
 
     def _answered(self, data: bytes, answer: Answer) -> None:
-        """An append that is not known to be stored is tried again soon."""
+        """Handle an answer; retry soon if it does not say that the record is stored."""
         if not answer.stored:
             self.resend_soon()
         elif answer.position is not None and self._calling != threading.get_ident():
             self._stored(answer.position, data)  # an answer within the call leaves it to the tail
 
     def resend_soon(self) -> None:
-        """Something was lost: append again soon."""
+        """Append again soon, because a record was lost."""
         self.due = min(self.due, time.monotonic() + RESEND_SECONDS / 10)
 
     def progress(self, unsettled: bool) -> None:
-        """A record counts; is there more to be read back?"""
+        """Note that a record counts. `unsettled`: are there more to be read back?"""
         self.due = time.monotonic() + RESEND_SECONDS if unsettled else float("inf")
 
     def is_due(self) -> bool:
-        """Is it time to append again? Then it is not until the next append."""
+        """Is it time to append again? True only once until the next append."""
         due = time.monotonic() >= self.due
         if due:
             self.due = float("inf")
@@ -99,5 +99,5 @@ class Appending:
 
     @property
     def seconds(self) -> float:
-        """Until then, at most `RESEND_SECONDS`."""
+        """Seconds until it is due, at most `RESEND_SECONDS`."""
         return max(0.0, min(RESEND_SECONDS, self.due - time.monotonic()))

@@ -1,9 +1,9 @@
-"""The newest value of a name, in a log of its own: for what may be lost, as it can be made again.
+"""The newest value of a name, in a log of its own: for values that can be recomputed if lost.
 
 A value is one record, or several if it is large. The last record of the log belongs to the newest
 value, unless its writer died or others wrote at the same time: then the whole log is read, which
-has values only. What is damaged, cut short or of another version is no value: the reader makes
-it again from the topic's own log.
+has only such values. Damaged, incomplete or newer values are ignored: the reader recomputes them
+from the topic's own log.
 
 ```text
 0  3 bytes  magic XLB
@@ -72,7 +72,7 @@ def _append(log: OrderedLog, data: bytes) -> None:
 
 
 def load(log: OrderedLog) -> bytes | None:
-    """The newest value; None if there is none that is whole."""
+    """The newest complete value; None if there is none."""
     last = log.last()
     if last is None:
         return None
@@ -86,7 +86,7 @@ def load(log: OrderedLog) -> bytes | None:
 def _whole(
     log: OrderedLog, after: Position | None, end: Position, wanted: bytes | None
 ) -> bytes | None:
-    """The last whole value, or that with this id, between these positions."""
+    """The last complete value, or the one with this id, between these positions."""
     found, open_parts = None, dict[bytes, list[bytes]]()
     for part in _parts(log, after, end):
         there = open_parts.setdefault(part.id, [])

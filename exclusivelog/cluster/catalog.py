@@ -1,4 +1,4 @@
-"""The topics of a place, and one of them: what `exclusivelog.backend` asks about both."""
+"""The catalog of a place, and single topics; see `exclusivelog.backend`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Claims(Protocol):
     """The claims of all engines."""
 
     def living(self, group: str | None) -> list[ClaimInfo]:
-        """The claims that live engines hold, the oldest first."""
+        """The claims of live engines, the oldest first."""
 
     def groups(self) -> list[GroupInfo]:
         """The reader groups of all topics."""
@@ -75,7 +75,7 @@ class Host(Protocol):
 
     @property
     def topics(self) -> Topics:
-        """Those that the engine knows."""
+        """The topics that the engine follows."""
 
     def followed(self, topic: int) -> TopicLog:
         """The topic's log."""
@@ -88,7 +88,7 @@ class Host(Protocol):
 
 
 def stats_of(log: TopicLog, lives: Callable[[str], bool]) -> TopicStats:
-    """How much a topic has, as far as its log was read."""
+    """The size of a topic, as far as its log was read."""
     seen = inspect(log, lives)
     with log.changed:
         first, end, epoch = max(0, log.recent.first), log.state.next, log.state.epoch
@@ -99,13 +99,14 @@ def stats_of(log: TopicLog, lives: Callable[[str], bool]) -> TopicStats:
 
 
 class ClusterCatalog:
-    """What an engine can learn of its place as a whole."""
+    """Facts about an engine's place as a whole."""
 
     def __init__(self, engine: Host) -> None:
         self._engine = engine
 
     def topic(self, name: str, create: bool) -> tuple[int, str]:
-        """(id, name) of the topic of that name, made if need be; or TopicNotFoundError."""
+        """(id, name) of the topic, created if `create`; else TopicNotFoundError if it is
+        missing."""
         check_name(name, "name")
         self._engine.check_open()
         there = self._engine.place.has(name)
@@ -115,11 +116,11 @@ class ClusterCatalog:
             raise TopicNotFoundError(f"{self._engine.place.url} has no topic {name!r}")
         number = self._engine.topics.number_of(name)
         if not there:
-            self._engine.followed(number)  # which makes it
+            self._engine.followed(number)  # this creates it
         return number, name
 
     def topics(self) -> list[str]:
-        """The names of the topics that exist, sorted; without the library's own."""
+        """The names of the topics, sorted; without internal ones."""
         self._engine.check_open()
         return [name for name in self._engine.place.topics() if not is_internal(name)]
 
@@ -130,7 +131,7 @@ class ClusterCatalog:
         raise refusal("roles" if own else "deletion")
 
     def claims(self, group: str | None) -> list[ClaimInfo]:
-        """The claims that live engines hold, the oldest first."""
+        """The claims of live engines, the oldest first."""
         return self._engine.claims.living(group)
 
     def groups(self) -> list[GroupInfo]:
@@ -138,17 +139,17 @@ class ClusterCatalog:
         return self._engine.claims.groups()
 
     def engines(self) -> list[EngineInfo]:
-        """The engines that live."""
+        """The live engines."""
         return self._engine.place.engines()
 
     def inside(self) -> EngineInfo | None:
-        """There is no critical section."""
+        """None: a cluster has no critical section."""
         return None
 
     verify = refuses("verify")
 
     def stats(self) -> EngineStats:
-        """What this engine has counted, and what it knows of topics, engines and queues."""
+        """This engine's counters, and its facts about topics, engines and queues."""
         messages, size = self._engine.registry.pending()
         followed = [each for each in self._engine.topics.all() if not is_internal(each.name)]
         return EngineStats(
@@ -159,7 +160,7 @@ class ClusterCatalog:
         )  # fmt: skip
 
     def topic_stats(self) -> list[tuple[str, TopicStats]]:
-        """How much each topic has that this engine follows, as far as its log was read."""
+        """The size of each topic that this engine follows, as far as its log was read."""
         self._engine.check_open()
         return sorted(
             (each.name, stats_of(each, self._engine.lives))
@@ -169,7 +170,7 @@ class ClusterCatalog:
 
 
 class ClusterTopic:
-    """One topic. Every call reads its log up to its end as it is now."""
+    """One topic. Every call reads its log up to the current end."""
 
     def __init__(self, engine: Host, topic: int) -> None:
         self._engine, self._id = engine, topic
@@ -211,7 +212,7 @@ class ClusterTopic:
         return [each.info() for each in inspect(self._log(), self._engine.lives).queue]
 
     def transfers(self) -> list[TransferInfo]:
-        """The hand-over that is under way."""
+        """The hand-over in progress."""
         log = self._log()
         seen = inspect(log, self._engine.lives)
         assigned, owner = seen.assigned, None if seen.owner is None else seen.owner.owner()
@@ -221,7 +222,7 @@ class ClusterTopic:
         return [TransferInfo(log.name, state, owner, assigned.target, assigned.until)]
 
     def kind(self) -> tuple[str, dict[str, str | None]]:
-        """What it holds ("messages", "map", "state"), and a map's serialisers."""
+        """What the topic holds ("messages", "map", "state"), and a map's serialisers."""
         held = dict(self._engine.kinds.of(self._log().name))
         kind = held.pop("holds", None) or "messages"
         return kind, held
@@ -235,7 +236,7 @@ class ClusterTopic:
         self._engine.kinds.record(self._log().name, kind)
 
     def stats(self, storage: bool) -> TopicStats:
-        """How much it has; how its records are stored is up to the cluster."""
+        """The topic's size; how its records are stored is up to the cluster."""
         return stats_of(self._log(), self._engine.lives)
 
     def newest(self, position: int, views: bool) -> tuple[int, Snapshot | None]:
@@ -245,11 +246,11 @@ class ClusterTopic:
         return max(0, log.recent.first), found
 
     def change_counter(self) -> tuple[_core.SharedWords, int]:
-        """Where the counter lies that changes with every frame."""
+        """The place of the counter that every frame changes."""
         return self._engine.followed(self._id).frames.words, 0
 
     def announcement(self) -> Announcement | None:
-        """No owner can announce anything."""
+        """None: a cluster has no announcements."""
         return None
 
     def terminate(self) -> int:

@@ -1,21 +1,20 @@
-"""What is kept beside a topic: checkpoints, and snapshots of shared maps and states.
+"""Checkpoints of a topic's log, and snapshots of shared maps and states.
 
-A **checkpoint** is what the records of a topic up to one of them amount to.
+A **checkpoint** is the state that results from folding the records of a topic up to one of them:
+the state of the rule, the waiters, and an index of places to read from, by offset and time.
 
-An engine that opens a topic goes on from its newest checkpoint, and need not read the topic from
-its first record. A checkpoint has all that is folded from records: the state of the rule, who
-waits, and an index of places to read from, by offset and by time.
+An engine that opens a topic continues from its newest checkpoint, instead of the first record.
 
-A checkpoint is a copy of what every reader computes, and may be lost, old or damaged. It is used
-only if its checksum holds, if it is this topic's, and if the topic has the record that it stands on
-(`Anchor`). Otherwise the topic is read from its first record, which gives the same. So an old
-checkpoint costs time, and a wrong one is not used: neither lets a record count that does not.
+A checkpoint may be lost, old or damaged, because every reader can compute it again. It is used only
+if its checksum holds, if it is of this topic, and if the topic has its last record at the same
+position (`Anchor`). Otherwise the topic is read from its first record, with the same result. So an
+old checkpoint costs time, and a wrong one is not used.
 
-The owner's engine saves, or any engine while the topic has no producer: after so many records or
-bytes, and when the engine is closed.
+The owner's engine saves checkpoints, or any engine while the topic has no producer: after so many
+records or bytes, and when the engine is closed.
 
-A **snapshot** is what the messages before an offset add up to (rule I4); it stands on a record,
-too. Both are values of logs of their own (`blobs`).
+A **snapshot** is a map or state after the messages before an offset (rule I4); it has an anchor,
+too. Both are values in logs of their own (`blobs`).
 
 >>> from exclusivelog.cluster.memory import MemoryLog
 >>> log, other = MemoryLog(), MemoryLog()
@@ -63,9 +62,9 @@ log = logging.getLogger(__name__)
 VERSION = SNAPSHOT_VERSION = 1
 EVERY_RECORDS = 5_000
 EVERY_BYTES = 32 << 20
-AT_CLOSING = 10  # ... and when the engine is closed, after that part of either
+AT_CLOSING = 10  # divisor of these limits when the engine is closed
 PREFIX, SNAPSHOTS = "__checkpoints__", "__snapshots__"
-BESIDE = (PREFIX, SNAPSHOTS)  # logs that have no checkpoints of their own
+BESIDE = (PREFIX, SNAPSHOTS)  # names of logs without checkpoints
 READ_SECONDS = 10.0
 JOIN_SECONDS = 5.0
 
@@ -76,9 +75,9 @@ JOIN_SECONDS = 5.0
 class Anchor(NamedTuple):
     """A record: its position, that of the one before it, and the CRC-32C of its bytes.
 
-    A Pulsar topic may be deleted and made anew, restored or copied: what was saved about the former
-    one must not be used for the new one. So what is saved names a record of the log, and is used
-    only if the log still has that record at that position (`holds`)."""
+    A Pulsar topic may be deleted and recreated, restored or copied: then a checkpoint of the former
+    topic must not be used. So it names a record of the log, and is used only if the log still has
+    that record at that position (`holds`)."""
 
     before: Position | None
     position: Position | None
@@ -98,7 +97,7 @@ class Anchor(NamedTuple):
 
 
 def holds(log: OrderedLog, anchor: Anchor) -> bool:
-    """Has the log this record at this position?"""
+    """Does the log have this record at this position?"""
     if anchor.position is None:
         return False
     end = log.end()
@@ -129,19 +128,19 @@ class Mark:
 
     @classmethod
     def of(cls, state: State) -> Mark:
-        """Where `state` is, without what only writers need."""
+        """The mark of a state, without the fields that only writers need."""
         kept = replace(state, sequences={}, shared=dict(state.shared))
         return cls(state.next, state.published, kept)
 
     def begin(self) -> State:
-        """A state to fold on from here."""
+        """A state from which to continue folding here."""
         return Mark.of(self.state).state
 
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What a topic's records up to that of `anchor` amount to. `first` is the first offset that the
-    topic has, or -1."""
+    """The state after a topic's records up to `anchor`. `first` is the topic's first offset, or
+    -1."""
 
     anchor: Anchor
     state: State
@@ -150,7 +149,7 @@ class Checkpoint:
     queue: list[waiting.Noted] = field(default_factory=list)
 
     def save(self, topic: str) -> bytes:
-        """It as bytes."""
+        """The checkpoint as bytes."""
         body: bytes = msgpack.packb([
             VERSION, topic, list(self.anchor), self.state.save(), self.first,
             [each.state.save() for each in self.marks],
@@ -160,7 +159,7 @@ class Checkpoint:
 
     @classmethod
     def restore(cls, data: bytes, topic: str) -> Checkpoint | None:
-        """The checkpoint of this topic that these bytes are; None if they are none."""
+        """Decode a checkpoint of this topic; None if these bytes are none."""
         body = data[4:]
         if crc32c(body) != int.from_bytes(data[:4], "little"):
             return None
@@ -194,7 +193,7 @@ def _mark(data: bytes) -> Mark:
 
 
 def is_known(place: Place, topic: str) -> bool:
-    """Has the place told that it has this topic? False, too, where it cannot be asked."""
+    """Does the place say that it has this topic? False also if it cannot be asked."""
     try:
         return place.has(topic)
     except ClusterError:  # the admin API cannot be reached
@@ -202,7 +201,7 @@ def is_known(place: Place, topic: str) -> bool:
 
 
 def load(place: Place, topic: str, topic_log: OrderedLog) -> Checkpoint | None:
-    """The newest checkpoint of this topic, if it is of this very log."""
+    """The newest checkpoint of this topic, if it belongs to this log."""
     if topic.startswith(BESIDE) or not is_known(place, PREFIX + topic):
         return None
     beside = place.open(PREFIX + topic)
@@ -227,13 +226,13 @@ class Saving:
         self._thread: threading.Thread | None = None
 
     def saw(self, record: Record) -> None:
-        """The next record was folded."""
+        """Count a record that was folded."""
         self.anchor = self.anchor.then(record)
         self._records += 1
         self._bytes += len(record.data)
 
     def is_due(self, part: int = 1) -> bool:
-        """Is it time for a checkpoint? `part`: after that part of what it takes otherwise."""
+        """Is it time for a checkpoint? `part`: divide the limits by this."""
         enough = (
             self._records * part >= EVERY_RECORDS or self._bytes * part >= EVERY_BYTES
         )  # fmt: skip
@@ -244,7 +243,7 @@ class Saving:
         return self._thread is not None and self._thread.is_alive()
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Have it saved by a thread of its own."""
+        """Save a checkpoint in a thread of its own."""
         self._records = self._bytes = 0
         data = checkpoint.save(self._topic)
         self._thread = threading.Thread(
@@ -263,7 +262,7 @@ class Saving:
             logs.emit(log, logs.CHECKPOINT_NOT_KEPT, topic=self._topic, reason=str(error))
 
     def close(self) -> None:
-        """Wait for what is being saved."""
+        """Wait for a checkpoint that is being saved."""
         if self._thread is not None:
             self._thread.join(JOIN_SECONDS)
 
@@ -272,7 +271,7 @@ class Saving:
 
 
 class Topic(Protocol):
-    """A topic's log, as an engine follows it."""
+    """The log of a topic that an engine follows."""
 
     name: str
     log: OrderedLog
@@ -281,9 +280,9 @@ class Topic(Protocol):
 
 
 def store_snapshot(place: Place, topic: Topic, offset: int, items: Iterable[Item]) -> None:
-    """Keep what the messages before `offset` add up to; returns once the cluster has it."""
+    """Store the state after the messages before `offset`; returns once the cluster has it."""
     with topic.changed:
-        anchor = topic.saving.anchor  # its record is behind those messages, or the last of them
+        anchor = topic.saving.anchor  # its record is the last of those messages, or after them
     body: bytes = msgpack.packb([SNAPSHOT_VERSION, topic.name, list(anchor), offset, list(items)])
     beside = place.open(SNAPSHOTS + topic.name)
     try:
@@ -293,7 +292,7 @@ def store_snapshot(place: Place, topic: Topic, offset: int, items: Iterable[Item
 
 
 def newest_snapshot(place: Place, topic: Topic, position: int) -> Snapshot | None:
-    """The newest snapshot of this very topic, if it is ahead of this offset.
+    """The newest snapshot of this topic, if it is ahead of this offset.
 
     Raises `LedgerCorruptedError` for one that is damaged."""
     if not is_known(place, SNAPSHOTS + topic.name):

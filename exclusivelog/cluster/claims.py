@@ -1,9 +1,9 @@
 """Claims on a cluster, and the cursors of reader groups (rules F1 to F6).
 
-Each resource of a group has a log of its own, whose rule is that of a topic: a claim is a grant,
-with the generation among its holder's properties, and a release ends it. So a claim is conditional
-on what it has seen, and one that was revoked knows it. A group's committed position is a message of
-that log, which counts only if its reader has the claim still.
+Each resource of a group has a log of its own, with the same rule as a topic: a claim is a grant,
+with the generation among its holder's properties, and a release ends it. So a claim counts only if
+no other came first, and a revoked one is seen as fenced. A group's committed position is a message
+of that log, which counts only while its reader has the claim.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from exclusivelog.types import AccessMode, ClaimInfo, EngineInfo, GroupInfo, Own
 __all__ = ["ClusterClaims", "decide"]
 
 PREFIX = "__claim__/"
-POLL_SECONDS = 0.02  # while a claim is waited for; deaths send no wake-up
+POLL_SECONDS = 0.02  # while waiting for a claim; deaths send no wake-up
 
 
 class Reading(Protocol):
     """A position in a claim's log."""
 
     def move_to(self, position: int) -> None:
-        """Go on at this offset."""
+        """Continue at this offset."""
 
     def take_one(self) -> Any:
         """The next message; None at the end."""
@@ -55,10 +55,10 @@ class Registered(Protocol):
     """The sessions of the engine."""
 
     def keep(self, number: int, owning: Owning) -> None:
-        """This session was granted."""
+        """Register a session that was granted."""
 
     def forget(self, owning: Owning) -> None:
-        """It was released."""
+        """Remove a session that was released."""
 
 
 class Host(Protocol):
@@ -82,14 +82,14 @@ class Host(Protocol):
 
     @property
     def topics(self) -> Topics:
-        """Those that it follows."""
+        """The topics that it follows."""
 
     @property
     def registry(self) -> Registered:
         """Its sessions."""
 
     def check_writable(self) -> None:
-        """An error unless the engine can be used here, and to write."""
+        """Raise an error unless the engine can be used here, and is open to write."""
 
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""
@@ -105,14 +105,14 @@ def log_name(group: str, resource: str) -> str:
 
 
 def parts_of(name: str) -> tuple[str, str]:
-    """The group and the resource of a log."""
+    """(group, resource) of a log's name."""
     length, _, rest = name.removeprefix(PREFIX).partition("/")
     return rest[: int(length)], rest[int(length) + 1 :]
 
 
 def decide(last: int, held: bool, wanted: int | None) -> int | None:
     """The generation that is granted, or None. `last` is the resource's last one (0: none yet);
-    `held`: its holder lives.
+    `held`: its holder's engine is alive.
 
     >>> decide(4, False, None), decide(4, True, 4), decide(4, True, 3), decide(4, True, 0)
     (5, 4, None, 0)
@@ -155,7 +155,7 @@ class ClusterClaim:
         return self.owning.writer.status == "owner"
 
     def successor(self) -> EngineInfo | None:
-        """Claims are not handed over."""
+        """None: claims are not handed over on a cluster."""
         return None
 
     def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
@@ -163,7 +163,7 @@ class ClusterClaim:
         return error
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """It was revoked."""
+        """End the claim, which was revoked."""
         told, self.told = self.told, None
         if told is not None:
             told.lose(OwnershipLostError(
@@ -171,10 +171,10 @@ class ClusterClaim:
             ))  # fmt: skip
 
     def notify_wanted(self) -> None:
-        """Claims have no queue."""
+        """No effect: claims have no queue."""
 
     def hand_over(self, error: ProducerMovedError, target: str) -> None:
-        """A claim's log is never assigned."""
+        """Never called: a claim's log is never assigned."""
 
     def release(self) -> None:
         """Release it, unless it is lost."""
@@ -262,12 +262,12 @@ class ClusterClaims:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._held: dict[int, ClusterClaim] = {}  # with what they tell of their loss
+        self._held: dict[int, ClusterClaim] = {}  # by session, to be notified of their loss
 
     def hold(
         self, group: str, resources: Mapping[str, int | None], make: Callable[[ClaimSession], Held]
     ) -> Held:
-        """Claim a resource, and keep what `make` makes of it."""
+        """Claim a resource; `make` turns the claim into the object that is registered."""
         claim = self._take(ClusterClaim, group, resources)
         try:
             made = make(claim)
@@ -292,7 +292,7 @@ class ClusterClaims:
         self._held[claim.id] = claim
         claim.owning.connect(None, claim)
         if claim.is_lost and claim.owning.writer.error is not None:
-            claim.lose(claim.owning.writer.error)  # before it was connected
+            claim.lose(claim.owning.writer.error)  # it was revoked before it was registered
 
     def _take(
         self, kind: type[Made], group: str, resources: Mapping[str, int | None], reads: str = ""
@@ -332,11 +332,11 @@ class ClusterClaims:
         return self._host.ownership_version
 
     def wait(self, seen: int, seconds: float) -> None:
-        """Sleep for so many seconds, or less."""
+        """Sleep for `seconds` at most."""
         time.sleep(min(seconds, POLL_SECONDS))
 
     def drain_bound(self, claim: int) -> None:
-        """No producer is bound to a claim."""
+        """No effect: no producer is bound to a claim on a cluster."""
 
     # ---- inspection ----------------------------------------------------------------------
 

@@ -1,10 +1,10 @@
-"""Copies: what a mirror sends for the messages of a ledger, and how that is read back.
+"""Copies: the Pulsar messages that a mirror sends for a ledger's messages, and their decoding.
 
 Every copy names the topic that it was made from, in the property "exclusivelog.topic".
 `FrameCopies` puts up to some thousand messages into one Pulsar message, a frame (see `frames`).
-`PlainCopies` makes one Pulsar message of each, for programs that know nothing of frames: value, key
-(as the partition key), properties and event time are where any consumer looks for them, and what
-Pulsar has no field for is in properties that begin with "exclusivelog.":
+`PlainCopies` makes one Pulsar message of each, for other programs: value, key (as the partition
+key), properties and event time are in Pulsar's own fields, and everything else is in properties
+whose names begin with "exclusivelog.":
 
 ```text
 exclusivelog.offset, .epoch, .session, .producer, .sequence_id
@@ -65,10 +65,10 @@ class Copied:
 
 
 class Decoding(Protocol):
-    """What reads copies back."""
+    """Decodes copies."""
 
     def decode(self, message: Any) -> Copied | str:
-        """The copy that a message of the Pulsar client is, or why it is none."""
+        """The copy in a message of the Pulsar client, or a text that says why it is none."""
         ...
 
 
@@ -91,7 +91,7 @@ class Copies(Decoding, Protocol):
 class FrameCopies:
     """Many messages in one frame."""
 
-    in_flight = 8  # while these wait for the broker, new messages gather into larger frames
+    in_flight = 8  # few, so that new messages gather into larger frames meanwhile
 
     def encode(
         self, messages: Sequence[Message], topic: str, source: str, gap: int
@@ -124,7 +124,7 @@ def frame_of(messages: Sequence[Message], source: str, gap: int) -> Frame:
 
 
 def runs(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Messages in runs of one epoch and session, of up to about FRAME_BYTES."""
+    """Split messages into runs of one epoch and session, of up to about FRAME_BYTES."""
     for _, group in itertools.groupby(messages, lambda each: (each.epoch, each.session)):
         run: list[Message] = []
         size = 0
@@ -170,7 +170,7 @@ class PlainCopies:
             return FOREIGN
         try:
             return self._copied(message, properties)
-        except (KeyError, ValueError):  # others may use a name that begins with ours
+        except (KeyError, ValueError):  # other programs may use such names, too
             return FOREIGN
 
     def _copied(self, message: Any, properties: dict[str, str]) -> Copied:
@@ -227,7 +227,8 @@ def _outgoing(topic: str, frame: Frame, content: Content) -> Outgoing:
     return Outgoing(
         content.value, key or None,
         {**content.properties, **{PREFIX + name: str(value) for name, value in own.items()}},
-        event_time if event_time is not None and event_time >= 0 else None,  # Pulsar's is unsigned
+        # In Pulsar it is unsigned.
+        event_time if event_time is not None and event_time >= 0 else None,
     )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Cursors: a position in one topic, and the messages from it on; and what query planners ask.
+"""Cursors: read a topic from a position on. Facts about topics for query planners.
 
-The compiled `_core.Cursor` walks entries, as on a local log: a frame's messages are encoded as
-entries here, one for each run of one producer and one time. So messages, values and Arrow batches
-are what a local log gives.
+The compiled `_core.Cursor` reads entries, as on a local log: a frame's messages are encoded as
+entries here, one for each run of one producer and time. So messages, values and Arrow batches are
+the same as with a local log.
 
 The newest frames come from memory (`recent`). A cursor that is further back reads the log again,
 from a mark before its position, and applies the rule itself.
@@ -37,7 +37,7 @@ from exclusivelog.waits import READER_LOOK_UP_SECONDS
 __all__ = ["ClusterCursor", "Inspection", "entries_of", "frames_from", "offset_at_time"]
 
 
-READ_BYTES = 1 << 20  # about so much is encoded at once
+READ_BYTES = 1 << 20  # encoded at once, about
 
 
 class Host(Protocol):
@@ -70,7 +70,7 @@ def entries_of(frame: Frame, topic: int, loads: _core.Deserializer | None) -> It
 
 
 def _runs(contents: tuple[Content, ...]) -> Iterator[list[Content]]:
-    """The messages in runs of one producer and one publish time, with rising sequence ids."""
+    """Split messages into runs of one producer and publish time, with rising sequence ids."""
     for _, group in itertools.groupby(
         contents, lambda each: (each.producer_name, each.publish_time)
     ):
@@ -118,7 +118,7 @@ def offset_at_time(topic: TopicLog, time_ms: int) -> int:
 
 
 def frames_from(topic: TopicLog, first: int) -> Iterator[Frame]:
-    """The frames with this offset or later ones, up to the end as it is known now."""
+    """The frames from this offset on, up to the known end."""
     with topic.changed:
         mark, end = topic.recent.mark_before(first), topic.state.next
     back = _Back(topic, mark.begin())
@@ -131,7 +131,7 @@ def frames_from(topic: TopicLog, first: int) -> Iterator[Frame]:
 
 
 class _Back:
-    """Reads a topic's log again, from a place that was read before."""
+    """Reads older parts of a topic's log again, from a mark."""
 
     def __init__(self, topic: TopicLog, state: Any) -> None:
         self._topic = topic
@@ -170,7 +170,7 @@ class ClusterCursor(_core.Cursor):
         self.closed = False
         self.membership: Any = None
         self._host, self._log, self._loads = host, topic, loads
-        self._check_open = host.check_open  # looked up once: `check` runs for every message
+        self._check_open = host.check_open  # bound once: `check` runs for every message
         self._skip_trimmed = skip_trimmed
         self._back: _Back | None = None  # while it reads old messages
         self._back_at = 0
@@ -178,7 +178,7 @@ class ClusterCursor(_core.Cursor):
 
     @property
     def ledger(self) -> Place:
-        """Where it reads."""
+        """The ledger that it reads."""
         return self._host.ledger
 
     def check(self) -> None:
@@ -223,7 +223,7 @@ class ClusterCursor(_core.Cursor):
         return self.end() > max(self.position, self._log.recent.first)
 
     def end(self) -> int:
-        """The topic's end as it is now."""
+        """The topic's current end."""
         self._log.catch_up()
         self._caught_up = True
         return self._log.state.next
@@ -300,15 +300,16 @@ class ClusterCursor(_core.Cursor):
         return found
 
     def refuse(self, start: int, stop: int, damage: str | None) -> None:
-        """The compiled base class calls it for damage; what was decoded from a frame has none."""
+        """Raise an error; the compiled base class calls it for damage, which decoded frames do not
+        have."""
         raise LedgerCorruptedError(
             f"topic {self.topic!r}: offsets {start} to {stop - 1} are damaged",
             topic=self.topic, offsets=range(start, stop),
         )  # fmt: skip
 
     def close(self) -> bool:
-        """End reading, and wake a thread that waits; False if that was done before, or its engine
-        is gone."""
+        """Close the cursor, and wake a thread that waits. False if it was closed before, or its
+        engine is closed."""
         if self.closed:
             return False
         self.closed = True
@@ -331,13 +332,13 @@ def _offset(start: object, inclusive: bool) -> int:
 
 
 class InspectionHost(Protocol):
-    """The engine that is asked."""
+    """The engine of the topics."""
 
     def followed(self, topic: int) -> TopicLog:
         """The topic's log, followed from now on."""
 
     def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's facts as they are now."""
+        """The topic's current facts."""
 
     def lives(self, engine: str) -> bool:
         """Does the engine of that id live?"""
@@ -350,7 +351,7 @@ class Inspection:
         self._host = host
 
     def row(self, topic: int) -> _core.TopicRow:
-        """The topic's row as it is now."""
+        """The topic's current facts."""
         return self._host.latest(topic)
 
     def offset_at(self, topic: int, time_ms: int) -> int:
@@ -360,7 +361,7 @@ class Inspection:
         return offset_at_time(log, time_ms)
 
     def message_bytes(self, topic: int, samples: Iterable[int]) -> float:
-        """About how long a message is: of the newest ones, wherever the samples are."""
+        """The average size of the newest messages, regardless of `samples`."""
         log = self._host.followed(topic)
         with log.changed:
             return log.recent.message_bytes
@@ -389,19 +390,19 @@ class Inspection:
         return found
 
     def end_within(self, topic: int, start: int, end: int, most_bytes: int) -> NoReturn:
-        """It cannot be told."""
+        """Unsupported: the log has no sizes."""
         raise UnsupportedError(
             "a cluster's log is not measured in bytes; bound it by a number of messages "
             "(maxOffsetsPerTrigger)"
         )
 
     def batches(self, topic: int) -> NoReturn:
-        """There are none."""
+        """Empty: a cluster has no numbered batches."""
         raise refusal("once")
 
 
 def _count(epoch: Epoch, offset: int, content: Content) -> None:
-    """One more message of this epoch."""
+    """Count a message of this epoch."""
     epoch.last_offset, epoch.last_time = offset, content.publish_time
     epoch.messages += 1
     if content.producer_name not in epoch.producers:

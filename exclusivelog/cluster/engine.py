@@ -1,4 +1,4 @@
-"""One open engine on a cluster: its parts, its beginning and its end; see `exclusivelog.backend`.
+"""One open engine on a cluster: its parts and their life cycle; see `exclusivelog.backend`.
 
 Threads: one for each topic that is used, which follows its log (`following`), and two for producers
 (`working`).
@@ -47,7 +47,8 @@ _engines: weakref.WeakSet[ClusterEngine] = weakref.WeakSet()
 
 
 class Ledger:
-    """Where an engine reads and writes: what its readers, producers and transactions compare."""
+    """Identifies the place of an engine, so that readers, producers and transactions can compare
+    it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -62,7 +63,7 @@ class Identity:
         self.info = EngineInfo(self.id, name, os.getpid(), dict(properties), 0.0)
         self.ledger = Ledger(path)
         self.closed = self.forked = False
-        self._locks = threading.Lock  # as it was: the compiled core sees if it is patched later
+        self._locks = threading.Lock  # to detect a later monkey patch
 
     def check_not_forked(self) -> None:
         """EngineClosedError in a forked child (rule C5)."""
@@ -85,11 +86,11 @@ class Identity:
             raise LedgerError(f"{self.path} is open with readonly=True; nothing can be changed")
 
     def check_free(self) -> None:
-        """A call never waits for its own thread."""
+        """No effect: no call waits for its own thread here."""
 
     @property
     def busy_here(self) -> bool:
-        """Does this thread hold an engine lock? None is held while anything is waited for."""
+        """Does this thread hold an engine lock? No: no call waits while it holds one."""
         return False
 
     @property
@@ -162,7 +163,7 @@ class ClusterEngine(Identity):
 
     @property
     def catalog(self) -> ClusterCatalog:
-        """What the place has."""
+        """The catalog of the place."""
         return ClusterCatalog(self)
 
     def topic_store(self, topic: int) -> ClusterTopic:
@@ -170,12 +171,12 @@ class ClusterEngine(Identity):
         return ClusterTopic(self, topic)
 
     def latest(self, topic: int) -> _core.TopicRow:
-        """The topic's facts as they are now."""
+        """The topic's current facts."""
         return ClusterTopic(self, topic).facts()
 
     @property
     def inspection(self) -> Inspection:
-        """What a query planner asks."""
+        """Facts for query planners."""
         return Inspection(self)
 
     def events(self, topic: str | None, group: str | None) -> Iterator[Event]:
@@ -202,16 +203,16 @@ class ClusterEngine(Identity):
     def join_group(
         self, group: str, topics: Mapping[str, int], generation: int | None
     ) -> ClusterGroupCursor:
-        """Become the group's reader of a topic; the one before is fenced."""
+        """Become the group's reader of a topic; fences the former one."""
         return self.claims.join_group(group, topics, generation)
 
     def snapshot(self, topic: int, offset: int, items: Iterable[Item]) -> None:
-        """Keep what a topic's messages before an offset add up to (rule I4)."""
+        """Store a snapshot: the state after a topic's messages before an offset (rule I4)."""
         self.check_writable()
         store_snapshot(self.place, self.followed(topic), offset, items)
 
     def make_visible(self) -> None:
-        """Readers see what counts."""
+        """No effect: readers see all messages that count."""
 
     # ---- producers -----------------------------------------------------------------------
 
@@ -231,7 +232,7 @@ class ClusterEngine(Identity):
         self, topic: str, session: Registration, last_sequence: int, options: SessionOptions,
         keeper: object = None,
     ) -> ClusterSession:  # fmt: skip
-        """What a producer sends by, now that its session was granted."""
+        """The open session of a producer, after its grant."""
         owning = self.registry.owning(session.id)
         assert owning is not None
         return ClusterSession(self, topic, session, owning, last_sequence, options)
@@ -240,19 +241,19 @@ class ClusterEngine(Identity):
         self, topics: str | Iterable[str], to: str, timeout: float, groups: Iterable[str],
         producer: str | None,
     ) -> Moving:  # fmt: skip
-        """What `Engine.unload` does, to be begun or run."""
+        """The hand-overs of one `Engine.unload`, to be begun or run."""
         return Moving(self, lambda: choose(self, topics), to, timeout, groups, producer)
 
     def begin_move(
         self, topic: str, session: Registration, to: str, timeout: float, groups: Iterable[str]
     ) -> Moving:
-        """Begin what `Producer.move` does."""
+        """Begin to hand over one producer; see `Producer.move`."""
         moving = Moving(self, lambda: [topic], to, timeout, groups, session.name)
         moving.begin()
         return moving
 
     def cancel_moves(self, topics: str | Iterable[str]) -> list[str]:
-        """End the moves of these topics. Returns the names of those that were under way."""
+        """Cancel the hand-overs of these topics. Returns the names of those that had one."""
         return cancel_moves(self, topics)
 
     # ---- what the parts ask ----------------------------------------------------------------
@@ -267,15 +268,15 @@ class ClusterEngine(Identity):
 
     @property
     def commit_queue(self) -> _core.CommitQueue:
-        """Of the commit thread."""
+        """The queue of the commit thread."""
         return self.committer.queue
 
     def ownership_changed(self) -> None:
-        """A grant or a release counts."""
-        self.ownership_version = next(self._versions)  # unique, whichever thread is the last
+        """Note that a grant or a release counts."""
+        self.ownership_version = next(self._versions)  # unique, also if threads race
 
     def wake_worker(self) -> None:
-        """A waiter may be promoted."""
+        """Wake the worker, because a waiter may be promoted."""
         self.worker.wake()
 
     def waits_here(self, number: int) -> bool:
@@ -285,7 +286,7 @@ class ClusterEngine(Identity):
     # ---- the end -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Send what waits, release topics, and end the threads. Closing twice does nothing."""
+        """Send what waits, release topics, and end the threads. A second call has no effect."""
         if self.forked:
             return
         with self._closing:
@@ -312,7 +313,7 @@ class ClusterEngine(Identity):
         _engines.discard(self)
 
     def forget(self) -> None:
-        """In a forked child: everything is the parent's (rule C5)."""
+        """Drop everything in a forked child, because it is the parent's (rule C5)."""
         self.forked = self.closed = True
         self.topics.forget()
         self.place.forget()

@@ -1,4 +1,4 @@
-"""What one engine counts: what it has sent, and how long the log took to show it.
+"""Counters of one engine: messages sent, and how long it took to read them back.
 
 >>> figures = Figures()
 >>> figures.sent(messages=3, size=90, seconds=0.0021)
@@ -41,7 +41,7 @@ class _Counter:
 
 
 class Figures:
-    """Threads may lose a count to one another: no lock is taken for figures."""
+    """Counters without a lock: concurrent threads may lose some counts."""
 
     def __init__(self) -> None:
         self._messages = self._bytes = 0
@@ -49,14 +49,14 @@ class Figures:
         self._seconds = _Counter(TIMES, 1e6)
 
     def sent(self, messages: int, size: int, seconds: float) -> None:
-        """So many messages, handed on together, count now, so many seconds later."""
+        """Count messages that were appended together, and read back as counting after `seconds`."""
         self._messages += messages
         self._bytes += size
         self._records.add(messages)
         self._seconds.add(seconds)
 
     def counted(self) -> dict[str, Any]:
-        """The fields of `EngineStats` that are counted."""
+        """The fields of `EngineStats` that come from the counters."""
         return {
             "appended_messages": self._messages, "appended_bytes": self._bytes,
             "flushed_messages": self._records.histogram(),

@@ -1,7 +1,7 @@
 """A thread that follows one ordered log and drives its writer; calls that wait for it.
 
-Which process may ask for the topic, and when (rules A and D), is the caller's decision: `acquire`
-takes it from any owner. The rule keeps that safe: the former owner is fenced.
+The caller decides when a process asks for the topic (rules A and D): `acquire` takes it from any
+owner. That is safe, because the rule fences the former owner.
 
 >>> from exclusivelog.cluster.frames import Holder
 >>> from exclusivelog.cluster.memory import MemoryLog
@@ -41,37 +41,37 @@ from exclusivelog.messages import Encoded
 
 __all__ = ["Follower"]
 
-RESEND_SECONDS = 1.0  # without progress, before what was not read back is appended again
+RESEND_SECONDS = 1.0  # without progress, before unread records are appended again
 JOIN_SECONDS = 10.0
 NEVER = float("inf")
 
 
 class Resends:
-    """When a writer appends again what it has not read back: after some seconds without progress,
-    and sooner where an append is known to be in doubt."""
+    """The time at which a writer appends unread records again: after some seconds without progress,
+    or sooner if an append is in doubt."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._due = NEVER  # by the monotonic clock
 
     def appended(self) -> None:
-        """It is read back within the seconds, or appended again."""
+        """Start the time limit, after an append."""
         self._due = min(self._due, time.monotonic() + self._seconds)
 
     def resend_soon(self) -> None:
-        """An append is not known to be stored: append it again soon."""
+        """Append again soon, because an append is in doubt."""
         self._due = min(self._due, time.monotonic() + self._seconds / 10)
 
     def progressed(self, waits: bool) -> None:
-        """Something was read back; `waits`: something else was not, yet."""
+        """Restart the time limit, after a record was read back. `waits`: others were not yet."""
         self._due = time.monotonic() + self._seconds if waits else NEVER
 
     def seconds_left(self) -> float:
-        """How long the next record may be waited for."""
+        """Seconds until the time limit."""
         return max(0.0, min(self._seconds, self._due - time.monotonic()))
 
     def take(self) -> bool:
-        """Is it time? Then it was, until something is appended again."""
+        """Is the time limit reached? True only once until the next append."""
         due = time.monotonic() >= self._due
         if due:
             self._due = NEVER
@@ -79,8 +79,7 @@ class Resends:
 
 
 class Outcomes:
-    """The sends whose callers do not know the outcome yet, and their futures. Called under the
-    follower's lock."""
+    """The futures of sends without an outcome. Called under the follower's lock."""
 
     def __init__(self) -> None:
         self._futures: dict[Ticket, Future[int]] = {}
@@ -92,30 +91,32 @@ class Outcomes:
         return future
 
     def note(self, ticket: Ticket) -> None:
-        """It is settled, and its caller is still to be told."""
+        """Note that this send is settled, and its future is to be set."""
         self._settled.append(ticket)
 
     def take(self) -> list[tuple[Ticket, Future[int]]]:
-        """Those that are settled now, to be told without a lock."""
+        """Remove and return the settled sends, whose futures are set without the lock."""
         settled, self._settled = self._settled, []
         return [(ticket, self._futures.pop(ticket)) for ticket in settled]
 
     def forget(self, error: ExclusiveLogError) -> None:
-        """In a forked child: a thread of the parent would have set them."""
+        """Fail all futures in a forked child, where no thread sets them."""
         futures, self._futures = list(self._futures.values()), {}
         for future in futures:
             future._condition = threading.Condition()
-            vars(future)["_done_callbacks"] = []  # they may wait for locks of the parent's threads
-            with contextlib.suppress(Exception):  # it was cancelled, or is set already
+            vars(future)[
+                "_done_callbacks"
+            ] = []  # callbacks may wait for locks of the parent's threads
+            with contextlib.suppress(Exception):  # it is cancelled or set already
                 future.set_exception(error)
 
 
 class Follower(Closing):
     """Follows one log, and sends to it while it owns the topic. All calls may come from any thread.
 
-    - `state`: a saved state to go on from; None: read the log from its first record.
-    - `resend`: seconds without progress before an append is tried again. A copy too many does not
-      count, so a low number costs traffic, and nothing else.
+    - `state`: a saved state to continue from; None: read the log from its first record.
+    - `resend`: seconds without progress before an append is repeated. A duplicate does not count,
+      so a low number only costs traffic.
 
     Closing it ends its thread, and leaves the log open."""
 
@@ -151,11 +152,11 @@ class Follower(Closing):
         self._resends.appended()
         try:
             self._log.append(data, self._answered)
-        except Exception as error:  # whether it is in the log is known when it is read back
+        except Exception as error:  # reading back shows whether it is in the log
             self._answered(Answer(None, error=error))
 
     def _answered(self, answer: Answer) -> None:
-        """An append that is not known to be stored is tried again soon."""
+        """Handle an answer; retry soon if it does not say that the record is stored."""
         if not answer.stored:
             self._resends.resend_soon()
 
@@ -163,16 +164,16 @@ class Follower(Closing):
 
     @property
     def status(self) -> Status:
-        """What the writer is: "owner", "fenced", ... (`log.Writer`)."""
+        """The writer's status: "owner", "fenced", ... (`log.Writer`)."""
         return self._writer.status
 
     def save(self) -> bytes:
-        """What has been read, for a later `State.restore`."""
+        """The state after the records that were read, for a later `State.restore`."""
         with self._changed:
             return self._reader.state.save()
 
     def catch_up(self, timeout: float | None = None) -> None:
-        """Wait until all that is in the log now is read. Raises `WaitTimeoutError`."""
+        """Read the log up to its current end. Raises `WaitTimeoutError`."""
         with self._changed:
             self._check_open()
         end = self._log.end()
@@ -184,10 +185,10 @@ class Follower(Closing):
         return end is None or (position is not None and position >= end)
 
     def acquire(self, timeout: float | None = None, topic_epoch: int | None = None) -> int:
-        """Own the topic, or go on owning it; returns the epoch. Another owner is fenced.
+        """Become the topic's owner, or stay it; returns the epoch. Another owner is fenced.
 
-        An owner that sends without a pause may be faster each time, until the time limit: keep it
-        from sending meanwhile where the log can do that (`PulsarLog.alone`).
+        An owner that sends without a pause may come first each time, until the time limit. If the
+        log can do that, keep it from sending meanwhile (`PulsarLog.alone`).
 
         With `topic_epoch`, go on under that epoch (rule B5). Raises `ProducerFencedError` if
         another process was granted the topic first or the epoch is stale, `InvalidEpochError` if
@@ -207,16 +208,16 @@ class Follower(Closing):
                     return writer.epoch
                 if writer.status != "refused" or self._reader.state.grant is not known:
                     raise self._refused()
-                # Only a frame of the owner was faster: ask again behind it.
+                # Only a frame of the owner came first: ask again.
 
     def _ask(self, writer: Writer, topic_epoch: int | None, deadline: float | None) -> None:
-        """Ask once, and wait for what the log says."""
+        """Ask once, and wait for the outcome."""
         writer.ask(topic_epoch)
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             self._wait(lambda: writer.status != "asking", left, "the topic was not granted")
         except BaseException:
-            writer.release()  # also if it was granted just before an interrupt
+            writer.release()  # it may have been granted just before an interrupt
             raise
 
     def _refused(self) -> ProducerFencedError:
@@ -239,7 +240,7 @@ class Follower(Closing):
             raise error from None
 
     def send_soon(self, batch: Sequence[Encoded]) -> Future[int]:
-        """The same without waiting: a future for the offset."""
+        """Send without waiting; returns a future for the offset."""
         with self._changed:
             self._check_open()
             now = time.time_ns() // 1_000_000
@@ -281,7 +282,7 @@ class Follower(Closing):
             self._check_open()
 
     def forget(self) -> None:
-        """In a forked child: log, writer, sends and thread are the parent's (rule C5)."""
+        """Drop log, writer, sends and thread in a forked child (rule C5)."""
         error = EngineClosedError(
             "this follower was inherited through fork(); open a log and a follower of your own"
         )
@@ -318,17 +319,17 @@ class Follower(Closing):
         writer.saw(judged)
         parsed = judged.parsed
         mine = isinstance(parsed, Frame) and parsed.session == writer.session
-        if mine and judged.verdict is Verdict.AHEAD:  # the frame before it was lost
+        if mine and judged.verdict is Verdict.AHEAD:  # an earlier frame was lost
             self._resends.resend_soon()
         elif judged.counts:
             self._resends.progressed(writer.unsettled)
         self._changed.notify_all()
 
     def _tell(self) -> None:
-        """Tell the callers whose sends are settled."""
+        """Set the futures of settled sends."""
         with self._changed:
             settled = self._outcomes.take()
-        for ticket, future in settled:  # without a lock: their callbacks may send
+        for ticket, future in settled:  # without the lock, because their callbacks may send
             with contextlib.suppress(Exception):  # it was cancelled
                 if ticket.error is None:
                     future.set_result(ticket.offset or 0)

@@ -1,12 +1,12 @@
-"""One topic's log, as one engine follows it: a thread that reads it, and the sessions that write.
+"""`TopicLog`: a topic's log, which an engine follows by a thread and its sessions write to.
 
 - `TopicLog` folds each record once, and passes it to the writers of this engine's sessions
-  (`Owning`), to those who wait (`waiting`) and to what readers need (`Recent`).
-- `inspect` tells who has a topic and who waits for it, of those whose engines live.
+  (`Owning`), to the queue of waiters (`waiting`) and to the memory for readers (`Recent`).
+- `inspect` returns the topic's holders and waiters whose engines are alive.
 - `Topics` are the topics that an engine follows.
 
-Nothing depends on the answers to an append. What has not been read back is appended again
-(`appending`); the rule counts it once.
+Correctness does not depend on the log's answers: a record that is not read back is appended again
+(`appending`), and the rule counts it once.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = [
     "TopicLog", "Topics", "inspect", "now_ms", "waiter_info",
 ]  # fmt: skip
 
-ANSWER_SECONDS = 60.0  # for a log to show what was appended to it
-CLOSE_SECONDS = 30.0  # for what is queued to be in the log, and again for the releases
-LIVING = ("asking", "cancelled", "owner", "closing")  # of a writer's `status`
-UNDER_WAY = 4  # batches of one session; what comes meanwhile becomes one more
-KEPT_BYTES = 8 << 20  # of frames, about
+ANSWER_SECONDS = 60.0  # time limit for reading back an append
+CLOSE_SECONDS = 30.0  # time limit for sending what is queued, and again for the releases
+LIVING = ("asking", "cancelled", "owner", "closing")  # statuses of a writer that may still write
+UNDER_WAY = 4  # unread batches of one session; later messages gather in the next one
+KEPT_BYTES = 8 << 20  # bytes of frames, about
 MARK_EVERY, MARK_BYTES = 500, 4 << 20  # records, or bytes of records
-MOST_MARKS = 1024  # then every other one is dropped, and they are set half as often
+MOST_MARKS = 1024  # at this number, every other one is dropped, and new ones are set half as often
 
 
 def now_ms() -> int:
@@ -75,7 +75,7 @@ class Host(Protocol):
 
     @property
     def commit_queue(self) -> _core.CommitQueue:
-        """Of its commit thread."""
+        """The queue of its commit thread."""
 
     def check_open(self) -> None:
         """EngineClosedError unless the engine can be used here."""
@@ -84,10 +84,10 @@ class Host(Protocol):
         """EngineClosedError in a forked child."""
 
     def ownership_changed(self) -> None:
-        """A grant or a release counts."""
+        """Note that a grant or a release counts."""
 
     def wake_worker(self) -> None:
-        """A waiter may be promoted."""
+        """Wake the worker, because a waiter may be promoted."""
 
     def waits_here(self, number: int) -> bool:
         """Is this a waiter of this engine?"""
@@ -97,24 +97,24 @@ class Host(Protocol):
 
 
 class Changes:
-    """A counter that changes, and those who wait for that. The word at 0 of `words` has it."""
+    """A counter that threads can wait for. It is the word at 0 of `words`."""
 
     def __init__(self) -> None:
         self.words = _core.SharedWords(bytearray(8))
 
     def mark(self) -> int:
-        """The number now."""
+        """The current number."""
         return self.words.load(0)
 
     def wake(self) -> None:
-        """Change it, and wake those who wait."""
+        """Change it, and wake the threads that wait."""
         self.words.add(0, 1)
         self.words.wake(0)
 
 
 class Recent:
-    """What an engine keeps of a topic's log in memory: the newest frames, and places to read older
-    ones from. Its topic serialises all calls.
+    """An engine's memory of a topic's log: the newest frames, and marks from which to read older
+    ones. Its topic serialises all calls.
 
     A reader at the end of a topic gets its messages here. One that is further back reads the log
     again, from the last *mark* before its position."""
@@ -130,7 +130,7 @@ class Recent:
         self._bytes = 0
 
     def take(self, judged: Judged, state: State, size: int) -> None:
-        """The next record of `size` bytes, after `state` was folded over it."""
+        """Add the next record of `size` bytes, after `state` was folded over it."""
         self._since_mark += 1
         self._bytes_since_mark += size
         if max(self._since_mark / MARK_EVERY, self._bytes_since_mark / MARK_BYTES) >= self._stride:
@@ -162,7 +162,7 @@ class Recent:
             self._drop()
 
     def _drop(self) -> None:
-        """Drop the older half: one at a time, each would move all that stay."""
+        """Drop the older half at once, because each drop moves all that stay."""
         count = 0
         while count < len(self._frames) - 1 and self._bytes > KEPT_BYTES // 2:
             self._bytes -= self._sizes[count]
@@ -171,8 +171,8 @@ class Recent:
         del self._frames[:count], self._sizes[:count]
 
     def frames(self, position: int, most: int) -> list[Frame] | None:
-        """The frames with this offset or later ones, of about `most` bytes, one at least; None if
-        the first of them is not kept."""
+        """The frames from this offset on, of about `most` bytes, at least one; None if the first of
+        them is not kept."""
         if position < self._kept_from:
             return None
         if not self._frames:
@@ -198,7 +198,7 @@ class Recent:
         return self._marks[max(0, index - 1)]
 
     def mark_before_time(self, time: int) -> Mark:
-        """The last mark before all messages that were published at this time (ms) or later."""
+        """The last mark before the first message that was published at this time (ms) or later."""
         index = bisect.bisect_left(self._marks, time, key=lambda mark: mark.published)
         return self._marks[max(0, index - 1)]
 
@@ -208,7 +208,7 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What is known of a session: `id` is its number, `topic` the topic's id."""
+    """The facts of a session: `id` is its number, `topic` the topic's id."""
 
     id: int
     topic: int
@@ -225,50 +225,50 @@ class Lost(Protocol):
     """A session, which is notified of its loss."""
 
     def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
-        """What its producers raise that lost the topic by this error."""
+        """The error for its producers after the writer ended with this one."""
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """The topic is lost for good."""
+        """End the session for good."""
 
     def notify_wanted(self) -> None:
-        """Another producer waits for the topic."""
+        """Notify the session that another producer waits for the topic."""
 
     def hand_over(self, error: ProducerMovedError, target: str) -> None:
-        """Release the topic to this engine; this error is for producers that cannot follow."""
+        """Release the topic to the engine `target`; `error` is for producers that cannot follow."""
 
 
 class Owning:
-    """One session's writer, and what its producers have sent. Made by `TopicLog.ask`.
+    """The writer of one session, and its unread sends. Made by `TopicLog.ask`.
 
-    Its producers fill an appender, the engine's commit thread hands what is there to the writer
+    Its producers fill an appender, the engine's commit thread passes the messages to the writer
     (`exclusivelog.cluster.log.Writer`), and the thread that follows the log settles the receipts
     once it has read the messages back as counting (rule J2)."""
 
     def __init__(self, topic: TopicLog, writer: Writer) -> None:
         self.writer = writer
         self.topic = topic
-        self.appender: _core.Appender | None = None  # once its session is opened
+        self.appender: _core.Appender | None = None  # set when its session is opened
         self._session: Callable[[], Lost | None] = _no_session
-        self._batches: dict[Ticket, _core.Batch] = {}  # those under way
+        self._batches: dict[Ticket, _core.Batch] = {}  # unread batches
         self._taken: set[int] = set()  # their ids
-        self._begun: dict[Ticket, float] = {}  # when they were handed on
+        self._begun: dict[Ticket, float] = {}  # when they were appended
         self._done: list[Ticket] = []
-        self._numbers: dict[Ticket, int] = {}  # those of `append` under way
-        self._number = self._counted = 0  # the last one given, the last one with an outcome
+        self._numbers: dict[Ticket, int] = {}  # numbers of unread `append` calls
+        self._number = self._counted = 0  # the last number given, the last one with an outcome
         self._failed: tuple[int, ExclusiveLogError] | None = None  # the first one that failed
         self._lost = False
         self._reporting = threading.Lock()
-        self.behind: tuple[Wait, ...] = ()  # of a shared session: who waited when it joined
+        self.behind: tuple[Wait, ...] = ()  # of a shared session: the waiters when it joined
 
     def connect(self, appender: _core.Appender | None, session: Lost) -> None:
-        """Send what this appender is given, and notify this session of its loss."""
+        """Take messages from this appender, and notify this session of its loss."""
         self.appender, self._session = appender, weakref.ref(session)
 
     # ---- sending -------------------------------------------------------------------------
 
     def pump(self, patient: bool = True) -> None:
-        """Hand on what waits. In the engine's commit thread. `patient`: unless enough is under way
-        already; then the rest follows as one batch."""
+        """Pass waiting messages to the writer, in the engine's commit thread. `patient`: not while
+        enough batches are unread; later the rest follows as one batch."""
         with self.topic.changed:
             appender = self.appender
             if appender is None or (patient and len(self._batches) >= UNDER_WAY):
@@ -288,9 +288,9 @@ class Owning:
             self._taken.add(id(batch))
 
     def append(self, messages: Sequence[Encoded]) -> tuple[int, int] | None:
-        """Hand messages on now, past the appender: the offset that they will have, if they will be
-        in the log, and a number for `await_counting`. None if others wait before them, or no offset
-        can be told as others share the topic."""
+        """Pass messages to the writer now, past the appender. Returns the offset that they will
+        have if they get into the log, and a number for `await_counting`. None if earlier messages
+        wait, or the offset is unknown because the topic is shared."""
         with self.topic.changed:
             self.topic.check()
             appender = self.appender
@@ -307,7 +307,7 @@ class Owning:
             return expected, self._number
 
     def await_counting(self, number: int) -> None:
-        """Wait until these messages count; raises what they failed with."""
+        """Wait until these messages count; raises the error if they failed."""
         self.topic.await_change(lambda: self._counted >= number, None, "")
         if self._failed is not None and number >= self._failed[0]:
             raise self._failed[1]
@@ -319,7 +319,7 @@ class Owning:
             size, seconds = ticket.weight, time.monotonic() - begun
             self.topic.host.figures.sent(ticket.count, size, seconds)
         number = self._numbers.pop(ticket, None)
-        if number is not None:  # in order; after one that has failed, all do
+        if number is not None:  # in order; after a failed one, all fail
             self._counted = number
             if ticket.error is not None and self._failed is None:
                 self._failed = number, ticket.error
@@ -332,7 +332,7 @@ class Owning:
         return bool(self._done) or (self.writer.status == "fenced" and not self._lost)
 
     def report(self) -> None:
-        """Settle the receipts, in order. In a thread that has read on, without the topic's lock."""
+        """Settle the receipts, in order. Called after reading records, without the topic's lock."""
         with self._reporting:
             self._report()
 
@@ -366,7 +366,8 @@ class Owning:
             _fail(appender, placed, error)
         elif placed:
             appender.settle(placed)
-        self.topic.host.commit_queue.put(appender, 0.0)  # it calls back, and takes what waits
+        # The commit thread calls back, and takes what waits.
+        self.topic.host.commit_queue.put(appender, 0.0)
 
     def is_wanted(self, name: str) -> bool:
         """Does another producer wait for the topic?"""
@@ -374,7 +375,7 @@ class Owning:
             return self.topic.queue.is_wanted(name)
 
     def notify_wanted(self) -> None:
-        """Another producer waits for the topic."""
+        """Notify the session that another producer waits for the topic."""
         session = self._session()
         if session is not None and self.writer.status == "owner":
             session.notify_wanted()
@@ -382,8 +383,8 @@ class Owning:
     # ---- the end -------------------------------------------------------------------------
 
     def hand_over_if_due(self) -> None:
-        """If the topic is assigned to another engine, have the session release it; its producers
-        raise ProducerMovedError from then on."""
+        """If the topic is assigned to another engine, have the session release it. Then its
+        producers raise ProducerMovedError."""
         assigned = self.topic.waiters.assigned_at(now_ms())
         session = self._session()
         if assigned is None or assigned.session != self.writer.session or session is None:
@@ -392,7 +393,7 @@ class Owning:
             session.hand_over(moved_error(self.topic.name, assigned), assigned.engine_id)
 
     def drain(self, commit: Callable[[Owning], None], seconds: float) -> None:
-        """Wait for the outcome of what was queued, whatever it is."""
+        """Wait until what was queued has its outcome, success or failure."""
         waiting = None if self.appender is None else self.appender.newest()
         if waiting is not None:
             commit(self)
@@ -400,7 +401,7 @@ class Owning:
                 waiting.exception(max(0.0, seconds))
 
     def release(self, timeout: float, reason: str = "closed") -> None:
-        """Give the topic back, behind what was handed on, and wait for that."""
+        """Release the topic, after all sends so far, and wait for that."""
         with self.topic.changed:
             self.writer.release(reason)
         self.topic.await_change(
@@ -412,18 +413,18 @@ class Owning:
 def _fail(
     appender: _core.Appender, placed: list[tuple[_core.Batch, int]], error: ExclusiveLogError
 ) -> None:
-    """Fail all that this appender has, but what is in the log, and take no more. If it was closed
-    before, later calls raise that error; what it had accepted fails with this one."""
+    """Fail all messages of this appender that are not in the log, and take no more. If it was
+    closed before, later calls still raise the error of that."""
     appender.close_with(error)
     appender.settle(placed, error)
 
 
 def _no_session() -> None:
-    """Stands for a reference to a session, where there is none."""
+    """Used in place of a weak reference if there is no session."""
 
 
 def moved_error(topic: str, assigned: Assign) -> ProducerMovedError:
-    """What the producers of the former owner raise."""
+    """The error for the producers of the former owner."""
     error = ProducerMovedError(
         f"topic {topic!r} was handed over to engine {assigned.engine_name!r} (id "
         f"{assigned.engine_id}, pid {assigned.pid}); send there"
@@ -439,22 +440,22 @@ class Writers:
         self._all: list[Owning] = []
 
     def add(self, owning: Owning) -> None:
-        """A session asks for the topic."""
+        """Add a session that asks for the topic."""
         self._all.append(owning)
 
     def saw(self, judged: Judged) -> None:
-        """The next record of the log."""
+        """Pass the next record of the log to all writers."""
         for owning in self._all:
             owning.writer.saw(judged)
 
     def joined(self, session: int, behind: tuple[Wait, ...]) -> None:
-        """This shared session was admitted, behind these waiters."""
+        """Record the waiters that were in the queue when this shared session was admitted."""
         for owning in self._all:
             if owning.writer.session == session:
                 owning.behind = behind
 
     def notify_wanted(self) -> None:
-        """Another producer waits for the topic."""
+        """Notify the session that another producer waits for the topic."""
         for owning in self._all:
             owning.notify_wanted()
 
@@ -465,25 +466,25 @@ class Writers:
 
     @property
     def unsettled(self) -> bool:
-        """Is there a record that should be in the log, and was not read back?"""
+        """Was any appended record not read back yet?"""
         return any(each.writer.unsettled for each in self._all)
 
     def resend(self) -> None:
-        """Append again what was not read back."""
+        """Append again the records that were not read back."""
         for owning in self._all:
             if owning.writer.unsettled:
                 owning.writer.resend()
 
     def with_news(self) -> list[Owning]:
-        """Those that have something to report."""
+        """The sessions that have something to report."""
         return [owning for owning in self._all if owning.has_news]
 
     def forget_ended(self) -> None:
-        """Drop those that write no more, and have reported it."""
+        """Drop sessions that have ended and reported that."""
         self._all = [each for each in self._all if each.has_news or each.writer.status in LIVING]
 
     def end(self, in_doubt: ExclusiveLogError, unsent: ExclusiveLogError) -> list[Owning]:
-        """The log is not followed any more: fail what is under way, and what was not sent."""
+        """Fail all sends, because the log is not followed any more: unread ones as in doubt."""
         ended, self._all = self._all, []
         for each in ended:
             each.writer.give_up(in_doubt, unsent)
@@ -505,7 +506,7 @@ class TopicLog:
         self.host, self.name, self.id = host, name, number
         self.log = log
         self.changed = threading.Condition()
-        self.frames = Changes()  # changes with every frame
+        self.frames = Changes()  # changed by every frame
         start = checkpoint or Checkpoint(NOWHERE, State(), -1)
         self.recent = Recent(start.first, start.marks, start.state.next)
         self._appending = Appending(log, self._stored)
@@ -526,7 +527,7 @@ class TopicLog:
     # ---- calls ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what has ended the thread that follows the log."""
+        """Raise the error that has ended the thread which follows the log."""
         if self._error is not None:
             raise self._error
         if self._closed:
@@ -550,7 +551,7 @@ class TopicLog:
         return self._closed or self._error is not None
 
     def catch_up(self, timeout: float = ANSWER_SECONDS) -> None:
-        """Wait until all that is in the log now is read."""
+        """Read the log up to its current end."""
         self.check()
         end = self.log.end()
         if end is None:
@@ -563,7 +564,7 @@ class TopicLog:
 
     @property
     def waiters(self) -> Waiters:
-        """Who waits, as far as the log was read."""
+        """The waiters, as far as the log was read."""
         return self.queue.waiters
 
     # ---- asking --------------------------------------------------------------------------
@@ -572,10 +573,11 @@ class TopicLog:
         self, holder: Holder, topic_epoch: int | None, seen: tuple[int, bool, int],
         timeout: float = ANSWER_SECONDS,
     ) -> Owning | None:  # fmt: skip
-        """Ask for the topic as it is known now; None if another record came first, or `tenure` is
-        not what was seen any more.
+        """Ask for the topic on the basis of the records read so far. None if another record came
+        first, or `tenure` differs from `seen`.
 
-        Raises what `Writer.ask` does, and `WaitTimeoutError`, which leaves no owner behind."""
+        Raises the errors of `Writer.ask`, and `WaitTimeoutError`, after which this is not the
+        owner."""
         with self.changed:
             self.check()
             if self.state.tenure != seen:
@@ -592,12 +594,12 @@ class TopicLog:
             )
         except BaseException:
             with self.changed:
-                writer.release()  # also if it was granted just before an interrupt
+                writer.release()  # it may have been granted just before an interrupt
             raise
         return owning if writer.status in ("owner", "fenced") else None
 
     def evict(self, session: Grant | Join) -> None:
-        """Release a session whose engine is gone."""
+        """Release a session of a dead engine."""
         with self.changed:
             self.check()
             self._appending.append(encode(Release(session.epoch, session.session, "evicted")))
@@ -610,7 +612,8 @@ class TopicLog:
         self.await_change(is_over, ANSWER_SECONDS, "the release of a dead engine was not read back")
 
     def publish(self, record: Published) -> None:
-        """Let a producer wait, or (un)assign the topic; returns once the log shows it."""
+        """Append a record of the queue (a wait, or an assignment), and wait until it is read
+        back."""
         with self.changed:
             self.check()
             self.queue.publish(record)
@@ -631,7 +634,7 @@ class TopicLog:
         return self.state.next
 
     def _try_to_terminate(self) -> bool:
-        """Append a termination, and wait until it counts, cannot count any more, or may be lost."""
+        """Append a termination, and wait until it counts, can never count, or may be lost."""
         state = self.state
         with self.changed:
             self.check()
@@ -647,7 +650,7 @@ class TopicLog:
         return state.terminated
 
     def leave_queue(self, number: int) -> None:
-        """This producer waits no more."""
+        """Remove this producer from the queue."""
         with self.changed:
             if not self._ended:
                 self.queue.leave(number)
@@ -661,7 +664,7 @@ class TopicLog:
             self._end(None)
 
     def _guard(self, step: Callable[[], None]) -> None:
-        """Take a step, unless this has ended; what it raises ends it."""
+        """Take a step, unless this has ended; an error ends it."""
         try:
             if not self._closed:
                 step()
@@ -675,14 +678,17 @@ class TopicLog:
         self._advance(self._reader.receive(self._appending.seconds))
 
     def _stored(self, position: Position, data: bytes) -> None:
-        """The log has stored a record of this process there. In a thread of the log."""
+        """Callback of the log, in one of its threads: it has stored a record of this process
+        there."""
         with self.changed:
             self._appending.answers.add(position, data)
-        with contextlib.suppress(Exception):  # the thread is not ours, and this has ended
+        with contextlib.suppress(Exception):
+            # This has ended, and the log's thread must not get the error.
             self._guard(lambda: self._advance(None))
 
     def _advance(self, record: Record | None) -> None:
-        """Take the next record, and those of this process that were answered behind it."""
+        """Take the next record, and records of this process that directly follow it, by their
+        answers."""
         promotable = False
         with self.changed:
             answers, state = self._appending.answers, self.state
@@ -702,7 +708,7 @@ class TopicLog:
             self.host.wake_worker()
 
     def _save_if_due(self, part: int = 1) -> None:
-        """Save a checkpoint, if it is time, and this engine owns the topic or no engine writes."""
+        """Save a checkpoint, if one is due, and this engine owns the topic or no engine does."""
         free = not (self.state.owned or self.state.shared)
         if self.saving.is_due(part) and (free or self._writers.has_owner):
             self.saving.save(Checkpoint(
@@ -711,7 +717,7 @@ class TopicLog:
             ))  # fmt: skip
 
     def _take(self, judged: Judged, record: Record) -> bool:
-        """The next record; may a waiter be promoted now?"""
+        """Apply the next record. Returns whether a waiter may be promoted now."""
         data = record.data
         if judged.verdict is not Verdict.REPEATED:
             self.saving.saw(record)
@@ -722,7 +728,7 @@ class TopicLog:
             promotable = self._take_queue_record(decode(data))
         elif judged.counts:
             promotable = self._take_counting(judged)
-        elif judged.verdict is Verdict.AHEAD and self._unsettled:  # the frame before it was lost
+        elif judged.verdict is Verdict.AHEAD and self._unsettled:  # an earlier frame was lost
             self._appending.resend_soon()
         self.changed.notify_all()
         return promotable
@@ -742,7 +748,7 @@ class TopicLog:
         elif isinstance(parsed, Join):
             self._writers.joined(parsed.session, tuple(self.waiters))
         elif isinstance(parsed, Terminate):
-            self.frames.wake()  # readers at the end
+            self.frames.wake()  # wakes readers at the end
         self.host.ownership_changed()
         return True
 
@@ -773,7 +779,7 @@ class TopicLog:
     # ---- the end -------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the thread, and close the log. Sends that were not read back are in doubt."""
+        """End the thread, and close the log. Unread sends are in doubt."""
         with self.changed:
             if not self._ended:
                 self._save_if_due(AT_CLOSING)
@@ -787,7 +793,7 @@ class TopicLog:
         self.frames.wake()
 
     def forget(self) -> None:
-        """In a forked child: log, sends and thread are the parent's (rule C5)."""
+        """Drop log, sends and thread in a forked child (rule C5)."""
         self._closed = True
         self._error = EngineClosedError(
             f"topic {self.name!r} was inherited through fork(); open an engine of your own"
@@ -799,9 +805,9 @@ class TopicLog:
 
 
 class Seen(NamedTuple):
-    """Who has a topic and who waits for it, best first, of those whose engines live; whose session
-    should be released because its engine is gone; `State.tenure`; and to which engine the topic is
-    assigned (rule E3): `elsewhere`, if that is not the one that asks."""
+    """A topic's holders and its waiters, best first, whose engines are alive; the session to be
+    released because its engine is dead; `State.tenure`; and the engine to which the topic is
+    assigned (rule E3). `elsewhere`: that is not the engine that asks."""
 
     owner: Grant | None
     shared: tuple[Join, ...]
@@ -813,23 +819,23 @@ class Seen(NamedTuple):
 
     @property
     def free(self) -> bool:
-        """Has the topic no holder, and may this engine have it?"""
+        """Does the topic have no holder, and may this engine have it?"""
         return self.owner is None and not self.shared and self.elsewhere is None
 
     @property
     def holders(self) -> list[OwnerInfo]:
-        """Those who have it."""
+        """The sessions that hold the topic."""
         return [each.owner() for each in ((self.owner,) if self.owner else self.shared)]
 
     def first(self, leave_out: int = 0) -> OwnerInfo | None:
-        """Because of whom a request is refused (rule A5)."""
+        """The holder or waiter that a refusal names (rule A5)."""
         waiters = [waiter_info(each) for each in self.queue if each.number != leave_out]
         return next(iter([*self.holders, *waiters]), None)
 
 
 def inspect(topic: TopicLog, lives: Callable[[str], bool], engine: str = "") -> Seen:
-    """Who has the topic and who waits, as far as its log was read, for a request of this engine: a
-    topic that is assigned to it goes past those who wait elsewhere."""
+    """The topic's holders and waiters, as far as its log was read, for a request of `engine`: if
+    the topic is assigned to that, waiters of other engines are left out."""
     with topic.changed:
         owner, tenure, queue = topic.state.owner, topic.state.tenure, topic.waiters.in_order()
         assigned = topic.waiters.assigned_at(now_ms())
@@ -866,7 +872,7 @@ def waiter_info(waiter: Wait) -> OwnerInfo:
 
 
 def id_of(name: str) -> int:
-    """The id of the topic of that name; the processes of one Spark query agree on it.
+    """The topic's id, computed from its name, so that the processes of a Spark query agree on it.
 
     >>> id_of("orders") == id_of("orders") != id_of("bills"), id_of("orders").bit_length() < 63
     (True, True)
@@ -875,7 +881,7 @@ def id_of(name: str) -> int:
 
 
 class Topics:
-    """Numbers topics, and follows those that are used."""
+    """The topics of an engine, by id, with the logs of those that it follows."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -909,16 +915,16 @@ class Topics:
             return found
 
     def all(self) -> list[TopicLog]:
-        """Those that are followed."""
+        """The logs that are followed."""
         with self._lock:
             return list(self._followed.values())
 
     def close(self) -> None:
-        """End all."""
+        """Close all logs."""
         for each in self.all():
             each.close()
 
     def forget(self) -> None:
-        """In a forked child: all of them are the parent's."""
+        """Drop all logs in a forked child."""
         for each in list(self._followed.values()):
             each.forget()

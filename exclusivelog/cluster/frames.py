@@ -28,10 +28,10 @@ A packed frame is what engines write: its entries are those of a ledger (docs/fo
 compressed, with topic 0, epoch, session and dense offsets. They are encoded, checked and read by
 compiled code.
 
-Every reader must decide alike which records count. So `decode` has three outcomes:
+All readers must agree on which records count. So `decode` has three outcomes:
 
-- Bytes without the magic are **foreign**: of another program. `decode` returns None. No version of
-  this library ever counts them.
+- Bytes without the magic are **foreign**, of another program. `decode` returns None. They count in
+  no version of this library.
 - An unknown version raises `LedgerVersionError`, and damaged or invalid bytes raise
   `LedgerCorruptedError`. A reader stops there: another reader might count this record, so skipping
   it could let two owners write.
@@ -80,7 +80,7 @@ U64 = 2**64 - 1
 
 
 class Source(Protocol):
-    """A message as readers of a log get it: `exclusivelog.Message`."""
+    """A message that was read: `exclusivelog.Message`."""
 
     @property
     def raw_value(self) -> bytes | None: ...
@@ -99,7 +99,7 @@ class Source(Protocol):
 
 
 class Content(NamedTuple):
-    """A message without its place in the log; the fields are those of `Message`.
+    """A message without its offset; the fields are those of `Message`.
 
     `value` is None for a tombstone; times are ms since 1970."""
 
@@ -125,7 +125,7 @@ class Frame:
     """One or more messages with dense offsets from `first` on.
 
     - `epoch`, `session`: of the owner that has written it.
-    - `source`: None, or of which other log this is a copy. A copied frame has the epoch of its
+    - `source`: the log of which this frame is a copy, or None. A copied frame has the epoch of its
       source.
     - `gap`: of a copied frame: how many offsets before `first` the source no longer had; else 0.
     - `number`: of a shared producer's frame: how many its session has sent up to this one; else 0.
@@ -166,7 +166,7 @@ class Frame:
 
 
 class Packed(Frame):
-    """A frame whose messages are entries of a ledger; `contents` decodes them when it is asked."""
+    """A frame whose messages are entries of a ledger; `contents` decodes them on demand."""
 
     __slots__ = ("_entries", "_opened")
     _entries: tuple[bytes, ...]
@@ -229,7 +229,8 @@ class Packed(Frame):
         return sum(map(len, self._entries))
 
     def check(self) -> None:
-        """Raise ValueError unless all entries are whole, and stand where the frame says."""
+        """Raise ValueError unless all entries are undamaged, and have the offsets that the frame
+        states."""
         expected = self.first
         for entry in self._opened:
             entry.check()
@@ -244,7 +245,8 @@ class Packed(Frame):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who asks for a topic, for people and for errors (rule A5). `since` is in ms since 1970."""
+    """The engine and producer that ask for a topic, as errors name them (rule A5). `since` is in ms
+    since 1970."""
 
     engine_id: str
     engine_name: str
@@ -260,8 +262,8 @@ class Holder:
 class Grant:
     """Makes `session` the owner from the offset `first` on, if it counts.
 
-    `continues` is 0, or the session whose epoch this one goes on with (rule B5). `joins` counts the
-    joins that its sender has seen to count."""
+    `continues` is 0, or the session whose epoch this one continues (rule B5). `joins` is the number
+    of joins that had counted when its sender asked."""
 
     epoch: int
     first: int
@@ -361,7 +363,7 @@ def _row(record: Parsed) -> list[Any]:
     else:
         row = ["r", record.epoch, record.session, record.reason]
     try:
-        _parse(row)  # a record that its readers would refuse must not be written
+        _parse(row)  # never write a record that readers would refuse
     except _InvalidError as error:
         raise ValueError(f"{type(record).__name__}: {error}") from None
     return row
@@ -450,7 +452,7 @@ def unsealed(magic: bytes, version: int, data: bytes) -> bytes | None:
 
 
 class _InvalidError(ValueError):
-    """A field that no writer of this version writes."""
+    """A field has a value that no writer of this version writes."""
 
 
 def decode(data: bytes) -> Parsed | None:
@@ -486,7 +488,8 @@ def _damaged(data: bytes, why: str) -> LedgerCorruptedError:
 
 def _unpack(body: memoryview) -> Any:
     row = msgpack.unpackb(body, max_array_len=MAX_MESSAGES, max_map_len=MAX_MESSAGES, max_ext_len=0)
-    # One record has one encoding: msgpack can write the same number, or a map, in several ways.
+    # Each record has only one valid encoding, while msgpack can write a number or map in several
+    # ways.
     if msgpack.packb(row) != body:
         raise _InvalidError("its msgpack is not in the shortest form")
     return row

@@ -17,8 +17,8 @@ __all__ = ["claim_event", "history"]
 
 
 def history(topic: TopicLog) -> Iterator[Event]:
-    """The events up to the log's end as it is now. A release has the time of the last grant or
-    message before it, as its record has none."""
+    """The events up to the log's current end. A release has the time of the last grant or message
+    before it, as its record has no time."""
     topic.catch_up()
     end = topic.state.position
     reader = Reader(topic.log)
@@ -86,7 +86,7 @@ KINDS = {"grant": "own", "evict": "revoke", "release": "release"}
 
 
 def claim_event(event: Event, group: str, resource: str) -> Event:
-    """A change of the owner of a claim's log, as one of the claim."""
+    """Turn an event of a claim's log into one of the claim."""
     party = event.target if event.source is None else event.source
     properties = {} if party is None else party["properties"]
     reason = event.reason

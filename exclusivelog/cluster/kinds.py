@@ -1,5 +1,6 @@
-"""What the topics of a place hold: a log of its own, `__kinds__`, in which the first record about a
-topic counts.
+"""The kinds of a place's topics: messages, map or state.
+
+They are kept in a log of their own, `__kinds__`, in which the first record about a topic counts.
 
 >>> from exclusivelog.cluster.memory import MemoryLog
 >>> log = MemoryLog()
@@ -34,7 +35,8 @@ RESEND_SECONDS = 1.0
 
 
 class Kinds:
-    """The log, read up to its end with each call. `open_log` opens it at the first call."""
+    """The log of kinds, which every call reads to its end. `open_log` opens it at the first
+    call."""
 
     def __init__(self, open_log: Callable[[], OrderedLog]) -> None:
         self._open_log = open_log
@@ -45,7 +47,7 @@ class Kinds:
         self._found: dict[str, dict[str, str | None]] = {}
 
     def of(self, topic: str) -> Kind:
-        """What is recorded of a topic; empty if nothing is."""
+        """The kind recorded for a topic; empty if there is none."""
         with self._lock:
             self._read()
             return dict(self._found.get(topic, {}))
@@ -62,7 +64,8 @@ class Kinds:
         return bool(held)
 
     def record(self, topic: str, kind: Kind) -> None:
-        """Record what a topic holds, unless it is; StateError if it holds something else."""
+        """Record what a topic holds, unless that is recorded; StateError if it holds something
+        else."""
         deadline, due = time.monotonic() + ANSWER_SECONDS, 0.0
         while not self.check(topic, kind):
             if time.monotonic() > deadline:
@@ -76,7 +79,7 @@ class Kinds:
             time.sleep(0.001)
 
     def _read(self) -> None:
-        """Read up to the end as it is now."""
+        """Read the log up to its current end."""
         if self._log is None:
             self._log = self._open_log()
             self._tail = self._log.tail()

@@ -1,17 +1,16 @@
-"""Writing to and reading from an ordered log, step by step: no thread, no clock.
+"""`Writer` and `Reader` of an ordered log, as steps without threads or clocks.
 
 `Reader` yields the messages that count. `Writer` asks for the topic, sends frames, and acknowledges
-a send when its own tail has read the frame back as one that counts (rule J2). Nothing depends on
-what a backend answers to an append: an answer may be lost, late or doubled. So:
+a send when its own tail has read the frame back as one that counts (rule J2). Correctness does not
+depend on the backend's answers to appends, which may be lost, late or doubled. So:
 
-- `Writer.resend` appends again what has not been read back. A copy too many does not count.
+- `Writer.resend` appends again what has not been read back. A duplicate does not count.
 - Each send has one outcome (rule B9). It is acknowledged with its offset, or it fails with
   `ProducerFencedError` when another owner's grant counts, or with `TopicTerminatedError` when a
   termination does; then its messages are not in the log, and never will be.
 
-A driver calls the steps: a thread that follows the log (`exclusivelog.cluster.follower`), or a
-test. It folds each record into the `State` that it shares with the writer, and passes the verdict
-to `Writer.saw`.
+The caller is a thread that follows the log (`exclusivelog.cluster.follower`), or a test. It folds
+each record into the `State` that it shares with the writer, and passes the verdict to `Writer.saw`.
 
 >>> from exclusivelog.cluster.frames import Holder
 >>> from exclusivelog.cluster.memory import MemoryLog
@@ -84,9 +83,9 @@ __all__ = [
 
 Status = Literal["asking", "refused", "cancelled", "owner", "closing", "fenced", "closed"]
 
-WINDOW = 64  # frames that a writer has under way at most
-MESSAGE_OVERHEAD = 64  # bytes; more than msgpack adds to the fields of one message
-FRAME_OVERHEAD = 4096  # bytes; more than a frame has besides its messages
+WINDOW = 64  # most unread frames of a writer
+MESSAGE_OVERHEAD = 64  # bytes; an upper bound of what msgpack adds to one message
+FRAME_OVERHEAD = 4096  # bytes; an upper bound of a frame without its messages
 MOST_MESSAGE_BYTES = MAX_BYTES - FRAME_OVERHEAD
 
 
@@ -128,20 +127,20 @@ class Reader:
         return None if record is None else self.fold(record)
 
     def receive(self, timeout: float | None = None) -> Record | None:
-        """The next record, not judged yet: a driver waits for it without a lock."""
+        """The next record, before `fold`: the caller waits for it without a lock."""
         return self._tail.next(timeout)
 
     def fold(self, record: Record) -> Judged:
-        """Judge it, and apply it to the state."""
+        """Apply a record to the state; returns it with its verdict."""
         return self.state.fold(record)
 
     def records(self) -> Iterator[Judged]:
-        """The records that are there, with their verdicts, without waiting for more."""
+        """The available records with their verdicts, without waiting for more."""
         while (judged := self.next(0)) is not None:
             yield judged
 
     def messages(self) -> Iterator[Message]:
-        """The messages that are there, without waiting for more."""
+        """The available messages, without waiting for more."""
         for judged in self.records():
             yield from messages(judged)
 
@@ -154,7 +153,7 @@ class Reader:
 
 
 class Ticket:
-    """One send: all of its messages stand in one frame, so all are written or none (rule G3).
+    """One send. Its messages are in one frame, so that all or none are written (rule G3).
 
     `offset` is the first message's once the send is acknowledged. A ticket that is `done` has been
     acknowledged if `error` is None."""
@@ -176,7 +175,7 @@ class Ticket:
         batch: Batch | None = None, time: int = 0,
     ) -> None:  # fmt: skip
         self.contents = tuple(contents)
-        self.batch, self.time = batch, time  # instead of `contents`, and its publish time
+        self.batch, self.time = batch, time  # given instead of `contents`, and its publish time
         self.count = len(self.contents) if batch is None else batch.count
         self.weight = weight
         self.on_done = on_done
@@ -185,7 +184,7 @@ class Ticket:
         self.done = False
 
     def settle(self, offset: int | None, error: ExclusiveLogError | None = None) -> None:
-        """End it with an offset or an error; once."""
+        """Set the outcome, an offset or an error. The first call counts."""
         self.offset, self.error, self.done = offset, error, True
         if self.on_done is not None:
             self.on_done(self)
@@ -208,8 +207,8 @@ class Batch(Protocol):
 
 
 class Sent(NamedTuple):
-    """A frame under way: its bytes, and the tickets whose messages it has. `first` and `end` are
-    offsets; of a shared session, which knows none beforehand, the numbers of its frames."""
+    """An unread frame: its bytes, and its tickets. `first` and `end` are offsets, or, for a shared
+    session, which does not know offsets beforehand, numbers of frames."""
 
     first: int
     end: int
@@ -218,8 +217,7 @@ class Sent(NamedTuple):
 
 
 class Asking:
-    """Asks for a topic, to own it or to share it, as `holder.access_mode` says: the base of
-    `Writer`."""
+    """The base of `Writer`: asks for a topic, to own or share it, by `holder.access_mode`."""
 
     def __init__(
         self,
@@ -241,14 +239,13 @@ class Asking:
         self._request: Grant | Join | None = None
 
     def ask(self, topic_epoch: int | None = None) -> None:
-        """Ask for the topic as it is known now.
+        """Ask for the topic on the basis of the records read so far.
 
-        With `topic_epoch`, go on under that epoch instead of the next one (rule B5). Raises
-        `ProducerFencedError` if the topic's epoch is higher, `InvalidEpochError` if it is lower,
-        and `ProducerBusyError` unless `status` is "refused", or "cancelled" with the same
-        `topic_epoch`: then that request is made again. A shared session stays in the topic's epoch;
-        where the topic has an owner, or a shared session of its producer name, `ProducerBusyError`
-        is raised. `TopicTerminatedError` for a topic that is terminated."""
+        With `topic_epoch`, continue that epoch instead of the next one (rule B5). A shared session
+        stays in the topic's epoch. After "refused", or "cancelled" with the same `topic_epoch`, the
+        request is repeated. Raises `ProducerFencedError` if the topic's epoch is higher,
+        `InvalidEpochError` if it is lower; `ProducerBusyError` with any other `status`, or if a
+        shared session finds an owner or its producer name in use; `TopicTerminatedError`."""
         if self.status == "cancelled" and self._has_asked(topic_epoch):
             self.status = "asking"
             self.resend()
@@ -287,7 +284,7 @@ class Asking:
         return self.is_shared or topic_epoch == (request.epoch if claimed else None)
 
     def _check_epoch(self, topic_epoch: int) -> bool:
-        """May a session go on under this epoch? False before the first grant."""
+        """Does the session continue this epoch? False before the first grant."""
         state = self.state
         if topic_epoch > state.epoch:
             raise InvalidEpochError(
@@ -298,8 +295,7 @@ class Asking:
         return state.grant is not None
 
     def cancel(self) -> None:
-        """Give up asking, and do not append the request again. If it counts nevertheless, it is
-        released at once (rule D5)."""
+        """Withdraw the request. If it counts nevertheless, it is released at once (rule D5)."""
         if self.status == "asking":
             self.status = "cancelled"
         elif self.status == "refused":
@@ -312,12 +308,12 @@ class Asking:
 
 
 class Writer(Asking):
-    """Asks for a topic, owns it or shares it (as `holder.access_mode` says), and sends to it. Steps
-    only; for one thread at a time.
+    """Asks for a topic, owns or shares it (by `holder.access_mode`), and sends to it. For one
+    thread at a time.
 
-    - `state` is the reader's whose records are passed to `saw`.
-    - `append` hands bytes to the log. It need not append them, nor only once.
-    - `topic`: what errors call it.
+    - `state` is that of the reader whose records are passed to `saw`.
+    - `append` passes bytes to the log, which may append them never, once or repeatedly.
+    - `topic`: its name in errors.
     - `draw` returns an unused session id above the one given.
 
     `status` goes from "asking" to "owner", "refused" (ask again, or give up) or "cancelled"; from
@@ -346,13 +342,13 @@ class Writer(Asking):
 
     @property
     def last_sequence(self) -> int:
-        """The last sequence id of its producer name, sends under way included; -1: none."""
+        """The last sequence id of its producer name, including unread sends; -1: none."""
         return self._sequence
 
     @property
     def next_offset(self) -> int:
-        """The offset that the next message sent will have, if it will be in the log and this is the
-        owner."""
+        """The offset of the next message, if this is the owner and the message gets into the
+        log."""
         return self._first + sum(ticket.count for ticket in self._unsent)
 
     # ---- sending -------------------------------------------------------------------------
@@ -396,7 +392,7 @@ class Writer(Asking):
             raise ProducerBusyError("the topic was not granted to this writer; ask, and wait")
 
     def _stamp(self, batch: Sequence[Encoded], now: int) -> list[Content]:
-        """The messages with publish time and sequence id."""
+        """Add publish times and sequence ids to messages."""
         published, sequence = max(now, self._published), self._sequence
         contents = []
         for value, key, packed, event_time, wanted in batch:
@@ -421,7 +417,7 @@ class Writer(Asking):
             )  # fmt: skip
 
     def pump(self) -> None:
-        """Append what waits, as long as the window has room; the release, once all is settled."""
+        """Append waiting sends while the window has room, and the release once all is settled."""
         while self._unsent and len(self._sent) < self._window:
             self._send_frame(self._take())
         if self.status == "closing" and not self._sent:
@@ -467,12 +463,12 @@ class Writer(Asking):
 
     @property
     def unsettled(self) -> bool:
-        """Is there anything that was appended, matters, and was not read back?"""
+        """Was a request, send or release not read back yet?"""
         return bool(self._sent) or self.status in ("asking", "closing")
 
     def resend(self) -> None:
-        """Append again what has not been read back: after an answer that is unknown or refused, or
-        when none has come for some time. A copy too many does not count."""
+        """Append again what has not been read back: after a failure, an unknown answer, or some
+        time without an answer. A duplicate does not count."""
         super().resend()
         for sent in self._sent:
             self._append(sent.data)
@@ -481,7 +477,7 @@ class Writer(Asking):
     # ---- reading back --------------------------------------------------------------------
 
     def saw(self, judged: Judged) -> None:
-        """The next record, after `state` was folded over it."""
+        """Process the next record, after `state` was folded over it."""
         if self.status in ("asking", "cancelled"):
             self._saw_while_asking(judged)
         elif self.status in ("owner", "closing") and judged.counts:
@@ -493,11 +489,11 @@ class Writer(Asking):
         if judged.counts and judged.parsed == request:
             self._begin(request)
         elif judge(self.state, request) is not Verdict.COUNTS:
-            # Epochs and offsets only rise: the request will never count.
+            # Epochs and offsets only rise, so that the request can never count.
             self.status = "refused" if self.status == "asking" else "closed"
 
     def _begin(self, request: Grant | Join) -> None:
-        """The request counts: this is the owner, or one of those who share, from now on."""
+        """Become the owner, or a shared session, because the request counts."""
         self._first = request.first if isinstance(request, Grant) else 1
         self._sequence = self.state.sequences.get(self._holder.producer_name, -1)
         self._published = self.state.published
@@ -511,7 +507,7 @@ class Writer(Asking):
         elif isinstance(parsed, Terminate):
             self._fence(terminated_error(self.topic, self.state))
         elif parsed is None or parsed.session != self.session:
-            return  # of another one that shares the topic
+            return  # a frame of another shared session
         elif isinstance(parsed, Frame):
             if self.is_shared:
                 self._acknowledge(parsed.number + 1, parsed.first)
@@ -524,8 +520,8 @@ class Writer(Asking):
             self._fence(_fenced_by(None, f"session {self.session} lost the topic"))
 
     def _acknowledge(self, end: int, placed: int | None = None) -> None:
-        """All that was sent before this offset is in the log; of a shared session, its frame before
-        this number, at the offset `placed`."""
+        """Acknowledge all sends before this offset; of a shared session, its frame before this
+        number, at the offset `placed`."""
         while self._sent and self._sent[0].end <= end:
             offset = self._sent[0].first if placed is None else placed
             for ticket in self._sent.popleft().tickets:
@@ -533,8 +529,8 @@ class Writer(Asking):
                 offset += ticket.count
 
     def _fence(self, error: ExclusiveLogError) -> None:
-        """Another owner's grant counts, this session was released by another process, or the topic
-        is terminated. What was not acknowledged before that does not count, and never will."""
+        """End the session, because another owner's grant, a release by another process, or a
+        termination counts. Sends that were not acknowledged before can never count."""
         self.status = "fenced"
         self.error = error
         self._fail(error, error)
@@ -542,8 +538,8 @@ class Writer(Asking):
     # ---- ending --------------------------------------------------------------------------
 
     def release(self, reason: str = "closed") -> None:
-        """Accept no more sends, and release the topic when all that was sent is settled. `reason`:
-        for the topic's history."""
+        """Accept no more sends, and release the topic when all sends are settled. `reason`: for the
+        topic's history."""
         if self.status == "owner":
             self.status, self._reason = "closing", reason
             self.pump()
@@ -551,8 +547,8 @@ class Writer(Asking):
             self.cancel()
 
     def give_up(self, in_doubt: ExclusiveLogError, unsent: ExclusiveLogError) -> None:
-        """Stop following the log. Sends that were appended and not read back end with the first
-        error, which should have `maybe_written`; the others end with the second one."""
+        """End all sends, because the log is not followed any more: appended ones with `in_doubt`,
+        which should have `maybe_written`, the others with `unsent`."""
         if self.status != "fenced":
             self.status = "closed"
         self._fail(in_doubt, unsent)
@@ -580,7 +576,8 @@ def _check_fits(count: int, weight: int) -> None:
 
 
 def _decoded(ticket: Ticket, epoch: int, session: int) -> Iterator[Content]:
-    """The messages of a shared producer's ticket: entries have offsets, and it knows none."""
+    """The decoded messages of a shared producer's ticket: it cannot use entries, as it does not
+    know its offsets."""
     yield from ticket.contents
     if ticket.batch is not None:
         for _, data in ticket.batch.stamp(0, 0, epoch, session, ticket.time):
@@ -600,14 +597,14 @@ def _fenced_by(grant: Grant | None, what: str) -> ProducerFencedError:
 
 
 def terminated_error(topic: str, state: State) -> TopicTerminatedError:
-    """The error of those who want to write to a topic that is terminated."""
+    """The error for writers of a terminated topic."""
     return TopicTerminatedError(
         f"{topic} was terminated at offset {state.next}; it can only be read"
     )
 
 
 def _weigh(message: Encoded) -> int:
-    """Bytes of one message in a frame, at most."""
+    """An upper bound of one message's bytes in a frame."""
     value, key, properties, _, _ = message
     return (
         sum(len(part) for part in (value, key, properties) if part is not None) + MESSAGE_OVERHEAD

@@ -1,10 +1,10 @@
-"""Ordered logs in memory, a place that keeps them, and a log that treats its writers badly.
+"""Ordered logs in memory, a place for them, and an unreliable log for tests.
 
 For tests and examples.
 
 `MemoryLog` keeps its records in a list. `UnreliableLog` gives each writer a connection of its own
-to a `MemoryLog`, and does to the appends what backends do: it delays, reorders, doubles and loses
-them, and it loses and doubles their answers. A dice decides, or a test calls `deliver` and `lose`.
+to a `MemoryLog`, and delays, reorders, doubles and loses appends and their answers, as backends do.
+It decides at random, or a test calls `deliver` and `lose`.
 
 >>> log = MemoryLog()
 >>> log.append(b"a")
@@ -60,7 +60,7 @@ class MemoryLog:
         self._closed = False
 
     def append(self, data: bytes, answered: Answered = ignore) -> None:
-        """Append a record, and answer at once."""
+        """Append a record; the answer comes at once."""
         if len(data) > self.max_bytes:
             raise ValueError(f"data has {len(data)} bytes; this log takes {self.max_bytes}")
         with self._changed:
@@ -97,7 +97,7 @@ class MemoryLog:
             return Record(_position(end), self._records[-1]) if self._records else None
 
     def follows(self, position: Position, last: Position) -> bool:
-        """Is `position` that of the record directly behind the one at `last`?"""
+        """Does `position` directly follow `last`?"""
         return int.from_bytes(position, "big") == int.from_bytes(last, "big") + 1
 
     def trim(self, count: int) -> None:
@@ -107,7 +107,7 @@ class MemoryLog:
             del self._records[:count]
 
     def close(self) -> None:
-        """End all calls, also those that wait."""
+        """Close the log, and end waiting calls."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -163,8 +163,8 @@ class _MemoryTail:
 
 @dataclass(frozen=True)
 class Chances:
-    """How likely it is (0 to 1) that an append is lost, doubled or delayed, and its answer lost or
-    doubled. A delayed append stays under way until a later one, or `deliver`, lets it in."""
+    """The probabilities (0 to 1) that an append is lost, doubled or delayed, and its answer lost or
+    doubled. A delayed append waits until a later append or `deliver` lets it in."""
 
     lost: float = 0.0
     doubled: float = 0.0
@@ -180,10 +180,10 @@ class _Append:
 
 
 class UnreliableLog:
-    """One writer's connection to a log. Reads go through unharmed.
+    """One writer's unreliable connection to a log. Reads are reliable.
 
-    `under_way` has the appends that are delayed. Whatever becomes of its writer, they stay under
-    way, as they do on a stale connection."""
+    `under_way` has the delayed appends. They stay there after their writer has ended, as on a stale
+    connection."""
 
     def __init__(
         self, log: OrderedLog, chances: Chances = Chances(), dice: random.Random | None = None
@@ -196,7 +196,7 @@ class UnreliableLog:
         self._lock = threading.Lock()
 
     def append(self, data: bytes, answered: Answered = ignore) -> None:
-        """Append a record, or not, or twice, or later."""
+        """Append a record never, once or twice, now or later."""
         with self._lock:
             append = _Append(data, answered)
             due: list[_Append] = []
@@ -227,7 +227,7 @@ class UnreliableLog:
             append.answered(answer)
 
     def deliver(self, number: int = 0) -> None:
-        """Let a delayed append in, at last."""
+        """Let a delayed append in."""
         with self._lock:
             append = self.under_way.pop(number)
         self._let_in(append)
@@ -254,18 +254,18 @@ class UnreliableLog:
         return self._log.last()
 
     def follows(self, position: Position, last: Position) -> bool:
-        """Is `position` that of the record directly behind the one at `last`?"""
+        """Does `position` directly follow `last`?"""
         return self._log.follows(position, last)
 
     def close(self) -> None:
-        """Disconnect. What is under way may still come."""
+        """Disconnect. Delayed appends may still come."""
 
 
 # ---- places -------------------------------------------------------------------------------
 
 
 class _Shared:
-    """What the engines of one name have in common."""
+    """The state that all engines of one name share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -311,7 +311,7 @@ class _Link:
         return self._log.last()
 
     def follows(self, position: Position, last: Position) -> bool:
-        """Is `position` that of the record directly behind the one at `last`?"""
+        """Does `position` directly follow `last`?"""
         return self._log.follows(position, last)
 
     def close(self) -> None:
@@ -320,8 +320,8 @@ class _Link:
 
 
 class MemoryPlace:
-    """Logs in this process's memory, for all engines that open the same name. They are gone with
-    the process."""
+    """Logs in this process's memory, for all engines that open the same name, until the process
+    ends."""
 
     _all: ClassVar[dict[str, _Shared]] = {}
 
@@ -332,7 +332,7 @@ class MemoryPlace:
 
     @classmethod
     def named(cls, name: str) -> MemoryPlace:
-        """The place of that name, made if there is none."""
+        """The place of that name, created if it is missing."""
         return cls(name, cls._all.setdefault(name, _Shared()))
 
     def topics(self) -> list[str]:
@@ -346,12 +346,12 @@ class MemoryPlace:
             return topic in self._shared.logs
 
     def open(self, topic: str) -> OrderedLog:
-        """The log of a topic, which is made if there is none."""
+        """The log of a topic, created if it is missing."""
         with self._shared.lock:
             return _Link(self._shared.logs.setdefault(topic, MemoryLog()))
 
     def join(self, engine: EngineInfo) -> None:
-        """This engine lives from now on, until `close`."""
+        """Register a live engine, until `close`."""
         self._engine = engine.id
         with self._shared.lock:
             self._shared.engines[engine.id] = engine, time.monotonic()
@@ -361,15 +361,15 @@ class MemoryPlace:
         return engine in self._shared.engines
 
     def engines(self) -> list[EngineInfo]:
-        """The engines that live."""
+        """The live engines."""
         with self._shared.lock:
             return [info for info, _ in self._shared.engines.values()]
 
     def close(self) -> None:
-        """Leave."""
+        """Unregister the engine."""
         with self._shared.lock:
             self._shared.engines.pop(self._engine, None)
 
     def forget(self) -> None:
-        """In a forked child."""
+        """Drop the engine in a forked child."""
         self._shared = _Shared()

@@ -6,15 +6,16 @@ one message each. A copy's sequence id is the last offset in it.
 
 Exactly once (rule J4) rests on this:
 
-- A mirror begins by reading back the last copy of the target, after it has become the target's only
-  producer. It goes on with the next offset. So it needs no position of its own, and any process on
-  any machine that has the ledger can go on.
-- The last copy must be what the source has at these offsets, and the first copy must be the
-  beginning of the log. If not, the mirror stops: the target belongs to another log, one of both was
+- A mirror begins by becoming the target's only producer, and reading back the target's last copy.
+  It continues with the next offset. So it stores no position of its own, and any process on any
+  machine that has the ledger can continue.
+- The last copy must equal the source at these offsets, and the first copy must be the beginning of
+  the log. If not, the mirror stops: the target belongs to another log, source or target was
   restored from an older state, or messages are missing. Each copy names the log and the topic.
 - Within one connection or after a reconnect, the client may send a copy twice. The broker's
   deduplication drops it by its sequence id.
-- What was in flight when a process died is in the target or not; the next one reads it back.
+- A copy that was in flight when a process died may be in the target; the next process reads it
+  back.
 """
 
 from __future__ import annotations
@@ -55,16 +56,16 @@ from exclusivelog.errors import (
 __all__ = ["Comparison", "Mirror", "Progress"]
 
 READ_MESSAGES = 2000  # most messages of one copy
-READ_BYTES = 8 << 20  # then they are sent before more is read
+READ_BYTES = 8 << 20  # most bytes of one read
 READ_AT_ONCE = 32  # messages, which may be large
 IN_FLIGHT_BYTES = 32 << 20
 POLL_SECONDS = 5.0  # between checks for new topics, and at the source's end
-CHECK_SECONDS = 60.0  # between looks at an idle topic's target
-CLOSE_SECONDS = 10.0  # for what is in flight to be stored when a mirror is closed
-END_SECONDS = 1.0  # for threads to end once none waits for the broker any more
-ANSWER_SECONDS = 5.0  # for the client to notice that the broker's time is over
-STORED_SECONDS = 30.0  # for what a former mirror has sent last
-EMPTY_SECONDS = 5.0  # for a target that looks empty, and was not, to show its messages
+CHECK_SECONDS = 60.0  # between checks of an idle topic's target
+CLOSE_SECONDS = 10.0  # for copies in flight to be stored, when a mirror is closed
+END_SECONDS = 1.0  # for threads to end, once none waits for the broker
+ANSWER_SECONDS = 5.0  # for the client to report that the broker did not answer in time
+STORED_SECONDS = 30.0  # for the last copies of a former mirror to be stored
+EMPTY_SECONDS = 5.0  # for a target that unexpectedly seems empty to show its messages
 
 
 # ---- the source --------------------------------------------------------------------------
@@ -96,12 +97,12 @@ class SourceTopic(Protocol):
 
     @property
     def first_offset(self) -> int:
-        """The first one that was not trimmed."""
+        """The first offset that was not trimmed."""
         ...
 
     @property
     def next_offset(self) -> int:
-        """That of the next message."""
+        """The offset of the next message."""
         ...
 
     def reader(self, start: Any = "earliest") -> Reading:
@@ -114,12 +115,12 @@ class Source(Protocol):
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Its path."""
         ...
 
     @property
     def ledger(self) -> Any:
-        """What has its `uuid`."""
+        """The object with its `uuid`."""
         ...
 
     def topics(self) -> list[str]:
@@ -127,7 +128,7 @@ class Source(Protocol):
         ...
 
     def topic(self, name: str, create: bool = True) -> Any:
-        """One of them."""
+        """The topic of that name."""
         ...
 
 
@@ -136,7 +137,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one topic's mirror is.
+    """The progress of one topic's mirror.
 
     - `position`: the next offset to be stored by the target; all before it are stored.
     - `end`: the source's next offset. `lag`: how many are missing in the target.
@@ -161,7 +162,7 @@ class Progress:
 
 
 class Comparison(NamedTuple):
-    """What `Mirror.verify` has compared of a topic without finding a difference, in messages.
+    """The result of `Mirror.verify` for a topic without differences, in numbers of messages.
 
     - `compared`: those that source and target have. `lag`: those that the target does not have yet.
     - `unknown`: those of the target that the source has lost by trimming.
@@ -176,19 +177,19 @@ class Comparison(NamedTuple):
 
 
 class InFlight:
-    """Copies that were sent, and not stored yet."""
+    """Copies that were sent, but not stored yet."""
 
     def __init__(self, begin: int, copies: int, timeout: float) -> None:
         self._copies, self._most = copies, timeout + ANSWER_SECONDS
         self.begin = self.position = begin  # all offsets before `position` are stored
-        self.ledger: int | None = None  # of the last copy whose place is known
+        self.ledger: int | None = None  # the Pulsar ledger of the last copy whose place is known
         self.error: ExclusiveLogError | None = None
         self._sent: deque[tuple[int, int]] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
 
     def add(self, end: int, size: int) -> None:
-        """A copy of offsets up to `end` is to be sent; waits until there is room."""
+        """Add a copy of offsets up to `end` that is to be sent, once there is room."""
         with self._changed:
             self._wait_for(self._has_room)
             self._sent.append((end, size))
@@ -197,7 +198,7 @@ class InFlight:
     def stored(
         self, end: int, error: ExclusiveLogError | None, place: tuple[int, int] | None
     ) -> None:
-        """The broker's answer for that copy; called by threads of the client."""
+        """Handle the broker's answer for a copy, in a thread of the client."""
         with self._changed:
             if error is not None:
                 self.error = self.error or error
@@ -215,19 +216,19 @@ class InFlight:
         answered = self._changed.wait_for(lambda: condition() or self.error is not None, self._most)
         if self.error is not None:
             raise self.error
-        if not answered:  # the client sends again and again to a broker that cannot store
+        if not answered:  # the client retries for ever with a broker that cannot store
             raise ClusterError(
                 f"the broker has stored nothing for {self._most:.0f} s; it may be down, "
                 "unreachable or full: look for full disks of its bookies"
             )
 
     def drain(self) -> None:
-        """Wait until all is stored; raises what the broker has refused."""
+        """Wait until all copies are stored; raises the broker's refusal."""
         with self._changed:
             self._wait_for(lambda: not self._sent)
 
     def abandon(self, error: ExclusiveLogError) -> None:
-        """No call waits for the rest."""
+        """End all waits with this error."""
         with self._changed:
             self.error = self.error or error
             self._changed.notify_all()
@@ -263,25 +264,26 @@ class TopicMirror:
         return InFlight(position, self._copies.in_flight, self._mirror.timeout)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Let it end once what was read is stored."""
+        """Have the thread end once what was read is stored."""
         if self._reader is not None:
             self._reader.close()
 
     def join(self, timeout: float) -> None:
-        """Wait for its end."""
+        """Wait for the thread's end."""
         self._thread.join(timeout)
 
     def abandon(self) -> None:
-        """Give up what is in flight."""
+        """Give up copies in flight."""
         self._flight.abandon(ClusterError(f"the mirror of topic {self.name!r} was stopped"))
 
     def progress(self) -> Progress:
-        """How far it is."""
-        begun, flight = self._begun, self._flight  # in this order: `_copy` sets them in the other
+        """The topic's progress."""
+        # Read in this order: `_copy` sets them in the other.
+        begun, flight = self._begun, self._flight
         position = flight.position
         with contextlib.suppress(ExclusiveLogError):  # the engine is closed, or the topic deleted
             self._end = self._topic.next_offset
@@ -292,10 +294,10 @@ class TopicMirror:
         try:
             writer = self._cluster.writer(self.name)
             self._copy(writer)
-            writer.close()  # not after an error: it would wait for the broker's answer
+            writer.close()  # not after an error, when it would wait for the broker's answer
         except BaseException as error:
             self.error = error
-            self._mirror.follow = False  # the others go on to where they ended at their start
+            self._mirror.follow = False  # the others copy up to where they ended at their start
         finally:
             self.running = False
             self._mirror.notify()
@@ -316,7 +318,7 @@ class TopicMirror:
         except EngineClosedError:
             if not self._mirror.stopping:
                 raise
-        except UnsupportedError:  # a message that does not fit: all before it is stored
+        except UnsupportedError:  # a message that does not fit: store all messages before it
             self._drain()
             raise
         self._drain()
@@ -332,14 +334,14 @@ class TopicMirror:
         self._check_target()
 
     def _check_target(self) -> None:
-        # A Pulsar topic that was deleted comes back empty, under a producer that goes on unaware.
+        # A Pulsar topic that was deleted is recreated empty, without an error for its producer.
         ledger = self._flight.ledger
         if ledger != self._ledger:
             self._target.check_beginning()
             self._ledger = ledger
 
     def _check_idle(self) -> None:
-        # A target that was deleted is noticed before the source needs it, not by the next message.
+        # Check now, to detect a deleted target before the next message is sent.
         empty = not self._had_copies and self._flight.position == self._flight.begin
         if empty or time.monotonic() - self._checked < CHECK_SECONDS:
             return
@@ -347,7 +349,8 @@ class TopicMirror:
             self._target.check_beginning()
         except MirrorMismatchError:
             raise
-        except ClusterError:  # the broker is away, which harms nothing before the next message
+        except ClusterError:
+            # The broker is unreachable, which does not matter before the next message.
             pass
         self._checked = time.monotonic()
 
@@ -370,7 +373,8 @@ class TopicMirror:
 
 
 def read_some(reader: Reading) -> list[Message]:
-    """The next messages, without waiting. Compressed ones take memory once they are read."""
+    """The next messages, without waiting. Few at once: compressed ones take memory when they are
+    read."""
     batch: list[Message] = []
     size = 0
     while len(batch) < READ_MESSAGES and size < READ_BYTES:
@@ -393,7 +397,7 @@ class Target:
         self._cluster, self._copies = cluster, copies
 
     def resume(self, topic: SourceTopic, writer: Writer, trimmed: str) -> tuple[int, int]:
-        """(the next offset to copy, how many offsets before it the source has lost).
+        """Returns (the next offset to copy, how many offsets before it the source has lost).
 
         Raises MirrorMismatchError if source and target disagree, and OffsetTrimmedError if the
         source has lost messages that the target does not have."""
@@ -422,12 +426,13 @@ class Target:
         return last.end, 0
 
     def _last(self, writer: Writer) -> Copied | None:
-        """The last copy, once all that was sent before is stored."""
+        """The last copy, once all earlier sends are stored."""
         sent, deadline = writer.last_sequence_id, time.monotonic() + STORED_SECONDS
         while True:
             last = self._read_last()
             end = 0 if last is None else last.end
-            if sent < 0 or sent == end - 1:  # it forgets producers that are silent for hours
+            if sent < 0 or sent == end - 1:
+                # The broker forgets producers that are silent for hours.
                 return last
             if time.monotonic() > deadline:
                 raise self.mismatch(
@@ -473,8 +478,8 @@ class Target:
             )
 
     def _first(self) -> Any:
-        """The first message; None if there is none, and none comes in a while: a broker that had
-        just come back was seen to report a topic as empty that was not."""
+        """The first message; None if none comes for a while: a broker that has just started may
+        report a topic as empty that is not."""
         deadline = time.monotonic() + EMPTY_SECONDS
         while True:
             with self._cluster.reader(self.topic) as reader:
@@ -484,7 +489,7 @@ class Target:
             time.sleep(0.2)
 
     def copied(self) -> Iterator[Copied]:
-        """All copies, in order; MirrorMismatchError where one is missing or there twice."""
+        """All copies, in order; MirrorMismatchError if one is missing or duplicated."""
         expected = None
         with self._cluster.reader(self.topic) as reader:
             for message in reader:
@@ -538,7 +543,7 @@ class Target:
 
 
 def described(field: object) -> str:
-    """A field as errors show it: contents may be secret, so of those only the length.
+    """A field, for errors: of contents, which may be secret, only the length.
 
     >>> described(b"secret"), described({"name": "secret"}), described(None), described(7)
     ('6 bytes', '1 of them', 'none', '7')
@@ -551,7 +556,7 @@ def described(field: object) -> str:
 
 
 def same_bytes(ours: object, theirs: object) -> str:
-    """How many bytes at the beginning are the same, where both are bytes.
+    """A text that says how many leading bytes are equal, if both are bytes.
 
     >>> same_bytes(b"secret", b"sea")
     '; the first 2 bytes are the same'
@@ -637,16 +642,16 @@ class Mirror(Closing):
 
     @property
     def source_id(self) -> str:
-        """What copies name as the log that they were made from."""
+        """The id that copies have as their source."""
         return str(self.source.ledger.uuid)
 
     # ---- run -----------------------------------------------------------------------------
 
     def run(self, follow: bool = False) -> None:
-        """Copy all topics up to their ends as they are now; `follow`: go on until `stop()`.
+        """Copy all topics up to their current ends; `follow`: go on until `stop()`.
 
-        Raises the first error of any topic, once all others are copied up to where they ended when
-        their copying began: a topic that cannot go on does not hold the others up."""
+        A topic that cannot go on does not stop the others: its error is raised after they are
+        copied up to the ends that they had at the start."""
         self.start(follow)
         try:
             while not self.wait(POLL_SECONDS):
@@ -656,7 +661,7 @@ class Mirror(Closing):
             raise
 
     def start(self, follow: bool = False) -> None:
-        """The same, without waiting; `wait` then tells how it went."""
+        """Start the same in the background; `wait` returns the outcome."""
         self.follow = follow
         self._begin_new()
         if follow and self._names is None:
@@ -666,7 +671,7 @@ class Mirror(Closing):
         while not self._stopped.wait(POLL_SECONDS):
             try:
                 self._begin_new()
-            except BaseException as error:  # no more threads, for example
+            except BaseException as error:  # no thread can be started, for example
                 self._watch_error = error
                 self.follow = False
                 self.notify()
@@ -703,14 +708,14 @@ class Mirror(Closing):
                 self._mirrors[name] = one
 
     def notify(self) -> None:
-        """A topic has ended."""
+        """Wake waiters, because a topic's copying has ended."""
         self._changed.set()
 
     def stop(self) -> None:
         """Let `run` return once what was read is stored. May be called from any thread.
 
         In a forked child, it does nothing, like `close`."""
-        if self.cluster.inherited:  # locks may be held by threads that only the parent has
+        if self.cluster.inherited:  # threads of the parent may hold the locks
             return
         self.stopping = True
         self._stopped.set()
@@ -733,7 +738,7 @@ class Mirror(Closing):
         self._join(END_SECONDS)
 
     def _join(self, timeout: float) -> None:
-        """Wait so long for the ends of all threads together."""
+        """Wait for the ends of all threads, for `timeout` seconds in all."""
         deadline = time.monotonic() + timeout
         if self._watcher.is_alive():
             self._watcher.join(timeout)
@@ -743,7 +748,8 @@ class Mirror(Closing):
     # ---- inspection ----------------------------------------------------------------------
 
     def progress(self) -> list[Progress]:
-        """How far each topic is. `sum(one.lag for one in mirror.progress())` is the lag."""
+        """The progress of each topic. `sum(one.lag for one in mirror.progress())` is the total
+        lag."""
         return [one.progress() for one in list(self._mirrors.values())]
 
     def verify(self) -> dict[str, Comparison]:

@@ -1,13 +1,13 @@
 """Hand-overs of topics to an engine that is named in advance (rules E1 to E4), on a cluster.
 
-A move is a record in the topic's log (`waiting.Assign`): the session that is to release the topic,
-the engine that is to get it, and until when. Like all that decides about order, it does not count
-by the rule: it says who asks next, and never who owns.
+A hand-over is a record in the topic's log (`waiting.Assign`): the session that is to release the
+topic, the destination engine, and the deadline. The rule ignores it, like all records of the queue:
+it decides which engine asks next, not which one owns the topic.
 
 - The engine of that session accepts no more sends, waits for those that it has accepted, and
   releases the topic. Its producers raise `ProducerMovedError`.
-- From then on only the destination asks for the topic, until the deadline or a grant.
-- `waiting.Unassign` ends a move, and so does its deadline, by each engine's own clock.
+- Then only the destination asks for the topic, until the deadline or a grant.
+- `waiting.Unassign` ends a hand-over, and so does its deadline, by each engine's own clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from exclusivelog.waits import check_seconds
 
 __all__ = ["Moving", "cancel_moves", "choose"]
 
-POLL_SECONDS = 0.1  # a destination that dies writes nothing
+POLL_SECONDS = 0.1  # the death of a destination writes no record
 
 
 class Host(Protocol):
@@ -56,7 +56,7 @@ class Host(Protocol):
 
 
 def choose(host: Host, topics: str | Iterable[str]) -> list[str]:
-    """The topics that a name, a list of names, or a prefix stands for."""
+    """The topics selected by a name, a list of names, or a prefix."""
     known = [name for name in host.place.topics() if not is_internal(name)]
     if not isinstance(topics, str):
         names = list(dict.fromkeys(topics))
@@ -78,7 +78,7 @@ def choose(host: Host, topics: str | Iterable[str]) -> list[str]:
 
 @dataclass
 class One:
-    """The move of one topic. `number`: of its record; 0: none was needed."""
+    """The hand-over of one topic. `number`: of its record; 0: it needed none."""
 
     log: TopicLog
     source: Grant | None
@@ -126,7 +126,7 @@ class Moving:
             one.move = self._state(log, None, "owned", owner=seen.owner)
             return one
         going = log.waiters.assigned_at(now_ms())
-        if going is not None and going.engine_id == self._target.id:  # the same move (rule E4)
+        if going is not None and going.engine_id == self._target.id:  # the same hand-over (rule E4)
             one.number = going.number
             self._inspect(one)
             return one
@@ -160,7 +160,7 @@ class Moving:
     # ---- follow ----------------------------------------------------------------------------
 
     def _inspect(self, one: One) -> bool:
-        """What has become of the move; has it ended?"""
+        """The present state of the hand-over, and whether it has ended."""
         log = one.log
         if not one.number or one.move.ok:
             return True
@@ -204,7 +204,7 @@ class Moving:
         one.log.check()
 
     def _withdraw(self, one: One, reason: str) -> None:
-        """Cancel a move that was not released; what the log says decides."""
+        """Cancel a hand-over that was not released, as far as the log shows."""
         one.log.publish(Unassign(one.number))
         if not self._inspect(one) or not one.move.ok:
             owner = inspect(one.log, self._host.lives).owner
@@ -237,7 +237,7 @@ def _find(host: Host, to: str) -> EngineInfo:
 
 
 def cancel_moves(host: Host, topics: str | Iterable[str]) -> list[str]:
-    """End the moves of these topics; the names of those that were under way."""
+    """Cancel the hand-overs of these topics. Returns the names of those that had one."""
     found = []
     for name in choose(host, topics):
         log = host.topics.named(name)

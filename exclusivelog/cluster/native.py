@@ -1,17 +1,17 @@
-"""Objects of a client that is not written in Python, and what a forked child may do with them.
+"""Protects objects of a native client library from being used in a forked child.
 
-Nothing. The client's threads are not in the child, its locks may be held by one of them, and its
-sockets are the parent's: a call may wait for ever, and a destructor may do so too, or end the
-parent's connection. Whoever collects the garbage of the parent runs destructors.
+The child has none of the client's threads, which may hold its locks, and shares the parent's
+sockets: a call may wait for ever, and a destructor may, too, or end the parent's connection. A
+garbage collection in the child would run destructors.
 
-So each object of the client is kept in a `Native` from the moment it is made. In a forked child
-`Native.use` raises `EngineClosedError` before anything is called and before any lock is taken, and
-the object is never destroyed, neither by the garbage collector nor at the interpreter's end.
+So each object of the client is kept in a `Native`. In a forked child, `Native.use` raises
+`EngineClosedError` without taking a lock, and the object is never destroyed, neither by the garbage
+collector nor at the interpreter's end.
 
-A thread of the client that calls back into Python is given a thread state, under a lock that Python
-3.11.0 to 3.11.9 leaves locked in a child that is forked meanwhile: the child waits for ever, inside
-of os.fork() (python/cpython#112275). So these threads keep their state (`stay`) from their first
-call on, and no thread forks during that one (`enter`).
+When a thread of the client calls into Python, Python makes a thread state, under a lock that 3.11.0
+to 3.11.9 leave locked in a child that is forked meanwhile: the child then waits for ever inside
+os.fork() (python/cpython#112275). So these threads keep their state (`stay`) from their first call
+on, and forks wait for that call (`enter`).
 
 >>> native = Native([1, 2], "this list")
 >>> native.use().pop()
@@ -32,14 +32,14 @@ from exclusivelog.errors import EngineClosedError
 
 __all__ = ["Native", "enter", "stay"]
 
-_increase = ctypes.pythonapi.Py_IncRef  # looked up here: a child need not ask the loader
+_increase = ctypes.pythonapi.Py_IncRef  # looked up now: a child may not be able to
 _increase.argtypes = [ctypes.py_object]
 _increase.restype = None
 
 CHILDREN_HANG = sys.version_info < (3, 11, 10)
-ENTER_SECONDS = 1.0  # for a client to call back; a fork waits for it no longer
+ENTER_SECONDS = 1.0  # the longest time that a fork waits for a client's first callback
 
-_forks = 0  # above this process, since this module was imported
+_forks = 0  # how many forks lead to this process since the import
 
 
 class Native:
@@ -53,7 +53,7 @@ class Native:
 
     @property
     def inherited(self) -> bool:
-        """Is it the parent's, seen from a forked child?"""
+        """Is this a forked child of the process that made it?"""
         return self._forks != _forks
 
     def use(self) -> Any:
@@ -66,7 +66,7 @@ class Native:
 
     def keep_for_ever(self) -> None:
         """Never destroy the object."""
-        # References in modules are dropped while the interpreter ends; this one is not.
+        # A module's references are dropped when the interpreter ends; this extra count is not.
         _increase(self._thing)
 
 
@@ -77,20 +77,20 @@ _natives: weakref.WeakSet[Native] = weakref.WeakSet()
 
 
 _ensure = ctypes.pythonapi.PyGILState_Ensure
-_here = threading.local()  # goes with the thread state
+_here = threading.local()  # is freed with the thread state
 _entering = threading.Lock()
 _fork_holds_it = False
 
 
 def stay() -> None:
-    """Keep this thread's state: for each callback to begin with."""
+    """Keep this thread's state. Each callback calls it first."""
     if CHILDREN_HANG and not hasattr(_here, "stays"):
         _here.stays = True
-        _ensure()  # without its counterpart: the state is freed once it is not needed
+        _ensure()  # without the matching release, so that the state stays
 
 
 def enter(call: Callable[[Callable[..., None]], object]) -> None:
-    """Let a client call back for the first time, while no thread forks.
+    """Have a client call back for the first time, while no thread forks.
 
     `call` is given a function that the client's thread is to call soon, with any arguments."""
     if not CHILDREN_HANG:

@@ -1,11 +1,11 @@
-"""What the cluster engine needs of a totally ordered log, and of a place that keeps one per topic.
+"""Protocols of a totally ordered log, and of a place that has one for each topic.
 
 Of a log: five calls, the last record, and the order of positions.
 
 An ordered log is a sequence of records that only grows, in one order that all readers see: a topic
-of Apache Pulsar, a partition of Kafka, or a list in memory (`exclusivelog.cluster.memory`). Nothing
-else is asked of it: it need not keep a stale writer out, and it may append a record twice or later
-than its sender expects. `exclusivelog.cluster.rule` says which records count.
+of Apache Pulsar, a partition of Kafka, or a list in memory (`exclusivelog.cluster.memory`). It need
+not keep a stale writer out, and may append a record twice or late. `exclusivelog.cluster.rule`
+decides which records count.
 
 What `append` promises:
 
@@ -62,7 +62,7 @@ Answered = Callable[[Answer], None]
 
 
 def ignore(answer: Answer) -> None:
-    """Do nothing with an answer: the log itself says what is in it."""
+    """Ignore an answer, as reading the log shows what is in it."""
 
 
 class Tail(Protocol):
@@ -111,7 +111,7 @@ class OrderedLog(Protocol):
         ...
 
     def follows(self, position: Position, last: Position) -> bool:
-        """Is `position` that of the record directly behind the one at `last`? False if unsure."""
+        """Does `position` directly follow `last`? False if unsure."""
         ...
 
     def close(self) -> None:
@@ -123,10 +123,10 @@ class OrderedLog(Protocol):
 
 
 class Place(Protocol):
-    """A namespace, as one engine has it open: it keeps one ordered log for each topic, and knows
-    which engines live. All calls may come from any thread.
+    """A namespace that an engine has open: it has one ordered log for each topic, and knows the
+    live engines. All calls may come from any thread.
 
-    Only order, time and inspections depend on who lives, never safety: a place may be wrong."""
+    It may be wrong about liveness: only order, time and inspections depend on that, not safety."""
 
     url: str  # without secrets
 
@@ -139,11 +139,11 @@ class Place(Protocol):
         ...
 
     def open(self, topic: str) -> OrderedLog:
-        """The log of a topic, which is made if there is none."""
+        """The log of a topic, created if it is missing."""
         ...
 
     def join(self, engine: EngineInfo) -> None:
-        """This engine lives from now on, until `close`, or the end of its process."""
+        """Register a live engine, until `close` or the end of its process."""
         ...
 
     def lives(self, engine: str) -> bool:
@@ -151,13 +151,13 @@ class Place(Protocol):
         ...
 
     def engines(self) -> list[EngineInfo]:
-        """The engines that live."""
+        """The live engines."""
         ...
 
     def close(self) -> None:
-        """Leave, and release connections."""
+        """Unregister the engine, and close connections."""
         ...
 
     def forget(self) -> None:
-        """In a forked child: all of it is the parent's."""
+        """Drop everything in a forked child."""
         ...

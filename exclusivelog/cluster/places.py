@@ -1,10 +1,10 @@
-"""The places that URLs name: a namespace of Apache Pulsar, or a name in memory.
+"""The places of URLs: a namespace of Apache Pulsar, or a name in memory.
 
-An engine in a Pulsar namespace is a producer of the non-persistent topic `__engines__` there, which
-sends nothing. Its name is the engine's id, and a broker lets in each name once: so a client that
-asks for a name and gets it knows that this engine is gone. A process that is killed is gone at
-once. Of one that is stopped, or cut off, the broker finds out by a ping when its name is asked for,
-within 5 s.
+An engine in a Pulsar namespace is registered as a producer of the non-persistent topic
+`__engines__`, which sends nothing. The producer's name is the engine's id, and a broker admits each
+name once: a client that gets the name knows that the engine is dead. The broker notices at once
+that a process was killed. If it is stopped or disconnected, a ping shows that within 5 s, when
+another client requests the name.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = ["SCHEMES", "PulsarPlace", "find"]
 
 TIMEOUT = 30.0  # seconds, for the broker to answer
 ENGINES = "__engines__"
-REMEMBER_SECONDS = 0.02  # what `lives` has found
+REMEMBER_SECONDS = 0.02  # for which results of `lives` are cached
 
 
 class PulsarPlace:
-    """A namespace of a Pulsar cluster, as one engine has it open."""
+    """A namespace of a Pulsar cluster that one engine has open."""
 
     def __init__(self, access: Access, check_policies: bool = True) -> None:
         self.url = access.url
@@ -51,13 +51,13 @@ class PulsarPlace:
     # ---- topics --------------------------------------------------------------------------
 
     def topics(self) -> list[str]:
-        """The names of the topics, sorted; not those that another program has made, if their names
-        tell."""
+        """The names of the topics, sorted, without those whose names show that another program made
+        them."""
         found = self._cluster.names()
         return sorted(ledger_name(name) for name in found if topic_name(ledger_name(name)) == name)
 
     def has(self, topic: str) -> bool:
-        """Is there a topic of that name? True where the admin API may not be asked."""
+        """Is there a topic of that name? True if the admin API cannot be used."""
         return not self._cluster.missing([topic])
 
     def open(self, topic: str) -> OrderedLog:
@@ -104,7 +104,7 @@ class PulsarPlace:
         return False
 
     def engines(self) -> list[EngineInfo]:
-        """The engines that live; the admin API knows them."""
+        """The live engines, from the admin API."""
         there = self._cluster.admin("GET", f"non-persistent/{self._access.path}/{ENGINES}/stats")
         found = []
         for publisher in there.get("publishers", []):
@@ -119,7 +119,7 @@ class PulsarPlace:
         return found
 
     def close(self) -> None:
-        """Leave, and close the connection."""
+        """Unregister the engine, and close the connection."""
         present, self._present = self._present, None
         if present is not None and not present.inherited:
             with contextlib.suppress(Exception):
@@ -127,13 +127,13 @@ class PulsarPlace:
         self._cluster.close()
 
     def forget(self) -> None:
-        """In a forked child: `Cluster` knows it by itself."""
+        """No effect in a forked child: `Cluster` detects that itself."""
         self._lock = threading.Lock()
 
 
 class _AskedLog(PulsarLog):
-    """A log whose end the admin API tells, if it may be asked: in a few ms. A reader at the end,
-    which takes the client 0.1 s to make, tells it otherwise."""
+    """A log that gets its end from the admin API, in a few ms. Without that, it opens a reader at
+    the end, which takes the client 0.1 s."""
 
     def __init__(self, access: Access, topic: str, cluster: Cluster) -> None:
         super().__init__(access, topic, timeout=TIMEOUT, check_policies=False)
@@ -150,7 +150,7 @@ class _AskedLog(PulsarLog):
                 last = self._admin.admin("GET", self._path)
             except ClusterError:
                 self._asks = False
-        # Without an entry: the topic is empty, or has just gone on in a new file.
+        # No entry: the topic is empty, or has just begun a new ledger.
         if last is None or last["entryId"] < 0 or last["ledgerId"] < 0:
             return super().end()
         return Position(PLACE.pack(last["ledgerId"], last["entryId"], 0))
@@ -189,8 +189,8 @@ SCHEMES: dict[str, Opening] = {"memory": _memory, "pulsar": _pulsar, "pulsar+ssl
 
 
 def find(url: str, options: Mapping[str, Any]) -> Place:
-    """The place that a URL names. UnsupportedError for an unknown scheme, without the rest of the
-    URL, which may have a secret."""
+    """The place of a URL. UnsupportedError for an unknown scheme; it does not show the rest of the
+    URL, which may contain a secret."""
     scheme = url.partition("://")[0]
     opening = SCHEMES.get(scheme)
     if opening is None:

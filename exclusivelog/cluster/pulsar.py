@@ -1,8 +1,7 @@
 """Apache Pulsar: connections, the admin API, and topics to write to and to read from.
 
-Everything that the library asks of the Pulsar client is asked here, and every error of the client
-becomes a `ClusterError` that names the cluster, the cause and the way out. No error, log line or
-repr has the token.
+Only this module and pulsar_log.py use the Pulsar client. Its errors become a `ClusterError` that
+names the cluster, the cause and what to do. No error, log line or repr has the token.
 
 A topic of a ledger is kept in the Pulsar topic `persistent://tenant/namespace/NAME`. Bytes of its
 name that are no ASCII letter, digit, `_`, `.` or `-` are written as `=` and two hexadecimal digits,
@@ -39,8 +38,8 @@ ADMIN_VARIABLE, CERTIFICATES_VARIABLE = "EXCLUSIVELOG_ADMIN", "EXCLUSIVELOG_TLS_
 PRODUCER_NAME = "exclusivelog-mirror"
 ADMIN_PORTS = {"pulsar": ("http", 8080), "pulsar+ssl": ("https", 8443)}
 ADMIN_SECONDS = 30.0
-PENDING_MESSAGES = 5000  # more than a mirror has in flight
-CLOSE_SECONDS = 1.5  # for the broker to answer that a client closes
+PENDING_MESSAGES = 5000  # more than a mirror ever has in flight
+CLOSE_SECONDS = 1.5  # for the broker to answer the closing of a client
 
 URL = re.compile(r"(pulsar|pulsar\+ssl)://([^/\s@?#]+)/([-=:.\w]+)/([-=:.\w]+)/?", re.ASCII)
 ADMIN_URL = re.compile(r"https?://[^\s@?#]+")
@@ -57,7 +56,7 @@ def topic_name(name: str) -> str:
 
 
 def ledger_name(name: str) -> str:
-    """The name of the ledger's topic that a Pulsar topic was made for."""
+    """The name of the ledger's topic for which a Pulsar topic was made."""
     data = re.sub(rb"=([0-9A-F]{2})", lambda m: bytes([int(m[1], 16)]), name.encode())
     return data.decode(errors="replace")
 
@@ -67,7 +66,7 @@ def ledger_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The address of a namespace, and what is needed to get in. Its repr lacks the token.
+    """The address of a namespace, and the credentials. Its repr lacks the token.
 
     - `service`: pulsar://host:port or pulsar+ssl://host:port.
     - `admin`: the URL of the admin REST API.
@@ -87,7 +86,7 @@ class Access:
         cls, url: str, *, admin: str | None = None, token: str | None = None,
         token_file: str | os.PathLike[str] | None = None, tls_trust_certs: str | None = None,
     ) -> Access:  # fmt: skip
-        """From a URL such as pulsar://host:6650/tenant/namespace.
+        """Make it from a URL such as pulsar://host:6650/tenant/namespace.
 
         `token_file` holds the token; without it and `token`, the environment variable
         EXCLUSIVELOG_TOKEN does. So do EXCLUSIVELOG_ADMIN and EXCLUSIVELOG_TLS_TRUST_CERTS for
@@ -125,19 +124,19 @@ class Access:
 
     @property
     def url(self) -> str:
-        """The URL that it was made from."""
+        """The URL from which it was made."""
         return f"{self.service}/{self.path}"
 
 
 def _without_secrets(url: str) -> str:
-    """The URL as errors show it: a password may be before the last "@", a token behind a "?"."""
+    """The URL for errors, without a password before the last "@" or a token behind a "?"."""
     return re.sub(
         r"[?#].*", "?...", re.sub(r"//.*@", "//...@", url, flags=re.DOTALL), flags=re.DOTALL
     )
 
 
 def _token(token: str | None, file: str | os.PathLike[str] | None) -> str | None:
-    """The token, without the line break that files and variables often end with."""
+    """The token, without a line break at the end."""
     if file is not None:
         try:
             with open(file, encoding="ascii") as opened:
@@ -150,7 +149,7 @@ def _token(token: str | None, file: str | os.PathLike[str] | None) -> str | None
             raise ValueError(f"token_file={os.fspath(file)!r} is empty")
     token = (token or os.environ.get(TOKEN_VARIABLE) or "").strip()
     if not token.isascii() or not token.isprintable() or " " in token:
-        raise ValueError(  # without it: the HTTP library's error would show it
+        raise ValueError(  # the error does not show the token, as the HTTP library's would
             "the token has blanks, line breaks or characters that are not ASCII; give one JSON web "
             f"token (token, token_file or {TOKEN_VARIABLE})"
         )
@@ -158,10 +157,10 @@ def _token(token: str | None, file: str | os.PathLike[str] | None) -> str | None
 
 
 def _check_certificates(file: str | None) -> None:
-    # Else the client says that it cannot connect, or that a token was refused.
+    # Check here, because the client's errors would be about connections or tokens.
     if file is None:
         return
-    with open(file, "rb"):  # an OSError that names the file
+    with open(file, "rb"):  # its OSError names the file
         pass
     try:
         ssl.create_default_context(cafile=file)
@@ -177,7 +176,7 @@ def _default_admin(kind: str, hosts: str) -> str:
 
 # ---- errors ------------------------------------------------------------------------------
 
-# Names of the client's exceptions and results -> what that means, and what to do.
+# Names of the client's exceptions and results -> what they mean, and what to do.
 MEANINGS = {
     "AuthenticationError": "it refused the token; give a valid one",
     "AuthorizationError": "the token's role may not use this topic; grant it produce and consume",
@@ -204,19 +203,19 @@ MEANINGS = {
     "AlreadyClosed": "the connection was closed",
 }  # fmt: skip
 FENCED = ("ProducerFenced", "ProducerBusy")
-# A broker that has just started answers late, or so, while it loads a topic.
+# Answers of a broker that has just started, while it loads a topic.
 PASSING = (
     "Timeout", "ServiceUnitNotReady", "LookupError", "Disconnected", "RetryableError",
     "BrokerMetadataError",
 )  # fmt: skip
 AWAY = (*PASSING, "ConnectError", "NotConnected")
-# A broker that has just started answers so, also without tokens, until it has read its metadata.
+# Answers of a broker that has just started, until it has read its metadata, even without tokens.
 NOT_ADMITTED = "AuthorizationError"
-ADMITTED_WITHIN = 10.0  # seconds; then it means what it says
+ADMITTED_WITHIN = 10.0  # seconds; after that, the refusal is final
 
 
 def meaning_of(error: object) -> str:
-    """What an exception or a result of the client means."""
+    """The meaning of an exception or a result of the client."""
     name = type(error).__name__ if isinstance(error, Exception) else str(error).rpartition(".")[2]
     said = str(error).removeprefix("Pulsar error: ").removeprefix("Result")
     for each in (said, name):
@@ -229,8 +228,8 @@ Made = TypeVar("Made")
 
 
 def admitted(call: Callable[[], Made], seconds: float = ADMITTED_WITHIN) -> Made:
-    """What `call()` returns; it is called again, for so many seconds, while the broker says that
-    the client is not authorised.
+    """Call `call()`, and again for so many seconds while the broker answers that the client is not
+    authorised; return its result.
 
     >>> admitted(lambda: "a producer")
     'a producer'
@@ -249,7 +248,7 @@ def admitted(call: Callable[[], Made], seconds: float = ADMITTED_WITHIN) -> Made
 
 
 def import_pulsar() -> Any:
-    """The Pulsar client, or ImportError that says how to install it."""
+    """Import the Pulsar client; the ImportError says how to install it."""
     try:
         import pulsar
     except ImportError as error:
@@ -272,14 +271,14 @@ class Cluster(Closing):
         self._client: Native | None = None
         self._entered = False
         self._closed, self._lock = False, Native(threading.Lock(), repr(self))
-        self._answered = False  # it has been there
+        self._answered = False  # it has answered before
 
     def __repr__(self) -> str:
         return f"Cluster({self.access.url!r})"
 
     @property
     def client(self) -> Any:
-        """The client; connects when it is used first."""
+        """The client; its first use connects."""
         with self._lock.use():
             if self._closed:
                 raise ClusterError(f"{self.access.url}: the connection was closed")
@@ -293,17 +292,17 @@ class Cluster(Closing):
         return pulsar.Client(
             access.service,
             authentication=None if token is None else pulsar.AuthenticationToken(token),
-            # `writer` and `reader` try again what gets no answer.
+            # Short, because `writer` and `reader` retry calls without an answer.
             operation_timeout_seconds=max(1, int(min(self._timeout / 4, 30))),
             tls_trust_certs_file_path=access.tls_trust_certs,
             tls_validate_hostname=access.service.startswith("pulsar+ssl"),
-            # Its errors are raised; on stdout they would be among the program's output.
+            # Its errors are raised, too; on stdout they would mix with the program's output.
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),
         )
 
     @property
     def inherited(self) -> bool:
-        """Is it the parent's, seen from a forked child?"""
+        """Is this a forked child of the process that made it?"""
         return self._lock.inherited
 
     def close(self) -> None:
@@ -330,7 +329,7 @@ class Cluster(Closing):
     # ---- the admin API -------------------------------------------------------------------
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
-        """Call the admin REST API; the JSON that it answers, or None."""
+        """Call the admin REST API; returns the JSON of the answer, or None."""
         access = self.access
         request = urllib.request.Request(
             f"{access.admin}/admin/v2/{path}", method=method,
@@ -378,7 +377,7 @@ class Cluster(Closing):
             )
 
     def topics(self) -> list[str]:
-        """The names of its topics, as a ledger has them, sorted.
+        """The names of the ledger's topics there, sorted.
 
         Raises ClusterError for a topic that no mirror has made: its name says so."""
         names = [name for name in self._topic_names() if not name.startswith("__")]
@@ -390,7 +389,8 @@ class Cluster(Closing):
         return sorted(map(ledger_name, names))
 
     def missing(self, topics: Iterable[str]) -> list[str]:
-        """Those topics that the admin API does not know: to read them would create them.
+        """The topics among these that do not exist, by the admin API, because reading them would
+        create them.
 
         A token that may produce or consume in the namespace is enough for this."""
         there = set(self._topic_names())
@@ -419,7 +419,7 @@ class Cluster(Closing):
                 ) from None
             self.failed(f"topic {topic!r} cannot be found", error)
         self._answered = True
-        if not parts:  # what the client says once it is closed
+        if not parts:  # the client's answer after it was closed
             raise ClusterError(f"{self.access.url}: the connection was closed")
         self._enter(client, full)
         if parts != [full]:
@@ -430,13 +430,14 @@ class Cluster(Closing):
         return full
 
     def _enter(self, client: Any, full: str) -> None:
-        """Have the client's thread call Python once, before anything is sent; `native` says why."""
+        """Have the client's thread call Python once, before anything is sent; see `native`."""
         if not self._entered:
             self._entered = True
             enter(lambda told: client._client.get_topic_partitions_async(full, told))
 
     def _token_is_refused(self) -> bool:
-        # With a token that the broker refuses, the client retries until its time limit.
+        # Check with the admin API, because with a refused token the client retries until its time
+        # limit.
         if self.access.token is None:
             return False
         try:
@@ -446,7 +447,7 @@ class Cluster(Closing):
         return False
 
     def writer(self, topic: str) -> Writer:
-        """Become the topic's only producer; the Pulsar topic is made if there is none.
+        """Become the topic's only producer; creates the Pulsar topic if it is missing.
 
         Raises ProducerBusyError if another mirror has it for longer than the timeout: the broker
         takes up to a minute to notice that a machine is gone."""
@@ -466,7 +467,8 @@ class Cluster(Closing):
                 time.sleep(0.1)
 
     def _producer(self, full: str) -> Any:
-        # With client batching, the broker's deduplication drops messages that are not there yet.
+        # No client batching: with it, the broker's deduplication drops messages that are not
+        # stored.
         return admitted(lambda: self.client.create_producer(
             full, producer_name=PRODUCER_NAME, send_timeout_millis=int(self._timeout * 1000),
             max_pending_messages=PENDING_MESSAGES, batching_enabled=False,
@@ -478,7 +480,7 @@ class Cluster(Closing):
         return TopicReader(self, topic, last, self._timeout)
 
     def open_reader(self, topic: str, last: bool, after: Any, deadline: float) -> Any:
-        """A reader of the client: of what is behind message id `after`, or as `reader` says."""
+        """Open a reader of the client: after the message id `after`, or else as `reader`."""
         ids = self._pulsar.MessageId
         while True:
             try:
@@ -500,14 +502,14 @@ class Cluster(Closing):
 
 
 def _close(client: Any) -> None:
-    """Close the client; it does not wait for a broker that hangs."""
+    """Close the client, without waiting for an unresponsive broker."""
     # shutdown() holds the interpreter's lock and waits for the client's threads. If one of them
-    # calls back at that moment, it waits for the lock: all of the process stands still for 10 s.
+    # calls back at that moment, it waits for the lock, and the process is blocked for 10 s.
     # close() first ends all sends, without the lock, and leaves nothing to call back.
     closing = threading.Thread(target=_close_orderly, args=(client,), daemon=True)
     closing.start()
     closing.join(CLOSE_SECONDS)
-    if closing.is_alive():  # the broker hangs
+    if closing.is_alive():  # the broker is unresponsive
         client.shutdown()
         closing.join(CLOSE_SECONDS)
 
@@ -562,13 +564,14 @@ class Writer:
 
     @property
     def last_sequence_id(self) -> int:
-        """The last one that the broker knows of; -1 if none, or if it has forgotten."""
+        """The last sequence id that the broker knows; -1 if none, or if it has forgotten it."""
         return int(self._producer.use().last_sequence_id())
 
     def send(self, message: Outgoing, sequence: int, stored: Stored) -> None:
-        """Send a message; `stored` is called on a thread of the client once it is stored."""
+        """Send a message; a thread of the client calls `stored` once it is stored."""
         producer = self._producer.use()
-        # The client's own API leaves out sequence id 0, event time 0 and the key "".
+        # Use the native message: the client's Python API omits sequence id 0, event time 0 and key
+        # "".
         builder = self._builder()
         builder.sequence_id(sequence)
         if message.value is None:
@@ -607,7 +610,7 @@ class Writer:
         return self._cluster.error(f"topic {self._topic!r} cannot be written to", cause)
 
     def close(self) -> None:
-        """Give the topic up; what is in flight may be stored yet."""
+        """Close the producer; messages in flight may still be stored."""
         with contextlib.suppress(Exception):
             self._producer.use().close()
 
@@ -615,8 +618,8 @@ class Writer:
 # ---- reading -----------------------------------------------------------------------------
 
 
-# A read that takes this many seconds is asked again, of a new reader: a topic that is deleted
-# once it has said that it has a message never sends that message.
+# After this many seconds a read is retried with a new reader: if a topic is deleted after it has
+# announced a message, that message never comes.
 PATIENCE_SECONDS = 5.0
 
 
@@ -637,7 +640,7 @@ class TopicReader(Closing):
             yield message
 
     def next(self) -> Any:
-        """The next message as the Pulsar client has it; None at the end."""
+        """The next message, as an object of the Pulsar client; None at the end."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:

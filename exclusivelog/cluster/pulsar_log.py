@@ -1,15 +1,15 @@
 """One topic of Apache Pulsar as an ordered log.
 
-A Pulsar topic without partitions has one order of messages, which all of its readers see: that is
-all that `exclusivelog.cluster.rule` needs. So the producers here are *shared* ones, which any
-number of processes may have at the same time: a stale owner may get records into the topic, and
-the rule skips them. No safety depends on Pulsar's exclusive producers, or on its deduplication,
-which only saves copies.
+A Pulsar topic without partitions has one order of messages, which all of its readers see:
+`exclusivelog.cluster.rule` needs nothing else. The producers here are *shared* ones, which any
+number of processes may have at the same time: a stale owner may append records, and the rule
+ignores them. Safety does not depend on Pulsar's exclusive producers, nor on its deduplication,
+which only saves space.
 
 - A record is one Pulsar message. The client does not batch: the broker's deduplication would drop
-  messages of a batch that are not there yet.
-- An error or a time limit says nothing about what was sent before it: it may be stored, or will be.
-- A duplicate is stored, at a position that the broker does not tell: it answers (-1,-1).
+  messages of a batch that are not stored.
+- After an error or a time limit, earlier sends are in doubt: they may be stored, or will be.
+- For a duplicate, the broker answers (-1,-1) instead of the stored message's position.
 - A position is ledger, entry and index in a batch (of another program), big-endian.
 
 >>> log = PulsarLog(Access.parse("pulsar://broker:6650/tenant/space"), "orders")  # doctest: +SKIP
@@ -41,18 +41,18 @@ from exclusivelog.errors import (
 __all__ = ["PulsarLog"]
 
 PLACE = struct.Struct(">QQI")  # ledger, entry, index in the batch + 1 (0: no batch)
-PENDING_APPENDS = 256  # that the client keeps without an answer; a writer has 64 frames under way
-AHEAD_RECORDS = 64  # that a tail's client fetches before they are asked for
+PENDING_APPENDS = 256  # appends without an answer, more than the 64 unread frames of a writer
+AHEAD_RECORDS = 64  # records that a tail's client prefetches
 CLOSE_SECONDS = 2.0  # for the broker to answer, before the connection is cut off
-BUSY_SECONDS = 0.05  # before a producer that another one keeps out is opened again
-WAKE_SECONDS = 1.0  # after so long, a tail that waits checks whether it was closed
-# After so long without a message, a reader is asked whether there is one; if so, and it does not
-# come, it is opened again. A topic that is deleted meanwhile never sends it.
+BUSY_SECONDS = 0.05  # between attempts to open a producer that another one excludes
+WAKE_SECONDS = 1.0  # interval at which a waiting tail checks whether it was closed
+# After so long without a message, ask the reader whether there is one. If there is, but it does not
+# come, open the reader again: a topic that is deleted meanwhile never sends it.
 PATIENCE_SECONDS = 5.0
 
-# Names of the client's results that come before anything is sent.
+# Names of the client's results that mean that nothing was sent.
 NOT_SENT = ("ProducerQueueIsFull", "MemoryBufferIsFull", "MessageTooBig")
-# ... and of those after which a producer sends nothing any more.
+# Names of the results after which a producer is unusable.
 ENDED = ("ProducerFenced", "ProducerBusy", "AlreadyClosed", "ProducerNotInitialized")
 
 
@@ -80,7 +80,8 @@ def _unpack(position: Position) -> tuple[int, int, int]:
 
 
 def _follows(position: Position, last: Position) -> bool:
-    """Can it be the next one? Pulsar numbers the entries of a ledger without gaps, from 0."""
+    """Can `position` directly follow `last`? Pulsar numbers the entries of a ledger from 0, without
+    gaps."""
     (ledger, entry, _), (last_ledger, last_entry, _) = _unpack(position), _unpack(last)
     return entry <= last_entry + 1 if ledger == last_ledger else entry == 0
 
@@ -123,7 +124,7 @@ class PulsarLog(Closing):
         return f"PulsarLog({self._cluster.access.url!r}, {self.topic!r})"
 
     def append(self, data: bytes, answered: Answered = ignore) -> None:
-        """Hand a record over to be appended, without waiting for the broker's answer."""
+        """Append a record, without waiting for the broker's answer."""
         if len(data) > self.max_bytes:
             raise ValueError(f"data has {len(data)} bytes; this log takes {self.max_bytes}")
         self.check_open()
@@ -161,15 +162,15 @@ class PulsarLog(Closing):
         return _record_of(self._read_at(_pulsar.MessageId(-1, *_unpack(position))))
 
     def follows(self, position: Position, last: Position) -> bool:
-        """Is `position` that of the record directly behind the one at `last`? Pulsar numbers the
-        entries of a ledger without gaps; only those of other programs have batches."""
+        """Does `position` directly follow `last`? Pulsar numbers the entries of a ledger without
+        gaps; only other programs write batches."""
         (ledger, entry, index), (last_ledger, last_entry, last_index) = map(
             _unpack, (position, last)
         )
         return index == last_index == -1 and (ledger, entry) == (last_ledger, last_entry + 1)
 
     def _read_at(self, start: Any) -> Any:
-        """The message there; None if there is none."""
+        """The message at this position; None if there is none."""
         deadline = time.monotonic() + self._timeout
         while True:
             reader = self.reader(start, 1)
@@ -185,8 +186,7 @@ class PulsarLog(Closing):
                 close_reader(reader)
 
     def reader(self, start: Any, ahead: int) -> Native:
-        """A reader from a message id on, for tails. The client fetches `ahead` messages before they
-        are asked for."""
+        """A reader from a message id on, for tails. The client prefetches `ahead` messages."""
         import _pulsar
 
         self.check_open()
@@ -194,7 +194,8 @@ class PulsarLog(Closing):
         options.start_message_id_inclusive(True)
         options.receiver_queue_size(ahead)
         try:
-            # The raw one: the client's own API keeps each reader until it is closed there.
+            # Use the native reader: the client's Python API keeps each reader until it is closed
+            # there.
             client = self._client.use()._client
             reader = admitted(lambda: client.create_reader(self._address, start, options))
             return Native(reader, repr(self))
@@ -204,16 +205,16 @@ class PulsarLog(Closing):
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep all others from appending during the block; for one thread at a time.
+        """Exclude other appenders during the block; for one thread at a time.
 
-        It is how to take the topic from an owner that sends without a pause: a grant counts only if
-        nothing has come between it and what its process has read.
+        Use it to take the topic from an owner that sends without a pause: a grant counts only if no
+        other record came between it and what its process has read.
 
         >>> with log.alone():                         # doctest: +SKIP
         ...     follower.acquire(timeout=10)
 
-        No safety depends on it: it ends early if another log does the same. What others append in
-        the meantime is unknown to them, and they come back by themselves. Raises `ClusterError`."""
+        Safety does not depend on it: it ends early if another log does the same. Appends of others
+        are in doubt meanwhile, and they reconnect by themselves. Raises `ClusterError`."""
         self.check_open()
         producer = self._sender.take()
         try:
@@ -222,16 +223,17 @@ class PulsarLog(Closing):
             self._sender.give_back(producer)
 
     def close(self) -> None:
-        """Close the connection; an append without an answer remains unknown. Twice does nothing."""
+        """Close the connection; appends without an answer remain in doubt. A second call has no
+        effect."""
         if not self._closed and not self._client.inherited:
             self._closed = True
             self._close_client()
             self._cluster.close()
 
     def _close_client(self) -> None:
-        # A shutdown alone holds the interpreter's lock while it waits for the client's threads. One
-        # that is about to call Python waits for that lock: then it takes ten seconds.
-        # No callback: one that ends while the interpreter does aborts the process.
+        # A shutdown alone holds the GIL while it waits for the client's threads. If one of these is
+        # about to call Python, it waits for the GIL, and the shutdown takes ten seconds. No
+        # callback: one that ends during the interpreter's end aborts the process.
         thread = threading.Thread(target=self._await_close, name="exclusivelog-close", daemon=True)
         thread.start()
         thread.join(CLOSE_SECONDS)
@@ -251,8 +253,8 @@ class PulsarLog(Closing):
 
 
 class _Sender:
-    """Sends to one topic. The client connects again by itself; a producer that has ended for good
-    (another program has made itself the exclusive one for a while) is replaced here."""
+    """Sends to one topic. The client reconnects by itself; a producer that has ended for good,
+    because another program was the exclusive producer for a while, is replaced here."""
 
     def __init__(self, cluster: Cluster, client: Native, address: str, timeout: float) -> None:
         self._cluster, self._client, self._address = cluster, client, address
@@ -266,11 +268,11 @@ class _Sender:
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                # The raw one: the client's own API knows no `create_producer_async`.
+                # Use the native client: the Python API has no `create_producer_async`.
                 producer = admitted(lambda: self._create(options))
             except Exception as error:
                 self._client.use()
-                # Another log keeps all others out for a moment (`alone`).
+                # Another log excludes all others for a moment (`alone`).
                 if type(error).__name__ not in FENCED or time.monotonic() > deadline:
                     self._cluster.failed(f"{self._address} {what}", error)
                 time.sleep(BUSY_SECONDS)
@@ -281,7 +283,7 @@ class _Sender:
         return self._client.use()._client.create_producer(self._address, options)
 
     def send(self, data: bytes, answered: Answered) -> None:
-        """Send one message; `answered` is called on a thread of the client, or at once."""
+        """Send one message; `answered` is called at once or in a thread of the client."""
         import _pulsar
 
         producer = self._usable()
@@ -308,7 +310,7 @@ class _Sender:
         return ClusterError(f"{self._cluster.access.url}: {self._address}: {what}")
 
     def _usable(self) -> Native | None:
-        """The producer; None, and soon a new one, if there is none."""
+        """The producer; if there is none, starts to open one, and returns None."""
         with self._lock:
             if self._producer is not None or self._opening:
                 return self._producer
@@ -328,13 +330,14 @@ class _Sender:
             self._producer = Native(producer, repr(self._cluster)) if opened else None
 
     def _drop(self, producer: Native) -> None:
-        """It has ended. Not closed here: the client may hold its lock while it calls `told`."""
+        """Drop a producer that has ended, without closing it: the client may hold its lock while it
+        calls `told`."""
         with self._lock:
             if self._producer is producer:
                 self._producer = None
 
     def take(self) -> Native:
-        """Evict all producers of the topic; the one that does so sends from now on."""
+        """Become the exclusive producer of the topic, which evicts all others."""
         import _pulsar
 
         options = _options(self._timeout)
@@ -345,7 +348,7 @@ class _Sender:
         return producer
 
     def give_back(self, producer: Native) -> None:
-        """Let others in again."""
+        """Become a shared producer again."""
         if producer.inherited:
             return
         with contextlib.suppress(Exception):
@@ -367,7 +370,7 @@ def _options(timeout: float) -> Any:
 
 
 def _answer(result: Any, place: Any, error: Callable[[object], ClusterError]) -> Answer:
-    """What the broker's result means."""
+    """The answer for a result of the broker."""
     name = _name(result)
     if name == "Ok":
         known = place is not None and place.ledger_id() >= 0 and place.entry_id() >= 0
@@ -393,22 +396,21 @@ def close_reader(reader: Native) -> None:
 
 
 class _PulsarTail:
-    """Reads a topic forward. The client connects again by itself, and may then deliver messages
-    again: they are left out. A gap in the numbers that Pulsar gives is an error.
+    """Reads a topic forward. The client reconnects by itself, and may then deliver messages again,
+    which are dropped. A gap in Pulsar's numbers is an error.
 
-    Pulsar begins another ledger now and then, and does the same in a topic that was deleted and
-    made anew. So before the first record of another ledger is taken, a new reader has to find the
-    last record of the one before."""
+    Pulsar begins a new ledger now and then, and also if a topic is deleted and recreated. So at the
+    first record of another ledger, a new reader must find the last record of the former one."""
 
     def __init__(self, log: PulsarLog, after: Position | None) -> None:
         self._log = log
         self._last = after
-        self._more = False  # the reader has said that there is a message
+        self._more = False  # the reader has announced a message
         self._closed = False
         self._open()
 
     def _open(self) -> None:
-        """Read from the last record on, which the reader has to find before anything else."""
+        """Open a reader at the last record, which has to come first."""
         import _pulsar
 
         start = _pulsar.MessageId.earliest
@@ -416,14 +418,14 @@ class _PulsarTail:
             start = _pulsar.MessageId(-1, *_unpack(self._last))
         self._reader = self._log.reader(start, AHEAD_RECORDS)
         self._found = self._last is None
-        self._is_new = True  # nothing behind `_last` was taken from this reader yet
+        self._is_new = True  # no record behind `_last` came from this reader yet
         self._ask_at = time.monotonic() + PATIENCE_SECONDS
 
     def _open_again(self) -> None:
         close_reader(self._reader)
         self._more = False
         self._open()
-        if self._closed:  # meanwhile, with the former reader
+        if self._closed:  # closed meanwhile, with the former reader
             close_reader(self._reader)
 
     def next(self, timeout: float | None = None) -> Record | None:
@@ -454,8 +456,8 @@ class _PulsarTail:
             raise self._failed(LedgerIOError, f"it cannot be read: {meaning_of(error)}") from error
 
     def _be_patient(self) -> None:
-        """Nothing has come for a while: if the reader says again that there is a message, do not
-        rely on it."""
+        """Called when nothing has come for a while: reopen the reader if it announces a message
+        again that does not come."""
         if time.monotonic() < self._ask_at:
             return
         said, self._more = self._more, False
@@ -496,4 +498,5 @@ class _PulsarTail:
         if not self._closed:
             self._closed = True
             with contextlib.suppress(Exception):
-                self._reader.use().close_async(_ignore_result)  # waits for no broker that hangs
+                # Does not wait for an unresponsive broker.
+                self._reader.use().close_async(_ignore_result)

@@ -1,4 +1,5 @@
-"""What an engine on a cluster refuses, and why (rule J3). docs/cluster.md has the same table.
+"""The operations that an engine on a cluster refuses, and why (rule J3). docs/cluster.md has the
+same table.
 
 >>> str(REASONS["transactions"])
 'topics have logs of their own; send_many appends to one topic atomically'
@@ -77,7 +78,7 @@ def refuses(what: str) -> Callable[..., NoReturn]:
 
 
 class Refusing:
-    """Stands for a part of an engine that a cluster does not have: every call of it raises.
+    """A part of an engine that a cluster does not have: every call raises UnsupportedError.
 
     >>> Refusing("once").record("orders", "writer", 1)
     Traceback (most recent call last):

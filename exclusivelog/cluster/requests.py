@@ -1,11 +1,12 @@
-"""Requests for topics: who is granted, who waits, who is refused (rules A, B5, D).
+"""Requests for topics: decisions, attempts and waiting (rules A, B5, D).
 
 The first attempt is made in the caller's thread: it reads the log to its end, decides, and asks. A
-request that waits is a record in the topic's log (`waiting`), and a row here. The engine's
-background thread makes its next attempt when the topic is free and it is the first living waiter:
-when the log shows a release, and every `FIRST_POLL_SECONDS`, as a process that dies writes nothing.
+request that waits is a record in the topic's log (`waiting`), and an entry here. When the topic is
+free and this is the first live waiter, the engine's background thread makes the next attempt. It
+checks that when the log shows a release, and every `FIRST_POLL_SECONDS`, because the death of a
+process writes no record.
 
-Deciding is for order alone. The log decides between two that ask at once (rule J1).
+These decisions only affect the order. If two ask at once, the log decides (rule J1).
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ __all__ = ["Asking", "Requests"]
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
-FIRST_POLL_SECONDS = 0.025  # of who is first in a queue: a request to the broker each time
+FIRST_POLL_SECONDS = 0.025  # between checks of the first waiter; each is a request to the broker
 
 
 class Host(Protocol):
@@ -77,15 +78,15 @@ class Granted(Protocol):
     """The sessions of the engine."""
 
     def keep(self, number: int, owning: Owning) -> None:
-        """This session was granted; `open_session` takes it."""
+        """Keep a session that was granted, for `open_session`."""
 
     def drop(self, number: int) -> None:
-        """No producer takes it: release it."""
+        """Release a session that no producer takes."""
 
 
 @dataclass(eq=False)
 class Asking:
-    """One request. `number` is its own alone; `deadline` of the monotonic clock."""
+    """One request. `number` is unique; `deadline` is a time of the monotonic clock."""
 
     topic: TopicLog
     future: AnyFuture
@@ -100,12 +101,12 @@ class Asking:
 
     @property
     def mode(self) -> AccessMode:
-        """How it asks."""
+        """The access mode."""
         return AccessMode(self.request.mode)
 
 
 class Requests:
-    """One engine's requests that wait, and the attempts of all."""
+    """The waiting requests of one engine; makes the attempts of all requests."""
 
     def __init__(self, host: Host, granted: Granted) -> None:
         self._host, self._granted = host, granted
@@ -113,13 +114,14 @@ class Requests:
         self._pace = POLL_SECONDS
         self._names: dict[tuple[int, str], Asking] = {}  # of requests that have no outcome
         self._lock = threading.Lock()
-        self._free_since: dict[TopicLog, float] = {}  # as this engine has seen it
+        # Since when topics are free, as this engine has seen it.
+        self._free_since: dict[TopicLog, float] = {}
 
     # ---- what `GrantFuture` asks -----------------------------------------------------------
 
     def forget(self, future: AnyFuture) -> bool:
-        """Take a request out of its queue; False if it does not wait. An attempt that is being made
-        ends first."""
+        """Remove a request from its queue; False if it does not wait. Waits for the end of an
+        attempt."""
         asking = next((each for each in self.all() if each.future is future), None)
         if asking is None:
             return False
@@ -130,11 +132,11 @@ class Requests:
             return True
 
     def withdraw(self, session: Any) -> bool:
-        """A session is not in a queue any more."""
+        """False: a session that was granted is in no queue."""
         return False
 
     def settles(self, session: Any) -> bool:
-        """A future is settled before its session is known."""
+        """False: futures are settled before their sessions are known."""
         return False
 
     # ---- waiting ---------------------------------------------------------------------------
@@ -148,7 +150,7 @@ class Requests:
         return number in self._waiting
 
     def _end(self, asking: Asking, granted: bool = False) -> None:
-        """It has an outcome, or it is withdrawn. With its lock."""
+        """Remove a request that has an outcome or is withdrawn. Called with its lock."""
         asking.ended = True
         with self._lock:
             waited = self._waiting.pop(asking.number, None) is not None
@@ -167,7 +169,7 @@ class Requests:
         self._settle(asking.future, settle)
 
     def _settle(self, future: AnyFuture, settle: Callable[[], None]) -> None:
-        """Code of the application may hang on the future: not in a thread of the library."""
+        """Call it in a separate thread, as callbacks of the future may block."""
         if future.has_callbacks:
             self._host.call_soon(settle)
         else:
@@ -176,7 +178,7 @@ class Requests:
     # ---- the first attempt -------------------------------------------------------------------
 
     def open(self, topic: TopicLog, future: AnyFuture, request: ProducerRequest) -> None:
-        """Grant, queue or refuse this request. What refuses it is raised by the future."""
+        """Grant, queue or refuse this request. The future raises a refusal."""
         timeout = request.timeout
         asking = Asking(
             topic, future, request, request.name or f"producer-{secrets.token_hex(8)}",
@@ -193,7 +195,8 @@ class Requests:
                 raise
 
     def _reserve_name(self, asking: Asking) -> None:
-        """Of two requests here with one name, the second is refused at once (rule A6)."""
+        """Refuse the second of two requests of this engine with the same producer name (rule
+        A6)."""
         if asking.mode is AccessMode.EXCLUSIVE_WITH_FENCING:
             return
         with self._lock:
@@ -215,7 +218,7 @@ class Requests:
             patient = False
 
     def _attempt(self, asking: Asking, patient: bool = True) -> bool:
-        """Decide, and ask. False if it waits, or another record came first."""
+        """Decide, and ask if free. False if it has to wait, or another record came first."""
         topic = asking.topic
         topic.catch_up()
         check_not_terminated(topic)
@@ -235,12 +238,13 @@ class Requests:
             if not fencing and (new or not (seen.free and first)):
                 return self._queue(asking, seen)
             others = [each for each in seen.queue if each.number != asking.number]
-            same = seen.free and not others and seen.assigned is None  # else a new epoch (E1)
+            # Else it takes a new epoch (E1).
+            same = seen.free and not others and seen.assigned is None
             claim = asking.request.topic_epoch if same else None
             return self._ask(asking, claim, seen)
 
     def _share(self, asking: Asking, seen: Seen) -> bool:
-        """Join the shared producers, unless the topic has an owner or is awaited."""
+        """Join the shared producers, unless the topic has an owner or waiters."""
         topic = asking.topic
         if seen.owner is not None or seen.queue or seen.elsewhere:
             raise shared_error(topic.name, seen.first(), seen.elsewhere)
@@ -281,7 +285,7 @@ class Requests:
         try:
             owning = asking.topic.ask(holder, claim, seen.tenure)
         except (ProducerFencedError, InvalidEpochError):
-            return False  # the epoch has changed just now: decide again
+            return False  # the epoch has changed: decide again
         if owning is None:
             return False
         if any(self._host.lives(each.engine_id) for each in owning.behind):  # rule A3
@@ -309,7 +313,8 @@ class Requests:
     # ---- later attempts ----------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Promote waiters, and end what has timed out. In the engine's background thread."""
+        """Promote waiters, and end requests that have timed out. Called in the background
+        thread."""
         by_topic: dict[TopicLog, list[Asking]] = {}
         for asking in self.all():
             by_topic.setdefault(asking.topic, []).append(asking)
@@ -318,14 +323,15 @@ class Requests:
             try:
                 if self._poll_topic(topic, waiting):
                     self._pace = FIRST_POLL_SECONDS
-            except (ClusterError, WaitTimeoutError) as error:  # the broker restarts, say
+            except (ClusterError, WaitTimeoutError) as error:  # the broker is restarting, say
                 logs.emit(
                     log, logs.WAITERS_WAIT_ON, engine=self._host.name, engine_id=self._host.id,
                     topic=topic.name, reason=str(error),
                 )  # fmt: skip
 
     def _poll_topic(self, topic: TopicLog, waiting: list[Asking]) -> bool:
-        """The same for one topic; is one of these the first in its queue?"""
+        """Do the same for one topic. Returns whether one of these requests is the first in its
+        queue."""
         seen = inspect(topic, self._host.lives, self._host.id)
         turn = seen.queue[0].number if seen.free and seen.queue else None
         if not self._is_settled(topic, seen, turn):
@@ -340,7 +346,7 @@ class Requests:
         return bool(seen.queue) and seen.queue[0].number in self._waiting
 
     def _is_settled(self, topic: TopicLog, seen: Seen, turn: int | None) -> bool:
-        """Has the topic been free for as long as the waiter whose turn it is lets it (rule D7)?"""
+        """Has the topic been free for the settle delay of the first waiter (rule D7)?"""
         if not seen.free:
             self._free_since.pop(topic, None)
             return False
@@ -349,7 +355,8 @@ class Requests:
         if best is None:
             return True
         settle = best.request.settle / 1e9
-        waited = best.begun + settle <= since  # others had that time before it was free
+        # It had waited for its delay before the topic was free.
+        waited = best.begun + settle <= since
         return waited or time.monotonic() >= max(since, best.begun) + settle
 
     def _poll_one(self, asking: Asking, seen: Seen, turn: int | None) -> None:
@@ -374,7 +381,7 @@ class Requests:
 
     @property
     def seconds(self) -> float | None:
-        """Until the next `poll`; None: no request waits."""
+        """Seconds until the next `poll`; None: no request waits."""
         waiting = self.all()
         if not waiting:
             return None
@@ -385,7 +392,7 @@ class Requests:
     # ---- the end -----------------------------------------------------------------------------
 
     def fail_all(self, error: EngineClosedError) -> None:
-        """The engine is closing."""
+        """Fail all waiting requests, because the engine is closing."""
         for asking in self.all():
             with asking.lock:
                 if not asking.ended:
@@ -393,8 +400,8 @@ class Requests:
 
 
 def _alone(log: OrderedLog) -> contextlib.AbstractContextManager[Any]:
-    """Keep others from appending meanwhile, where the log can do that: an owner that sends without
-    a pause could be faster each time."""
+    """Exclude other appenders meanwhile, if the log can do that: an owner that sends without a
+    pause could come first each time."""
     alone: Callable[[], contextlib.AbstractContextManager[Any]] | None = getattr(log, "alone", None)
     return contextlib.nullcontext() if alone is None else alone()
 
@@ -409,7 +416,8 @@ def check_not_terminated(topic: TopicLog) -> None:
 
 
 def check_claim(topic: TopicLog, claim: int | None, mode: AccessMode) -> None:
-    """Rules B5 and B6: before a producer is disturbed. Epoch 0 has no owner, only shared ones."""
+    """Check topic_epoch, before any producer is affected (rules B5, B6). Epoch 0 has only shared
+    producers."""
     epoch, grant = topic.state.epoch, topic.state.grant
     if claim is None:
         return
@@ -426,7 +434,7 @@ def check_claim(topic: TopicLog, claim: int | None, mode: AccessMode) -> None:
 
 
 def check_name(topic: str, name: str, seen: Seen, number: int) -> None:
-    """Rule A6, but for a producer that fences."""
+    """Refuse a producer name that is in use, unless the producer fences (rule A6)."""
     waiters = [waiter_info(each) for each in seen.queue if each.number != number]
     for each in (*seen.holders, *waiters):
         if each.producer_name == name:
@@ -458,7 +466,7 @@ def shared_error(
 def fenced_error(
     topic: str, what: str, by: OwnerInfo | None, assigned: Assign | None = None
 ) -> ProducerFencedError:
-    """The error for a request that is refused because of this owner (rule A5)."""
+    """The error for a request that is refused, which names the owner (rule A5)."""
     return ProducerFencedError(f"topic {topic!r} {what}{_held(by)}{_moving(assigned)}", holder=by)
 
 

@@ -1,23 +1,24 @@
 """Which records of an ordered log count: a pure fold. No I/O, no clock, no thread.
 
-Every reader and writer applies this rule to the same records in the same order, so all of them
-agree on who owns the topic and what is in it, whatever the backend has let in:
+Every reader and writer applies this rule to the same records in the same order. So all agree on the
+topic's owner and messages, even if the backend admits records of stale writers:
 
-- A **grant** counts if it begins at the next offset, knows of all joins, and has the epoch after
-  the current one; or has the current epoch and names the current session as the one that it
-  continues (rule B5). Its session is the owner from then on, and all shared sessions have ended.
-- A **join** counts if the topic has no owner, no grant and no join has counted that its sender had
-  not seen, and no shared session has its producer name. Then its session is a shared one.
+- A **grant** counts if it begins at the next offset, states the number of all joins so far, and has
+  the epoch after the current one; or has the current epoch and names the current session as the one
+  that it continues (rule B5). Then its session is the owner, and all shared sessions have ended.
+- A **join** counts if the topic has no owner, its sender had seen all grants and joins that have
+  counted, and no shared session has its producer name. Then its session is a shared one.
 - A **frame** counts if its epoch and session are the owner's, and its first offset is the next one;
-  or if they are a shared session's, and its number is that session's next one. Then it is given the
-  next offset here, and a publish time that is not before the last one (rule G4).
-- A **release** counts if its epoch and session are the owner's or a shared session's; it ends it.
-- A **copied frame**, which a mirror writes, counts in a log without any grant or join that counts:
-  if it comes from the same source as all before it, its gap begins at the next offset, and its
-  epoch is not lower than the last one. The first grant or join that counts ends the mirroring.
-- A **termination** counts if no grant has counted that its sender had not seen. It ends all
-  sessions, and nothing counts behind it (rule G8).
-- Nothing else counts, and what does not count changes nothing.
+  or if they are a shared session's, and its number is that session's next one. A shared session's
+  frame gets the next offset, and a publish time not before the last one (rule G4).
+- A **release** counts if its epoch and session are the owner's or a shared session's. It ends the
+  session.
+- A **copied frame**, which a mirror writes, counts if no grant or join has counted, it comes from
+  the same source as all before it, its gap begins at the next offset, and its epoch is not lower
+  than the last one. The first grant or join that counts ends the mirroring.
+- A **termination** counts if its sender had seen all grants that have counted. It ends all
+  sessions, and no later record counts (rule G8).
+- No other record counts, and a record that does not count changes nothing.
 
 Therefore epochs only grow, offsets rise, a frame that was appended twice counts once, and no frame
 of an earlier owner counts behind a later grant. A frame that did not count before a later grant
@@ -69,7 +70,7 @@ __all__ = ["Judged", "Shared", "State", "Verdict", "is_written", "judge"]
 
 
 class Verdict(enum.Enum):
-    """Whether a record counts; if not, the first reason."""
+    """Whether a record counts, or the first reason why not."""
 
     COUNTS = "it counts"
     FOREIGN = "it is not a record of this library"
@@ -109,7 +110,7 @@ class Judged(NamedTuple):
 
 @dataclass(slots=True)
 class State:
-    """What the records up to `position` amount to.
+    """The state after folding the records up to `position`.
 
     - `epoch`, `session`: of the last grant that counts; 0 before the first one.
     - `owned`: that session was not released.
@@ -117,7 +118,7 @@ class State:
     - `grant`: the last grant that counts.
     - `sequences`: the highest sequence id of each producer name (rule G2).
     - `published`: the highest publish time, in ms since 1970.
-    - `source`: which log the frames are copied from; None if they are not.
+    - `source`: the log of which the frames are copies; None if they are none.
     - `shared`: the shared sessions, by number; `joins`: how many joins have counted, ever.
     - `terminated`: nothing counts any more.
     """
@@ -169,7 +170,7 @@ class State:
         return parsed
 
     def _place(self, frame: Frame) -> Frame:
-        """A shared session's frame, with its offset and no publish time before the last one."""
+        """A shared session's frame, with its offset, and publish times not before the last one."""
         join, number = self.shared[frame.session]
         self.shared[frame.session] = Shared(join, number + 1)
         contents = frame.contents
@@ -191,8 +192,8 @@ class State:
 
     @property
     def tenure(self) -> tuple[int, bool, int]:
-        """The last session that was granted the topic, whether it has it still, and how many have
-        joined so far."""
+        """(the last session that was granted the topic, is it still the owner, number of joins so
+        far)."""
         return self.session, self.owned, self.joins
 
     @property
@@ -203,7 +204,7 @@ class State:
     # ---- keeping -------------------------------------------------------------------------
 
     def save(self) -> bytes:
-        """This state as bytes; folding goes on from it as from the first record."""
+        """This state as bytes, from which folding can continue."""
         body: bytes = msgpack.packb([
             self.position, self.epoch, self.session, self.owned, self.next,
             None if self.grant is None else encode(self.grant),
@@ -296,8 +297,8 @@ def _judge_grant(state: State, grant: Grant) -> Verdict:
 def _judge_continuation(state: State, grant: Grant) -> Verdict:
     if grant.epoch != state.epoch:
         return Verdict.EPOCH
-    # Sessions of one epoch rise, so a number is never used again: late frames of an earlier
-    # session of this epoch cannot be taken for this one's.
+    # Session ids within an epoch rise, so that late frames of an earlier session of this epoch
+    # cannot be taken for this session's.
     if grant.continues != state.session or grant.session <= state.session:
         return Verdict.SESSION
     return Verdict.COUNTS
@@ -340,7 +341,7 @@ def _judge_release(state: State, release: Release) -> Verdict:
 
 
 def _judge_owner(state: State, record: Frame | Release) -> Verdict:
-    """Is it of the owner?"""
+    """Does the record belong to the owner?"""
     if record.epoch != state.epoch:
         return Verdict.EPOCH
     if record.session != state.session:
@@ -365,8 +366,8 @@ def _judge_copy(state: State, frame: Frame) -> Verdict:
 
 
 def is_written(offset: int, grant: Grant) -> bool:
-    """Is a message in the log that an owner has sent at this offset?
+    """Did the message count that a former owner has sent at this offset?
 
-    `grant` is the next one that counts after the owner's own. Its first offset says what had
-    counted before it, and nothing of the earlier owner counts behind it."""
+    `grant` is the next grant that counts after that owner's own. Its first offset shows which
+    messages had counted before it, and none of the former owner counts after it."""
     return offset < grant.first

@@ -1,4 +1,4 @@
-"""The sessions of an engine on a cluster: sending by one, its life, and the register of all.
+"""The sessions of an engine on a cluster: sending, their life cycle, and their registry.
 
 `ClusterSession` is what `exclusivelog.backend.ProducerSession` describes: open, then fenced,
 closed, or handed over. After a hand-over within the process its producers go on with another
@@ -51,17 +51,17 @@ from exclusivelog.waits import GrantFuture, in_slices, settled
 
 __all__ = ["ClusterSending", "ClusterSession", "Registry"]
 
-# So many messages, of so many bytes, fit into a record, whatever else they have.
+# So many messages of so many bytes certainly fit into a record.
 MOST_MESSAGES = 16_000
 MOST_BYTES = 2 << 20
-FOLLOWED_WITHIN = 5.0  # seconds, by a producer whose topic was handed over
+FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic that was handed over
 
 
 class Committing(Protocol):
     """Hands messages to the writers."""
 
     def commit(self, owning: Owning) -> None:
-        """Have what waits there handed on soon."""
+        """Have this session's waiting messages passed on soon."""
 
 
 class Host(Protocol):
@@ -75,7 +75,7 @@ class Host(Protocol):
 
     @property
     def commit_queue(self) -> _core.CommitQueue:
-        """Of the commit thread."""
+        """The queue of the commit thread."""
 
     @property
     def committer(self) -> Committing:
@@ -99,7 +99,7 @@ class Host(Protocol):
 
 
 class ClusterSending:
-    """The way to append under one session; see `exclusivelog.backend.Sending`."""
+    """Appends the messages of one session; see `exclusivelog.backend.Sending`."""
 
     def __init__(
         self, host: Host, owning: Owning, appender: _core.Appender, options: SessionOptions
@@ -112,17 +112,17 @@ class ClusterSending:
         return self._outcome(self._queue(message, later=False), timeout)
 
     def send_async(self, message: Encoded) -> _core.Receipt:
-        """Queue one message, and wait while too much waits."""
+        """Queue one message; wait while `max_pending_bytes` is exceeded."""
         receipt = self._queue(message, later=True)
         self.commit_if_full()
         return receipt
 
     def offer(self, message: Encoded) -> _core.Receipt:
-        """The same, and never wait."""
+        """The same, without waiting."""
         return self._queue(message, later=True)
 
     def commit_if_full(self) -> None:
-        """Wait for the outcome of all that waits, where `max_pending_bytes` do."""
+        """Wait for the outcome of all that waits, if it exceeds `max_pending_bytes`."""
         if self.appender.holds(self._options.max_pending_bytes):
             receipt = self.appender.newest()
             if receipt is not None:
@@ -159,13 +159,13 @@ class ClusterSending:
         return self._outcome(receipt, timeout)
 
     def append(self, messages: Sequence[Raw]) -> tuple[int, int, int] | int:
-        """Append messages atomically: (offset, number, 0) for `await_flush`; or the offset of what
-        counts already."""
+        """Append messages atomically. Returns (offset, number, 0) for `await_flush`, or only the
+        offset if the messages count already."""
         encoded: list[Encoded] = [(value, key, packed, None, None)
                                   for key, value, packed in messages]  # fmt: skip
         _check_fits(len(encoded), sum(len(p) for m in encoded for p in m[:3] if p is not None))
         found = self._owning.append(encoded)
-        if found is None:  # others wait before them
+        if found is None:  # earlier messages wait
             return self._send_batch(self._batch_of(messages), None, None)
         return *found, 0
 
@@ -174,7 +174,7 @@ class ClusterSending:
         return self.appender.make_batch(values, keys, properties, None)
 
     def await_flush(self, position: int, generation: int) -> None:
-        """Return once what `append` has appended counts."""
+        """Return once the messages of an `append` count."""
         self._owning.await_counting(position)
 
     def duplicate(self, appender: _core.Appender, sequence: int | None) -> ExclusiveLogError:
@@ -195,7 +195,7 @@ class ClusterSending:
         return waiting is not None
 
     def drain(self) -> None:
-        """Wait for the outcome of what was accepted so far; whatever it is."""
+        """Wait until what was accepted so far has its outcome, success or failure."""
         waiting = self.appender.newest()
         if waiting is not None:
             self._host.committer.commit(self._owning)
@@ -218,7 +218,7 @@ def _check_fits(count: int, size: int) -> None:
 
 
 class Listeners:
-    """The producers that send by one session, and which of them owns it. Its session serialises all
+    """The producers of one session, and the one that owns it. The session serialises all
     changes."""
 
     def __init__(self) -> None:
@@ -226,31 +226,32 @@ class Listeners:
         self._owner: weakref.ref[SessionListener] | None = None
 
     def add(self, listener: SessionListener, owner: bool) -> None:
-        """Notify this one, too; the `owner` closes the session."""
+        """Add a producer; `owner`: it closes the session."""
         self._references = (*self._references, weakref.ref(listener))
         if owner:
             self._owner = weakref.ref(listener)
 
     def remove(self, listener: SessionListener) -> bool:
-        """Notify this one no more. True if the session goes on for the others."""
+        """Remove a producer. True if the session stays for the others."""
         self._references = tuple(r for r in self._references if r() not in (None, listener))
         return bool(self._references) and not self.is_owner(listener)
 
     def is_owner(self, listener: SessionListener) -> bool:
-        """Does this one close the session?"""
+        """Does this producer close the session?"""
         return self._owner is not None and self._owner() is listener
 
     def all(self) -> list[SessionListener]:
-        """Those that are there."""
+        """The producers that still exist."""
         found = (reference() for reference in self._references)
         return [listener for listener in found if listener is not None]
 
 
 class ClusterSession:
-    """One registration of a producer. Threads may share it, and so may producers that have followed
-    a hand-over."""
+    """The life of one registration of a producer. Threads, and producers that have followed a
+    hand-over, may share it."""
 
-    moved: ProducerMovedError | None = None  # once the topic is with another engine of this process
+    # Set when the topic was handed over to another engine of this process.
+    moved: ProducerMovedError | None = None
 
     def __init__(
         self, engine: Any, topic: str, session: Registration, owning: Owning, last_sequence: int,
@@ -264,7 +265,7 @@ class ClusterSession:
         self._lock = _core.Lock()
         self._listeners = Listeners()
         self.options = options
-        self._resumed: threading.Event | None = None  # set once a hand-over has ended
+        self._resumed: threading.Event | None = None  # set when a hand-over ends
         self._handed_to: tuple[str, ProducerMovedError] | None = None  # an engine's id
         self._following: Following | None = None
         self._finalizer = self._host.registry.finalizer(owning)
@@ -277,7 +278,7 @@ class ClusterSession:
         owning.connect(appender, self)
         self._host.registry.register(self)
         if owning.writer.status == "fenced" and owning.writer.error is not None:
-            self.lose(owning.writer.error)  # it may have been fenced before it was connected
+            self.lose(owning.writer.error)  # it was fenced before it was connected
 
     # ---- state ---------------------------------------------------------------------------
 
@@ -297,7 +298,7 @@ class ClusterSession:
         return self._lost is None and self.moved is None and not self._is_closed
 
     def status(self) -> State:
-        """What has become of it, as the log says; changes nothing."""
+        """Its state according to the log; changes nothing."""
         self._host.check_not_forked()
         if self.closed:
             return "closed"
@@ -307,7 +308,7 @@ class ClusterSession:
             return "open" if self._following.is_within_reach else "moved"
         if self._handed_to is not None and self.owning.writer.status == "closed":
             follows = self.options.follow and self._host.engine_here(self._handed_to[0])
-            return "open" if follows else "moved"  # it is about to be notified
+            return "open" if follows else "moved"  # its notification is about to come
         if not self._is_fenced:  # as far as the log was read
             self.owning.topic.catch_up()
         return "fenced" if self._is_fenced else "open"
@@ -317,7 +318,7 @@ class ClusterSession:
         return self._lost is not None or self.owning.writer.status == "fenced"
 
     def verify(self) -> None:
-        """ProducerFencedError unless it may append still, as the log says."""
+        """ProducerFencedError unless the log still admits its appends."""
         self.owning.topic.catch_up()
         error = self._lost or self.owning.writer.error
         if error is not None:
@@ -331,7 +332,7 @@ class ClusterSession:
     # ---- producers -----------------------------------------------------------------------
 
     def subscribe(self, listener: SessionListener, owner: bool) -> None:
-        """Notify this producer of what becomes of the session."""
+        """Add a producer, to be notified of the session's changes."""
         with self._lock:
             self._listeners.add(listener, owner)
             lost, closed = self._lost, self.closed
@@ -343,21 +344,21 @@ class ClusterSession:
             listener.wanted()
 
     def notify_wanted(self) -> None:
-        """Another producer waits for the topic."""
+        """Notify the owner that another producer waits for the topic."""
         if self.usable and self.session.notify_on_contention:
             for listener in self._listeners.all():
                 listener.wanted()
 
     def reason_of(self, error: ExclusiveLogError) -> ExclusiveLogError:
-        """What its producers raise that lost the topic by this error."""
+        """The error for its producers after the writer ended with this one."""
         holder = getattr(error, "holder", None)
         if self._handed_to is None or holder is None:
             return error
-        target, moved = self._handed_to  # it may be taken for dead in the midst of the hand-over
+        target, moved = self._handed_to  # it may be evicted as dead during the hand-over
         return moved if holder.engine_id == target else error
 
     def lose(self, error: ExclusiveLogError) -> None:
-        """The topic is lost for good: notify the producers."""
+        """End the session for good, and notify the producers."""
         with self._lock:
             if self._lost is not None or self._is_closed:
                 return
@@ -368,7 +369,7 @@ class ClusterSession:
             listener.lost(error)
 
     def refused(self, error: ProducerFencedError) -> ExclusiveLogError:
-        """The error of a call whose append raised this one."""
+        """The error for a caller whose append failed with `error`."""
         if isinstance(error, SessionPaused):
             return error
         if self._is_closed:
@@ -387,9 +388,8 @@ class ClusterSession:
     # ---- hand-over -----------------------------------------------------------------------
 
     def hand_over(self, error: ProducerMovedError, target: str) -> None:
-        """Let sends wait, wait for those that were accepted, and release the topic (rule E2). Then
-        its producers follow to the engine `target` if it is in this process, else they raise
-        `error`."""
+        """Pause and drain sends, and release the topic (rule E2). Then its producers follow to the
+        engine `target` if it is in this process, else they raise `error`."""
         with self._lock:
             if not self.usable or self._resumed is not None:
                 return
@@ -417,7 +417,7 @@ class ClusterSession:
         self._resumed.set()
 
     def await_resumed(self, timeout: float | None) -> bool:
-        """Wait until no hand-over is under way; False after `timeout` seconds."""
+        """Wait for the end of a hand-over; False after `timeout` seconds."""
         resumed = self._resumed
         return resumed is None or in_slices(resumed.wait, timeout, self._host.check_not_forked)
 
@@ -429,27 +429,28 @@ class ClusterSession:
         return self._following.run(self, timeout, self._host.check_not_forked)
 
     def hand_on(self, found: ClusterSession, opened: bool) -> None:
-        """Give all producers this session instead; `opened`: for them."""
+        """Give all producers this session instead; `opened`: it was opened for them."""
         for listener in self._listeners.all():
             assert self.moved is not None
             found.subscribe(listener, owner=opened and self._listeners.is_owner(listener))
             listener.moved_to(found, self.moved)
             with self._lock:
                 self._listeners.remove(listener)
-        if opened and not found._listeners.all():  # they were all closed meanwhile
+        if opened and not found._listeners.all():  # all producers were closed meanwhile
             found.close()
 
     # ---- the end -------------------------------------------------------------------------
 
     def end(self, error: EngineClosedError) -> None:
-        """The engine is closing: accept nothing more. What is queued is still sent."""
+        """Accept no more messages, because the engine is closing. What is queued is still sent."""
         self.sending.appender.close_with(error)
         for listener in self._listeners.all():
             listener.ended()
 
     def leave(self, listener: SessionListener) -> ExclusiveLogError | None:
-        """This producer is closed: send what was accepted. The owner, and the last one, release the
-        topic. Returns what the last of the accepted messages failed with."""
+        """Remove a producer that is closed: send what was accepted, and release the topic if this
+        is its owner or last producer. Returns the error of the last accepted message, if it
+        failed."""
         if self._host.forked:
             return None
         with self._lock:
@@ -457,7 +458,8 @@ class ClusterSession:
         return self._drain() if goes_on else self.close()
 
     def close(self) -> ExclusiveLogError | None:
-        """Drain and release the session; what the last of the accepted messages failed with."""
+        """Drain and release the session; returns the error of the last accepted message, if it
+        failed."""
         with self._lock:
             if self._is_closed:
                 return None
@@ -490,7 +492,7 @@ class ClusterSession:
         return None if over or not isinstance(error, ExclusiveLogError) else error
 
     def abandon(self) -> None:
-        """No producer has this session, as after an interrupt: its engine releases it."""
+        """Have the engine release a session that no producer has, as after an interrupt."""
         self._finalizer.pull()
 
     def _closed_error(self) -> EngineClosedError:
@@ -516,12 +518,13 @@ class Following:
 
     @property
     def is_within_reach(self) -> bool:
-        """Is the topic still assigned to that engine, or does it own it, as far as is known?"""
+        """Does that engine own the topic, or is the topic assigned to it, as far as the log was
+        read?"""
         return not self._there.closed and self._where() is not None
 
     def _where(self) -> int | None:
-        """The number of the session of that engine that has the topic since; 0 if it has none yet;
-        None if the topic is elsewhere."""
+        """The session of that engine that has the topic; 0 if there is none yet; None if the topic
+        is elsewhere."""
         log = self._there.topics.named(self._topic)
         with log.changed:
             owner, epoch = log.state.owner, log.state.epoch
@@ -535,7 +538,7 @@ class Following:
     def run(self, left: ClusterSession, timeout: float | None, check: Callable[[], object]) -> bool:
         """Give the producers of `left` their next session, or end it; False after `timeout`
         seconds. `check` may raise meanwhile."""
-        # In a thread of its own: an interrupt of this one must not drop what was granted.
+        # In a separate thread, because an interrupt of this one must not lose a granted session.
         with self._lock:
             running = self._running
             if running is None or running.done():
@@ -565,7 +568,7 @@ class Following:
             where = self._where()
             if where is None:
                 break
-            # Its engine may not have made the session of a grant yet.
+            # The engine may not have made the session of a grant yet.
             found = self._there.registry.find(where) if where else self._open(left)
             if found is not None:
                 left.hand_on(found, not where)
@@ -583,7 +586,8 @@ class Following:
         try:
             self._there.open_producer(future, request)
             found = future.result()
-        except (ProducerFencedError, ProducerBusyError, EngineClosedError):  # another was faster
+        except (ProducerFencedError, ProducerBusyError, EngineClosedError):
+            # Another producer has taken the topic.
             return None
         if found.session.epoch == self._epoch + 1:
             return found
@@ -592,7 +596,7 @@ class Following:
 
 
 class SessionFuture(GrantFuture[ClusterSession]):
-    """The session that goes on after a hand-over."""
+    """The future of the session that continues after a hand-over."""
 
     _engine: Any
 
@@ -601,7 +605,7 @@ class SessionFuture(GrantFuture[ClusterSession]):
         self._name, self._options = name, options
 
     def make(self, session: Registration, last_sequence: int) -> ClusterSession:
-        """The session that was granted."""
+        """Make the session that was granted."""
         made: ClusterSession = self._engine.open_session(
             self._name, session, last_sequence, self._options
         )
@@ -612,8 +616,8 @@ class SessionFuture(GrantFuture[ClusterSession]):
 
 
 class Registry:
-    """The sessions of one engine: those that were granted, those that producers have, and those
-    that no producer has any more. `words` and `word` wake the engine's worker for these."""
+    """The sessions of one engine: granted ones, those of producers, and dropped ones. For the last,
+    it wakes the engine's worker by `words` and `word`."""
 
     def __init__(self, words: _core.SharedWords, word: int) -> None:
         self._words, self._word = words, word
@@ -622,15 +626,15 @@ class Registry:
         self._dropped: deque[Owning] = deque()
 
     def keep(self, number: int, owning: Owning) -> None:
-        """This session was granted."""
+        """Register a session that was granted."""
         self._owning[number] = owning
 
     def owning(self, number: int) -> Owning | None:
-        """How this session writes."""
+        """The writer of this session."""
         return self._owning.get(number)
 
     def register(self, session: ClusterSession) -> None:
-        """Closing the engine closes this session."""
+        """Register a session, which closing the engine closes."""
         self._sessions.add(session)
 
     def find(self, number: int) -> ClusterSession | None:
@@ -638,12 +642,12 @@ class Registry:
         return next((each for each in list(self._sessions) if each.session.id == number), None)
 
     def unregister(self, session: ClusterSession) -> None:
-        """It is closed."""
+        """Remove a session that is closed."""
         self._sessions.discard(session)
         self._owning.pop(session.session.id, None)
 
     def all(self) -> list[Owning]:
-        """All that were granted, and not released."""
+        """All granted sessions that were not released."""
         return list(self._owning.values())
 
     def pending(self) -> tuple[int, int]:
@@ -654,11 +658,11 @@ class Registry:
     # ---- dropped -------------------------------------------------------------------------
 
     def finalizer(self, owning: Owning) -> _core.Finalizer:
-        """What has the session released once its producers are dropped."""
+        """A finalizer that releases the session when its producers were dropped."""
         return _core.Finalizer(owning, self._dropped, self._words, self._word)
 
     def drop(self, number: int) -> None:
-        """No producer takes this session: release it."""
+        """Release a session that no producer takes."""
         owning = self._owning.pop(number, None)
         if owning is not None:
             self._dropped.append(owning)
@@ -666,12 +670,12 @@ class Registry:
             self._words.wake(self._word)
 
     def dropped(self) -> Iterator[Owning]:
-        """Take those out that were dropped."""
+        """Remove and return the dropped sessions."""
         while self._dropped:
             yield self._dropped.popleft()
 
     def forget(self, owning: Owning) -> None:
-        """It was released."""
+        """Remove a session that was released."""
         for number in [n for n, each in list(self._owning.items()) if each is owning]:
             self._owning.pop(number, None)
 
@@ -680,7 +684,7 @@ class Registry:
     def close(self, error: EngineClosedError, commit: Callable[[Owning], None]) -> None:
         """Send what waits, and release all topics."""
         for session in list(self._sessions):
-            session.end(error)  # what is queued is still sent, and nothing more
+            session.end(error)  # what is queued is still sent
         owning = list(self._owning.values())
         deadline = time.monotonic() + CLOSE_SECONDS
         for each in owning:

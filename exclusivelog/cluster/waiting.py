@@ -1,10 +1,10 @@
-"""Who waits for a topic: records between the grants and frames of its log, and what they add up to.
+"""The queue of a topic on a cluster: its records, and the state after folding them.
 
 A producer that waits appends a `Wait`, and a `Leave` if it gives up. Both are **foreign** to
-`exclusivelog.cluster.rule` (they have another magic): no epoch, no offset and no acknowledgement
-depends on them. All engines fold the same records in the same order, so that they agree on who is
-first: the highest priority, then the one whose record came first (rule D1). Only the first living
-waiter asks for a topic that has become free, and the owner learns that a producer waits.
+`exclusivelog.cluster.rule` (they have another magic): no epoch, offset or acknowledgement depends
+on them. All engines fold the same records in the same order, so that they agree on the first
+waiter: the highest priority, then the earliest record (rule D1). Only the first live waiter asks
+for a topic that has become free, and the owner is notified that a producer waits.
 
 A topic may be **assigned** to an engine (`exclusivelog.cluster.moving`): then only that engine asks
 for it once it is free, until a grant, an `Unassign`, or the deadline of the `Assign`.
@@ -12,8 +12,8 @@ for it once it is free, until a grant, an `Unassign`, or the deadline of the `As
 - A waiter ends with its `Leave`, or with a grant to its engine and producer name.
 - A grant to a producer that fences ends all waiters (rule A1).
 
-What is lost, doubled or late costs order or time: an engine appends both records again until it has
-read them back, and answers a late copy of a `Wait` with another `Leave`.
+A lost, doubled or late record only affects order or time: an engine appends its records again until
+it has read them back, and answers a late copy of a `Wait` with another `Leave`.
 
 >>> waiters = Waiters()
 >>> for number, priority in enumerate((0, 7)):
@@ -45,7 +45,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A producer waits. `number` is its own alone; `since` is in ms since 1970."""
+    """A producer waits. `number` is unique; `since` is in ms since 1970."""
 
     number: int
     engine_id: str
@@ -67,15 +67,15 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """These waiters wait no more."""
+    """These waiters leave the queue."""
 
     numbers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """The topic is to go to an engine, once `session` (0: none) has released it. `since` and
-    `until` are in ms since 1970."""
+    """Assigns the topic to an engine, once `session` (0: none) has released it. `since` and `until`
+    are in ms since 1970."""
 
     number: int
     session: int
@@ -94,7 +94,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Unassign:
-    """This assignment has ended."""
+    """Ends an assignment."""
 
     number: int
 
@@ -130,7 +130,7 @@ def decode(data: bytes) -> Noted | None:
         return None
     try:
         return _record(msgpack.unpackb(body))
-    except (TypeError, ValueError, msgpack.UnpackException):  # whole, and of another program
+    except (TypeError, ValueError, msgpack.UnpackException):  # undamaged, but of another program
         return None
 
 
@@ -156,11 +156,11 @@ def _record(row: list[Any]) -> Noted:
 
 
 class Waiters:
-    """What the records so far amount to."""
+    """The waiters and the assignment, after the records so far."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, Wait] = {}  # in the order of the log
-        self.assigned: Assign | None = None  # it may be over by now: `assigned_at`
+        self.assigned: Assign | None = None  # it may have ended: see `assigned_at`
 
     def assigned_at(self, now: int) -> Assign | None:
         """The assignment that is in force at this time (ms since 1970)."""
@@ -169,7 +169,7 @@ class Waiters:
     def take(self, record: Noted | None) -> None:
         """Apply the next record."""
         if isinstance(record, Assign):
-            # The first valid one wins (rule E4); one that is over by then is replaced.
+            # The first valid one stays (rule E4); one that has ended is replaced.
             if self.assigned is None or record.since >= self.assigned.until:
                 self.assigned = record
         elif isinstance(record, Unassign):
@@ -182,7 +182,7 @@ class Waiters:
                 self._waiting.pop(number, None)
 
     def granted(self, grant: Grant) -> None:
-        """A grant counts."""
+        """Apply a grant that counts."""
         self.assigned = None
         holder = grant.holder
         if holder.access_mode is AccessMode.EXCLUSIVE_WITH_FENCING:
@@ -195,7 +195,7 @@ class Waiters:
         )
 
     def forget(self, engines: Iterable[str]) -> None:
-        """These engines are gone."""
+        """Remove the waiters of dead engines."""
         gone = set(engines)
         self._remove(lambda each: each.engine_id in gone)
 
@@ -210,7 +210,7 @@ class Waiters:
         return number in self._waiting
 
     def records(self) -> list[Noted]:
-        """Records that add up to the same."""
+        """Records from which the same state results."""
         return [*self._waiting.values(), *([] if self.assigned is None else [self.assigned])]
 
     def in_order(self) -> list[Wait]:
@@ -234,8 +234,8 @@ class QueueHost(Protocol):
 
 
 class Queue:
-    """One engine's part in a topic's queue: its records, until they are read back. The topic
-    serialises all calls."""
+    """One engine's records in a topic's queue, until they are read back. The topic serialises all
+    calls."""
 
     def __init__(self, host: QueueHost, append: Callable[[bytes], object]) -> None:
         self.waiters = Waiters()
@@ -243,7 +243,7 @@ class Queue:
         self._unread: dict[tuple[type, int], bytes] = {}  # records that were not read back yet
 
     def publish(self, record: Published) -> None:
-        """Append a record; the log shows it once it `is_published`."""
+        """Append a record; it is read back once it `is_published`."""
         data = self._unread[type(record), record.number] = encode(record)
         self._append(data)
 
@@ -252,12 +252,12 @@ class Queue:
         return (type(record), record.number) not in self._unread
 
     def leave(self, number: int) -> None:
-        """This producer waits no more."""
+        """Remove this producer from the queue."""
         self._unread.pop((Wait, number), None)
         self._append(encode(Leave((number,))))
 
     def take(self, record: Noted) -> None:
-        """The next record of the log."""
+        """Process the next record of the log."""
         self.waiters.take(record)
         if not isinstance(record, Leave):
             self._unread.pop((type(record), record.number), None)
@@ -272,11 +272,11 @@ class Queue:
 
     @property
     def unsettled(self) -> bool:
-        """Is there a record that should be in the log, and was not read back?"""
+        """Was any appended record not read back yet?"""
         return bool(self._unread or self._stale_waiters())
 
     def append_again(self) -> None:
-        """Append what was not read back."""
+        """Append again the records that were not read back."""
         for data in list(self._unread.values()):
             self._append(data)
         self._leave_again()
@@ -286,8 +286,8 @@ class Queue:
             self._append(encode(Leave(stale)))
 
     def _stale_waiters(self) -> tuple[int, ...]:
-        """The waiters of this engine that do not wait any more, though the log says so: their
-        records came late, or that of their leaving is not there yet."""
+        """The waiters of this engine that have left, but are still in the queue: their `Wait` came
+        late, or their `Leave` is not in the log yet."""
         return tuple(
             each.number
             for each in self.waiters

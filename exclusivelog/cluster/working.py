@@ -1,7 +1,7 @@
 """The two threads of an engine that has producers.
 
-`exclusivelog-commit` hands messages to the writers and calls back; `exclusivelog-worker` promotes
-waiters, hands topics over and releases dropped sessions. They begin with the first producer.
+`exclusivelog-commit` passes messages to the writers and runs callbacks; `exclusivelog-worker`
+promotes waiters, hands topics over and releases dropped sessions. The first producer starts them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["WAKE", "Committer", "Worker"]
 
 log = logging.getLogger(__name__)
 
-IDLE_SECONDS = 60.0  # the worker is woken when there is something to do
+IDLE_SECONDS = 60.0  # the worker is woken when there is work
 JOIN_SECONDS = 60.0
 WAKE = 0  # the word of the shared words that wakes the worker
 
@@ -29,20 +29,20 @@ class Registered(Protocol):
     """The sessions of the engine."""
 
     def owning(self, number: int) -> Owning | None:
-        """How this session writes."""
+        """The writer of this session."""
 
     def all(self) -> list[Owning]:
-        """All that were granted, and not released."""
+        """All granted sessions that were not released."""
 
     def dropped(self) -> Iterable[Owning]:
-        """Take those out that were dropped."""
+        """Remove and return the dropped sessions."""
 
     def forget(self, owning: Owning) -> None:
-        """It was released."""
+        """Remove a session that was released."""
 
 
 class Running:
-    """A thread that takes one step after the other until one returns False."""
+    """A thread that repeats a step until it returns False."""
 
     def __init__(self, path: str, engine: str, name: str) -> None:
         self._path, self._engine, self._name = path, engine, name
@@ -50,7 +50,7 @@ class Running:
         self._thread: threading.Thread | None = None
 
     def start(self, step: Callable[[], bool]) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it runs."""
         with self._lock:
             if self._thread is None:
                 self._thread = self._run(step)
@@ -71,7 +71,7 @@ class Running:
 
     @property
     def is_here(self) -> bool:
-        """Is this that thread?"""
+        """Is this thread the current one?"""
         return threading.current_thread() is self._thread
 
     def join(self) -> None:
@@ -81,7 +81,7 @@ class Running:
 
 
 class Committer:
-    """Hands what producers have queued to the writers."""
+    """Passes queued messages of producers to the writers."""
 
     def __init__(self, path: str, engine: str, registry: Registered) -> None:
         self.queue = _core.CommitQueue()
@@ -89,16 +89,16 @@ class Committer:
         self._running = Running(path, engine, "exclusivelog-commit")
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it runs."""
         self._running.start(self._step)
 
     def commit(self, owning: Owning) -> None:
-        """Have what waits there handed on soon."""
+        """Have this session's waiting messages passed on soon."""
         appender = owning.appender
         if appender is None:
             return
         if self._running.is_here:
-            owning.pump(patient=False)  # a callback waits for it
+            owning.pump(patient=False)  # a callback of this thread waits for it
         else:
             self.queue.put(appender, 0.0)
 
@@ -128,14 +128,14 @@ class Pending(Protocol):
 
     @property
     def seconds(self) -> float | None:
-        """Until the next `poll`; None: no request waits."""
+        """Seconds until the next `poll`; None: no request waits."""
 
     def poll(self) -> None:
         """Promote waiters."""
 
 
 class Worker:
-    """Promotes waiters, hands topics over, and releases the sessions that were dropped."""
+    """Promotes waiters, hands topics over, and releases dropped sessions."""
 
     def __init__(
         self, path: str, engine: str, words: _core.SharedWords, registry: Registered,
@@ -147,11 +147,11 @@ class Worker:
         self._running = Running(path, engine, "exclusivelog-worker")
 
     def start(self) -> None:
-        """Begin, unless it has begun."""
+        """Start the thread, unless it runs."""
         self._running.start(self._step)
 
     def wake(self) -> None:
-        """Have it take its next step now."""
+        """Wake the thread for its next step."""
         self._words.add(WAKE, 1)
         self._words.wake(WAKE)
 
@@ -170,14 +170,15 @@ class Worker:
         return True
 
     def _release(self, owning: Owning) -> None:
-        """Its producers are gone: send what they have left, and give the topic back."""
+        """Release a dropped session: send what its producers have queued, then release the
+        topic."""
         owning.drain(self._committer.commit, CLOSE_SECONDS)
         with contextlib.suppress(ExclusiveLogError):
             owning.release(CLOSE_SECONDS)
         self._registry.forget(owning)
 
     def stop(self) -> None:
-        """Have it end."""
+        """Tell the thread to end."""
         self._stopped = True
         self.wake()
 

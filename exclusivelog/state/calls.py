@@ -1,7 +1,7 @@
-"""Background calls of a state: run in the order of their submission, acknowledged in batches.
+"""Background calls of a state: executed in the order of submission, acknowledged in batches.
 
-One thread runs the calls. A call that has appended something does not wait for its flush: the
-next one begins meanwhile, and a second thread flushes once for all that is appended by then.
+One thread executes the calls. It does not wait for the flush of what a call has appended, but
+begins the next call. A second thread flushes once for all calls that have returned by then.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ NAME = "exclusivelog-state"
 
 
 class CallFuture(Future[R]):
-    """The future of a background call, whose caller may give it up."""
+    """The future of a background call."""
 
-    given_up = False  # it need not wait for the topic
+    given_up = False  # stop waiting for the topic
 
 
 @dataclass(slots=True)
 class _Done:
-    """A call that has returned, and what must be durable before it is acknowledged."""
+    """A call that has returned, with the append that must be durable before it is acknowledged."""
 
     future: Future[Any]
     result: Any
@@ -39,12 +39,13 @@ class _Done:
 class Calls:
     """The background calls of one shared state.
 
-    `flush(pending)` returns once what a call has appended is durable, or raises.
+    `flush(pending)` returns once a call's append is durable, or raises.
     """
 
     def __init__(self, flush: Callable[[Any], None]) -> None:
         self._flush = flush
-        self._lock = threading.RLock()  # a signal handler may submit inside of `submit`
+        # Re-entrant: a signal handler may interrupt `submit` and call it.
+        self._lock = threading.RLock()
         self._jobs: deque[tuple[CallFuture[Any], Callable[[], Any]]] = deque()
         self._done: deque[_Done] = deque()
         self._working = self._flushing = False
@@ -69,8 +70,8 @@ class Calls:
         return getattr(self._here, "call", None)
 
     def defer(self, pending: Any) -> bool:
-        """Acknowledge the call that this thread runs only once `pending` is durable; False in
-        a thread that runs none."""
+        """Acknowledge the call that this thread executes only once `pending` is durable. False if
+        it executes none."""
         if self.current is None:
             return False
         self._here.pending = pending
@@ -78,7 +79,8 @@ class Calls:
 
     @property
     def idle(self) -> bool:
-        """Could a call run in another thread without overtaking one that was submitted?"""
+        """Is no submitted call pending, so that another thread may run a call without overtaking
+        one?"""
         return bool(self._threads) and not self._working
 
     def acknowledge(self, future: Any, result: Any, pending: Any) -> None:
@@ -86,7 +88,7 @@ class Calls:
         `future.set_exception(error)` if it cannot be."""
         try:
             self._finish(_Done(future, result, None, pending))
-        except RuntimeError:  # closed by another thread in between
+        except RuntimeError:  # another thread has closed it
             self._acknowledge()
 
     def close(self) -> None:
@@ -112,7 +114,7 @@ class Calls:
         done = _Done(future, None, None, None)
         try:
             done.result = call()
-        except BaseException as error:  # its caller gets it
+        except BaseException as error:  # the future raises it
             done.error = error
         finally:
             self._here.call = None
@@ -142,7 +144,8 @@ class Calls:
                 self._done.popleft()
 
     def _acknowledge_some(self, some: list[_Done]) -> None:
-        # What was appended last is flushed last. Where that fails, each call has its own outcome.
+        # Flushing the last append flushes all. If that fails, flush each call separately, for its
+        # own outcome.
         last = next((done for done in reversed(some) if done.pending is not None), None)
         all_durable = last is None or self._failure(last) is None
         for done in some:
@@ -167,5 +170,5 @@ def _set_outcome(done: _Done, failed: BaseException | None) -> None:
 
 def _one_thread() -> concurrent.futures.ThreadPoolExecutor:
     threads = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix=NAME)
-    threads.submit(int)  # starts the thread: if that fails, no call is accepted
+    threads.submit(int)  # starts the thread now, so that a failure to start it accepts no call
     return threads

@@ -1,4 +1,4 @@
-"""A map that several processes share, and its content in memory (rule I2)."""
+"""`SharedMap`: a map that several processes share, and its content in memory (rule I2)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Change(Generic[V]):
 
 
 class MapContent(_core.MapBase):
-    """A map in memory, as bytes, and what a message does to it."""
+    """A map in memory, as bytes; applies messages to it."""
 
     restores_views = True
 
@@ -78,13 +78,14 @@ class MapContent(_core.MapBase):
         self.entries = {k: v for k, v in items if k is not None and v is not None}
 
     def change(self, name: bytes, data: bytes | None) -> list[Item]:
-        """Return the message that sets a key's value, or removes it; none if it has none."""
+        """Return the messages that set a key's value, or remove it; none if there is nothing to
+        remove."""
         return [(name, data)] if data is not None or name in self.entries else []
 
     def set_if(
         self, name: bytes, data: bytes | None, expected: Any
     ) -> tuple[list[Item], tuple[bool, bytes | None]]:
-        """The same if the value is `expected`: (messages, (was it, value before))."""
+        """Return the same if the value is `expected`: (messages, (matched, value before))."""
         old = self.entries.get(name)
         made = expected is _core.ANY or old == expected
         return self.change(name, data) if made else [], (made, old)
@@ -152,7 +153,8 @@ class SharedMap(Shared, MutableMapping[K, V]):
         snapshot_every: int | None = SNAPSHOT_EVERY, timeout: float | None = None,
     ) -> None:  # fmt: skip
         self._codec: MapCodec[K, V] = MapCodec(key, value)
-        self._dump_key, self._load = self._codec.dump_key, self._codec.load  # `get` is called most
+        # Bound once, because `get` is called most often.
+        self._dump_key, self._load = self._codec.dump_key, self._codec.load
         self._content: MapContent = MapContent()
         super().__init__(topic, self._codec.kind, self._content, snapshot_every, timeout)
 
@@ -236,9 +238,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
         return None if old is None else self._load(old)
 
     def _set(self, name: bytes, data: bytes | None, expected: Any) -> tuple[bool, bytes | None]:
-        """Set the value if it is `expected` (None: no value): (was it, the value before)."""
+        """Set the value if it is `expected` (None: no value). Returns (matched, value before)."""
         found = self._set_at_once(name, data, expected, True)
-        if found is NOT_NOW:  # it has to wait, or raises
+        if found is NOT_NOW:  # the slow path: it has to wait, or raises
             return self._append(functools.partial(self._content.set_if, name, data, expected))
         made: bool
         old: bytes | None
@@ -292,7 +294,7 @@ class SharedMap(Shared, MutableMapping[K, V]):
 
         def compute() -> tuple[list[Item], Change[V]]:
             old = self._content.entries.get(name)
-            given = self._codec.unpack(old)  # an object of its own: `fn` may change it
+            given = self._codec.unpack(old)  # a new object, which `fn` may change
             new = self._codec.pack(fn(key, given) if with_key else fn(given))
             items = self._content.change(name, new)
             return items, Change(bool(items), self._codec.unpack(old), self._codec.unpack(new))
@@ -464,10 +466,9 @@ class SharedMap(Shared, MutableMapping[K, V]):
 def put_at_once(
     shared: SharedMap[Any, Any], key: Any, value: Any
 ) -> tuple[Any, Appended | None] | None:
-    """`put`, unless it would have to wait; then None, and nothing has been done. For asyncio,
-    whose loop must not wait.
+    """`put` without waiting, for asyncio. None, without any effect, if it would have to wait.
 
-    Returns the value before, and what must be durable before the call returns; None for nothing.
+    Returns (value before, append that must be durable before the call returns, or None).
     """
     codec = shared._codec
     if not (codec.never_blocks and shared._calls.idle):
@@ -481,7 +482,7 @@ def put_at_once(
 
 
 class _Items(ItemsView[K, V]):
-    """Pairs of a shared map; each iteration is over those of one moment."""
+    """Pairs of a shared map; each iteration is over a snapshot."""
 
     _mapping: SharedMap[K, V]
 
@@ -490,7 +491,7 @@ class _Items(ItemsView[K, V]):
 
 
 class _Values(ValuesView[V]):
-    """Values of a shared map; each iteration is over those of one moment."""
+    """Values of a shared map; each iteration is over a snapshot."""
 
     _mapping: SharedMap[Any, V]
 
@@ -502,8 +503,8 @@ class _Values(ValuesView[V]):
 
 
 def _checked(dumps: Callable[[Any], bytes], argument: str) -> Callable[[Any], bytes]:
-    """Return `dumps` with errors that name the argument: what is not bytes must not get into the
-    log, where no process could apply it."""
+    """Return `dumps`, checked: its result must be bytes, as no process could apply anything else.
+    Its errors name the argument."""
 
     def dump(item: Any) -> bytes:
         try:

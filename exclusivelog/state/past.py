@@ -1,8 +1,8 @@
-"""What a map was, and how it changes.
+"""Past contents of a map, and its changes.
 
-A map as it was at an offset or a time, from a snapshot, a compacted view and the log.
+`map_at` restores a map at an offset or time, from a snapshot or compacted view and the log.
 
-Watching the changes of a shared map (rule I6).
+`MapWatch` watches the changes of a map (rule I6).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _offset_at(topic: Topic, reader: Reader, when: dt.datetime) -> int:
     row = topic.engine.backend.latest(topic.id)
     reader.seek(when)
     if 0 < row.first_offset == reader.position and to_ms(when) <= row.last_publish_time:
-        raise OffsetTrimmedError(  # some of what was trimmed may have come later
+        raise OffsetTrimmedError(  # trimmed messages may have been published later than that
             f"topic {topic.name!r}: the map as of {when} cannot be restored any more: messages "
             f"before offset {row.first_offset} were trimmed"
         )

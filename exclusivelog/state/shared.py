@@ -1,16 +1,16 @@
-"""What shared states and maps have in common: their parts, and how a read and a write use them.
+"""The base of shared states and maps: replica, ownership, snapshots, reads and writes.
 
 A write makes this process the topic's exclusive owner (`Ownership`), brings the copy in memory up
-to date (`Replica`), appends, and applies what it has appended. This process stays the owner until
+to date (`Replica`), appends, and applies the appended messages. This process stays the owner until
 another one waits for the topic.
 
-Writers hold the state's lock only to compute, append and apply. They wait for the flush without
-it, so that one flush serves all that wait (rule I5), and return after it. A read that has seen
-something unflushed waits for that flush, too: no caller learns what a power cut could take.
+Writers hold the state's lock only to compute, append and apply. They wait for the flush without it,
+so that one flush serves all that wait (rule I5). A read that has seen an unflushed write waits for
+that flush, too, so that no caller sees a write that a power loss could undo.
 
 **A replica** is a copy of a topic's state in the memory of this process (rules I1, I4). It begins
-with the newest snapshot, and applies every message behind it once, in order. A message's content
-defines what it means (state.py, map.py).
+with the newest snapshot, and applies every message behind it once, in order. state.py and map.py
+define what a message does.
 
 **Ownership** of a state's topic is acquired by the first write, and kept until another process
 waits for the topic (rules B2, D8, I1). **Snapshots** are taken by a background thread (rule I4).
@@ -52,33 +52,34 @@ NEVER = (1 << 63) - 1
 
 
 class SnapshotRefused(StateError):
-    """The state cannot be restored from its snapshot as it is; none was stored."""
+    """The state would not be restored as it is from its snapshot, which was not stored."""
 
 
 class Snapshots(_core.SnapshotsBase):
     """The schedule of one state's snapshots.
 
-    - `every`: after so many messages one is due; None: never.
+    - `every`: take one after so many messages; None: never.
     - `take`: takes one, in the background thread.
     """
 
     def __init__(self, topic: str, every: int | None, take: Callable[[], object]) -> None:
         if every is not None and (not isinstance(every, int) or every < 1):
             raise ValueError(f"snapshot_every={every!r}: it takes a number of writes")
-        self.refused: SnapshotRefused | None = None  # in the background: the next call raises it
+        # Set by the background thread; the next call raises it.
+        self.refused: SnapshotRefused | None = None
         self._topic, self._every, self._take = topic, every, take
         self._newest = 0
         self.due_at = NEVER if every is None else every  # an offset
         self._thread: threading.Thread | None = None
 
     def note(self, offset: int) -> None:
-        """There is a snapshot that goes up to this offset."""
+        """Record that there is a snapshot up to this offset."""
         self._newest = max(self._newest, offset)
         if self._every is not None:
             self.due_at = self._newest + self._every
 
     def take_if_due(self, position: int) -> None:
-        """Begin one in the background, if it is due at this offset, unless one is being taken."""
+        """Start one in the background, if one is due at this offset and none is being taken."""
         if position < self.due_at or (self._thread is not None and self._thread.is_alive()):
             return
         self.note(position)
@@ -87,7 +88,7 @@ class Snapshots(_core.SnapshotsBase):
         )
         try:
             thread.start()
-        except RuntimeError as error:  # too many threads; what was written is in the log
+        except RuntimeError as error:  # too many threads; the write itself is in the log
             logs.emit(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
         else:
             self._thread = thread
@@ -101,7 +102,7 @@ class Snapshots(_core.SnapshotsBase):
             logs.emit(log, logs.NO_SNAPSHOT, topic=self._topic, reason=str(error))
 
     def close(self) -> None:
-        """Wait for the one that is being taken."""
+        """Wait for a snapshot that is being taken."""
         if self._thread is not None:
             self._thread.join(timeout=60)
 
@@ -113,7 +114,7 @@ log = logging.getLogger(__name__)
 
 
 class Content(Protocol):
-    """What a replica copies, and what a message does to it."""
+    """The content of a replica; applies messages to it."""
 
     @property
     def restores_views(self) -> bool:
@@ -126,7 +127,7 @@ class Content(Protocol):
         """Apply one message."""
 
     def to_items(self) -> list[Item]:
-        """Return a snapshot; SnapshotRefused if it would not restore the content."""
+        """Return the items of a snapshot; SnapshotRefused if they would not restore the content."""
 
     def restore(self, items: list[Item]) -> None:
         """Replace the content by that of a snapshot."""
@@ -137,8 +138,8 @@ class Replica(_core.ReplicaBase):
 
     def __init__(self, topic: Topic, content: Content, snapshots: Snapshots) -> None:
         self.content = content
-        self.position = 0  # all messages before it are applied; the reader may be elsewhere
-        self.torn = False  # was an apply interrupted? Then everything is read anew
+        self.position = 0  # all messages before it are applied; the reader's position may differ
+        self.torn = False  # was an apply interrupted? Then restore everything again
         self.failure: StateError | None = None  # a message that cannot be applied
         self._store: TopicStore = topic.engine.backend.topic_store(topic.id)
         self.words, self.word = self._store.change_counter()
@@ -155,7 +156,7 @@ class Replica(_core.ReplicaBase):
 
     def catch_up(self) -> None:
         """Apply all messages that the topic has now."""
-        seen = self.mark()  # before reading: what comes later is noticed
+        seen = self.mark()  # before reading, to notice later messages
         if self.torn:
             self._begin_anew()
         while True:
@@ -163,8 +164,8 @@ class Replica(_core.ReplicaBase):
                 self._read_on()
                 break
             except OffsetTrimmedError as error:
-                # Other processes may trim what is in a snapshot, and may do so again while this
-                # one restores it.
+                # Other processes may trim messages that a snapshot has, again and again while this
+                # one restores.
                 if not self._take_snapshot():
                     raise OffsetTrimmedError(
                         f"the state in topic {self._topic.name!r} cannot be restored: {error}; its "
@@ -179,12 +180,12 @@ class Replica(_core.ReplicaBase):
             self._apply_one(message.offset, *item_of(message))
 
     def apply_own(self, first: int, items: list[Item]) -> None:
-        """Apply what this process has just appended at `position`."""
+        """Apply the messages that this process has just appended at `position`."""
         for offset, item in enumerate(items, first):
             self._apply_one(offset, *item)
 
     def _apply_one(self, offset: int, key: bytes | None, value: bytes | None) -> None:
-        self.torn = True  # an interrupt may come before it is applied and counted
+        self.torn = True  # until it is applied and counted: an interrupt may come before
         try:
             self.content.apply(key, value)
         except Exception as error:
@@ -208,7 +209,7 @@ class Replica(_core.ReplicaBase):
         self.position = 0
 
     def _take_snapshot(self) -> bool:
-        """Restore the newest snapshot if it is ahead of `position`; was it?"""
+        """Restore the newest snapshot if it is ahead of `position`. Returns whether it was."""
         found = self._newest()
         if found is None or found[0] <= self.position:
             return False
@@ -258,24 +259,25 @@ class Ownership(_core.OwnershipBase):
     """This process's ownership of one topic.
 
     - `writing`: the lock that serialises writes; it is held to acquire or release.
-    - `prepare`: called by each new owner before its first write: it has to catch up.
+    - `prepare`: called before the first write of each new owner, to catch up.
     """
 
     def __init__(
         self, topic: Topic, writing: _core.Lock, calls: Calls, prepare: Callable[[], None]
     ) -> None:  # fmt: skip
         self.producer: Producer | None = None
-        self.asked: Producer | None = None  # to be released before the next write
-        self.checked = -1  # the ownership version as of which the topic was still ours
+        self.asked: Producer | None = None  # the producer to be released before the next write
+        self.checked = -1  # the ownership version at which this process last found itself the owner
         self._topic, self._writing, self._calls, self._prepare = topic, writing, calls, prepare
         self._engine: EngineBackend = topic.engine.backend
         self._waiting: ProducerFuture | None = None  # for the topic,
-        self._waiting_for: CallFuture[Any] | None = None  # on behalf of this background call
+        # And the background call that waits for it.
+        self._waiting_for: CallFuture[Any] | None = None
         self._since = 0.0
         self._ended = False
 
     def is_held(self) -> bool:
-        """Is this process still the owner? Then no other process has written."""
+        """Is this process still the owner, so that no other process has written?"""
         producer = self.producer
         if producer is None:
             return False
@@ -289,8 +291,8 @@ class Ownership(_core.OwnershipBase):
         return True
 
     def acquire(self, end: float | None) -> Producer:
-        """Return the producer of an owner that has seen everything its predecessors wrote; wait
-        for the topic until `end` (monotonic; None: for ever)."""
+        """Become the owner and catch up; returns the producer. Waits for the topic until `end`
+        (monotonic clock; None: for ever)."""
         asked, self.asked = self.asked, None
         if asked is not None:
             self._give_back(asked)
@@ -309,7 +311,7 @@ class Ownership(_core.OwnershipBase):
     def _await_producer(self, end: float | None) -> Producer:
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())
-            # Set first: the cancel of an earlier call must not end the wait of this one.
+            # Set before the wait: a late cancel of an earlier call must not end it.
             self._waiting_for = call = self._calls.current
             self._waiting = future = self._topic.producer_async(
                 "wait_for_exclusive", timeout=left, follow=False, on_fenced=self._lost,
@@ -319,7 +321,8 @@ class Ownership(_core.OwnershipBase):
                 if self._ended or (call is not None and call.given_up):
                     future.cancel()  # `end` or `give_up` may have run before `_waiting` was set
                 return future.result()
-            except ProducerFencedError:  # by a producer that fences instead of waiting: queue again
+            except ProducerFencedError:
+                # Another producer has fenced this one instead of waiting: queue again.
                 continue
             except concurrent.futures.CancelledError:
                 if self._ended:
@@ -345,17 +348,17 @@ class Ownership(_core.OwnershipBase):
     # ---- called in threads of their own --------------------------------------------------
 
     def _lost(self, producer: Producer, error: ProducerFencedError) -> None:
-        """Another process owns the topic: reads must look for what it writes."""
+        """Note that another process owns the topic, so that reads catch up with its writes."""
         with self._writing:
             if self.producer is producer:
                 self.release()
 
     def _wanted(self, producer: Producer) -> None:
-        """Another process waits for the topic."""
+        """Note that another process waits for the topic."""
         left = self._since + TENURE_SECONDS - time.monotonic()
         if 0 < left <= TENURE_SECONDS:
             time.sleep(left)
-        self.asked = producer  # the next write releases it, if it comes before this thread
+        self.asked = producer  # a write that comes before this thread releases it
         with self._writing:
             self._give_back(producer)
             if self.asked is producer:
@@ -364,14 +367,14 @@ class Ownership(_core.OwnershipBase):
     # ---- cancelling ----------------------------------------------------------------------
 
     def give_up(self, call: CallFuture[Any]) -> None:
-        """Stop waiting for the topic if that is on behalf of this call, now or later."""
+        """Stop waiting for the topic on behalf of this call, now or later."""
         call.given_up = True
         waiting = self._waiting
         if waiting is not None and self._waiting_for is call:
             waiting.cancel()
 
     def end(self) -> None:
-        """Stop waiting, and wait no more: EngineClosedError."""
+        """End any wait with EngineClosedError, now and later."""
         self._ended = True
         waiting = self._waiting
         if waiting is not None and not self._engine.closed:
@@ -379,7 +382,7 @@ class Ownership(_core.OwnershipBase):
 
 
 def closed_error(topic: str) -> EngineClosedError:
-    """The error of a call of a state that is closed."""
+    """The error of a call after the state was closed."""
     return EngineClosedError(f"this state of topic {topic!r} is closed; open it again")
 
 
@@ -451,12 +454,12 @@ class Shared(_core.SharedBase, Closing):
         self._kind_is_known = self._store.check_kind(kind)
         replica = Replica(topic, content, self._snapshots)
         replica.catch_up()
-        self._replica = replica  # last: now it may be called
+        self._replica = replica  # set last: from now on the state may be called
 
     # ---- may it be called? ---------------------------------------------------------------
 
     def _check(self) -> None:
-        """Raise unless it can be used, and by this thread."""
+        """Raise unless the state can be used by this thread."""
         if self._usable():
             return
         self._check_usable()
@@ -468,7 +471,7 @@ class Shared(_core.SharedBase, Closing):
         return self._writing.held_here() or self._lock.held_here()
 
     def _check_usable(self) -> None:
-        # Without a lock: in a forked child, no thread would ever release it.
+        # Takes no lock: in a forked child, it may never be released.
         self._check_open()
         self._replica.check()
         self._check_outside()
@@ -502,7 +505,7 @@ class Shared(_core.SharedBase, Closing):
         return result
 
     def _freshen(self, latest: bool) -> None:
-        """Before a read: catch up, unless there can be nothing new."""
+        """Catch up before a read, unless there can be no new messages."""
         replica, ownership = self._replica, self._ownership
         if latest:
             if replica.torn or not ownership.is_held() or self._engine.latest_needs_log:
@@ -512,7 +515,7 @@ class Shared(_core.SharedBase, Closing):
             self._catch_up()
 
     def _catch_up(self) -> None:
-        if self._unflushed is not None:  # the reader does not see it yet
+        if self._unflushed is not None:  # the reader does not see it before its flush
             self._flush(self._unflushed)
         self._replica.catch_up()
 
@@ -521,8 +524,9 @@ class Shared(_core.SharedBase, Closing):
     def _append(
         self, compute: Callable[[], tuple[list[Item], R]], then: Callable[[], R] | None = None
     ) -> R:
-        """Become the owner, and append what `compute` makes of the newest content: (messages,
-        result). `then()`, before anything else changes the content, gives the result instead."""
+        """Become the owner, call `compute` on the newest content, and append the messages that it
+        returns: (messages, result). If given, `then()` computes the result after the messages are
+        applied."""
         self._check()
         write = Write(compute, then)
         try:
@@ -543,7 +547,7 @@ class Shared(_core.SharedBase, Closing):
                         self._write(producer, write)
 
     def _prepare_to_write(self) -> None:
-        """As a new owner, before the first write."""
+        """Catch up, before the first write of a new owner."""
         if not self._kind_is_known:
             self._store.record_kind(self._kind)
             self._kind_is_known = True
@@ -551,9 +555,11 @@ class Shared(_core.SharedBase, Closing):
             self._catch_up()
 
     def _write(self, producer: Producer, write: Write[Any]) -> None:
-        """Compute, append and apply; `write.done` stays False if the topic was lost before."""
+        """Compute, append and apply; `write.done` stays False if the topic was lost before the
+        append."""
         self._replica.check()
-        write.appended = self._unflushed  # if it appends nothing, its result depends on that
+        # A write that appends nothing depends on what is unflushed.
+        write.appended = self._unflushed
         self._inside = threading.get_ident()
         try:
             items, write.result = write.compute()
@@ -582,7 +588,7 @@ class Shared(_core.SharedBase, Closing):
             error.maybe_written = True  # it is
             raise
         except BaseException:
-            # How far it came is unknown: the next owner reads it from the log.
+            # It is unknown how much was applied: the next owner reads it from the log.
             self._ownership.release()
             raise
         return True
@@ -596,7 +602,7 @@ class Shared(_core.SharedBase, Closing):
     # ---- durability ----------------------------------------------------------------------
 
     def _settle(self, appended: Appended) -> None:
-        """Return once this is durable; in a background call, leave that to its acknowledgement."""
+        """Return once this is durable. In a background call, its acknowledgement waits instead."""
         if not self._calls.defer(appended):
             self._flush(appended)
 
@@ -604,7 +610,7 @@ class Shared(_core.SharedBase, Closing):
         try:
             appended.await_flush()
         except Exception:
-            # It may be in the log, or not: the content is read anew from there.
+            # It is unknown whether the append is in the log: restore the content from the log.
             with self._lock:
                 self._unflushed = None
                 self._replica.torn = True
@@ -628,7 +634,7 @@ class Shared(_core.SharedBase, Closing):
             offset, items = self._replica.position, self._replica.content.to_items()
             seen = self._unflushed
         if seen is not None:
-            self._flush(seen)  # a snapshot must not go beyond what is durable
+            self._flush(seen)  # a snapshot must not contain unflushed writes
         self._engine.snapshot(self.topic.id, offset, items)
         self._snapshots.note(offset)
         return offset
@@ -659,7 +665,7 @@ class Shared(_core.SharedBase, Closing):
             with threads.needed(self._engine.path):
                 return self._calls.submit(functools.partial(call, *args, **kwargs))
         except (RuntimeError, LedgerError):
-            if self._closing:  # by another thread in between
+            if self._closing:  # another thread has closed it
                 raise closed_error(self.topic.name) from None
             raise
 
@@ -675,8 +681,8 @@ class Shared(_core.SharedBase, Closing):
         EngineClosedError. Raises RuntimeError inside one of the state's own functions."""
         if self._engine.forked:
             return
-        self._check_outside()  # it would wait for calls that wait for this one
-        if self._busy_here:  # a signal handler calls it, or a finalizer
+        self._check_outside()  # it would deadlock: calls that it waits for wait for this one
+        if self._busy_here:  # a signal handler or a finalizer calls it
             self._engine.callbacks.call_later(self.close)
             return
         self._closing = True  # no call is submitted from now on

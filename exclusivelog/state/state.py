@@ -1,4 +1,4 @@
-"""State that several processes share: its write-ahead log is a topic (rules I1-I7).
+"""`SharedState`: a state that several processes share, with a topic as its log (rules I1-I7).
 
 Each process has the state in its own memory, and brings it up to date from the topic. A process
 that writes is the topic's exclusive owner meanwhile, and stays it until another one requests it.
@@ -43,11 +43,11 @@ R = TypeVar("R")
 
 Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any]]
 
-OWN, EXACT = b"own", b"exact"  # the codec of a snapshot; None: that of the operations
+OWN, EXACT = b"own", b"exact"  # the codec mark of a snapshot; None: the operations' codec
 
 
 class StateContent(Generic[S, Op]):
-    """A state in memory, and what a message does to it."""
+    """A state in memory; applies messages to it."""
 
     restores_views = False
 

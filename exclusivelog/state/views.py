@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from types import TracebackType
 from typing import Any, Self
 
-# Exactly these types, not their subclasses: their objects are immutable.
+# Exactly these types, because objects of subclasses may be mutable.
 PLAIN = frozenset({
     bool, bytes, complex, decimal.Decimal, dt.date, dt.datetime, dt.time, dt.timedelta, float, int,
     range, str, type(None), uuid.UUID,
@@ -32,7 +32,8 @@ PLAIN = frozenset({
 
 
 class Scope:
-    """Views are valid inside its `with`. `copy` copies objects without a view (None: nothing)."""
+    """The time for which views are valid: its `with` block. `copy` copies objects without a
+    view."""
 
     __slots__ = ("copy", "over")
 
@@ -196,7 +197,7 @@ def difference(a: Any, b: Any, path: str = "state") -> str | None:
         return _first(difference(x, y, f"{path}[{i}]") for i, (x, y) in pairs)
     if isinstance(a, (set, frozenset)):
         return _dict_difference(dict.fromkeys(a), dict.fromkeys(b), path)
-    if a == b or (a != a and b != b):  # the latter: both are NaN
+    if a == b or (a != a and b != b):  # the second case: both are NaN
         return None
     return f"{path} is {_described(a)}, and comes back as {_described(b)}, which is not equal"
 
