@@ -5,25 +5,25 @@ The parts are in `_native/`, each with one subject:
 
 | part | subject |
 |---|---|
-| `checksum`, `layout` | CRC-32C; the footer of an entry, and how its sections and blocks are found |
-| `columns`, `encode` | messages become a sealed entry, which is given its place later |
-| `compression` | an entry that is compressed where it is stored |
-| `entry`, `message`, `cursor` | entries, messages that are decoded when asked for, reading in order |
-| `values` | reading in order without a message: values alone |
-| `pack` | many small entries become few large ones |
+| `checksum`, `layout` | CRC-32C; the footer of an entry, and finding its sections and blocks |
+| `columns`, `encode` | encoding messages as an entry that has no offset yet |
+| `compression` | compressed entries |
+| `entry`, `message`, `cursor` | entries, messages that are decoded on demand, reading in order |
+| `values` | reading values in order, without making messages |
+| `pack` | packing many small entries into few large ones |
 | `shared`, `guard`, `fork` | shared memory: atomics, futexes, liveness; SIGBUS; forked children |
-| `figures` | what the processes of a ledger count together |
-| `lock`, `section` | a lock of threads; transactions that an interrupt cannot leave half entered |
-| `frames`, `tails` | frames of the journal as they are read; what each topic's next message follows |
-| `journal`, `append`, `flush` | the shared header; the critical section; the flush that all share |
-| `checkpoint`, `merge`, `fresh` | the journal's frames by topic; the rows of the tables that they change; packed for a reader |
-| `batch`, `receipt`, `appender`, `commit_queue` | messages on their way into the log |
-| `group` | the commit of a queue: many producers, one write |
+| `figures` | counters shared by the processes of a ledger |
+| `lock`, `section` | a lock of threads; transactions that are safe against interrupts |
+| `frames`, `tails` | reading frames of the journal; the last offset and time of each topic |
+| `journal`, `append`, `flush` | the shared header; the critical section; the shared flush |
+| `checkpoint`, `merge`, `fresh` | the journal's frames by topic; the table rows that they change; frames packed for a reader |
+| `batch`, `receipt`, `appender`, `commit_queue` | messages that are being sent |
+| `group` | group commit: many producers, one write |
 | `replica` | get and put of a shared map |
-| `queue`, `rows` | which waiter is next; the topic row that a writer is compared with |
+| `queue`, `rows` | selecting the next waiter; the topic row and the fencing check |
 | `*.h` | the C below: the sections and blocks of an entry, CRC-32C, futexes, liveness, the journal, LZ4 ahead of readers, SIGBUS |
 
-Nothing here knows about files, tables or policy.
+It knows nothing of the directory, the tables or policies.
 """
 
 cimport cython

@@ -1,8 +1,8 @@
-/* LZ4 chunks of a compressed entry, decompressed where they are needed, without a copy: by the reader,
-   and ahead of it by one thread of this process.
+/* Decompresses LZ4 chunks of an entry without a copy: in the reader's thread and, ahead of it, in one
+   thread of this process.
 
-   The function is that of the system's liblz4. Each chunk is taken once, by the reader or by the thread.
-   The thread works on one entry at a time; a reader that finds it at work elsewhere goes without it. */
+   It uses the system's liblz4. Each chunk is decompressed once, by the reader or by the thread. The
+   thread works on one entry at a time; meanwhile other readers do without it. */
 #ifndef EXCLUSIVELOG_AHEAD_H
 #define EXCLUSIVELOG_AHEAD_H
 
@@ -15,7 +15,7 @@
 #include <signal.h>
 
 #define XA_LIBRARY "liblz4.so.1"
-#define XA_MOST ((size_t)16)    /* chunks that are decompressed before the reader needs them */
+#define XA_MOST ((size_t)16)    /* chunks that are decompressed ahead of the reader */
 
 enum { XA_FREE, XA_TAKEN, XA_MADE, XA_FAILED };
 
@@ -33,7 +33,7 @@ typedef struct {
 
 static xa_function xa_decompress;
 static uintptr_t xa_slot;       /* the job that waits for the thread; + 1: it is at work on it */
-static uint32_t xa_bell;        /* counts jobs: the thread sleeps on it */
+static uint32_t xa_wake_ups;        /* counts jobs: the thread sleeps on it */
 static pid_t xa_pid;            /* the process that has the thread; a forked child has none */
 
 /* Find the function; 0 if this system has no such library. */
@@ -56,7 +56,7 @@ static inline int xa_make(const xa_job *job, size_t number) {
         == (int)place->decompressed;
 }
 
-/* Make the chunk unless another thread has it; XA_TAKEN: one is at work on it. */
+/* Decompress the chunk, unless another thread has; XA_TAKEN: another thread is at work on it. */
 static inline uint32_t xa_try(xa_job *job, size_t number) {
     uint32_t *state = &job->states[number];
     if (xl_swap(state, XA_FREE, XA_TAKEN))
@@ -64,7 +64,7 @@ static inline uint32_t xa_try(xa_job *job, size_t number) {
     return xl_load(state);
 }
 
-/* Sleeping costs more than a chunk: look again until the thread has made it. */
+/* Spin until the thread has made it: sleeping costs more than a chunk. */
 static inline uint32_t xa_await(xa_job *job, size_t number) {
     uint32_t state;
     while ((state = xl_load(&job->states[number])) == XA_TAKEN)
@@ -74,12 +74,12 @@ static inline uint32_t xa_await(xa_job *job, size_t number) {
 
 static inline void *xa_work(void *nothing) {
     for (;;) {
-        const uint32_t seen = xl_load(&xa_bell);
+        const uint32_t seen = xl_load(&xa_wake_ups);
         uintptr_t slot = __atomic_load_n(&xa_slot, __ATOMIC_ACQUIRE);
-        /* Only what is at work on a job may look into it: its reader may withdraw it. */
+        /* Only a thread at work on a job may read it, because its reader may withdraw it. */
         if (slot == 0 || !__atomic_compare_exchange_n(&xa_slot, &slot, slot + 1, 0,
                                                       __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) {
-            xl_wait(&xa_bell, seen, -1);
+            xl_wait(&xa_wake_ups, seen, -1);
             continue;
         }
         xa_job *job = (xa_job *)slot;
@@ -108,8 +108,8 @@ static inline int xa_start(void) {
     return !failed;
 }
 
-/* Have the thread make chunks first to end - 1. Callers exclude one another. `job` stays where it is,
-   and with it all that it names, until xa_withdraw. */
+/* Have the thread decompress chunks first to end - 1. Callers exclude one another. `job`, and all that
+   it refers to, must stay in place until xa_withdraw. */
 static inline void xa_request(xa_job *job, size_t first, size_t end) {
     uintptr_t none = 0;
     if (xa_pid != getpid()) {
@@ -121,11 +121,11 @@ static inline void xa_request(xa_job *job, size_t first, size_t end) {
     job->first = first, job->end = end, job->stop = 0;
     if (!__atomic_compare_exchange_n(&xa_slot, &none, (uintptr_t)job, 0, __ATOMIC_ACQ_REL,
                                      __ATOMIC_ACQUIRE)) return;
-    xl_add(&xa_bell, 1);
-    syscall(SYS_futex, &xa_bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+    xl_add(&xa_wake_ups, 1);
+    syscall(SYS_futex, &xa_wake_ups, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-/* The thread is at work on this job no more. */
+/* Wait until the thread does not work on this job any more. */
 static inline void xa_withdraw(xa_job *job) {
     uintptr_t waiting = (uintptr_t)job;
     if (xa_pid != getpid()) return;

@@ -13,21 +13,21 @@ cdef extern from "<errno.h>":
     int EFBIG
 
 
-# What comes of an attempt to append.
+# The outcomes of an attempt to append.
 cpdef enum Outcome:
     PLACED = 0
-    QUEUED = 1      # the producer has messages waiting: this one must stand behind them
-    STALE = 2       # who may write must be read in the tables
-    FULL = 3        # a checkpoint has to make room
-    DUPLICATE = 4   # the sequence id is used up
+    QUEUED = 1      # earlier messages of the producer wait: this one must be queued
+    STALE = 2       # the tables must be read: ownership may have changed
+    FULL = 3        # a checkpoint must make room
+    DUPLICATE = 4   # the sequence id is not above the last one
     BROKEN = 5      # a write or flush has failed, here or elsewhere; or the directory is lost
     NO_ROOM = 6     # the disk is full: nothing was written
-    HELD_HERE = 7   # this thread is inside a change of ownership
-    LOST = 8        # it was written, and the flush has failed
+    HELD_HERE = 7   # this thread holds the mutex already
+    LOST = 8        # it was written, but the flush has failed
     CLOSED = 9      # the ledger was closed here
 
 
-# One atomic append: all of its pieces, one behind the other, or none.
+# One atomic append: all of its pieces, in order, or none.
 cdef struct Placing:
     uint64_t topic
     uint64_t epoch
@@ -51,7 +51,7 @@ cdef struct Placing:
 
 
 cdef void _catch_up(Journal journal) noexcept nogil:
-    """Under the mutex: what other processes have appended since."""
+    """Read the frames that other processes have appended since, into `tails`. Under the mutex."""
     cdef uint64_t position = journal.seen
     cdef uint64_t stop = journal.shared.tail
     cdef Found found
@@ -84,15 +84,15 @@ cdef bint _may_learn(Journal journal, uint64_t at, uint64_t generation,
 
 
 cdef bint _learn(Journal journal, const Tail* fresh, Py_ssize_t n, uint64_t at) noexcept nogil:
-    """Under the mutex: what the tables say of these topics, and what the journal has behind it.
-    False if there is no memory."""
+    """Load the ends of these topics into `tails`, from the tables and the journal's later frames.
+    Under the mutex. False if there is no memory."""
     cdef uint64_t stop = journal.shared.tail
     cdef uint64_t position = at
     cdef Found found
     cdef Tail* tail
     cdef Py_ssize_t i
     _catch_up(journal)
-    for i in range(n):  # all or none: one that is known must not lack what the journal has
+    for i in range(n):  # all or none: a known topic must include all of the journal's frames
         if _make_tail(&journal.tails, fresh[i].topic) == NULL:
             return False
     for i in range(n):
@@ -110,15 +110,15 @@ cdef bint _learn(Journal journal, const Tail* fresh, Py_ssize_t n, uint64_t at) 
 
 
 cdef int _stopped(Journal journal) noexcept nogil:
-    """Why nothing may be appended: an errno, or 0."""
+    """The errno with which appends are refused, or 0."""
     if journal._lost():
         return EIO
     return xl_load(&journal.gone) or xl_load(&journal.shared.failed)
 
 
 cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
-    """May this be appended now (rule B2)? Under the mutex. Gives it its sequence id, and finds what
-    it follows."""
+    """May this be appended now (rule B2)? Sets its sequence id, and finds the topic's end. Under
+    the mutex."""
     journal.compared += 1
     if journal.shared.generation != journal.generation or journal.shared.version != p.version:
         return STALE
@@ -138,7 +138,7 @@ cdef int _judge(Journal journal, Placing* p, Tail** tail) noexcept nogil:
 
 
 cdef int _place(Journal journal, Placing* p) noexcept nogil:
-    """The critical section (rule B2): the mutex is held."""
+    """The critical section (rule B2). Under the mutex."""
     cdef xj_header* header = journal.shared
     cdef Tail* tail
     cdef uint64_t before = header.tail
@@ -183,7 +183,8 @@ cdef int _place(Journal journal, Placing* p) noexcept nogil:
 
 
 cdef bint _wants_checkpoint(Journal journal, uint64_t before, uint64_t end) noexcept nogil:
-    """Is a checkpoint due soon, now that the tail has moved from `before` to `end`?"""
+    """Has the backlog crossed a threshold for a checkpoint, as the tail moved from `before` to
+    `end`?"""
     cdef uint64_t applied = xl_load64(&journal.shared.applied)
     return before == applied or (
         before - applied < journal.ring.capacity / 2 <= end - applied)
@@ -194,7 +195,7 @@ cdef int _refused(Journal journal, Placing* p) noexcept nogil:
     # of a run are ahead of it. With another version each append reads the tables first.
     xl_store64(&journal.shared.version, journal.shared.version + 1)
     if xl_load(&journal.gone):
-        return BROKEN       # here alone: others have the file
+        return BROKEN       # only here: other processes have the file
     if p.error == ENOSPC or p.error == EDQUOT or p.error == EFBIG:
         return NO_ROOM
     xl_swap(&journal.shared.failed, 0, p.error)
@@ -202,7 +203,7 @@ cdef int _refused(Journal journal, Placing* p) noexcept nogil:
 
 
 cdef uint64_t _start_of(Journal journal, uint64_t position, size_t entry) noexcept nogil:
-    # A frame does not go around the end of the file.
+    # A frame does not wrap around the end of the file.
     cdef uint64_t left = _left(&journal.ring, position)
     return position if _frame_bytes(entry) <= left else position + left
 
@@ -283,8 +284,8 @@ cdef bint _may_be_overwritten(Journal journal, uint64_t position) noexcept nogil
 
 
 cdef int _append(Journal journal, Placing* p) except -1:
-    """Append, or return why not. The GIL is released to wait, and for system calls; it is not
-    needed again before all is over, flush included."""
+    """Append, or return another outcome. Releases the GIL for waits and system calls, and takes it
+    again at the end, after the flush."""
     cdef int failed
     cdef int outcome = BROKEN
     if journal.ring.memory == NULL:

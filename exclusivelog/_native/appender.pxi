@@ -1,14 +1,14 @@
-# What one producer sends: directly into the journal, or queued as batches.
+# `Appender`: a producer's sends, directly into the journal or queued as batches.
 
 cdef object _anew(object error):
-    """An error that is kept, and raised by each call: with the traceback of this call alone."""
+    """A stored error that every call raises, without the tracebacks of earlier calls."""
     error.__traceback__ = None
     return error
 
 
 @cython.final
 cdef class Appender:
-    """What one producer has sent, in order, and what of it is not committed yet.
+    """Sends of one producer, in order; has those that are not committed yet.
 
     Every method runs under the GIL from start to end, which makes it atomic among threads.
     """
@@ -21,18 +21,18 @@ cdef class Appender:
     cdef Py_ssize_t max_messages
     cdef size_t max_bytes
     cdef Batch current      # the newest one
-    cdef list older         # those before it, in order; None: there are none. A commit takes the
-                            # oldest ones
+    # Earlier ones, in order; None: there are none. A commit takes the oldest ones.
+    cdef list older
     cdef readonly object error
-    cdef bint paused        # `error` is for now only
+    cdef bint paused        # `error` is temporary
     cdef readonly object session
     cdef CommitQueue commit_queue
-    cdef Finalizer finalizer        # the producer is not gone as long as its messages wait
+    cdef Finalizer finalizer        # keeps the session while messages wait
     cdef int64_t linger
     cdef int generation
     cdef bint listed        # on the commit queue
-    cdef bint timed         # ... and the commit queue knows by when
-    cdef bint offered       # to a commit that has not called `take` yet
+    cdef bint timed         # ... with a time limit
+    cdef bint offered       # taken by a commit that has not called `take` yet
     cdef Journal journal
     cdef SharedWords words
     cdef Py_ssize_t topic_word
@@ -42,9 +42,9 @@ cdef class Appender:
     cdef uint64_t version   # of the journal's header when the session was last checked
     cdef bint alone
     cdef bint durable
-    cdef int sending        # threads that append right now, past the queue
+    cdef int sending        # threads that are appending past the queue
     cdef readonly uint64_t sent             # messages that were appended, by this object
-    cdef int queueing       # threads that wait for those: no other thread may pass them
+    cdef int queueing       # threads that wait for those, and that no other thread may overtake
 
     def __cinit__(self, bytes name not None, int64_t last_sequence, Py_ssize_t max_messages,
                   size_t max_bytes, object session=None, CommitQueue commit_queue=None, double linger=0.0,
@@ -71,8 +71,8 @@ cdef class Appender:
         words.wide(topic_word + 8)  # it must fit
 
     def looked_up(self, uint64_t version, int64_t sequence):
-        """The session was valid when the journal had this version, and the tables had this
-        sequence id of it."""
+        """Record that the session was valid at this version of the journal, with this last sequence
+        id."""
         self.version = version
         self.durable_sequence = max(self.durable_sequence, sequence)
 
@@ -83,21 +83,21 @@ cdef class Appender:
         return self.older is not None and PyList_GET_SIZE(self.older) > 0
 
     cdef bint _has_taken(self):
-        """Is there a batch that a commit has taken, and that has no outcome yet?"""
+        """Has a commit taken a batch that has no outcome yet?"""
         if self._has_older():
             return (<Batch>self.older[0]).taken
         return self.current is not None and self.current.taken
 
     def send(self, bytes value, bytes key=None, bytes properties=None, object event_time=None,
              object sequence=None):
-        """Append one message now; its offset, or a negative `Outcome`: why not."""
+        """Append one message now; returns its offset, or a negative `Outcome`."""
         cdef Piece piece
         cdef SealedEntry sealed = _seal_one(value, key, properties, event_time, self.name)
         sealed.describe(&piece)
         return self._send(&piece, 1, 1, -1 if sequence is None else sequence)
 
     def send_batch(self, Batch batch not None, object sequence=None):
-        """Append a batch now, which must be small; the first offset, or as `send`."""
+        """Append a small batch now; returns its first offset, or a negative `Outcome`."""
         return self._send_pieces(batch, -1 if sequence is None else sequence)
 
     cdef _send_pieces(self, Batch batch, int64_t sequence):
@@ -134,7 +134,7 @@ cdef class Appender:
             outcome = _append(self.journal, placing)
         finally:
             self.sending -= 1
-        if outcome == DUPLICATE:  # a send whose outcome was unknown had come through
+        if outcome == DUPLICATE:  # a send whose outcome was unknown is in the log
             self.last_sequence = max(self.last_sequence, self.durable_sequence)
         if outcome == PLACED:
             self.durable_sequence = self.last_sequence
@@ -142,9 +142,9 @@ cdef class Appender:
         return outcome
 
     def append(self, bytes value, bytes key=None, bytes properties=None):
-        """Append one message now, and do not wait for its flush: (offset, position, generation),
-        the last two for `Journal.flush_to`; or a negative `Outcome`: why not. The
-        caller wakes the readers by `announce` once it is flushed."""
+        """Append one message now, without waiting for its flush. Returns (offset, position,
+        generation), the last two for `Journal.flush_to`, or a negative `Outcome`. The caller calls
+        `announce` after the flush."""
         cdef Piece piece
         cdef SealedEntry sealed = _seal_one(value, key, properties, None, self.name)
         sealed.describe(&piece)
@@ -201,7 +201,7 @@ cdef class Appender:
 
     @property
     def stale(self):
-        """May who may write have changed since its session was last looked up?"""
+        """May ownership have changed since its session was last looked up?"""
         return (self.journal is not None
                 and self.version != xl_load64(&self.journal.shared.version))
 
@@ -254,7 +254,7 @@ cdef class Appender:
             if not batch._skips(number):
                 break
             batch._make_sequences()
-        # From here on no other thread comes between.
+        # No other thread runs from here on.
         batch._add(value, key, properties, event_time, number)
         batch.nbytes += size
         self.last_sequence = number
@@ -274,21 +274,21 @@ cdef class Appender:
         return batch.count >= self.max_messages or batch.nbytes >= self.max_bytes
 
     cdef _let_them_send(self):
-        # They are in the critical section, or about to be, and have no need of the GIL there.
+        # They are in the critical section, or about to enter it, and do not need the GIL.
         with nogil:
             usleep(20)
         PyErr_CheckSignals()
 
     cdef _put_on_the_commit_queue(self, bint later):
         if not later:
-            self.commit_queue.enlist(self)  # a commit may have taken it off meanwhile
-        elif self._has_full():  # linger need not hold it back
+            self.commit_queue.enlist(self)  # a commit may have removed it meanwhile
+        elif self._has_full():  # then it need not wait for `linger`
             self.commit_queue.put_down(self, 0)
         elif not self.timed:
             self.commit_queue.put_down(self, self.linger)
 
     cdef bint _has_full(self):
-        """Is there a batch that takes no more messages, and waits for a commit?"""
+        """Does a full batch wait for a commit?"""
         return self._has_older() and not (
             <Batch>self.older[PyList_GET_SIZE(self.older) - 1]).taken
 
@@ -310,7 +310,7 @@ cdef class Appender:
 
     def make_batch(self, Strings values not None, Strings keys, Strings properties,
                    list event_times):
-        """Messages that enter the log together, however many they are."""
+        """Make a batch of messages that enter the log together."""
         cdef Py_ssize_t start = 0
         cdef Py_ssize_t stop
         cdef SealedEntry sealed
@@ -347,8 +347,8 @@ cdef class Appender:
     cdef _add_batch(self, Batch batch, object sequence):
         cdef int64_t number
         self._make_older()
-        # The sum of a large entry is taken without the GIL: only now, with the batch ready,
-        # may it be given a number.
+        # Number it only now, when the batch is ready: the checksum of a large entry is computed
+        # without the GIL.
         if self.error is not None:
             raise _anew(self.error)
         number = self.last_sequence + 1 if sequence is None else sequence
@@ -363,14 +363,15 @@ cdef class Appender:
             self.commit_queue.enlist(self)
         if self.current is not None:
             self._seal()
-        self.older.append(batch)  # the last that needs memory: it is queued, or the call fails
+        self.older.append(batch)  # the last allocation: either this fails, or the batch is queued
         self.last_sequence = batch.last_sequence
         self.pending_bytes += batch.nbytes
         self.pending_messages += batch.count
         return receipt
 
     def holds(self, size_t most):
-        """Do that many bytes wait? Needs no memory, as a number would: what is queued is queued."""
+        """Do that many bytes wait? Allocates nothing, so that it cannot fail after the message was
+        queued."""
         return self.pending_bytes >= most
 
     def newest(self):
@@ -399,7 +400,7 @@ cdef class Appender:
         self.current = None
 
     cdef _shut_current(self):
-        """The newest batch takes no more messages."""
+        """Close the newest batch for more messages."""
         if self.current is not None:
             if self.current.count:
                 self.current.shut = True
@@ -407,9 +408,9 @@ cdef class Appender:
                 self.current = None
 
     cdef list _shut_all(self):
-        """All batches, in order; none of them takes more messages. Encoding one may give other
-        threads their turn, which add batches of their own: they are not in this list."""
-        cdef list batches = []  # made first: no other thread comes between the next lines
+        """Close and encode all batches; returns them in order. Batches that other threads add
+        meanwhile are not in the list."""
+        cdef list batches = []  # made first, so that no other thread runs between the next lines
         self._shut_current()
         if self.older is not None:
             batches.extend(self.older)
@@ -420,8 +421,8 @@ cdef class Appender:
     def take(self):
         """All batches that wait, encoded, in order. They count as pending until `settle`.
 
-        A second call before `settle` gives the same ones and what has come since: what a
-        commit that was cut short has placed in the journal is still to be flushed.
+        A second call before `settle` returns the same ones and later ones, because batches that an
+        interrupted commit has placed in the journal are still to be flushed.
         """
         cdef Batch batch
         cdef list taken = self._shut_all()
@@ -434,15 +435,15 @@ cdef class Appender:
         return taken
 
     def settle(self, list placed not None, object error=None, bint final=False, durable=None):
-        """Give batches their outcome: `placed`, (batch, base offset) pairs, are in the log and
-        durable; with an `error` everything else fails with it, unless it has come since.
+        """Settle batches: `placed`, (batch, base offset) pairs, are in the log and durable. With an
+        `error`, all others that were taken fail.
 
-        - `final`: whatever is added later fails, too.
-        - `durable`: the last sequence id that the ledger knows, where that is in question.
+        - `final`: later messages fail, too.
+        - `durable`: the last sequence id in the ledger, if it may differ.
 
-        Later messages must not overtake failed ones: what was queued behind them fails with
-        them, and counting goes on from the last message known to be in the log. All of it is
-        so before the first waiter is notified.
+        Later messages must not overtake failed ones: those that were queued behind them fail, too,
+        and sequence ids continue from the last message in the log. This is done before any waiter
+        is notified.
         """
         cdef Batch batch
         cdef list settled = []
@@ -456,8 +457,8 @@ cdef class Appender:
         self._settle(settled, rest, error, durable)
 
     cdef _settle(self, list settled, list rest, object error, object durable):
-        """Give the batches that `ends` says, or with an error all of them, their outcome. `settled`
-        and `rest` are empty: the caller made them, and has let other threads run before."""
+        """Settle the batches marked by `ends`, or with an error all of them. The caller has made
+        the empty lists `settled` and `rest`, because allocations may let other threads run."""
         cdef Batch batch
         cdef Batch newest
         if error is not None:
@@ -469,7 +470,7 @@ cdef class Appender:
         if newest is not None and (newest.ends or error is not None):
             settled.append(newest)
             newest = None
-        # Whatever needs memory has it by now: from here on nothing fails half-way.
+        # All memory is allocated by now, so that nothing can fail half-way.
         self.older = rest if PyList_GET_SIZE(rest) else None
         self.current = newest
         for batch in settled:
@@ -482,7 +483,7 @@ cdef class Appender:
             batch._finish()
 
     cdef _settle_placed(self):
-        """Everything that a commit has placed is in the log, and durable."""
+        """Settle all batches that a commit has placed, which are durable now."""
         cdef Batch batch = self.current
         cdef list settled, rest
         if not self._has_older() and batch is not None and batch.ends:
@@ -505,30 +506,31 @@ cdef class Appender:
             batch.state = FAILED
 
     def await_sends(self):
-        """Wait for threads that append now, past the queue."""
+        """Wait for threads that are appending past the queue."""
         while self.sending:
             self._let_them_send()
 
     def advance(self, int64_t sequence):
-        """The log has messages up to this sequence id that did not come from here."""
+        """Note that the log has this sequence id, from another appender."""
         self.durable_sequence = max(self.durable_sequence, sequence)
         self.last_sequence = max(self.last_sequence, sequence)
 
     def close_with(self, error not None):
-        """Take no more messages; the error of the first call counts, and is returned."""
+        """Take no more messages. Returns the error that later calls raise, that of the first
+        `close_with`."""
         if self.error is None or self.paused:
             self.error = error
             self.paused = False
         return self.error
 
     def pause(self, error not None):
-        """Take no more messages for now; what is queued is still sent."""
+        """Refuse messages until `resume`; what is queued is still sent."""
         if self.error is None:
             self.error = error
             self.paused = True
 
     def resume(self):
-        """Take messages again, unless it was failed meanwhile."""
+        """Take messages again, unless it was closed meanwhile."""
         if self.paused:
             self.error = None
             self.paused = False

@@ -9,17 +9,17 @@ cdef enum:
     FAILED = 3      # not in the log (or unknown, if error.maybe_written)
 
 
-# Of a batch larger than this the rest is encoded only as it is written: the memory of one
-# entry then serves for the next, where fresh memory would cost more than the encoding.
+# The part of a batch beyond this size is encoded only when it is written: then all entries use the
+# same memory, as fresh memory would cost more than the encoding.
 cdef size_t SEALED_AHEAD = 4 << 20
 
-# A batch with more bytes than this goes straight into the tables.
+# A batch with more bytes than this goes directly into the tables.
 cdef size_t LARGEST_FRAMES = 128 << 10
 
 
 @cython.final
 cdef class Columns:
-    """The messages of a large batch, and how they are cut into entries."""
+    """The messages of a large batch, and their division into entries."""
 
     cdef Strings values
     cdef Strings keys
@@ -94,8 +94,8 @@ cdef class Batch:
     def __init__(self):
         raise TypeError("a Batch is made by an Appender")
 
-    # Creating a list may run the garbage collector, and that other threads, which may do the
-    # same to this batch. So a list is made first, and everything is checked afterwards.
+    # Creating a list may run the garbage collector, and so other threads, which may change this
+    # batch. So lists are made first, and everything is checked afterwards.
 
     cdef _make_columns(self, bint key, bint properties, bint event_time):
         cdef list fresh
@@ -126,7 +126,7 @@ cdef class Batch:
         return column
 
     cdef bint _skips(self, int64_t sequence):
-        """Would this message's sequence id not follow from those before it?"""
+        """Is this message's sequence id not the next one of the batch?"""
         return self.count and self.sequences is None and sequence != self.last_sequence + 1
 
     cdef _make_sequences(self):
@@ -138,7 +138,7 @@ cdef class Batch:
 
     cdef _add(self, bytes value, bytes key, bytes properties, object event_time,
               int64_t sequence):
-        # No allocation here is one that the garbage collector counts.
+        # No allocation here may trigger the garbage collector.
         if self.count == 0:
             self.value, self.key, self.properties_of_first = value, key, properties
             self.event_time = event_time
@@ -165,8 +165,8 @@ cdef class Batch:
             raise
 
     cdef _cut_columns(self):
-        # No memory for all columns of a message: none keeps it, or the next one would have
-        # this one's key.
+        # If memory for one column is missing, remove the message from all, or the next message
+        # would get this one's key.
         for column in (self.values, self.keys, self.properties, self.event_times, self.sequences):
             if column is not None and PyList_GET_SIZE(column) > self.count:
                 (<list>column).pop()
@@ -190,7 +190,7 @@ cdef class Batch:
 
     @property
     def small(self):
-        """Does it go into the journal? The tables are the cheaper way for what is large."""
+        """Does it go into the journal, and not, as a large one, directly into the tables?"""
         cdef size_t size = 0
         if self.only is not None:
             return len(self.only) <= LARGEST_FRAMES
@@ -202,12 +202,12 @@ cdef class Batch:
 
     def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
               int64_t publish_time):
-        """The batch as (last offset, entry bytes) pairs, at their place in the log."""
+        """The batch as (last offset, entry bytes) pairs, with its offsets."""
         cdef SealedEntry sealed
         cdef int64_t sequence = self.base_sequence
         cdef uint64_t offset = base_offset
         cdef Py_ssize_t start, stop
-        self.base_offset = base_offset  # should its commit be cut short: where to search for it
+        self.base_offset = base_offset  # where to search for it if its commit is interrupted
         for sealed in self._sealed_entries():
             data = sealed.stamp(topic, offset, epoch, session, sequence, publish_time)
             offset += sealed.count
@@ -221,12 +221,12 @@ cdef class Batch:
             offset += sealed.count
             sequence += sealed.count
             start = stop
-            del sealed  # its memory serves for the next one
+            del sealed  # its memory is used for the next entry
             yield offset - 1, data
             del data
 
     cdef _finish(self):
-        """Notify all that wait. Other threads may run from here on."""
+        """Notify all waiters. Other threads may run from here on."""
         self.only = None
         self.sealed = None
         self.columns = None
@@ -235,7 +235,7 @@ cdef class Batch:
         self._have_callbacks_called()
 
     cdef _have_callbacks_called(self):
-        # A chain of batches needs no memory, and so cannot fail.
+        # A linked list of batches needs no memory, and so cannot fail.
         global _due_first, _due_last
         if self.callbacks is None or PyList_GET_SIZE(self.callbacks) == 0:
             return

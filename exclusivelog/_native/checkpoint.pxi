@@ -1,8 +1,8 @@
-# A checkpoint gathers the frames of the journal by topic, and packs them into large entries.
+# A checkpoint groups the journal's frames by topic, and packs them into large entries.
 
 cdef struct Framed:
     Found found
-    Laid laid       # where it is sound
+    Laid laid       # if it is undamaged
     uint64_t index
     bint sound
 
@@ -17,7 +17,7 @@ cdef int _by_topic(const void* a, const void* b) noexcept nogil:
 
 @cython.final
 cdef class Frames:
-    """The entries of a run of frames, where they lie, ordered by topic."""
+    """The entries of a run of frames, in the mapped journal, ordered by topic."""
 
     cdef Journal journal
     cdef Framed* items
@@ -57,7 +57,7 @@ cdef class Frames:
                 self.room = 2 * self.room + 256
             item = &self.items[self.used]
             item.index, item.found = self.used, found
-            # A damaged one keeps its place in the log, to be named there.
+            # A damaged entry keeps its place in the log, where reading it reports the damage.
             item.sound = (_is_sound(found.entry, found.size)
                           and _lay_out(found.entry, found.size, &item.laid) == WHOLE
                           and item.laid.topic == found.topic
@@ -100,7 +100,7 @@ cdef Bundle _bundle(Frames frames, Py_ssize_t start, Py_ssize_t stop):
 @cython.final
 @cython.no_gc
 cdef class Bundle:
-    """One topic's entries out of the journal, until its `Frames` are left."""
+    """One topic's entries in the journal, valid until its `Frames` end."""
 
     cdef Frames frames
     cdef Py_ssize_t start
@@ -115,8 +115,8 @@ cdef class Bundle:
         raise TypeError("a Bundle is made by a Journal")
 
     def pack(self, Entry before, size_t most):
-        """(last offset, entry) pairs of about `most` bytes each. With `before`, the entry that
-        they follow, the first of them takes its place."""
+        """(last offset, entry) pairs of about `most` bytes each. With `before`, the entry that they
+        follow, the first pair replaces that."""
         cdef list packed = []
         cdef Py_ssize_t n = self.stop - self.start
         if self.frames.items == NULL:
@@ -149,7 +149,7 @@ cdef class Bundle:
         return packed
 
     def producers(self):
-        """{producer name: last sequence id} of what is in it."""
+        """{producer name: last sequence id} of its messages."""
         cdef dict found = {}
         cdef Framed* item
         cdef Py_ssize_t i

@@ -1,4 +1,4 @@
-# Columns of byte strings, which messages are encoded from: lists of bytes, or Arrow arrays.
+# Columns of byte strings, from which messages are encoded: lists of bytes, or Arrow arrays.
 
 cdef class Strings:
     cdef readonly Py_ssize_t count
@@ -113,7 +113,7 @@ cdef class ArrowStrings(Strings):
         PyBuffer_Release(&self.data_view)
 
     cdef _check(self, Py_ssize_t count, Py_ssize_t shift):
-        # A hand-made array may lie about its buffers; the copy must stay inside them.
+        # A hand-made array may have wrong offsets; the copy must stay inside its buffers.
         cdef Py_ssize_t i
         if count < 0 or shift < 0 or (shift + count + 1) * 4 > self.offsets_view.len:
             raise ValueError("values: the arrow array's offsets are shorter than the array")
@@ -150,7 +150,7 @@ cdef class ArrowStrings(Strings):
 
     cdef void copy(self, Py_ssize_t start, Py_ssize_t stop,
                    uint8_t* valid, uint32_t* offsets, char* data):
-        # A null may lie over bytes of its own; they are carried along, unseen.
+        # A null may have bytes; they are copied, but not visible.
         cdef Py_ssize_t i
         cdef int32_t first = self.offsets[start]
         for i in range(start, stop + 1):

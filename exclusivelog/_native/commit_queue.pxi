@@ -2,14 +2,14 @@
 
 @cython.final
 cdef class CommitQueue:
-    """Which appenders wait for a commit in the background, and when the next one is due.
+    """The appenders that wait for a commit in the background, and the time of the next commit.
 
-    `with commit_queue as appenders` is one commit: an appender that has anything without an outcome
-    at its end, whatever has cut it short, is in the next one, which is due soon.
+    `with commit_queue as appenders` is one commit. Appenders that have messages without an outcome
+    at its end, for whatever reason, are in the next one, which is due soon.
     """
 
     cdef list waiting
-    cdef list taken         # by a commit that has not come to its end
+    cdef list taken         # by an unfinished commit
     cdef int64_t due        # ns of the monotonic clock; INT64_MAX: nothing is
     cdef int64_t retry      # the same, for what a commit has left without an outcome
     cdef bint stopped
@@ -22,13 +22,13 @@ cdef class CommitQueue:
         self.due = self.retry = INT64_MAX
 
     def enlist(self, Appender appender not None):
-        """Let the next commit take this appender's messages along, whenever that is."""
+        """Add an appender to the next commit, without a time limit."""
         if not appender.listed:
             self.waiting.append(appender)
             appender.listed = True
 
     def put(self, Appender appender not None, double delay):
-        """Have this appender's messages committed within `delay` seconds."""
+        """Add an appender to a commit within `delay` seconds."""
         self.put_down(appender, <int64_t>(delay * 1e9))
 
     cdef put_down(self, Appender appender, int64_t delay):
@@ -59,7 +59,7 @@ cdef class CommitQueue:
                 taken.append(appender)
         taken.extend(self.waiting)
         answer.extend(taken)
-        # Whatever needs memory has it by now.
+        # All memory is allocated by now.
         self.taken, self.waiting, self.due = taken, rest, INT64_MAX
         self.retry = xl_now() + RETRY_NS if PyList_GET_SIZE(taken) > 0 else INT64_MAX
         for appender in taken:
@@ -99,14 +99,14 @@ cdef class CommitQueue:
         return False
 
     def stop(self):
-        """End `sleep`, for good."""
+        """End all calls of `sleep`, for good."""
         self.stopped = True
         self._wake()
 
 
 def keep_running(step, failed):
-    """Call `step()` until it returns False or None. What it raises goes to `failed(error)`, and
-    ends nothing: other threads depend on the one that runs this."""
+    """Call `step()` until it returns False or None. An error is passed to `failed(error)`, and does
+    not end the loop, because other threads depend on it."""
     while True:
         try:
             if not step():

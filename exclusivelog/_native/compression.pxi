@@ -1,14 +1,14 @@
-# Compressed entries: what is written. (entry.pxi decompresses them; _native/sections.h has the layout.)
+# Compressing entries. (entry.pxi decompresses them; _native/sections.h has the layout.)
 #
-# The methods are in libraries that this module does not know: who uses it names a function that finds
-# them.
+# The libraries are registered by `use_codecs`.
 
 cdef object _codec = None       # (number of a method) -> (its name, a function that decompresses)
 
 
 def use_codecs(find not None):
-    """Have methods found by `find(number)`: (name, decompress). `decompress(data, size)` returns as
-    many bytes, or raises ValueError. `find` raises ValueError for a method that it does not know."""
+    """Set the function that finds methods: `find(number)` returns (name, decompress), or raises
+    ValueError for an unknown number. `decompress(data, size)` returns that many bytes, or raises
+    ValueError."""
     global _codec
     _codec = find
 
@@ -72,8 +72,8 @@ cdef void _measure(const Laid* laid, Sizes* sizes) noexcept nogil:
 
 
 def compress(bytes entry not None, uint8_t method, deflate not None):
-    """The entry, each chunk of it by `deflate`; as it is if that saves less than an eighth, or if it
-    is damaged, too large, or compressed already."""
+    """The entry with each chunk compressed by `deflate`; unchanged if that saves less than an
+    eighth, or if it is damaged, too large, or compressed already."""
     cdef const char* start = PyBytes_AS_STRING(entry)
     cdef size_t size = PyBytes_GET_SIZE(entry)
     cdef size_t sections, at, length, total

@@ -1,7 +1,7 @@
-# Reading message by message, over entries that a subclass reads from the log.
+# `Cursor`: reading message by message, from entries that a subclass reads.
 
 cdef inline Message _take_from(Cursor cursor, Entry entry):
-    """The message of the entry at the position, which moves on. None where `_verify_message` says so."""
+    """The message at the position, which moves on. None if `_verify_message` returns False."""
     cdef uint32_t index
     if entry.laid.gaps == NULL:
         index = <uint32_t>(cursor.position - entry.laid.base_offset)
@@ -19,8 +19,8 @@ cdef inline Message _take_from(Cursor cursor, Entry entry):
 
 
 cdef bint _verify_message(Cursor cursor, Entry entry, uint32_t index) except -1:
-    """Verify the message, or raise. Where messages are read in order, those behind it as well.
-    False if the cursor is elsewhere now: while a block is decompressed, a signal handler may use it."""
+    """Verify the message, or raise; when reading in order, also some of the next ones. False if the
+    cursor has moved: while a block is decompressed, a signal handler may use it."""
     cdef uint32_t ahead = entry._ahead() if index == entry.sound_to else 1
     cdef uint64_t position = cursor.position
     cdef bint sound = entry.verify(index, ahead)
@@ -38,8 +38,8 @@ cdef _refuse(Cursor cursor, Entry entry, uint32_t index):
 
 
 cdef class Cursor:
-    """Walks entries message by message. A subclass gives `refill()`: the entries from
-    `position` on, as many as it likes, or an empty list at the end of the log; and `refuse()`."""
+    """Reads entries message by message. A subclass has `refill()`, which returns some entries from
+    `position` on, or an empty list at the end of the log, and `refuse()`."""
 
     def __cinit__(self, *args, **kwargs):
         self.queue = []
@@ -48,12 +48,12 @@ cdef class Cursor:
         raise TypeError("Cursor is abstract")
 
     def refuse(self, uint64_t start, uint64_t stop, str damage):
-        """Raise the error for messages, by their offsets, that a damaged block costs. `damage` says
-        what is wrong with it, if it is compressed."""
+        """Raise the error for the offsets of messages in a damaged block. `damage` says what is
+        wrong with it, if it is compressed."""
         raise ValueError(_UNSOUND)
 
     def move_to(self, uint64_t position):
-        """Go on at this offset; forgets what was read ahead."""
+        """Continue at this offset; drops what was read ahead."""
         self.position = position
         self.entry = None
         self.queue = []
@@ -107,7 +107,7 @@ cdef class Cursor:
             except Exception:
                 if not messages:
                     raise
-                break  # what was taken must not be lost; the next call meets it again
+                break  # return the messages so far; the next call raises the error again
             if message is None:
                 break
             messages.append(message)
@@ -135,7 +135,7 @@ cdef class Cursor:
                 return entry, index
 
     cdef Entry _sound_part(self, Entry entry, uint32_t index):
-        """A copy of the messages from `index` up to the first one that a damaged block costs."""
+        """A copy of the messages from `index` up to the first damaged block."""
         stop, _ = entry.damage_from(index)
         if stop <= index:
             _refuse(self, entry, index)
@@ -158,7 +158,7 @@ cdef class Cursor:
 
 @cython.final
 cdef class Scan:
-    """What `for message in reader` walks."""
+    """The iterator of `for message in reader`."""
 
     def __init__(self):
         raise TypeError("a Scan is made by a Cursor")

@@ -1,8 +1,8 @@
-# How messages become a sealed entry, which is given its place in the log later.
+# Encoding messages as a sealed entry: complete but for its offsets and owner, which `stamp` adds.
 
 @cython.final
 cdef class SealedEntry:
-    """An encoded entry that has no place in the log yet; `stamp()` gives it one."""
+    """An encoded entry without offsets and owner; `stamp()` adds these."""
 
     def __init__(self):
         raise TypeError("a SealedEntry is made by an Appender")
@@ -19,7 +19,7 @@ cdef class SealedEntry:
 
     def stamp(self, uint64_t topic, uint64_t base_offset, uint64_t epoch, uint64_t session,
               int64_t base_sequence, int64_t publish_time):
-        """The entry's bytes at this place: the buffer is filled in, not copied."""
+        """The entry's bytes with these offsets: the buffer is filled in, not copied."""
         cdef Piece piece
         self.describe(&piece)
         _stamp(&piece, topic, base_offset, epoch, session, base_sequence, publish_time)
@@ -76,8 +76,7 @@ cdef int _put_events(uint8_t* valid, int64_t* times, list events, Py_ssize_t sta
 
 
 cdef uint32_t _sum_blank(Piece* piece, const Sizes* sizes, const Space* space) noexcept nogil:
-    """The sum of an entry that is written but for its footer, which is zero; the sums of its
-    blocks go in as well."""
+    """The checksum of an entry with a zero footer; also writes the checksums of its blocks."""
     cdef size_t plain = xe_plain_size(piece.flags, piece.count, sizes)
     cdef size_t tail = xb_seal(piece.data, plain, piece.flags, piece.count, sizes,
                                space)
@@ -157,7 +156,7 @@ cdef SealedEntry _seal(Strings values, Py_ssize_t start, Py_ssize_t stop, String
 
 cdef SealedEntry _seal_one(bytes value, bytes key, bytes properties, object event_time,
                            bytes name):
-    """An entry of one message: what `send` makes, without the lists that a batch needs."""
+    """Encode one message as an entry, as `send` does, without the lists of a batch."""
     cdef uint16_t flags = 0
     cdef Sizes sizes
     cdef Space to

@@ -1,5 +1,5 @@
-# Entries as they are read, decoded column by column: checked as a whole, or, where they have blocks,
-# block by block as their messages are asked for.
+# Reading entries, column by column. Checked as a whole or, if they have blocks, block by block when
+# messages are read.
 
 cdef str _UNSOUND = "its checksum does not hold"
 
@@ -8,8 +8,8 @@ cdef str _UNSOUND = "its checksum does not hold"
 @cython.no_gc
 @cython.freelist(64)
 cdef class Entry:
-    """A decoded entry. Raises ValueError, saying what is wrong, on any damage; of an entry that has
-    blocks, damage to one of them is found once something is asked for that stands in it.
+    """A decoded entry. Raises ValueError, with the reason, if it is damaged; damage to a block is
+    found when a part of that is read.
 
     `data` is bytes or a buffer like them, and is not copied. `loads` is applied to values and keys
     as they are read (None: bytes as they are). Of a compressed entry, the attribute `data` is what
@@ -56,7 +56,7 @@ cdef class Entry:
             damage = self._open_compressed()
             if damage != WHOLE:
                 return damage
-        # By these a message is found.
+        # The offsets that locate messages.
         if laid.gaps != NULL and not (
                 self._is_section_sound(laid.gaps)
                 and xb_grow(laid.gaps, 0, laid.count, laid.count, laid.last_gap)):
@@ -89,9 +89,9 @@ cdef class Entry:
         return 0
 
     cdef bint _decompress_requested(self) except -1:
-        """Decompress the chunks that were asked for. False if there were none: then what they were
-        asked for is damaged. A damaged one may have been asked for by another thread, or by a call
-        that was interrupted, and matter to neither."""
+        """Decompress the requested chunks. False if there were none: then the caller's messages are
+        damaged. A damaged chunk is skipped, as another thread or an interrupted call may have
+        requested it."""
         cdef bint some = False
         cdef size_t number
         for number in range(self.laid.blocks):
@@ -101,8 +101,8 @@ cdef class Entry:
         return some
 
     cdef bint _make(self, size_t number) except -1:
-        """Decompress the chunk without a copy; where chunks are read in order, have those behind it
-        decompressed meanwhile. False: it cannot be done."""
+        """Decompress the chunk without a copy; when reading in order, have the next ones
+        decompressed meanwhile. False if that is impossible."""
         cdef Job* job = self.job
         cdef size_t last = min(number + XA_MOST, self.laid.blocks - 1)
         cdef const ChunkPlace* end = &self.places[last]
@@ -170,8 +170,8 @@ cdef class Entry:
         return True
 
     cdef bint verify(self, uint32_t index, uint32_t ahead) except -1:
-        """Is the message at `index` sound? Looks at those behind it, too, up to `ahead` in all; what
-        was found sound is remembered."""
+        """Is the message at `index` undamaged? Also verifies the next ones, up to `ahead` in all,
+        and remembers the result."""
         cdef uint32_t stop = index + min(max(ahead, 1), self.laid.count - index)
         if self.sound_from <= index < self.sound_to:
             return True
@@ -195,7 +195,7 @@ cdef class Entry:
         return self.sound_from == 0 and self.sound_to == self.laid.count
 
     def check(self):
-        """Look at all of it: ValueError if any of its blocks is damaged."""
+        """Verify all blocks: ValueError if any is damaged."""
         cdef bint sound
         if self._is_whole():
             return
@@ -209,8 +209,8 @@ cdef class Entry:
         self.sound_from, self.sound_to = 0, self.laid.count
 
     def damage_from(self, uint32_t index):
-        """The messages from `index` on that a damaged block costs: (index of the first one of the
-        first run of them, index behind the last one). Both are `count` if there is none."""
+        """The first run of messages in damaged blocks, from `index` on: (index of the first, index
+        behind the last). Both are `count` if there is none."""
         cdef uint32_t start = index
         cdef uint32_t stop
         while start < self.laid.count and self.verify(start, max(64, self._ahead())):
@@ -224,8 +224,8 @@ cdef class Entry:
         return start, stop
 
     cdef uint32_t _ahead(self) noexcept:
-        # Twice as many as have been read in order, up to some blocks' worth: what is verified is then
-        # still in the processor's cache when it is read.
+        # Twice as many as have been read in order, up to some blocks: then verified bytes are still
+        # in the processor's cache when they are read.
         cdef uint64_t most = <uint64_t>READ_AHEAD * self.laid.count // self.nbytes
         return <uint32_t>min(max(most, 1), 2 * <uint64_t>(self.sound_to - self.sound_from))
 
@@ -387,8 +387,8 @@ cdef bint _damaged_chunk(Entry entry, size_t number, str why) except -1:
 
 
 def prefetch_like(Entry other not None, data not None, uint64_t index, uint64_t count):
-    """Let the disk begin with what reading a message needs: that at `index` of the `count` of an
-    entry in a mapped file, which may have the sections that `other` has."""
+    """Start to read a message of an entry in a mapped file from the disk: the one at `index` of
+    `count`. Guesses the entry's sections from `other`."""
     cdef Py_buffer view
     if other.seen == NULL or other.laid.chunk or count >= UINT32_MAX or index >= count:
         return
@@ -398,7 +398,7 @@ def prefetch_like(Entry other not None, data not None, uint64_t index, uint64_t 
 
 
 def ends_as(data, uint64_t topic, uint64_t last):
-    """Is this the topic's entry with that last offset? Reads no more than it must."""
+    """Is this the topic's entry with that last offset? Reads only the footer."""
     cdef Laid laid
     cdef Py_buffer view
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)

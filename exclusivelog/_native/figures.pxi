@@ -1,4 +1,4 @@
-# What the processes of a ledger count together (_native/figures.h has the layout).
+# Counters that all processes of a ledger share (_native/figures.h has the layout).
 
 cdef extern from "_native/figures.h":
     enum:
@@ -48,20 +48,20 @@ cdef class Figures:
         self.shared = <xf_figures*>(<char*>words.view.buf + at)
 
     def note_wake(self, int64_t ns):
-        """A reader went on so long after the append that woke it."""
+        """Count a reader that was woken `ns` after the append."""
         xf_note(&self.shared.wake, ns, XF_TIME)
 
     def note_promotion(self, int64_t ns):
-        """A waiter's process had its producer so long after the grant."""
+        """Count a promotion: the process had the producer `ns` after the grant."""
         xf_note(&self.shared.promotion, ns, XF_TIME)
 
     def note_checkpoint(self, int64_t ns, uint64_t size):
-        """A checkpoint has moved so many bytes of the journal."""
+        """Count a checkpoint that has moved so many bytes of the journal."""
         xf_note(&self.shared.checkpoint, ns, XF_TIME)
         xf_add(&self.shared.checkpoint_bytes, size)
 
     def note_tables(self, uint64_t messages, uint64_t size):
-        """So many messages went into the tables at once, past the journal."""
+        """Count messages that went directly into the tables."""
         xf_add(&self.shared.table_messages, messages)
         xf_add(&self.shared.table_bytes, size)
 

@@ -1,4 +1,4 @@
-# The flush of the journal: one fdatasync serves all threads that wait, in whatever process.
+# The flush of the journal: one fdatasync serves all threads of all processes that wait for it.
 
 cdef extern from "<sched.h>" nogil:
     int sched_yield()
@@ -7,7 +7,7 @@ cdef extern from "<unistd.h>" nogil:
     int fdatasync(int)
 
 
-# The thread that flushes waits at most this long for those that the last flush served.
+# The flushing thread waits at most this long for the threads that the last flush served.
 cdef int64_t BATCH_WAIT_NS = 80_000
 cdef int64_t FLUSH_LOOK_UP_NS = 20_000_000  # the thread that flushes may be stopped, or die
 
@@ -61,8 +61,8 @@ cdef void _lead(Journal journal) noexcept nogil:
     cdef xj_header* header = journal.shared
     cdef int64_t deadline
     cdef uint32_t before = header.batch_start
-    # The threads that the last flush served, or that came too late for it, are about to come:
-    # one flush for all of them is better than two.
+    # Wait for the threads that the last flush served, or that came too late for it: they are about
+    # to append again, and one flush for all is better than two.
     if xl_load(&header.arrivals) - before < header.batch_size:
         deadline = xl_now() + BATCH_WAIT_NS
         while xl_load(&header.arrivals) - before < header.batch_size and xl_now() < deadline:
@@ -97,8 +97,8 @@ cdef void _sync(Journal journal, int fd) noexcept nogil:
 
 
 cdef void _sync_alone(Journal journal) noexcept nogil:
-    """Flush beside a thread that may be stopped, through a descriptor of its own: the system
-    reports a failed write once for each open file."""
+    """Flush while another flushing thread may be stopped, through a separate descriptor, because
+    the system reports a failed write once for each open file."""
     if xl_swap(&journal.alone, 0, 1):
         _sync(journal, journal.lone_fd)
         xl_store(&journal.alone, 0)

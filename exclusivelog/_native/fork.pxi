@@ -1,6 +1,6 @@
-# A forked child has a copy of everything, and a right to nothing of it (rule C5).
+# Forked children must not use objects of their parent (rule C5).
 
-# Counts the forks above this process: what was begun in an earlier one is the parent's.
+# Counts the forks that lead to this process, to recognise objects of a parent.
 cdef int _generation = 0
 
 
@@ -19,9 +19,9 @@ cdef object _undeserialised = None
 
 
 def use_errors(*, closed, timeout, undeserialised):
-    """Raise `closed` for what was closed or inherited through fork(), `timeout` for a wait that
-    took too long; and what `undeserialised(topic, offset, part, raw, cause)` returns for a value or
-    key of a message that cannot be deserialised."""
+    """Set the errors that the core raises: `closed` for objects that were closed or inherited
+    through fork(), `timeout` for waits, and the result of `undeserialised(topic, offset, part, raw,
+    cause)` for values and keys that cannot be deserialised."""
     global _engine_closed, _wait_timeout, _undeserialised
     _engine_closed, _wait_timeout, _undeserialised = closed, timeout, undeserialised
 

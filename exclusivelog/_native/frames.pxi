@@ -1,4 +1,4 @@
-# Frames as they are read in the journal: the next one, with its entry, past what is damaged.
+# Reading frames of the journal, one after the other; skips damaged ones.
 
 cdef extern from "_native/journal_file.h":
     ctypedef struct xj_file:
@@ -64,7 +64,7 @@ cdef inline uint64_t _left(const Ring* ring, uint64_t position) noexcept nogil:
 
 cdef bint _lives(const Ring* ring, uint64_t position, uint64_t generation,
                  xj_frame* frame) noexcept nogil:
-    """Is there a frame? Its header then."""
+    """Is there a live frame at this position? Copies its header."""
     cdef uint64_t left = _left(ring, position)
     if left < FRAME:
         return False
@@ -77,8 +77,8 @@ cdef bint _lives(const Ring* ring, uint64_t position, uint64_t generation,
 
 cdef bint _next(const Ring* ring, uint64_t position, uint64_t generation, uint64_t stop,
                 Found* found) noexcept nogil:
-    """The next entry from `position` on; False if there is none before `stop`. What is
-    damaged in between is stepped over, with its entry if that is still known."""
+    """The next entry from `position` on; False if there is none before `stop`. Skips damaged parts,
+    but returns an entry whose frame header alone is damaged."""
     cdef uint64_t after
     cdef xj_frame frame
     while position < stop:
@@ -110,8 +110,8 @@ cdef void _describe_frame(const Ring* ring, uint64_t position, const xj_frame* f
 
 
 cdef bint _is_of_another_time(const Ring* ring, uint64_t position) noexcept nogil:
-    """Is there a sound header that is not this position's? Then nothing was damaged here: the
-    frame was never written, or the file is older than the caller believes."""
+    """Is there a valid header of another position? Then the frame here was never written, or the
+    file is older than the caller assumes; it is not damaged."""
     cdef xj_frame frame
     xj_copy_header(&frame, _frame_at(ring, position))
     return frame.magic == FRAME_MAGIC and frame.crc == _crc(<char*>&frame, FRAME - 4)
@@ -119,7 +119,7 @@ cdef bint _is_of_another_time(const Ring* ring, uint64_t position) noexcept nogi
 
 cdef bint _salvage(const Ring* ring, uint64_t position, uint64_t after,
                    Found* found) noexcept nogil:
-    """Is there a whole entry behind the damaged header of the frame that ends at `after`?"""
+    """Is there an undamaged entry after the damaged header of the frame that ends at `after`?"""
     cdef size_t room, padding
     cdef Laid laid
     if after - position < FRAME + FOOTER or after - position > _left(ring, position):

@@ -1,7 +1,7 @@
-# What a reader takes out of the journal: its topic's frames, packed on the way as a checkpoint packs
-# them. Messages that were sent one by one right before are then read about as fast as a batch.
+# Reading a topic's frames from the journal, packed as a checkpoint packs them: then messages that
+# were just sent one by one are read about as fast as a batch.
 #
-# All frames are copied before any is looked into: a writer may overwrite the journal meanwhile.
+# All frames are copied before they are decoded, as a writer may overwrite the journal meanwhile.
 
 cdef struct Copied:
     size_t at               # in the copies
@@ -56,7 +56,7 @@ cdef bint _copy_frames(const Ring* ring, uint64_t topic, uint64_t offset, uint64
 
 
 cdef bint _is_whole(const Copies* copies, Py_ssize_t i, uint64_t topic, Laid* laid) noexcept nogil:
-    """Is the entry what its frame says? It is found in `laid` then."""
+    """Does the entry match its frame? Fills in `laid`."""
     cdef const Copied* frame = &copies.frames[i]
     cdef const char* entry = copies.memory + frame.at
     return (_is_sound(entry, frame.size) and _lay_out(entry, frame.size, laid) == WHOLE
@@ -65,7 +65,7 @@ cdef bint _is_whole(const Copies* copies, Py_ssize_t i, uint64_t topic, Laid* la
 
 
 cdef list _pack_copies(const Copies* copies, uint64_t topic, Laid* parts):
-    # What is damaged stays an entry of its own, to be named by who reads it.
+    # A damaged entry stays separate, so that reading it reports the damage.
     cdef list packed = []
     cdef Py_ssize_t start = 0
     cdef Py_ssize_t stop, sound, length

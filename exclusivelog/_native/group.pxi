@@ -1,14 +1,14 @@
-# The commit of a queue: the batches of many producers go into the journal in runs. A run is judged,
-# message by message, and written in one hold of the mutex, with one write; `tail` moves once, when
-# all of it is written. A process that dies before that has appended nothing of the run.
+# Group commit: appends the batches of many producers to the journal in runs. While the mutex is
+# held once, each message of a run is checked, and all are written by one write; then `tail` moves.
+# A process that dies before that has appended nothing of the run.
 #
-# Each batch here is one frame. What a run cannot place is left to its caller, batch by batch.
+# Each batch here is one frame. The caller handles batches that a run cannot place.
 
-# Of one run: so long do other processes wait for the mutex at most.
+# Limits of one run, which bound how long other processes wait for the mutex.
 cdef size_t LARGEST_RUN = 128 << 10
 
 
-# A batch of one entry that is to be appended.
+# One batch to be appended, as one entry.
 cdef struct Member:
     Placing placing
     Piece piece
@@ -21,10 +21,10 @@ cdef struct Member:
     PyObject* batch
 
 
-# The part of a group that is written at once: frames without a gap in the file.
+# The part of a group that is written at once: adjacent frames.
 cdef struct Run:
     char* frames
-    size_t room             # bytes; one frame at least fits
+    size_t room             # bytes; at least one frame fits
     size_t used
     uint64_t before         # the tail before it
     uint64_t start          # the position of the first frame
@@ -34,7 +34,7 @@ cdef struct Run:
 
 @cython.final
 cdef class Group:
-    """The batches of one commit, as C has them."""
+    """The batches of one commit, in C memory."""
 
     cdef Journal journal
     cdef Member* members
@@ -44,10 +44,10 @@ cdef class Group:
     cdef Py_ssize_t next    # the first member without an outcome
     cdef Run run
     cdef bint durable
-    cdef bint full          # the journal is: a checkpoint has to make room
+    cdef bint full          # the journal is full: a checkpoint must make room
     cdef bint wanted        # a checkpoint should be made soon
-    cdef int64_t began      # when it was begun to be placed, if that is timed
-    cdef uint64_t end       # of what was placed, and the generation of that position
+    cdef int64_t began      # when placing began, if that is timed
+    cdef uint64_t end       # the end of what was placed, and its generation
     cdef uint64_t generation
     cdef bint lost          # the flush has failed
 
@@ -59,7 +59,7 @@ cdef class Group:
         free(self.run.frames)
 
     cdef bint admits(self, Appender appender):
-        """Are its messages for this journal, and as durable?"""
+        """Does the appender use this journal, with the same durability?"""
         if appender.journal is None or appender.generation != _generation:
             return False
         if self.journal is None:
@@ -67,8 +67,8 @@ cdef class Group:
         return appender.journal is self.journal and appender.durable == self.durable
 
     cdef bint add(self, Appender appender) except -1:
-        """Encode what the appender has, and make members of it; False if any of it cannot be placed
-        here. What other threads send meanwhile is not among it."""
+        """Encode the appender's messages, and add them as members; False if any of them cannot be
+        placed here. Messages that other threads send meanwhile are not included."""
         cdef Batch batch
         cdef list batches = appender._shut_all()
         cdef Py_ssize_t first = self.count
@@ -113,7 +113,7 @@ cdef class Group:
         self.count += 1
 
     cdef place(self):
-        """Place the members in runs, and flush what was placed. What has no outcome then waits."""
+        """Place the members in runs, and flush. Members that were not placed keep waiting."""
         cdef int failed = ETIMEDOUT
         self.make_run()
         if self.journal.ring.memory == NULL:
@@ -124,7 +124,8 @@ cdef class Group:
         self.journal.busy += 1
         try:
             if not self.durable:
-                failed = self.place_runs(False)     # it takes no system call, unless it waits
+                # Without releasing the GIL, as it makes no system call unless it waits.
+                failed = self.place_runs(False)
             while failed == ETIMEDOUT or failed == EBUSY:
                 with nogil:
                     failed = self.place_runs(True)
@@ -154,7 +155,7 @@ cdef class Group:
             if failed and wait:
                 failed = xj_lock(self.journal.shared)
             if failed:
-                break           # what was placed before is flushed all the same
+                break           # what was placed before is still flushed
             self.place_run(self.journal)
             xj_unlock(self.journal.shared)
         if self.end and self.began:
@@ -165,7 +166,7 @@ cdef class Group:
         return failed
 
     cdef void place_run(self, Journal journal) noexcept nogil:
-        """With the mutex held: judge the next members, write them at once, and move the tail."""
+        """Check the next members, write them at once, and move the tail. Under the mutex."""
         cdef xj_header* header = journal.shared
         cdef Run* run = &self.run
         cdef Py_ssize_t first = self.next
@@ -193,7 +194,7 @@ cdef class Group:
         self.count_placed(first, LOST if journal._lost() else PLACED)
 
     cdef bint take_next(self) noexcept nogil:
-        """Judge the next member, and put it behind the run. False if the run ends before it."""
+        """Check the next member, and add it to the run. False if the run ends before it."""
         cdef Member* member = &self.members[self.next]
         cdef Member* leader = &self.members[member.first]
         cdef Placing* p = &member.placing
@@ -201,7 +202,7 @@ cdef class Group:
         cdef uint64_t start, end
         cdef int outcome
         if leader.refused:
-            return True     # it stays QUEUED: it must not overtake what was refused
+            return True     # it stays QUEUED, as it must not overtake a refused one
         start = _start_of(self.journal, run.end, member.piece.size)
         end = start + _frame_bytes(member.piece.size)
         if run.used and (end - run.start > run.room or _goes_around(self.journal, run, start)):
@@ -289,7 +290,7 @@ cdef class Group:
                 self.journal.shared.messages += self.members[i].piece.count
 
     cdef void note_placed(self):
-        """What is in the journal is known to be, whatever comes between this and its outcome."""
+        """Mark batches as placed, so that an interrupted commit does not append them again."""
         cdef Member* member
         cdef Batch batch
         cdef Py_ssize_t i
@@ -303,7 +304,7 @@ cdef class Group:
                 (<Appender>member.appender).durable_sequence = batch.last_sequence
 
     cdef settle(self, Appender appender, Py_ssize_t first, Py_ssize_t stop):
-        """Acknowledge what was placed of one appender's; is that all of it?"""
+        """Acknowledge the placed batches of one appender. Returns whether all were placed."""
         cdef Batch batch
         cdef Py_ssize_t i
         cdef bint all = True
@@ -323,7 +324,7 @@ cdef class Group:
         return all
 
     cdef int outcome(self):
-        """FULL, or STALE if a member is, or QUEUED: whether a second try is worthwhile."""
+        """FULL, or STALE if any member is, or QUEUED: whether a retry is worthwhile."""
         cdef Py_ssize_t i
         if self.full:
             return FULL
@@ -334,13 +335,13 @@ cdef class Group:
 
 
 cdef inline bint _goes_around(Journal journal, const Run* run, uint64_t start) noexcept nogil:
-    """Does a frame at `start` stand at the beginning of the file, behind a run at its end?"""
+    """Does a frame at `start` wrap to the beginning of the file, after the run?"""
     return start / journal.ring.capacity != run.start / journal.ring.capacity
 
 
 cdef inline bint _goes_together(Batch batch):
     if batch.placed:
-        return False    # by a commit that was interrupted before its flush
+        return False    # placed by a commit that was interrupted before its flush
     if batch.state == OPEN:
         return batch.nbytes <= LARGEST_FRAMES
     return batch.state == SEALED and batch.only is not None and len(batch.only) <= LARGEST_FRAMES
@@ -349,9 +350,8 @@ cdef inline bint _goes_together(Batch batch):
 def append_together(list appenders not None):
     """Append what these appenders have, durably, and acknowledge it (rule B9).
 
-    Returns the appenders that have something left, and why: FULL or STALE where another call is
-    worthwhile once there was a checkpoint, or the tables were read. Needs no lock of the library's
-    but that of the commits.
+    Returns the appenders that have something left, and the reason: FULL or STALE if another call is
+    worthwhile after a checkpoint, or after reading the tables. Takes only the lock of commits.
     """
     cdef Group group = Group.__new__(Group)
     cdef list together = []
@@ -368,7 +368,7 @@ def append_together(list appenders not None):
                     ends.append(group.count)
                     continue
             except Exception:
-                pass    # `take` meets the same, and its caller tells it
+                pass    # `take` raises the same, and its caller reports it
         left.append(appender)
     if group.count:
         group.place()

@@ -1,10 +1,9 @@
 # Stores that cannot reach the disk must not kill the process (rule H2).
 #
 # A store into a shared mapping is a SIGBUS where the file has a hole on a full disk, was cut
-# off, or is on a file system that was shut down. The handler here puts a private copy of the
-# page in its place, so that the store goes on, and sets the region's `lost` word: from then on
-# every call on that ledger fails. What is not in one of our regions goes to the handler that
-# was there before.
+# off, or is on a file system that was shut down. The handler here replaces the page by a private
+# copy, so that the store succeeds, and sets the region's `lost` word: from then on every call on
+# that ledger fails. Faults in other regions go to the former handler.
 
 cdef extern from "_native/fault_guard.h":
     int xg_guard(void*, size_t, uint64_t) noexcept nogil
@@ -13,8 +12,8 @@ cdef extern from "_native/fault_guard.h":
 
 
 cdef class FileGuard:
-    """While it lives, a store into any mapping of the file with this inode number that cannot
-    reach the file does not kill the process, but sets `lost`. For files that others map."""
+    """Protects mappings of the file with this inode number, which other libraries made: while this
+    object exists, a store that cannot reach the file sets `lost` instead of killing the process."""
 
     cdef int index
 

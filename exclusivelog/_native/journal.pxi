@@ -1,10 +1,9 @@
-# The journal: a preallocated file in which every small append goes first. Its header, shared
-# by all processes, lies in the lock file; the frames lie in a file of their own, so that a
-# flush writes nothing else.
-# (_native/journal_file.h has the layout of a frame.)
+# The journal: a preallocated file into which every small append goes first. Its header, shared by
+# all processes, is in the lock file; the frames have a file of their own, so that a flush writes
+# nothing else. (_native/journal_file.h has the layout of a frame.)
 #
-# Frames are appended under a mutex that survives the death of its holder: `tail` moves only
-# when a frame is whole, so the next append overwrites what a dead holder left behind it.
+# Frames are appended under a robust mutex: `tail` moves only when a frame is complete, so that the
+# next append overwrites an incomplete frame of a dead holder.
 
 cdef extern from "_native/journal_lock.h":
     size_t XJ_READY
@@ -49,12 +48,12 @@ JOURNAL_READY = XJ_READY        # the offset of `ready` in the header
 
 
 class JournalOverwritten(Exception):
-    """What was to be read in the journal has moved into the tables: read them again."""
+    """The frames to be read have moved into the tables: read these again."""
 
 
 @cython.final
 cdef class Journal:
-    """The journal as this process sees it: `fd` mapped, the header at `at` in `words`.
+    """This process's mapping of the journal: `fd`, and the header at `at` in `words`.
 
     Every method without the GIL inside is safe for any thread and process.
     """
@@ -65,26 +64,26 @@ cdef class Journal:
     cdef int fd
     cdef int lone_fd
     cdef xj_file file           # that both are open for
-    cdef uint32_t alone         # a thread here flushes by `lone_fd`
+    cdef uint32_t alone         # a thread of this process flushes by `lone_fd`
     cdef bint readonly
     cdef uint64_t seen          # frames before it are in `tails`
-    cdef uint64_t tails_generation           # tails of another tails_generation are void
+    cdef uint64_t tails_generation           # tails of another tails_generation are invalid
     cdef uint64_t generation    # of `tails`
     cdef Tails tails            # under the mutex, as the three above
     cdef public object on_stall # called with a thread's id while another one waits for it
     cdef Py_ssize_t busy        # threads that use the mapping; counted under the GIL
-    cdef uint32_t due           # changes when a checkpoint is wanted: futex
+    cdef uint32_t due           # changes when a checkpoint is requested: futex
     cdef int watchers
-    cdef bint idle              # this process knows of nothing to checkpoint
+    cdef bint idle              # no append of this process since the last checkpoint
     cdef int guard              # of the mapping (see guard.pxi)
-    cdef uint32_t gone          # errno: this process may not append any more, others may
-    cdef uint64_t disbelieved   # words of this generation say nothing
+    cdef uint32_t gone          # errno: this process, but not others, may not append any more
+    cdef uint64_t disbelieved   # the header is not valid for this generation
     cdef Figures kept           # with them `figures`
     cdef xf_figures* figures
     cdef uint32_t groups        # commits of a queue, in this process
-    cdef int64_t slowest_flush  # ns, of this process, since it was last asked for
-    cdef readonly uint64_t compared     # times that an append was compared with who may write, and
-    cdef readonly uint64_t placed       # appends that came through, in this process
+    cdef int64_t slowest_flush  # ns, of this process, since the last query
+    cdef readonly uint64_t compared     # how often an append was compared with the ownership, and
+    cdef readonly uint64_t placed       # how many appends succeeded, in this process
 
     def __cinit__(self, SharedWords words not None, Py_ssize_t at, int fd, uint64_t capacity,
                   bint readonly=False, Figures figures=None):
@@ -93,7 +92,7 @@ cdef class Journal:
         cdef int access = PROT_READ if readonly else PROT_READ | PROT_WRITE
         self.words = words
         self.shared = <xj_header*>(<char*>words.view.buf + at)
-        if figures is None:     # of this process alone
+        if figures is None:     # figures of this process alone
             figures = Figures(SharedWords(bytearray(FIGURES_SIZE)), 0)
         self.kept, self.figures = figures, figures.shared
         self.ring.capacity = capacity
@@ -114,18 +113,18 @@ cdef class Journal:
         free(self.tails.items)
 
     def close(self):
-        """Close the file, once no thread here uses it: an object that outlives the ledger must not
-        keep the room that the file takes."""
+        """Close the file, once no thread of this process uses it, so that an object that outlives
+        the ledger does not keep the disk space."""
         cdef int64_t end = xl_now() + CLOSING_NS
         while self.busy:
             if xl_now() > end:
-                return  # it goes with its last user
+                return  # its last user closes it
             _time.sleep(0.0002)
         self._let_go()
 
     def abandon(self):
-        """In a forked child: close what was inherited. The locks of the open file are its parent's,
-        and last as long as any process has it open. The mapping stays."""
+        """Close the inherited descriptors in a forked child. The mapping stays. The locks of the
+        open file are its parent's, and last until all processes have closed it."""
         self._close_files()
 
     cdef _let_go(self):
@@ -149,14 +148,14 @@ cdef class Journal:
 
     @property
     def capacity(self):
-        """Bytes of frames that the file has room for."""
+        """Bytes of frames for which the file has room."""
         return self.ring.capacity
 
     # ---- the header ----------------------------------------------------------------------
 
     @property
     def ready(self):
-        """Was the header set by the engines that live now, or the last ones that did?"""
+        """Was the header initialised since the boot, by the current or the last engines?"""
         return self._believed()
 
     cdef bint _believed(self) noexcept nogil:
@@ -165,13 +164,13 @@ cdef class Journal:
                      or xl_load64(&self.shared.generation) != self.disbelieved))
 
     def disbelieve(self):
-        """No engine lives: what the header says now may be older than the file (rule H3). The next
-        engine that writes begins a new generation, and that is believed."""
+        """Ignore the header's current generation, because without live engines it may be older than
+        the file (rule H3). The next engine that writes begins a new generation, which is valid."""
         self.disbelieved = xl_load64(&self.shared.generation)
 
     @property
     def lost(self):
-        """Has a store failed to reach the file, or the header's file (rule H2)?"""
+        """Has a store failed to reach the journal or the lock file (rule H2)?"""
         return self._lost()
 
     cdef bint _lost(self) noexcept nogil:
@@ -183,25 +182,25 @@ cdef class Journal:
         return xl_load(&self.gone)
 
     def leave(self, uint32_t error):
-        """Append and acknowledge nothing more here; other processes go on (rule C7)."""
+        """Stop appends and acknowledgements of this process; others go on (rule C7)."""
         xl_store(&self.gone, error)
         self._notify_flushed()
 
     def known_end(self, uint64_t position, uint64_t generation):
-        """How far the frames from `position` on were flushed for certain, by what is left of
-        the header of an earlier boot."""
+        """Up to where the frames from `position` on were certainly flushed, by the header of an
+        earlier boot."""
         if self.shared.generation != generation or self.shared.synced < position:
             return position
         return min(self.shared.synced, position + self.ring.capacity)
 
     @property
     def inode(self):
-        """Of the file that the header is about."""
+        """The inode of the file that the header describes."""
         return self.shared.inode
 
     @property
     def failed(self):
-        """The errno of a write or flush that failed, in whatever process; 0 if none has."""
+        """The errno of a write or flush that failed in any process; 0 if none has."""
         return xl_load(&self.shared.failed)
 
     def fail(self, uint32_t error):
@@ -211,7 +210,7 @@ cdef class Journal:
 
     @property
     def version(self):
-        """Grows with each event that may change who may write."""
+        """A counter that every possible change of ownership increments."""
         return xl_load64(&self.shared.version)
 
     @property
@@ -247,7 +246,7 @@ cdef class Journal:
         self.shared.inode = inode
 
     def begin(self, uint64_t generation, uint64_t position):
-        """What follows is of a new generation; everything before is in the tables. Under the
+        """Begin a new generation; all frames of the former one are in the tables. Under the
         mutex."""
         self.shared.bytes += self.shared.tail - self.shared.begun
         self.shared.begun = position
@@ -262,8 +261,8 @@ cdef class Journal:
         self._notify_flushed()
 
     def unrecorded_generation(self, uint64_t generation, uint64_t position):
-        """The generation of what will be appended, where the tables have another one and the first
-        frame has not been written yet; else 0."""
+        """The current generation, if the tables do not have it, and its first frame is not written
+        yet; else 0."""
         if (self.shared.generation == generation
                 or xl_load64(&self.shared.tail) != position
                 or xl_load64(&self.shared.applied) != position):
@@ -271,7 +270,8 @@ cdef class Journal:
         return self.shared.generation
 
     def lock(self):
-        """Exclude all appends. OSError (EDEADLK) if this thread does already."""
+        """Take the append mutex, which excludes all appends. OSError (EDEADLK) if this thread holds
+        it."""
         cdef int failed = xj_try_lock(self.shared)
         while failed == EBUSY or failed == ETIMEDOUT:
             with nogil:
@@ -283,25 +283,25 @@ cdef class Journal:
             raise OSError(failed, _os.strerror(failed))
 
     def unlock(self):
-        """Permit appends again."""
+        """Release the append mutex."""
         xj_unlock(self.shared)
 
     @property
     def unsettled(self):
-        """Has a process died whose last transaction the tables may not show yet? A transaction
-        that excludes appends settles it."""
+        """Has a process died whose last transaction the tables may not show yet? A transaction that
+        excludes appends resolves this."""
         return xl_load(&self.shared.unsettled) != 0
 
     cdef void _settle(self) noexcept:
-        # With the mutex held, in a transaction of LMDB's, which knows of all that was committed.
+        # Resolve that. Under the mutex, in a transaction of LMDB, which sees all commits.
         if self.shared.unsettled:
             xl_store64(&self.shared.version, self.shared.version + 1)
             xl_store(&self.shared.unsettled, 0)
 
     def take_writer_lock(self):
-        """Take the writer lock, which permits changes of the tables. It stands in front of LMDB's
-        own lock: a wait here can be interrupted, and the holder is known. OSError (EDEADLK) in
-        a thread that holds it already."""
+        """Take the writer lock, which permits changes of the tables. Unlike waits for LMDB's own
+        lock, a wait for this one can be interrupted, and its holder is known. OSError (EDEADLK) in
+        a thread that holds it."""
         cdef int failed = xj_take_writer_lock(self.shared, False)
         while failed == EBUSY or failed == ETIMEDOUT:
             with nogil:
@@ -313,20 +313,21 @@ cdef class Journal:
             raise OSError(failed, _os.strerror(failed))
 
     def give_writer_lock(self):
-        """Leave the writer lock."""
+        """Release the writer lock."""
         xj_leave_writer_lock(self.shared)
 
     @property
     def inside(self):
-        """The ids of the threads that are in the critical section, and that change the tables;
-        0 for none. As the kernel records it."""
+        """The ids of the threads that hold the append mutex and the writer lock, from the kernel's
+        words; 0 for none."""
         if not self.ready:
             return 0, 0
         return xj_appending(self.shared), xj_writing(self.shared)
 
     cdef _check_wait(self, uint32_t thread):
         """Called after each half second of a wait for this thread. The caller then ends the wait if
-        `_stopped` says so: the mutex may be the old directory's, or be overwritten with the file."""
+        `_stopped` returns an errno: the mutex may belong to a replaced directory, or be
+        overwritten."""
         cdef int before = _generation
         PyErr_CheckSignals()
         if before != _generation:
@@ -335,8 +336,8 @@ cdef class Journal:
             self.on_stall(thread)
 
     def committed(self, uint64_t position, bint ownership):
-        """The tables have, durably, what stands before `position`; and, with the mutex held,
-        perhaps other owners."""
+        """Note a commit: the tables durably have the frames before `position` and, if the mutex is
+        held, perhaps other owners."""
         xj_raise(&self.shared.applied, position)
         xj_raise(&self.shared.synced, position)
         if ownership:
@@ -352,9 +353,9 @@ cdef class Journal:
 
     def live_end(self, uint64_t position, uint64_t generation, uint64_t mark=0,
                  uint64_t oldest=0):
-        """Where the unbroken run of live frames from `position` on ends: what to trust after a
-        power cut, when it is unknown how far the journal came. From the position `mark` on, a frame
-        of a version before `oldest` was left behind by a process that died, and does not live."""
+        """The end of the unbroken run of valid frames from `position` on, when the journal's end is
+        unknown after a power loss. From the position `mark` on, a frame with a version before
+        `oldest` is not valid: a process died before it had moved the tail."""
         cdef uint64_t end
         self._enter()
         with nogil:
@@ -362,16 +363,16 @@ cdef class Journal:
         self.busy -= 1
         return end
 
-    # ---- what every append follows -------------------------------------------------------
+    # ---- the ends of topics -------------------------------------------------------
 
     def learn(self, uint64_t topic, uint64_t next_offset, int64_t publish_time, uint64_t at,
               uint64_t generation, uint64_t version):
-        """What the tables say of a topic as of position `at`, read when the header had this
-        `version`. False if the journal knows more by now."""
+        """Load a topic's end from the tables: as of position `at`, read when the header had this
+        `version`. False if the journal is ahead of that by now."""
         return self.learn_all([(topic, next_offset, publish_time)], at, generation, version)
 
     def learn_all(self, list rows not None, uint64_t at, uint64_t generation, uint64_t version):
-        """The same of several topics, in one hold of the mutex; `rows` has (topic, next offset,
+        """The same for several topics, in one hold of the mutex; `rows` has (topic, next offset,
         publish time) of each."""
         cdef Py_ssize_t n = PyList_GET_SIZE(rows)
         cdef Py_ssize_t i
@@ -403,7 +404,7 @@ cdef class Journal:
     # ---- flush ---------------------------------------------------------------------------
 
     def flush_to(self, uint64_t end, uint64_t generation):
-        """Wait until everything before `end` is durable; 0, or what came of it instead."""
+        """Wait until everything before `end` is durable; returns 0, or another outcome."""
         cdef int error = 0
         cdef int outcome
         if self.ring.memory == NULL:
@@ -421,7 +422,7 @@ cdef class Journal:
         return slowest
 
     def flush_all(self):
-        """Flush all that is there now, also what no thread waits for."""
+        """Flush everything that was appended so far."""
         cdef int error = 0
         cdef uint64_t tail = xl_load64(&self.shared.tail)
         cdef uint64_t generation = xl_load64(&self.shared.generation)
@@ -445,29 +446,29 @@ cdef class Journal:
         self._request_checkpoint()
 
     def expect(self):
-        """What `await_due` takes. The next append of this process ends a wait for ever, even if
-        another process should make the next checkpoint: it may be dead."""
+        """The counter for `await_due`. From now on an append of this process ends a wait without a
+        time limit, because the process that should make the next checkpoint may be dead."""
         self.idle = True
         return xl_load(&self.due)
 
     def await_due(self, uint32_t seen, double seconds):
-        """Sleep until a checkpoint is wanted that was not when `expect` gave `seen`, `seconds`
-        at most (below 0: for ever)."""
+        """Sleep until a checkpoint is requested after `expect` returned `seen`, at most `seconds`
+        (below 0: for ever)."""
         cdef uint32_t* word = &self.due
         if seconds >= 0:
-            self.idle = False   # it wakes by itself: no append need wake it
+            self.idle = False   # it wakes by itself, without an append
         self.watchers += 1
         with nogil:
             xl_wait(word, seen, <int64_t>(seconds * 1e9))
         self.watchers -= 1
 
     def gather(self, uint64_t start, uint64_t stop, uint64_t generation):
-        """The entries of the frames between two positions, by topic: a context manager that
-        gives a list of Bundles."""
+        """The entries between two positions, by topic: a context manager that returns a list of
+        Bundles."""
         cdef Frames frames = Frames.__new__(Frames)
         self._enter()
         frames.journal = self
-        # The GIL is kept: a busy thread would not give it back for 5 ms each time.
+        # Keep the GIL: each time it is released, a busy thread may keep it for 5 ms.
         if not frames.fill(start, stop, generation):
             raise MemoryError
         return frames
@@ -476,9 +477,9 @@ cdef class Journal:
 
     def collect(self, uint64_t topic, uint64_t offset, uint64_t start, uint64_t stop,
                 uint64_t generation, Py_ssize_t most, bint packed=False):
-        """A topic's entries from the one that holds `offset` on, `most` bytes or a little more:
-        (last offset, copy of the entry, the position behind it). `packed`: as few and large
-        entries as they can be packed into. Raises JournalOverwritten."""
+        """A topic's entries from the one that holds `offset` on, about `most` bytes: (last offset,
+        copy of the entry, the position after it). `packed`: combined into few large entries. Raises
+        JournalOverwritten."""
         if packed:
             return _collect_packed(self, topic, offset, start, stop, generation, max(most, 0))
         cdef list entries = []
@@ -509,8 +510,8 @@ cdef class Journal:
             raise JournalOverwritten("the journal was overwritten while it was read")
 
     def end_of(self, uint64_t topic, uint64_t start, uint64_t stop, uint64_t generation):
-        """(next offset, publish time) behind a topic's last frame between two positions; None
-        if it has none there. Raises JournalOverwritten."""
+        """(next offset, publish time) after a topic's last frame between two positions; None if it
+        has none there. Raises JournalOverwritten."""
         cdef Tail tail
         cdef uint64_t position = start
         cdef Found found

@@ -1,8 +1,7 @@
-# The footer of an entry, and how an entry is read. (_native/sections.h has the sections before it.)
+# The footer of an entry, and opening an entry. (_native/sections.h has the sections before it.)
 #
-# The footer stands last because only it depends on where the entry lands in the log: the sections
-# are written and summed before the critical section, and inside it only these 64 bytes are filled
-# in.
+# The footer is last because only it depends on the entry's offset: the sections are written and
+# checksummed before the critical section, in which only these 64 bytes are filled in.
 #
 #   offset  size  field
 cdef enum:
@@ -137,7 +136,7 @@ cdef int _read_footer(const char* start, size_t size, Laid* laid) noexcept nogil
 
 
 cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
-    """Find the sections of an entry all of whose checksums hold, and that is not compressed."""
+    """Find the sections of an uncompressed entry, and verify all of its checksums."""
     cdef int damage = _read_footer(start, size, laid)
     if damage == WHOLE and laid.version == COMPRESSED:
         return NO_FOOTER
@@ -150,7 +149,7 @@ cdef int _lay_out(const char* start, size_t size, Laid* laid) noexcept nogil:
 
 
 cdef bint _is_sound(const char* entry, size_t size) noexcept nogil:
-    """Do all of the checksums hold of an entry that is not compressed?"""
+    """Do all checksums of an uncompressed entry hold?"""
     cdef Laid laid
     if _read_footer(entry, size, &laid) != WHOLE or laid.version == COMPRESSED:
         return False

@@ -1,15 +1,15 @@
 # A lock of threads that changes hands only under the interpreter's lock (the GIL).
 #
-# Python's own lock is handed to a sleeping thread, which then holds it while it waits for the GIL.
-# The running thread finds it taken, sleeps too, and from then on every call costs a switch of
-# threads. Here a thread that was woken takes the lock once it has the GIL, if it is free then.
+# Python's own lock passes to a sleeping thread, which then holds it while it waits for the GIL. The
+# running thread finds it taken, sleeps too, and every call costs a switch of threads. Here a woken
+# thread takes the lock once it has the GIL, if it is free then.
 
 cdef extern from "pythread.h" nogil:
     unsigned long PyThread_get_thread_ident()
 
 
 cdef double LONGEST_WAIT = 1e9      # seconds
-# A signal may come just before the sleep, and must not wait for the end of it.
+# Sleep in slices, because a signal may come just before the sleep.
 cdef int64_t SLICE_NS = 500_000_000
 
 
@@ -17,8 +17,8 @@ cdef int64_t SLICE_NS = 500_000_000
 cdef class Lock:
     """A reentrant lock: `with lock`, `acquire` and `release` as of `threading.RLock`.
 
-    A signal handler runs during a wait, and may end it by raising. A child that is forked off
-    during a wait raises EngineClosedError: the holder is a thread of its parent's (rule C5).
+    A signal handler may run during a wait, and end it by raising. In a child that is forked during
+    a wait, it raises EngineClosedError, because the holder is a thread of the parent (rule C5).
     """
 
     cdef unsigned long owner    # 0: it is free
@@ -38,7 +38,7 @@ cdef class Lock:
         return True
 
     cdef bint _wait(self, int64_t ns) except -1:
-        """Return once it is free; False if that takes longer than `ns`."""
+        """Wait until it is free; False if that takes longer than `ns`."""
         cdef int64_t end = INT64_MAX if ns < 0 else xl_now() + ns
         cdef int64_t left
         cdef int before = _generation
@@ -59,7 +59,7 @@ cdef class Lock:
                 if before != _generation:
                     raise _inherited()
             except BaseException:
-                self._wake()  # the wake-up that ended this wait may have been the only one
+                self._wake()  # pass on the wake-up, which may have been the only one
                 raise
         return True
 
@@ -75,13 +75,14 @@ cdef class Lock:
             self._wake()
 
     def acquire(self, bint blocking=True, double timeout=-1):
-        """Take it, or wait `timeout` seconds for it (below 0: for ever); is it taken?"""
+        """Take it, waiting up to `timeout` seconds (below 0: for ever). Returns whether it was
+        taken."""
         if not blocking:
             return self.take(0)
         return self.take(-1 if timeout < 0 else <int64_t>(min(timeout, LONGEST_WAIT) * 1e9))
 
     def release(self):
-        """Leave it; RuntimeError in a thread that does not hold it."""
+        """Release it; RuntimeError in a thread that does not hold it."""
         if not self.is_mine():
             raise RuntimeError("cannot release a lock that this thread does not hold")
         self.leave()

@@ -1,8 +1,8 @@
-# What a checkpoint changes in the tables, for many topics at a time: rows in, rows out. Who calls
-# this reads and writes them, with one call of LMDB's for many rows.
+# The changes of a checkpoint to the tables, for many topics at a time. The caller reads and writes
+# the rows, with one call of LMDB for many rows.
 #
-# It takes topics whose rows are as they should be; all others are `others`, for the caller to
-# treat one by one.
+# It processes topics with intact rows; all others are in `others`, for the caller to process one by
+# one.
 
 cdef extern from *:
     uint64_t _swapped "__builtin_bswap64"(uint64_t) noexcept nogil
@@ -20,8 +20,8 @@ cdef bytes _pair(uint64_t first, uint64_t second):
 
 
 cdef bytes _row_of(list found, Py_ssize_t* at, bytes key):
-    """The row under this key, where `found` has (key, row) pairs in the order of the keys that are
-    asked for, and lacks some; `at` is how far it was read."""
+    """The row with this key, or None. `found` has (key, row) pairs in the order of calls; `at` is
+    how far it was read."""
     cdef tuple item
     if at[0] < PyList_GET_SIZE(found):
         item = <tuple>found[at[0]]
@@ -39,13 +39,13 @@ def topic_keys(list bundles not None):
 
 @cython.final
 cdef class Merge:
-    """The bundles of some topics, as they go into the tables."""
+    """Merges the bundles of some topics into the tables."""
 
     cdef list bundles
     cdef list rows              # of their topics, as they were
     cdef list producer_keys
     cdef list last_sequences
-    cdef readonly list others   # bundles that must go another way
+    cdef readonly list others   # bundles that the caller must process
     cdef readonly list damaged  # keys of producers whose rows cannot be read
 
     def __cinit__(self, list bundles not None, list rows not None, int64_t latest, size_t most):
@@ -159,7 +159,7 @@ cdef bint _continues(Bundle bundle, bytes row, int64_t latest):
 
 
 cdef bytes _advanced(Bundle bundle, bytes row):
-    """The topic's row behind the bundle."""
+    """The topic's row after the bundle."""
     cdef Py_ssize_t size = PyBytes_GET_SIZE(row)
     cdef bytes fresh = PyBytes_FromStringAndSize(PyBytes_AS_STRING(row), size)
     cdef char* at = PyBytes_AS_STRING(fresh)
@@ -184,12 +184,13 @@ cdef bint _is_small(Bundle bundle, bytes data, size_t most, size_t small):
     cdef Laid laid
     if size >= most or size > max(small, 4 * bundle.nbytes):
         return False
-    # A topic that was compressed before: this process may lack the library.
+    # The topic was compressed before, and this process may lack the library.
     return _read_footer(PyBytes_AS_STRING(data), size, &laid) != WHOLE or laid.version != COMPRESSED
 
 
 cdef Entry _sound_entry(bytes data):
-    """None for what is damaged, which stays where it is, to be named; or a reference to a segment."""
+    """The entry, or None: for a reference to a segment, and for a damaged entry, which stays in
+    place, where reading it reports the damage."""
     try:
         return Entry(data)
     except ValueError:

@@ -1,4 +1,4 @@
-# One message of an entry, decoded when it is asked for.
+# `Message`: one message of an entry, decoded on demand.
 
 cdef object VALUE_NAME = "value"
 cdef object _EPOCH = _datetime.datetime(1970, 1, 1, tzinfo=_datetime.timezone.utc)
@@ -7,8 +7,8 @@ cdef int REPR_BYTES = 40
 
 @cython.final
 cdef class Deserializer:
-    """What a reader makes of the values and keys of the topic with that name: a function of bytes
-    for each, or None: bytes as they are."""
+    """The deserializers of a reader of this topic, for values and keys: functions of bytes, or
+    None."""
 
     def __init__(self, str topic not None, object value, object key):
         self.topic, self.value, self.key = topic, value, key
@@ -64,7 +64,7 @@ cdef class Message:
         raise TypeError("a Message is made by a Reader")
 
     def __getattribute__(self, name):
-        # The attribute that every reader asks for is found without a look-up in the type.
+        # Check the most frequent attribute first, without a lookup in the type.
         if name is VALUE_NAME:
             return _value(self.entry, self.index)
         return PyObject_GenericGetAttr(self, name)
@@ -154,7 +154,7 @@ cdef class Message:
         return hash((self.offset, self.epoch, self.publish_time, self.sequence_id))
 
     def __reduce__(self):
-        # As an entry of its own, which has all of its fields and a checksum.
+        # Pickle it as an entry with one message, which has all of its fields and a checksum.
         _, data = keep(self.entry, [self.index], self.entry.laid.topic)
         return _restored, (data, self.entry.loads)
 
@@ -169,7 +169,7 @@ def _restored(bytes data not None, Deserializer loads):
 
 
 cdef tuple _parts(Message message):
-    # What is most likely to differ comes first.
+    # Compare first what is most likely to differ.
     return (
         message.offset, message.publish_time, message.sequence_id, message.epoch,
         message.producer_name, message.event_time, message.raw_key, message.raw_value,

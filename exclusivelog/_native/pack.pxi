@@ -1,14 +1,12 @@
-# Packing: many small entries of one topic become few large ones, column by column. What was
-# sent one message at a time then takes no more room, and is read no slower, than what was
-# sent in batches.
+# Packing: combines many small entries of one topic into few large ones, column by column. Then
+# messages that were sent one at a time take the same room, and are read as fast, as batches.
 #
-# Entries go together as long as one footer fits all: the same epoch, session and producer,
-# offsets without a gap. Publish times and sequence ids get columns of their own where they
-# differ. What compaction has left of a topic goes together in the same way, with a column of
-# gaps.
+# Entries are combined if one footer fits all: the same epoch, session and producer, and offsets
+# without a gap. Publish times and sequence ids get columns of their own if they differ. Entries of
+# a compacted view are combined in the same way, with a column of gaps.
 
 cdef bint _follows(const Laid* a, const Laid* b, const Laid* first) noexcept nogil:
-    """May the entry `b` stand behind `a` in an entry that begins with `first`?"""
+    """May the entry `b` follow `a` in an entry that begins with `first`?"""
     if _end_of(a) > b.base_offset or (a.gaps == NULL and _end_of(a) != b.base_offset):
         return False
     return (a.session == b.session
@@ -24,7 +22,7 @@ cdef int64_t _last_sequence(const Laid* part) noexcept nogil:
     return part.base_sequence + part.count - 1
 
 
-# What the entries of a run add up to.
+# The sums over the entries of a run.
 cdef struct Sums:
     uint32_t count
     uint16_t flags
@@ -70,7 +68,7 @@ cdef inline uint32_t _shift_offsets(uint32_t* to, const uint32_t* given, size_t 
 
 
 cdef void _pack(const Laid* parts, Py_ssize_t n, const Space* to) noexcept nogil:
-    """Write the run as one entry, whole but for its place and checksum, into zeroed memory."""
+    """Write the run as one entry into zeroed memory, without topic and checksum."""
     cdef const Laid* part
     cdef size_t index = 0
     cdef size_t k, j
@@ -151,7 +149,7 @@ cdef _pack_parts(const Laid* parts, Py_ssize_t n, size_t most, list packed):
 
 cdef Py_ssize_t _run_length(const Laid* parts, Py_ssize_t n, size_t most,
                             Sums* sums) noexcept nogil:
-    """How many of the parts go together into an entry of at most `most` bytes; one at least. Their
+    """How many of the parts fit into an entry of at most `most` bytes, at least one; computes their
     sums."""
     cdef Sums more
     cdef Py_ssize_t length = 1
@@ -168,7 +166,7 @@ cdef Py_ssize_t _run_length(const Laid* parts, Py_ssize_t n, size_t most,
 
 # ---- keeping some ------------------------------------------------------------------------
 
-# One message of an entry as an entry of its own, without its bytes being copied.
+# One message of an entry as an entry of its own, without copying its bytes.
 cdef struct _Single:
     uint32_t[2] values
     uint32_t[2] keys
@@ -209,8 +207,8 @@ cdef void _single_out(Entry entry, uint32_t i, uint64_t topic, _Single* single, 
 
 
 def keep(Entry entry not None, list indices not None, uint64_t topic):
-    """The entry with these of its messages alone, at their own offsets, as one of `topic`:
-    (last offset, bytes). `indices` rise."""
+    """(last offset, bytes) of an entry of `topic` with only these messages, at their own offsets.
+    `indices` must rise."""
     cdef Py_ssize_t n = PyList_GET_SIZE(indices)
     cdef Laid* parts = <Laid*>calloc(max(n, 1), sizeof(Laid))
     cdef _Single* singles = <_Single*>calloc(max(n, 1), sizeof(_Single))
@@ -229,7 +227,7 @@ def keep(Entry entry not None, list indices not None, uint64_t topic):
                 raise ValueError(_UNSOUND)
             _single_out(entry, indices[i], topic, &singles[i], &parts[i])
             _add_up(parts, i, &sums)
-        sums.flags |= GAPS  # also where there is none: it says that there may be some behind it
+        sums.flags |= GAPS  # set even without gaps, because the next entry may have some
         return _end_of(&parts[n - 1]) - 1, _pack_run(parts, n, &sums)
     finally:
         free(parts)
@@ -261,7 +259,7 @@ def pack_kept(list entries not None, size_t most):
 
 
 def decompressed(data not None):
-    """The bytes of an entry as they are when it is not compressed. ValueError if it is damaged."""
+    """The uncompressed bytes of an entry. ValueError if it is damaged."""
     cdef Entry entry = Entry(data)
     cdef Sums sums
     entry.check()

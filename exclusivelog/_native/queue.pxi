@@ -1,9 +1,8 @@
-# The queue: how long a waiter leaves a free topic to others, and which waiter is next.
+# The queue of a topic: settle delays, and the selection of the next waiter.
 #
-# The queue's table is the heap that all processes share: its keys sort as rule D1 says, a B+tree
-# keeps them sorted at a cost that grows with the logarithm of their number, and the durable commit
-# of a promotion takes the winner out of it. What is compiled here walks it from the best waiter on,
-# and makes no Python object of those that it passes over except to check whether they live.
+# The queue is a table whose keys sort in the order of rule D1, a B+tree that all processes share;
+# the commit of a promotion removes the winner. The code here reads it from the best waiter on, and
+# makes no Python objects of waiters that it passes over, except to check their liveness.
 #
 #   key     topic (u64), 2^63-1 - priority (u64), creation (u64, ns), tie (u32), session (u64); all
 #           big-endian
@@ -25,8 +24,8 @@ cdef uint64_t _comparisons = 0
 
 
 def passed():
-    """How often this process has come through here so far: promotions that were selected, and
-    epochs that a row was compared with. Tests ask it whether the ledger decides by these."""
+    """Counters of this process: promotions that were selected, and epochs that were compared with a
+    row. Tests use them to check that the ledger decides by this code."""
     return {"selections": _selections, "comparisons": _comparisons}
 
 
@@ -50,9 +49,8 @@ cdef uint64_t _eligible_at(uint64_t created, uint64_t delay, uint64_t freed) noe
 
 
 def delay(int64_t priority, uint64_t settle, known):
-    """How long a waiter that has just come leaves a topic to better ones: none of its `settle`
-    for the best priority of `known`, all of it for the lowest, in proportion in between; all of it
-    where the two are one, or None.
+    """The settle delay of a new waiter: 0 for the best priority of `known`, all of `settle` for the
+    lowest, in proportion in between; all of it if these are equal, or `known` is None.
 
     >>> [delay(priority, 900, (3, 0)) for priority in (4, 3, 2, 1, 0, -1)]
     [0, 0, 300, 600, 900, 900]
@@ -64,8 +62,8 @@ def delay(int64_t priority, uint64_t settle, known):
 
 
 def eligible_at(uint64_t created, uint64_t delay, uint64_t freed):
-    """From when on a waiter may have a topic that is free since `freed`: at once if it had been
-    in the queue for its delay by then.
+    """The time from which a waiter may own a topic that has been free since `freed`: at once if it
+    had waited in the queue for its delay by then.
 
     >>> eligible_at(100, 900, freed=1000), eligible_at(101, 900, freed=1000)
     (1000, 1900)
@@ -95,7 +93,7 @@ cdef inline uint64_t _big64(const uint8_t* at) noexcept nogil:
 
 
 cdef const uint8_t* _skip(const uint8_t* at, const uint8_t* end, int depth) noexcept nogil:
-    """What stands behind one msgpack value; NULL if it is none, or is cut off."""
+    """The end of one msgpack value; NULL if it is invalid or cut off."""
     cdef uint8_t kind
     cdef size_t size = 0
     cdef size_t items = 0
@@ -155,7 +153,7 @@ cdef const uint8_t* _skip(const uint8_t* at, const uint8_t* end, int depth) noex
 
 cdef const uint8_t* _take_number(const uint8_t* at, const uint8_t* end,
                                  uint64_t* number) noexcept nogil:
-    """The same for a number from 0 on, which is taken."""
+    """The same for an unsigned number, which is stored."""
     cdef const uint8_t* behind = _skip(at, end, 0)
     cdef int i
     if behind == NULL:
@@ -211,8 +209,9 @@ cdef bint _read_waiter(const char* key, const uint8_t* at, Py_ssize_t size,
 
 @cython.final
 cdef class Selection:
-    """The waiter that is next, as rows of the queue: the `winner` (None: none yet), and those that
-    were passed over as `dead` or `stale`. `retry_waiter` may have the topic at the time `retry_at`."""
+    """The result of `select`, as rows of the queue: the `winner` (None: none yet), and the waiters
+    that were passed over as `dead` or `stale`. `retry_waiter` may have the topic at the time
+    `retry_at`."""
 
     cdef readonly bytes winner
     cdef readonly list dead
@@ -223,16 +222,16 @@ cdef class Selection:
 
 def select(rows, uint64_t topic, uint64_t epoch, alive, *, uint64_t now, uint64_t freed, known,
            bytes target, uint64_t until):
-    """The first waiter of a free topic, in the order of the queue, that may have it now.
+    """Select the first waiter, in the order of the queue, that may own a free topic now.
 
-    - `rows`: (key, data) of the queue's table from the topic's first one on; it is read up to the
-      one that is found, or behind the topic's last. Another order than the keys' is refused.
-    - `alive`: called with (slot, engine id) of each that is considered.
-    - `epoch`: a waiter that claims another one is stale.
+    - `rows`: (key, data) of the queue's table from the topic's first row on, in the order of the
+      keys; read up to the winner, or past the topic's last row.
+    - `alive`: called with (slot, engine id) of each waiter that is considered.
+    - `epoch`: a waiter that claims another epoch is stale.
     - `now`, `freed`, `known`: as for `eligible_at` and `delay`. The best waiter decides for all.
-    - `target`: where the topic is in transit (until `until`), only waiters of this engine count.
+    - `target`: if the topic is in transit (until `until`), only waiters of this engine count.
 
-    Raises ValueError for a row that is none.
+    Raises ValueError for an invalid or misplaced row.
     """
     global _selections
     cdef Selection found = Selection.__new__(Selection)

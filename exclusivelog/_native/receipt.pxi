@@ -2,7 +2,7 @@
 
 def _forget_callbacks():
     global _calling_back, _due_first, _due_last
-    _calling_back = _threading.Lock()   # the parent's may be held by a thread of the parent's
+    _calling_back = _threading.Lock()   # a parent's lock may be held by one of its threads
     _due_first = _due_last = None
 
 
@@ -19,7 +19,7 @@ _calling_back = _threading.Lock()
 
 
 def run_callbacks():
-    """Call what `add_done_callback` asked for, for outcomes known since.
+    """Run the callbacks of batches whose outcomes are known.
 
     A thread that settles batches calls this once it holds no lock: a callback may send again. One
     thread at a time calls back, so that callbacks run in the order of the outcomes.
@@ -115,7 +115,7 @@ cdef class Receipt:
         It runs in the thread that commits: it should be brief.
         """
         cdef list fresh = []
-        due = (self, callback)  # made first: from here on no other thread comes between
+        due = (self, callback)  # made first, so that no other thread runs from here on
         if self.batch.state >= DONE:
             _call_back(callback, self)
         else:
@@ -141,7 +141,8 @@ cdef class Receipt:
             for _ in range(NOTIFY_TRIES):
                 try:
                     loop.call_soon_threadsafe(settle)
-                except MemoryError:  # for a moment: a task that is never notified waits for ever
+                except MemoryError:
+                    # Temporary, so retry: a task that is not notified waits for ever.
                     _time.sleep(RETRY_NS / 1e9)
                     continue
                 except RuntimeError:

@@ -1,8 +1,8 @@
-# The calls of a shared state that a program makes most often: to get a map's key, and to set one.
+# The most frequent calls of a shared state: get and set a map's key.
 #
 # Each is one compiled step if this process owns the topic and the journal has room. Otherwise it
-# returns NOT_NOW, and state/shared.py waits, or raises. The threads of a process share the
-# interpreter: only a shorter write makes many of them faster (rule I5).
+# returns NOT_NOW, and state/shared.py waits, or raises. The threads of a process share the GIL, so
+# that their throughput depends on the time of one write (rule I5).
 #
 # The classes here are the compiled bases of those in state/, with the fields that these calls read.
 
@@ -11,7 +11,7 @@ ANY = _ANY              # a key may have any value, or none
 _NOT_NOW = object()
 NOT_NOW = _NOT_NOW      # the call has to wait, or it has to raise
 cdef Py_ssize_t SET_AT_ONCE = 64 << 10      # bytes; state/shared.py appends larger messages
-# A lock that is held for longer is held by a thread that waits for something else.
+# A thread that holds a lock for longer is waiting for something else.
 cdef int64_t SHORT_WAIT_NS = 50_000_000
 cdef dict _of_threading = _threading.__dict__
 
@@ -21,17 +21,18 @@ cdef class OwnershipBase:
 
     cdef public object producer     # None: this process is not the owner
     cdef public object asked        # the producer that must be released before the next write
-    cdef public int64_t checked     # the ownership version as of which the topic was still ours
+    # The ownership version at which this process last found itself the owner.
+    cdef public int64_t checked
 
     cdef bint surely_held(self) except -1:
-        """Is it certain, without asking the producer, that the topic is still ours?"""
+        """Is this process certainly still the owner, without asking the producer?"""
         cdef Appender appender = self.producer.sender.appender
         return (appender.journal is not None
                 and <int64_t>xl_load64(&appender.journal.shared.version) == self.checked)
 
 
 cdef class ReplicaBase:
-    """Of `Replica` in state/shared.py: how far the copy in memory has come."""
+    """Of `Replica` in state/shared.py: the position of the copy in memory."""
 
     cdef public int64_t position    # all messages before it are applied
     cdef public bint torn           # was an apply interrupted?
@@ -92,7 +93,7 @@ cdef class SharedBase:
 
     def _get_at_once(self, bytes name not None, bint latest):
         """A key's value as bytes, None if it has none; `NOT_NOW` if messages must be read first, or
-        a flush be waited for. No other thread runs meanwhile: so no lock is needed if it is free."""
+        a flush awaited. No other thread runs meanwhile, so that a free lock need not be taken."""
         cdef MapBase content = self._content
         if not self._is_usable() or self._lock.owner or self._replica.torn:
             return _NOT_NOW
@@ -108,8 +109,8 @@ cdef class SharedBase:
     # ---- set -----------------------------------------------------------------------------
 
     def _set_at_once(self, bytes name not None, bytes data, expected, bint patient):
-        """Set a key's value, or remove it: (was it done, value before, what is to be flushed
-        before that is acknowledged). `NOT_NOW` if that cannot be done at once; then nothing is done.
+        """Set a key's value, or remove it: (was it done, value before, append to be flushed before
+        it is acknowledged). `NOT_NOW`, without an effect, if that cannot be done at once.
 
         - `name`, `data`: as bytes; None as `data` removes the key.
         - `expected`: the value that the key must have, as bytes, or None for none; `ANY`.
@@ -131,14 +132,14 @@ cdef class SharedBase:
     cdef _set_inside(self, bytes name, bytes data, expected, bint patient):
         cdef MapBase content = self._content
         cdef OwnershipBase ownership = self._ownership
-        # All is checked again: another thread may have changed it while this one waited.
+        # Check everything again: another thread may have changed it during the wait.
         if (ownership.producer is None or ownership.asked is not None or self._closing
                 or self._replica.torn or not self._works() or not ownership.surely_held()):
             return _NOT_NOW
         before = content.entries.get(name)
         if (expected is not _ANY and before != expected) or (before is None and data is None):
             made = expected is _ANY or before == expected
-            return made, before, self._unflushed  # it rests on what was appended last
+            return made, before, self._unflushed  # the result depends on the last append
         if PyBytes_GET_SIZE(name) + (0 if data is None else PyBytes_GET_SIZE(data)) >= SET_AT_ONCE:
             return _NOT_NOW
         if not self._append_item(name, data, patient):
@@ -146,7 +147,7 @@ cdef class SharedBase:
         return True, before, self._unflushed
 
     cdef bint _append_item(self, bytes name, bytes data, bint patient) except -1:
-        """Append and apply; False if nothing was appended, for whatever reason."""
+        """Append and apply; False if nothing was appended."""
         cdef Piece piece
         cdef Placing placing
         sender = self._ownership.producer.sender

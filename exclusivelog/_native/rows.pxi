@@ -1,4 +1,4 @@
-# The topic row, which a writer is compared with.
+# The topic row, with which appends compare their session.
 #
 #   offset  size  field
 cdef enum:
@@ -22,8 +22,8 @@ cdef enum:
 
 TERMINATED = 1
 DELETED = 2
-RECREATED = 4   # made again after it was deleted; no session has owned it since
-COMPRESSED_TOPIC = 8    # a row of the table `meta` says how new entries are compressed
+RECREATED = 4   # created again after a deletion, and not owned since
+COMPRESSED_TOPIC = 8    # a row of the table `meta` has its compression setting
 
 
 @cython.final

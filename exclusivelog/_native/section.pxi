@@ -1,19 +1,18 @@
-# Transactions, entered and left as a whole. An interrupt (Ctrl-C) comes between two
-# instructions of Python; here there are none between taking something and knowing of it,
-# so that whatever was taken is given back.
+# Transactions that are safe against interrupts. Ctrl-C comes between two instructions of Python;
+# here there are none between taking a lock and recording it, so that every lock is released.
 
 _of_parents = []  # transactions in which this process was forked off
 
 
 cdef class Gate:
-    """Counts the threads inside, and can be shut. The GIL makes each step atomic."""
+    """A gate: counts the threads inside, and can be shut. The GIL makes each step atomic."""
 
     cdef readonly Py_ssize_t inside
     cdef bint shut
     cdef bint ended
 
     def enter(self):
-        """Go in; waits while the gate is shut. False if it is shut for ever."""
+        """Enter; waits while the gate is shut. False if it is shut for ever."""
         cdef int generation = _generation
         while self.shut:
             if generation != _generation:
@@ -29,8 +28,8 @@ cdef class Gate:
         self.inside -= 1
 
     def close(self, double timeout):
-        """Shut the gate and wait until no thread is inside; False if that took too long (the
-        gate is shut all the same)."""
+        """Shut the gate and wait until no thread is inside; False if that took too long, and the
+        gate stays shut."""
         cdef int64_t end = xl_now() + <int64_t>(timeout * 1e9)
         self.shut = True
         while self.inside:
@@ -60,8 +59,8 @@ cdef _hold(lock):
 @cython.final
 @cython.freelist(16)
 cdef class Holding:
-    """`with Holding(lock)` is `with lock`, but a child that is forked off while its thread waits
-    for it does not wait for ever."""
+    """`with Holding(lock)` is `with lock`, but does not wait for ever in a child that is forked
+    during the wait."""
 
     cdef object lock
 
@@ -90,7 +89,7 @@ cdef class Section:
     this is committed. If it is `exclusive`, no append happens from before `caught_up(inside)`
     until all is over.
 
-    A child that is forked off inside (by a signal handler) leaves it without a trace: the
+    A child that is forked inside (by a signal handler) leaves it without any effect: the
     transaction and the mutexes are its parent's (rule C5).
     """
 
@@ -100,7 +99,7 @@ cdef class Section:
     cdef object begin
     cdef readonly Journal journal
     cdef bint exclusive
-    cdef readonly bint held     # no other process appends now
+    cdef readonly bint held     # appends are excluded
     cdef bint turned
     cdef int generation
     cdef object txn
@@ -167,7 +166,7 @@ cdef class Section:
             raise
 
     cdef _leave_to_the_parent(self, txn):
-        _of_parents.append(txn)  # to abort it would free the parent's place among the readers
+        _of_parents.append(txn)  # aborting it would free the parent's place in the table of readers
         self.held = self.turned = False
 
     cdef _let_others(self):
@@ -196,7 +195,7 @@ cdef class Section:
         except BaseException as failure:
             error = failure
         try:
-            if writing and not tried:  # else it is unknown what a failed commit has done
+            if writing and not tried:  # else the effect of a failed commit is unknown
                 self.undo(inside)
         finally:
             self._give_back(txn)
@@ -215,14 +214,15 @@ cdef class Section:
             txn.commit()
         except BaseException:
             if self.held:
-                self.journal.committed(0, True)  # its outcome is unknown: all must read again
+                # The outcome is unknown, so that all processes must read again.
+                self.journal.committed(0, True)
             raise
         if self.journal is not None:
             self.journal.committed(position, self.held)
 
     cdef _give_back(self, txn):
         try:
-            txn.abort()  # it does nothing where that is over
+            txn.abort()  # no effect if it has ended
         finally:
             self._let_others()
             self.gate.leave()
@@ -230,7 +230,7 @@ cdef class Section:
                 self.lock.release()
 
     cdef _wake(self, inside):
-        # An interrupt must not cost a waiter its wake-up: what it cut off is called once more.
+        # Repeat a call that an interrupt cut off, so that no waiter loses its wake-up.
         interrupt = None
         calls = None
         try:

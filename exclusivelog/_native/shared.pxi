@@ -1,5 +1,5 @@
-# Words in a file that several processes map: atomic access, futexes, and a word that the
-# kernel itself marks when the process that holds it dies (_native/futex.h, _native/liveness.h).
+# Words in a file that several processes map: atomic access, futexes, and liveness words, which the
+# kernel marks when their process dies (_native/futex.h, _native/liveness.h).
 
 cdef extern from "_native/futex.h":
     ctypedef struct xl_waiter:
@@ -49,7 +49,7 @@ def now():
 
 
 def set_clock_offset(int64_t ns):
-    """This process's own monotonic clock is so many nanoseconds ahead of the machine's."""
+    """Set how many nanoseconds this process's monotonic clock is ahead of the machine's."""
     global _clock_offset
     _clock_offset = ns
 
@@ -87,8 +87,8 @@ cdef class SharedWords:
 
     @property
     def lost(self):
-        """Has a store failed to reach the file (rule H2)? Then other processes see no more of
-        what is stored here."""
+        """Has a store failed to reach the file (rule H2)? Then other processes do not see later
+        stores."""
         return xg_lost(self.guard) != 0
 
     cdef uint32_t* word(self, Py_ssize_t offset) except NULL:
@@ -110,11 +110,11 @@ cdef class SharedWords:
         xl_store(self.word(offset), value)
 
     def add(self, Py_ssize_t offset, int64_t amount):
-        """Add to the word, modulo 2**32; the new value."""
+        """Add to the word, modulo 2**32; returns the new value."""
         return xl_add(self.word(offset), <uint32_t>amount)
 
     def mark(self, Py_ssize_t offset, uint32_t bits):
-        """Set these bits; the new value."""
+        """Set these bits; returns the new value."""
         return xl_or(self.word(offset), bits)
 
     def swap(self, Py_ssize_t offset, uint32_t expected, uint32_t value):
@@ -130,7 +130,7 @@ cdef class SharedWords:
         xl_store64(self.wide(offset), value)
 
     def taken(self, Py_ssize_t start, Py_ssize_t step, Py_ssize_t count):
-        """[(index, value)] of those of `count` 64-bit words, `step` bytes apart, that are not 0."""
+        """[(index, value)] of the nonzero words among `count` 64-bit words, `step` bytes apart."""
         cdef list found = []
         cdef uint64_t value
         cdef Py_ssize_t i
@@ -143,8 +143,8 @@ cdef class SharedWords:
         return found
 
     def clear(self, Py_ssize_t start, Py_ssize_t stop):
-        """Set all 64-bit words between two offsets to 0. Those that are 0 are not written to: a
-        page that is stored into has to be made writable first."""
+        """Set all 64-bit words between two offsets to 0. Does not store to words that are 0,
+        because the first store makes a page dirty."""
         cdef Py_ssize_t at
         self.wide(start)
         self.wide(stop - 8)
@@ -153,18 +153,18 @@ cdef class SharedWords:
                 xl_store64(<uint64_t*>(<char*>self.view.buf + at), 0)
 
     def wake(self, Py_ssize_t offset, int most=INT_MAX):
-        """Wake threads that sleep on the word; how many."""
+        """Wake threads that sleep on the word; returns how many."""
         return xl_wake(self.word(offset), most)
 
     def announce(self, Py_ssize_t offset):
-        """Something was appended to the topic whose counter this is: change it, and wake those that
-        sleep on it."""
+        """Change a topic's counter after an append, and wake the threads that sleep on it."""
         self.wide(offset + 8)
         _announce_at(self.word(offset))
 
     def sleep(self, Py_ssize_t offset, uint32_t expected, int64_t ns):
-        """Sleep while a topic's counter has this value, at most `ns`, and let writers know. How long
-        ago the append was announced that has ended the sleep, in ns; -1 if that is not known."""
+        """Sleep while a topic's counter has this value, at most `ns`, registered as a waiting
+        reader. Returns the ns since the append that ended the sleep was announced; -1 if
+        unknown."""
         cdef uint32_t* word = self.word(offset)
         cdef uint64_t* announced = self.wide(offset + 8)
         cdef uint64_t when
@@ -181,8 +181,7 @@ cdef class SharedWords:
         return max(0, xl_now() - _clock_offset - <int64_t>when)
 
     def watch(self, Py_ssize_t offset, uint32_t expected, int64_t ns):
-        """Look at the word, without sleeping, until it changes or `ns` have passed; True if
-        it changed."""
+        """Spin until the word changes or `ns` have passed; True if it changed."""
         cdef uint32_t* word = self.word(offset)
         cdef bint changed
         with nogil:
@@ -215,10 +214,10 @@ cdef class SharedWords:
 cdef class Hold:
     """Holds a word of a `SharedWords` as long as this process lives, or until `release`.
 
-    `node` is the offset of 8 bytes beside the word, for the kernel's list; `presence` that of a
-    word that its thread sleeps on, so that waking it proves that the memory is shared. Raises
-    OSError if the word is not 0 (BlockingIOError), and RuntimeError, as Python's own threads do,
-    if no thread could be started.
+    `node` is the offset of 8 bytes for the kernel's list; `presence` that of a word on which its
+    thread sleeps, so that waking it proves that the memory is shared. Raises OSError if the word is
+    not 0 (BlockingIOError), and RuntimeError, as Python's own threads do, if no thread could be
+    started.
     """
 
     cdef SharedWords words
@@ -238,7 +237,7 @@ cdef class Hold:
             raise RuntimeError("can't start new thread")
 
     def __dealloc__(self):
-        # The mapping goes with us: the kernel could not mark a word in it any more.
+        # Release it before the mapping is freed: the kernel could not mark the word any more.
         if self.holder != NULL:
             xl_let_go(self.holder)
 
@@ -248,7 +247,7 @@ cdef class Hold:
         return self.holder.tid if self.holder != NULL else 0
 
     def release(self):
-        """Set the word to 0 and wake those that watch it."""
+        """Set the word to 0, and wake the threads that watch it."""
         cdef xl_holder* holder = self.holder
         self.holder = NULL
         if holder != NULL:
@@ -256,7 +255,7 @@ cdef class Hold:
                 xl_let_go(holder)
 
     def forget(self):
-        """In a forked child: the thread is the parent's, there is nothing to release."""
+        """Drop it in a forked child, without releasing: the thread is the parent's."""
         self.holder = NULL
 
 
@@ -265,8 +264,8 @@ cdef class Hold:
 cdef class Finalizer:
     """A finalizer that releases a dropped object: it puts `item` into a deque, and wakes a sleeper.
 
-    The last reference may go anywhere, even inside a transaction or at an interrupt, so all
-    of it happens in C. A forked child's copy does nothing.
+    The last reference may be dropped anywhere, even inside a transaction or at an interrupt, so it
+    is all in C. In a forked child it has no effect.
     """
 
     cdef object item
@@ -285,18 +284,18 @@ cdef class Finalizer:
 
     def __dealloc__(self):
         if self.item is not None:
-            self.pull()
+            self.release()
 
-    def pull(self):
-        """Leave the item behind now."""
+    def release(self):
+        """Queue the item for release now."""
         item, self.item = self.item, None
         if item is not None and self.generation == _generation:
             self.left_behind.append(item)
             xl_add(self.words.word(self.counter), 1)
             xl_wake(self.words.word(self.counter), INT_MAX)
 
-    def let_go(self):
-        """Leave nothing behind."""
+    def detach(self):
+        """Disable the finalizer."""
         self.item = None
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -314,7 +313,7 @@ cdef extern from "<sys/mman.h>" nogil:
 @cython.final
 @cython.no_gc
 cdef class Mapping:
-    """`size` bytes of an open file, mapped for reading; also such as it does not have yet.
+    """`size` bytes of an open file, mapped for reading; may extend beyond the file's end.
 
     Python's own mmap keeps a file descriptor of its own, and takes only what the file has.
     A reader must ask for the file's size first: an access beyond it kills the process.
@@ -343,7 +342,7 @@ cdef class Mapping:
         PyBuffer_FillInfo(view, self, self.memory, self.size, 1, flags)
 
     def view(self, Py_ssize_t start, Py_ssize_t stop):
-        """The bytes from `start` to `stop`; they keep the mapping."""
+        """A view of the bytes from `start` to `stop`, which keeps the mapping."""
         return memoryview(self)[start:stop]
 
 cdef extern from "<fcntl.h>" nogil:
@@ -352,9 +351,9 @@ cdef extern from "<fcntl.h>" nogil:
 
 
 def start_writing(int fd, int64_t position, int64_t size):
-    """Let the disk begin with these bytes; the flush that must follow has less to do then."""
+    """Start writing these bytes to the disk, so that the later flush has less to do."""
     with nogil:
-        sync_file_range(fd, position, size, SYNC_FILE_RANGE_WRITE)  # no more than a hint
+        sync_file_range(fd, position, size, SYNC_FILE_RANGE_WRITE)  # only a hint
 
 cdef extern from "<sys/vfs.h>" nogil:
     cdef struct statfs_facts "statfs":
@@ -369,8 +368,7 @@ def file_system_magic(bytes path not None):
 
 
 def make_private(size_t start, size_t size):
-    """From now on what this process stores there is its own, and what others store it does not
-    see; it begins with zeros."""
+    """Replace the memory by private zeros: it is not shared with other processes any more."""
     cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED
     if mmap(<void*>start, size, PROT_READ | PROT_WRITE, flags, -1, 0) == MAP_FAILED:
         raise OSError(errno, _os.strerror(errno))

@@ -1,6 +1,6 @@
 # The last offset and publish time of each topic that this process appends to.
 
-# What the next message of a topic follows, as of position `at`.
+# The end of a topic, as of position `at` of the journal.
 cdef struct Tail:
     uint64_t topic          # 0: free
     uint64_t next_offset
@@ -17,7 +17,7 @@ cdef struct Tails:
 
 
 cdef void _follow(Tail* tail, const Found* found) noexcept nogil:
-    """Take the entry into account, if it is the topic's."""
+    """Update a topic's end by an entry."""
     if found.topic == tail.topic and found.position >= tail.at:
         tail.next_offset = found.base_offset + found.count
         tail.publish_time = max(tail.publish_time, _published(found))

@@ -1,8 +1,8 @@
-# Reading value by value, over the same entries as `Scan`: no message is made.
+# Reading value by value from the same entries as `Scan`, without making messages.
 
 cdef object _deserialized(Cursor cursor, Entry entry, object value, uint64_t behind):
-    # The function may use the cursor. A value that it fails on counts as read; one whose reading was
-    # interrupted does not.
+    # The deserializer may use the cursor. A value for which it fails counts as read; one whose
+    # reading was interrupted does not.
     cdef uint64_t position = cursor.position
     cursor.position = behind
     try:
@@ -40,7 +40,7 @@ cdef inline object _take_value(Cursor cursor, Entry entry, bint* taken):
 
 @cython.final
 cdef class Values:
-    """What `for value in reader.values()` walks."""
+    """The iterator of `for value in reader.values()`."""
 
     def __init__(self):
         raise TypeError("Values are made by a Cursor")

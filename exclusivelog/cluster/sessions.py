@@ -2,7 +2,7 @@
 
 `ClusterSession` is what `exclusivelog.backend.ProducerSession` describes: open, then fenced,
 closed, or handed over. After a hand-over within the process its producers go on with another
-session (`Following`). No transaction pauses it.
+session (`Following`). No effect: no transaction pauses it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ FOLLOWED_WITHIN = 5.0  # seconds for which a producer tries to follow a topic th
 
 
 class Committing(Protocol):
-    """Hands messages to the writers."""
+    """Passes messages to the writers."""
 
     def commit(self, owning: Owning) -> None:
         """Have this session's waiting messages passed on soon."""
@@ -79,7 +79,7 @@ class Host(Protocol):
 
     @property
     def committer(self) -> Committing:
-        """Hands messages to the writers."""
+        """Passes messages to the writers."""
 
     @property
     def registry(self) -> Registry:
@@ -383,7 +383,7 @@ class ClusterSession:
     has_announced = refuses("announcements")
 
     def resume(self) -> None:
-        """No transaction pauses it."""
+        """No effect: no transaction pauses it."""
 
     # ---- hand-over -----------------------------------------------------------------------
 
@@ -411,7 +411,7 @@ class ClusterSession:
                 self.sending.appender.close_with(error)
         if not follows:
             self.lose(error)
-        self._finalizer.let_go()
+        self._finalizer.detach()
         self._host.registry.unregister(self)
         assert self._resumed is not None
         self._resumed.set()
@@ -466,15 +466,15 @@ class ClusterSession:
             self._is_closed = True
             self.sending.appender.close_with(self._closed_error())  # what is queued is still sent
         if self._lost is not None or self.moved is not None or self._host.closed:
-            self._finalizer.let_go()
+            self._finalizer.detach()
             self._host.registry.unregister(self)
             return None
         try:
             failure = self._drain()
             self.owning.release(ANSWER_SECONDS)
-            self._finalizer.let_go()
+            self._finalizer.detach()
         except BaseException:
-            self._finalizer.pull()  # a closed producer must not stay an owner
+            self._finalizer.release()  # a closed producer must not stay an owner
             raise
         finally:
             self._host.registry.unregister(self)
@@ -493,7 +493,7 @@ class ClusterSession:
 
     def abandon(self) -> None:
         """Have the engine release a session that no producer has, as after an interrupt."""
-        self._finalizer.pull()
+        self._finalizer.release()
 
     def _closed_error(self) -> EngineClosedError:
         return EngineClosedError(

@@ -196,7 +196,7 @@ class LocalSession:
         self.listeners = Listeners(self._lock)
         self._finalizer = engine.worker.finalizer(session)
         if keeper is not None:
-            self._finalizer.let_go()
+            self._finalizer.detach()
         appender = _connect(engine, session, last_sequence, options, self._finalizer)
         self.sending = LocalSending(engine.ledger, engine.committer, appender, topic, options)
         self.pauses = Pauses(appender, topic, self._lock)
@@ -410,11 +410,11 @@ class LocalSession:
             releases = self.moved is None and self._lost is None and not self.engine.closed
             if releases and self._keeper is None:
                 self.engine.worker.release(self.session)
-            self._finalizer.let_go()
+            self._finalizer.detach()
         except BaseException:
             # After an interrupt or on a full disk, the worker releases it: a closed producer must
             # not stay an owner.
-            self._finalizer.pull()
+            self._finalizer.release()
             raise
         try:
             self.engine.committer.fail(self.sending.appender, self._closed_error())
@@ -432,7 +432,7 @@ class LocalSession:
 
     def abandon(self) -> None:
         """Have the engine release a session that no caller got, as after an interrupt."""
-        self._finalizer.pull()
+        self._finalizer.release()
 
     def _closed_error(self) -> EngineClosedError:
         return EngineClosedError(
@@ -575,7 +575,7 @@ class Following:
     def _hand_on(self, left: LocalSession, found: LocalSession, opened: bool) -> None:
         """Give the producers their next session; a second call continues where one failed."""
         self._engine.registry.unregister(left)
-        self._finalizer.let_go()
+        self._finalizer.detach()
         for listener in left.listeners.all():
             found.subscribe(listener, owner=opened and left.listeners.is_owner(listener))
             listener.moved_to(found, self.moved)
