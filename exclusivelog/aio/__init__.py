@@ -1,4 +1,4 @@
-"""The same names, awaitable: for programs built on asyncio.
+"""The public interface for asyncio: the same names, awaitable.
 
 ```python
 import exclusivelog.aio as xl
@@ -15,11 +15,11 @@ Every public name of `exclusivelog` is here, too, with the same parameters. Ever
 to wait is awaited, and never blocks the loop. What is only read, from memory or from the ledger,
 such as `topic.next_offset`, is not awaited.
 
-Whatever opens something can be awaited, or entered by `async with`, which also closes it:
+A call that opens something can be awaited, or entered by `async with`, which also closes it:
 `producer = await topic.producer()`, `async with topic.producer() as producer`.
 
-Cancellation at any await leaves nothing behind: no waiter, no owner, no message that was taken and
-lost. Only what has begun takes its course: a message that is being sent may be in the log.
+Cancellation at any await leaves no waiter, no owner, and loses no message that was read. A call in
+progress is completed: a message that is being sent may get into the log.
 
 docs/asyncio.md describes how it works, and what a call costs.
 

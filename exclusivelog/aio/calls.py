@@ -1,4 +1,4 @@
-"""Calls that wait, made by a task: in a thread, and cancelled without a trace.
+"""Waiting calls of a task, made in a thread, and their cancellation.
 
 A thread costs a task some 50 to 100 microseconds, and the loop goes on meanwhile.
 """
@@ -24,14 +24,14 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 
-GIVEN_BACK_SECONDS = 1.0  # a cancelled call waits so long for its clean-up
+GIVEN_BACK_SECONDS = 1.0  # the longest time that a cancelled call waits for its clean-up
 
 # ---- docstrings --------------------------------------------------------------------------
 
 
 def like(method: Callable[..., Any]) -> Callable[[F], F]:
-    """Give a function the docstring of a synchronous method; not its example, which does not
-    await. The signature is the function's own."""
+    """Give a function the docstring of a synchronous method, without its example, which does not
+    await."""
 
     def take(function: F) -> F:
         function.__doc__ = (method.__doc__ or "").partition(">>>")[0].rstrip()
@@ -43,7 +43,8 @@ def like(method: Callable[..., Any]) -> Callable[[F], F]:
 def in_task(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], asyncio.Task[R]]:
-    """The method's second form, which returns a task; cancelling it leaves no trace."""
+    """The method's second form, which returns a task; cancelling it has no further effect on the
+    ledger."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Task[R]:
         return asyncio.create_task(method(self, *args, **kwargs))
@@ -57,14 +58,14 @@ def in_task(
 
 
 async def in_thread(call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    """Run `call(*args, **kwargs)` in a thread of the loop's executor. If cancelled, it takes its
-    course."""
+    """Run `call(*args, **kwargs)` in a thread of the loop's executor. It runs to its end even if
+    cancelled."""
     return await in_executor(asyncio.get_running_loop(), functools.partial(call, *args, **kwargs))
 
 
 def in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> asyncio.Future[R]:
-    """`call()` in a thread of the loop's executor, or LedgerError: then it is never called,
-    though the executor has it in its queue by then."""
+    """Run `call()` in a thread of the loop's executor. If no thread can be started, raises
+    LedgerError, and never calls it, although it is in the executor's queue."""
     outcome: concurrent.futures.Future[R] = concurrent.futures.Future()
 
     def run() -> None:
@@ -85,9 +86,9 @@ def in_executor(loop: asyncio.AbstractEventLoop, call: Callable[[], R]) -> async
 
 
 async def opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
-    """Return what `call()` opens, in a thread. If cancelled meanwhile, pass that to `close` as
-    soon as it is there, even if the loop has ended by then. Wait for that, but not for long: the
-    ledger may be blocked."""
+    """Run `call()` in a thread, and return what it opens. If cancelled meanwhile, pass that to
+    `close` when `call` returns, even after the loop's end. Waits for that only for a short time, as
+    the ledger may be blocked."""
     made: list[R] = []
     abandoned = threading.Event()
 
@@ -97,7 +98,8 @@ async def opened(call: Callable[[], R], close: Callable[[R], object]) -> R:
             give_back()
 
     def give_back() -> None:
-        with contextlib.suppress(IndexError):  # it is not there yet, or the other thread closes it
+        with contextlib.suppress(IndexError):
+            # `call` has not returned, or the other thread closes it.
             close(made.pop())
 
     loop = asyncio.get_running_loop()
@@ -120,7 +122,7 @@ def drop_outcome(future: asyncio.Future[Any]) -> None:
 
 
 async def outcome_of(future: concurrent.futures.Future[R], end: Callable[[], object]) -> R:
-    """Wait for a request that was made. If cancelled, call `end` in a thread."""
+    """Wait for the future of a request. If cancelled, call `end` in a thread."""
     try:
         return await asyncio.shield(asyncio.wrap_future(future))
     except asyncio.CancelledError:
@@ -130,13 +132,13 @@ async def outcome_of(future: concurrent.futures.Future[R], end: Callable[[], obj
 
 # ---- long work in the loop -----------------------------------------------------------------
 
-STEPS_PER_SWITCH = 960  # messages that a task reads without a wait, until other tasks may run,
-STEPS_PER_CLOCK = 16  # ... or fewer: so often it looks at the clock,
-SWITCH_SECONDS = 0.005  # ... and lets others run after this time
+STEPS_PER_SWITCH = 960  # messages that a task reads without waiting before other tasks run,
+STEPS_PER_CLOCK = 16  # ... checking the clock after so many,
+SWITCH_SECONDS = 0.005  # ... to let others run after this time, too
 
 
 class Steps:
-    """Counts steps that did not wait: a task that makes no others must not block the loop."""
+    """Counts steps without a wait, so that a task that makes only those does not block the loop."""
 
     __slots__ = ("_count", "_since")
 
@@ -144,7 +146,7 @@ class Steps:
         self._count, self._since = 0, time.monotonic()
 
     def too_many(self) -> bool:
-        """Count one more; should other tasks run before it?"""
+        """Count a step. Returns whether other tasks should run before it."""
         self._count += 1
         if self._count % STEPS_PER_CLOCK:
             return False
@@ -155,7 +157,7 @@ class Steps:
 
 
 async def in_steps(begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
-    """Everything that this iterator gives; other tasks may run now and then, as by `Steps`."""
+    """Iterate over an iterator asynchronously; lets other tasks run as `Steps` says."""
     count, since = 0, time.monotonic()
     for found in begin():
         yield found
@@ -163,35 +165,38 @@ async def in_steps(begin: Callable[[], Iterator[T]]) -> AsyncIterator[T]:
         if count % STEPS_PER_CLOCK == 0 and (
             count >= STEPS_PER_SWITCH or time.monotonic() - since > SWITCH_SECONDS
         ):
-            await asyncio.sleep(0)  # the next one is not taken yet
+            await asyncio.sleep(0)  # before taking the next one, so that none is lost
             count, since = 0, time.monotonic()
 
 
 # ---- callbacks ---------------------------------------------------------------------------
 
-_running: set[asyncio.Future[Any]] = set()  # callbacks that are coroutines; loops do not keep them
-# {id of a synchronous object: the awaitable one}, which keeps it. Weak: what an application has
-# dropped is closed at once.
+# Running coroutines of callbacks, as loops refer to tasks only weakly.
+_running: set[asyncio.Future[Any]] = set()
+# {id of a synchronous object: the awaitable one}. Weak, so that an object is closed when the
+# application drops it.
 _twins: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Callbacks(Generic[T, R]):
-    """Calls an application's functions in its loop. Their first argument, a synchronous object, is
-    replaced by the awaitable one, which `make` makes."""
+    """Calls functions of the application in its loop. Replaces their first argument, a synchronous
+    object, by the awaitable one, made by `make`."""
 
     def __init__(self, make: Callable[[T], R]) -> None:
         self._make = make
         self._loop = asyncio.get_running_loop()
 
     def twin(self, sync: T) -> R:
-        """The awaitable object, always the same. In the loop's thread."""
+        """The awaitable object for a synchronous one, always the same. Called in the loop's
+        thread."""
         found: R | None = _twins.get(id(sync))
         if found is None:
             found = _twins[id(sync)] = self._make(sync)
         return found
 
     def of(self, function: Any) -> Any:
-        """What has `function` called in the loop; any thread may call it. None stays None."""
+        """Wrap `function` so that any thread may call it, and it runs in the loop. None for
+        None."""
         if not callable(function):
             return function
 

@@ -38,7 +38,7 @@ from exclusivelog.types import (
     RoleInfo,
 )
 
-OWN_SECONDS = 0.25  # `own` waits so long in a thread, which cannot be interrupted
+OWN_SECONDS = 0.25  # the longest wait of `own` in a thread, which cannot be interrupted
 
 OnLost = Callable[[Claim, OwnershipLostError], object]
 

@@ -1,8 +1,8 @@
-"""What is opened: by `await`, or by `async with`, which also closes it.
+"""Handles that are opened by `await`, or by `async with`, which also closes them.
 
-A call that opens something returns an `Opening`; an object that an application makes or reads at
-once, such as a map or a reader, is its own opening. Until it is open, any use of it raises a
-TypeError that names the missing await.
+A call that opens something returns an `Opening`; an object that an application creates itself or
+iterates over, such as a map or a reader, is opened at its first await. Before, any use of it raises
+a TypeError that names the missing await.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ def check_loop() -> None:
 
 
 class NotAwaitedError(TypeError, AttributeError):
-    """Something was used before it was opened. An AttributeError too, so that `hasattr` works."""
+    """An object was used before it was opened. Also an AttributeError, so that `hasattr` works."""
 
 
 def not_awaited(call: str) -> NotAwaitedError:
-    """The error for the use of what `call` opens."""
+    """The error for using the result of `call` without await."""
     return NotAwaitedError(
         f"{call} was not awaited: it is not open yet. Write `await {call}`, or `async with {call} "
         "as ...`"
@@ -49,7 +49,7 @@ def not_awaited(call: str) -> NotAwaitedError:
 
 
 class NotOpen:
-    """Stands in for a synchronous object that is not open yet."""
+    """Placeholder for a synchronous object that is not open yet."""
 
     def __init__(self, call: str) -> None:
         self._call = call
@@ -64,9 +64,9 @@ class NotOpen:
 
 
 class _NoWith:
-    """Refuses `with`, which cannot wait."""
+    """Refuses `with`, as only `async with` can wait."""
 
-    if not TYPE_CHECKING:  # it would take these for a context manager
+    if not TYPE_CHECKING:  # a type checker would take these for a context manager
 
         def __enter__(self) -> NoReturn:
             self._misused = True
@@ -114,12 +114,12 @@ class Closing(_NoWith, metaclass=abc.ABCMeta):
 
 
 async def finished(closing: Coroutine[Any, Any, None]) -> None:
-    """Await it; it comes to its end even if this task is cancelled meanwhile."""
+    """Await it to its end, even if this task is cancelled meanwhile."""
     await asyncio.shield(asyncio.ensure_future(closing))
 
 
 class Handle(Wrapper[T], Closing, Generic[T]):
-    """What has to be closed."""
+    """The synchronous object to be closed."""
 
     async def close(self) -> None:
         """Close it, as the synchronous one; closing twice does nothing."""
@@ -133,11 +133,12 @@ class Openable(Handle[T], Generic[T]):
     `_opens_late` makes one that is not open yet.
     """
 
-    _make: Callable[[], T] | None = None  # what opens it, until that has been done
+    _make: Callable[[], T] | None = None  # opens it; None once that is done
     _opening: asyncio.Lock
 
     def _opens_late(self, call: str, make: Callable[[], T]) -> Self:
-        """Let it be opened by `make`, in a thread; `call` is what the application has written."""
+        """Make it unopened: `make` opens it, in a thread; `call` is the application's call, for
+        errors."""
         self.sync = cast(T, NotOpen(call))
         self._make, self._opening = make, asyncio.Lock()
         return self
@@ -186,8 +187,8 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
     - `leave`: closes it, at the end of an `async with`.
     """
 
-    _begun: bool = True  # for the finalizer, until it is made
-    _misused = False  # by `with`: its error says enough
+    _begun: bool = True  # for the finalizer, if `__init__` fails
+    _misused = False  # set by `with`, whose error is enough
 
     def __init__(
         self, call: str, kind: type, begin: Callable[[], Coroutine[Any, Any, T]],
@@ -195,7 +196,7 @@ class Opening(_NoWith, Coroutine[Any, None, T], Generic[T]):
     ) -> None:  # fmt: skip
         self._call, self._kind = call, kind
         self._begin, self._leave = begin, leave
-        self._steps: Coroutine[Any, Any, T] | None = None  # of a task that runs it
+        self._steps: Coroutine[Any, Any, T] | None = None  # set while a task runs it
         self._begun = False
 
     def _start(self) -> Coroutine[Any, Any, T]:

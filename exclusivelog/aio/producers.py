@@ -1,5 +1,5 @@
-"""Producers, awaitable. A send is queued in the loop's own thread, and the engine's commit thread
-wakes its task: no other thread is needed, and all tasks that send share commits."""
+"""Awaitable producers. A send is queued in the loop's own thread, and the engine's commit thread
+wakes its task. So sends need no other thread, and all tasks share commits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Receipt:
     __slots__ = ("_of",)
 
     def __init__(self, of: _core.Receipt | asyncio.Task[int]) -> None:
-        self._of = of  # a task, if the message could not be queued at once
+        self._of = of  # a receipt, or a task if the message could not be queued at once
 
     def done(self) -> bool:
         """True when the outcome is known."""
@@ -78,7 +78,7 @@ class Receipt:
 
 
 class Line:
-    """Lets tasks through one by one, in the order of their tickets."""
+    """Admits tasks one by one, in the order of their tickets."""
 
     def __init__(self) -> None:
         self._tickets: deque[asyncio.Future[None]] = deque()
@@ -87,14 +87,14 @@ class Line:
         return len(self._tickets)
 
     def take(self) -> asyncio.Future[None]:
-        """Return a ticket: a future that is done when it is this one's turn."""
+        """Return a ticket: a future that is done when this task may proceed."""
         ticket = asyncio.get_running_loop().create_future()
         self._tickets.append(ticket)
         self._call_next()
         return ticket
 
     def leave(self, ticket: asyncio.Future[None]) -> None:
-        """Its turn is over, or it was cancelled before."""
+        """Return a ticket whose task is finished, or was cancelled."""
         self._tickets.remove(ticket)
         self._call_next()
 
@@ -119,8 +119,8 @@ class Producer(Sender):
 
     def __init__(self, sync: SyncProducer) -> None:
         super().__init__(sync)
-        self._line = Line()  # messages that cannot be queued at once
-        self._late: set[asyncio.Task[int]] = set()  # those of send_async
+        self._line = Line()  # for messages that cannot be queued at once
+        self._late: set[asyncio.Task[int]] = set()  # tasks of send_async for such messages
         self._passing: asyncio.Future[Any] | None = None  # waits for the end of a hand-over
 
     # ---- facts ---------------------------------------------------------------------------
@@ -175,13 +175,13 @@ class Producer(Sender):
         timeout: float | None = None, transaction: Transaction | None = None,
     ) -> int:  # fmt: skip
         check_timeout(timeout)
-        if transaction is not None:  # nothing is appended before its commit: it does not wait
+        if transaction is not None:  # nothing is appended before the commit, so it does not wait
             return self.sync.send(
                 value, key=key, properties=properties, event_time=event_time,
                 sequence_id=sequence_id, transaction=joined(transaction, self),
             )  # fmt: skip
         message = self.sync.sender.encode(value, key, properties, event_time, sequence_id)
-        # At once: a task that gathers several sends has them in this order.
+        # Queue it at once, so that gathered sends of a task stay in order.
         receipt = None if self._line else self.sync.sender.offer(message)
         if receipt is not None and timeout is None:
             return int(await receipt)
@@ -195,7 +195,7 @@ class Producer(Sender):
             raise without_outcome(self.sync.topic, timeout) from None
 
     def _send_late(self, message: Encoded) -> Coroutine[Any, Any, int]:
-        """Send it once it can be queued without a wait, and after what is in the line now."""
+        """Send it after the messages in the line, once it can be queued without waiting."""
         return self._send_in_turn(self._line.take(), message)
 
     async def _send_in_turn(self, ticket: asyncio.Future[None], message: Encoded) -> int:
@@ -207,19 +207,19 @@ class Producer(Sender):
         return int(await receipt)
 
     async def _queued(self, message: Encoded) -> _core.Receipt:
-        """Queue a message once that needs no wait."""
+        """Queue a message as soon as that is possible without waiting."""
         offer, delay = self.sync.sender.offer, 0.0
         while (receipt := offer(message)) is None:
             await self._passed()
             if (receipt := offer(message)) is not None:
                 break
-            await asyncio.sleep(delay)  # a thread appends by the same producer
+            await asyncio.sleep(delay)  # a thread is appending by the same producer
             delay = min(delay + 0.001, MOST_DELAY)
         return receipt
 
     async def _passed(self) -> None:
-        """Return once no hand-over is in the way. One thread waits for it, and is not interrupted:
-        it is there for all messages, also of tasks that were cancelled."""
+        """Wait for the end of a hand-over. One thread waits on behalf of all messages, and goes on
+        if their tasks are cancelled."""
         if self._passing is None or self._passing.done():
             self._passing = asyncio.ensure_future(in_thread(self.sync.sender.here, False))
             self._passing.add_done_callback(drop_outcome)
@@ -298,7 +298,7 @@ class Producer(Sender):
         await in_thread(self.sync.flush, timeout)
 
     async def _turn(self, timeout: float | None = None) -> None:
-        """Wait until what was given to it before is queued."""
+        """Wait until all earlier messages are queued."""
         if not self._line:
             return
         ticket = self._line.take()
@@ -339,7 +339,8 @@ async def begun(begin: Callable[[], SyncUnloadFuture]) -> UnloadFuture:
     future = await opened(begin, SyncUnloadFuture.cancel)
     task = asyncio.create_task(outcome_of(future, future.cancel))
     try:
-        await asyncio.sleep(0)  # a task that is cancelled before it runs would cancel nothing
+        # Start the task now: cancelling it before it runs would have no effect.
+        await asyncio.sleep(0)
     except asyncio.CancelledError:
         task.cancel()
         await asyncio.wait({task})

@@ -1,5 +1,5 @@
-"""Readers, awaitable. What is there is read in the loop's own thread; at the end of a topic, one
-thread sleeps for all tasks that wait."""
+"""Awaitable readers. They read in the loop's own thread; at the end of a topic, one thread waits on
+behalf of all tasks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 T = TypeVar("T")
 
-# The thread that sleeps at the end of a topic checks so often whether a task still waits.
+# How often the thread that waits at the end of a topic checks whether any task still waits.
 SLICE_SECONDS = 0.25
 
 # ---- waiting at the end of a topic ---------------------------------------------------------
@@ -44,7 +44,8 @@ class Watch:
     def __init__(self, key: tuple[int, int], reader: SyncReader) -> None:
         self._key = key
         self._reader = reader
-        self._waiting: dict[asyncio.Future[None], int] = {}  # {task's future: what it has seen}
+        # {task's future: the mark that it has seen}.
+        self._waiting: dict[asyncio.Future[None], int] = {}
 
     @classmethod
     def of(cls, reader: SyncReader) -> Watch:
@@ -60,11 +61,11 @@ class Watch:
             return watch
 
     async def wait(self, seen: int, timeout: float | None) -> None:
-        """Return when the topic's mark is no longer `seen`, or so many seconds have passed."""
+        """Return when the topic's mark differs from `seen`, or after `seconds`."""
         future = asyncio.get_running_loop().create_future()
         with self.lock:
             self._waiting[future] = seen
-            if self._there.get(self._key) is not self:  # it has just ended: read again
+            if self._there.get(self._key) is not self:  # the thread has just ended: read again
                 _wake_up(future)
         try:
             await asyncio.wait([future], timeout=timeout)
@@ -75,7 +76,7 @@ class Watch:
     def _run(self) -> None:
         try:
             idle = 0
-            while idle < 2:  # stay for a moment: readers come back
+            while idle < 2:  # stay for a moment, as readers usually come back
                 mark = self._reader.cursor.mark()
                 idle = 0 if self._wake(mark) else idle + 1
                 self._reader.cursor.await_mark(mark, SLICE_SECONDS)
@@ -87,7 +88,7 @@ class Watch:
                 self._wake(None)
 
     def _wake(self, mark: int | None) -> bool:
-        """Wake the tasks that have not seen this mark; does any task wait?"""
+        """Wake the tasks that have not seen this mark. Returns whether any task waits."""
         waiting = list(self._waiting.items())
         for future, seen in waiting:
             if seen != mark:
@@ -119,7 +120,7 @@ async def wait_for_any(readers: Sequence[SyncReader], marks: Sequence[int], seco
 
 
 def _forget_watches() -> None:
-    """In a forked child: the threads, and the holder of the lock, are the parent's."""
+    """Reset in a forked child: the threads, and the holder of the lock, are the parent's."""
     Watch.lock = threading.Lock()
     Watch._there = {}
 
@@ -131,7 +132,7 @@ os.register_at_fork(after_in_child=_forget_watches)
 
 
 class Following(Openable[T], Generic[T, M]):
-    """What can be followed: readers, and watches of maps."""
+    """The base of readers and of watches of maps."""
 
     @abc.abstractmethod
     async def read_next(self, timeout: float | None = None) -> M:
@@ -149,7 +150,7 @@ class Following(Openable[T], Generic[T, M]):
 
 
 class Reading(Following[T, M], Generic[T, M]):
-    """What both kinds of readers have in common."""
+    """The base of both kinds of readers."""
 
     def __init__(self, sync: T) -> None:
         super().__init__(sync)
@@ -181,7 +182,7 @@ class Reading(Following[T, M], Generic[T, M]):
                 left = None if deadline is None else deadline - loop.time()
                 if left is not None and left <= 0:
                     raise sync.nothing_came(timeout) from None
-            # A process may die after its commit and before its notification: look now and then.
+            # Poll, too, because a process may die after its commit and before its notification.
             poll = READER_LOOK_UP_SECONDS
             await wait_for_any(self._parts, marks, poll if left is None else min(left, poll))
 
@@ -286,7 +287,7 @@ class Reader(Reading[SyncReader, Message]):
         MiB) at some MiB."""
         await self._opened()
         if "pyarrow" not in sys.modules:
-            await in_thread(import_pyarrow)  # it takes a tenth of a second
+            await in_thread(import_pyarrow)  # in a thread, as the import takes a tenth of a second
         if self._steps.too_many():
             await asyncio.sleep(0)
         return self.sync.read_arrow(max_bytes, columns)

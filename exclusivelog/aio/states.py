@@ -1,5 +1,5 @@
-"""Shared states and maps, awaitable. The calls of all tasks run in the state's own background
-thread, in their order, and share flushes."""
+"""Awaitable shared states and maps. The calls of all tasks run in the state's own background
+thread, in order, and share flushes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 At = int | dt.datetime
 
-CALLS_PER_SWITCH = 8  # calls that did not wait, until other tasks may run
+CALLS_PER_SWITCH = 8  # calls without a wait before other tasks run
 
 # ---- calls, from a loop to the background threads of states, and back --------------------
 
@@ -55,27 +55,28 @@ class _Call:
     ) -> None:  # fmt: skip
         self.state, self.call, self.waiter, self.traffic = state, call, waiter, traffic
         self.future: concurrent.futures.Future[Any] | None = None
-        self.outcome: tuple[Any, BaseException | None] = None, None  # if there is no future
+        # The outcome, if there is no future.
+        self.outcome: tuple[Any, BaseException | None] = None, None
 
     def settled(self, _: object) -> None:
-        """Its future is done. From any thread."""
+        """Callback of its future. Called in any thread."""
         self.traffic.arrive(self)
 
     def set_result(self, result: Any) -> None:
-        """It has returned, and what it wrote is durable. From any thread."""
+        """Set the result of a call whose writes are durable. Called in any thread."""
         self.outcome = result, None
         self.traffic.arrive(self)
 
     def set_exception(self, error: BaseException) -> None:
-        """It has returned, and what it wrote may not be durable. From any thread."""
+        """Set the error of a call whose writes may not be durable. Called in any thread."""
         self.outcome = None, error
         self.traffic.arrive(self)
 
 
 class Traffic:
-    """Calls of states between a loop and their threads: those of one iteration of the loop are
-    submitted together, and one wake-up delivers all outcomes that are there. Otherwise two threads
-    would contend for the interpreter at every call."""
+    """Passes calls of states between a loop and their threads. The calls of one iteration of the
+    loop are submitted together, and one wake-up delivers all available outcomes. Otherwise the two
+    threads would contend for the GIL at every call."""
 
     _of: ClassVar[weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Traffic]] = (
         weakref.WeakKeyDictionary()
@@ -102,8 +103,8 @@ class Traffic:
         return found
 
     def yields(self) -> bool:
-        """Should other tasks run now? True after every few calls that did not wait: a switch costs
-        more than such a call, but a task that makes no others must not block the loop."""
+        """Should other tasks run now? True after some calls without a wait: a switch costs more
+        than such a call, but a task that makes only those must not block the loop."""
         self._made += 1
         return self._made % CALLS_PER_SWITCH == 0
 
@@ -134,7 +135,7 @@ class Traffic:
                 call.waiter.get_loop().call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
-        self._notified = False  # first: what comes later wakes the loop again
+        self._notified = False  # reset first, so that later outcomes wake the loop again
         while self._arrived:
             call = self._arrived.popleft()
             future, waiter = call.future, call.waiter
@@ -151,8 +152,7 @@ class Traffic:
 
 
 async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: Any) -> R:
-    """Run a state's own method in its background thread. If cancelled, it stops waiting for the
-    topic."""
+    """Run a method of a state in its background thread. Cancellation ends a wait for the topic."""
     loop = asyncio.get_running_loop()
     traffic = Traffic.of(loop)
     mine = _Call(state, functools.partial(call, *args, **kwargs), loop.create_future(), traffic)
@@ -168,11 +168,11 @@ async def called(state: Shared, call: Callable[..., R], *args: Any, **kwargs: An
 
 
 async def put(shared: _map.SharedMap[K, V], key: K, value: V | None) -> V | None:
-    """`put`, in the loop's own thread if there is nothing to wait for but its flush: that costs a
+    """`put`, made in the loop's own thread if only its flush has to be awaited, which costs a
     fraction of a call in another thread."""
     loop = asyncio.get_running_loop()
     traffic = Traffic.of(loop)
-    # Calls that were submitted before come first.
+    # Earlier calls must come first.
     found = None if traffic.leaving else put_at_once(shared, key, value)
     if found is None:
         return await called(shared, shared.put, key, value)
@@ -201,13 +201,13 @@ def _checked(topic: Topic, call: str) -> Topic:
 
 
 class _Shared(Openable[T], Generic[T]):
-    """What maps and states have in common."""
+    """The base of maps and states."""
 
     _topic: Topic | None = None
 
     @classmethod
     def wrap(cls, sync: T) -> Any:
-        """One that threads use as well, which is open already."""
+        """Wrap a synchronous state, which is open already."""
         made = cls.__new__(cls)
         Handle.__init__(made, sync)
         return made

@@ -36,8 +36,8 @@ OnWanted = Callable[[Producer], object]
 
 
 class NamedTopic:
-    """The synchronous topic of a name: found at once, or made when something is opened on it,
-    in a thread: that waits for the writer lock."""
+    """The synchronous topic of a name, which may not exist yet. Creating it waits for the writer
+    lock, and so is done in a thread, when something is opened on it."""
 
     def __init__(self, engine: SyncEngine, name: str, found: SyncTopic | None = None) -> None:
         self.name = name
@@ -45,16 +45,18 @@ class NamedTopic:
 
     @classmethod
     def find(cls, engine: SyncEngine, name: str, create: bool) -> NamedTopic:
-        """The topic of that name; TopicNotFoundError if there is none, and it cannot be made."""
+        """Find the topic of that name; TopicNotFoundError if it is missing and `create` is
+        False."""
         try:
             return cls(engine, name, engine.topic(name, create=False))
         except TopicNotFoundError:
             if create and not engine.backend.readonly and not is_internal(name):
                 return cls(engine, name)
-        return cls(engine, name, engine.topic(name, create))  # it raises, or makes `__events__`
+        # This raises an error, or makes `__events__`.
+        return cls(engine, name, engine.topic(name, create))
 
     def made(self) -> SyncTopic:
-        """The topic, made if need be; that may wait."""
+        """The topic, created if it is missing, which may wait."""
         if self._found is None:
             self._found = self._engine.topic(self.name)
         return self._found
@@ -80,14 +82,14 @@ class NamedTopic:
             return False
 
     async def run(self, method: Callable[..., R], *args: Any) -> R:
-        """Run a synchronous method in a thread, which makes the topic first if need be."""
+        """Run a synchronous method in a thread, which creates the topic first if it is missing."""
         return await in_thread(lambda: method(self.made(), *args))
 
     def __repr__(self) -> str:
         return f"<Topic {self.name!r}>"
 
     async def make(self) -> None:
-        """Make the topic, unless it is known to exist."""
+        """Create the topic, unless it is known to exist."""
         check_loop()
         if self._found is None:
             await in_thread(self.made)
