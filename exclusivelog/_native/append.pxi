@@ -191,8 +191,8 @@ cdef bint _wants_checkpoint(Journal journal, uint64_t before, uint64_t end) noex
 
 
 cdef int _refused(Journal journal, Placing* p) noexcept nogil:
-    # Parts of its frames may stand behind `tail`, and over frames that others still want; the tails
-    # of a run are ahead of it. With another version each append reads the tables first.
+    # Parts of its frames may be after `tail`, and over frames that other processes still read; the
+    # tails of a run are ahead of it. With another version each append reads the tables first.
     xl_store64(&journal.shared.version, journal.shared.version + 1)
     if xl_load(&journal.gone):
         return BROKEN       # only here: other processes have the file

@@ -16,8 +16,8 @@ cdef struct Member:
     int64_t last            # of the first member: the producer's last sequence id
     bint refused            # ... and has one of its batches been refused?
     int outcome
-    Tail* tail              # what it follows
-    PyObject* appender      # its list keeps it, and it its batch until that has its outcome
+    Tail* tail              # the topic's end
+    PyObject* appender      # kept by the group's list; it keeps its batch until the outcome
     PyObject* batch
 
 
@@ -271,8 +271,8 @@ cdef class Group:
         return _refused(journal, &refused) if refused.error else PLACED
 
     cdef void refuse(self, Py_ssize_t start, Py_ssize_t stop, int outcome) noexcept nogil:
-        """Nothing of these members was written. What their tails say is wrong now; `_refused` has
-        them read again before the next append."""
+        """Refuse members of which nothing was written. Their topics' tails are wrong now; `_refused`
+        has them read again before the next append."""
         cdef Member* member
         cdef Py_ssize_t i
         for i in range(start, stop):
@@ -341,7 +341,7 @@ cdef inline bint _goes_around(Journal journal, const Run* run, uint64_t start) n
 
 cdef inline bint _goes_together(Batch batch):
     if batch.placed:
-        return False    # placed by a commit that was interrupted before its flush
+        return False    # placed placed by a commit that was interrupted before its flush
     if batch.state == OPEN:
         return batch.nbytes <= LARGEST_FRAMES
     return batch.state == SEALED and batch.only is not None and len(batch.only) <= LARGEST_FRAMES

@@ -92,7 +92,7 @@ cdef class Journal:
         cdef int access = PROT_READ if readonly else PROT_READ | PROT_WRITE
         self.words = words
         self.shared = <xj_header*>(<char*>words.view.buf + at)
-        if figures is None:     # figures of this process alone
+        if figures is None:     # figures figures of this process alone
             figures = Figures(SharedWords(bytearray(FIGURES_SIZE)), 0)
         self.kept, self.figures = figures, figures.shared
         self.ring.capacity = capacity

@@ -114,7 +114,7 @@ class Requests:
         self._pace = POLL_SECONDS
         self._names: dict[tuple[int, str], Asking] = {}  # of requests that have no outcome
         self._lock = threading.Lock()
-        # Since when topics are free, as this engine has seen it.
+        # Since when topics are free, since when topics are free, as this engine has seen it.
         self._free_since: dict[TopicLog, float] = {}
 
     # ---- what `GrantFuture` asks -----------------------------------------------------------

@@ -123,8 +123,8 @@ def encode(record: Noted) -> bytes:
 
 
 def decode(data: bytes) -> Noted | None:
-    """The record that these bytes are. None for any other, and for one that is damaged or of
-    another version: no safety depends on it."""
+    """Decode a record of the queue. None for any other, also for damaged ones and those of another
+    version, as safety does not depend on them."""
     body = unsealed(MAGIC, VERSION, data)
     if body is None:
         return None

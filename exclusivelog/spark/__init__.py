@@ -18,8 +18,8 @@ orders = scan(spark, "data/log", "orders", ["offset", "value"], startingOffsets=
 ```
 
 ```text
-source.py    the data source: reading, batch and streaming      options.py   what users may ask
-staging.py   what executors write, until it is committed        plan.py      offsets, partitions
+source.py    the data source: reading, batch and streaming      options.py   the options
+staging.py   output of executors, until it is committed        plan.py      offsets, partitions
 views.py     epochs, producers, topics, txns as tables          session.py   a local session
 pipelines.py what the pipelines share; ../audit judges, and draws the page
 scan.py      a topic through mapInArrow

@@ -1,7 +1,7 @@
 """The pipelines as commands: `python -m exclusivelog.spark COMMAND ...`, `--help` tells more.
 
-Progress goes to stderr, results to stdout. Exit status: 0; 1 for what went wrong, or an audit
-that found something; 2 for wrong arguments.
+Progress goes to stderr, results to stdout. Exit status: 0; 1 for an error, or an audit that found a
+fault; 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (xl.ExclusiveLogError, ValueError, OSError) as error:
         print(f"exclusivelog.spark: {error}", file=sys.stderr)
         return 1
-    except Exception as error:  # what Spark passes on, between its own words and a stack
+    except Exception as error:  # Spark's text, which contains ours and a stack
         found = CODED.search(str(error))
         if found is None:
             raise
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextlib.contextmanager
 def _session(given: argparse.Namespace) -> Iterator[SparkSession]:
     if given.master.startswith("local"):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else Spark warns about its choice
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # else Spark prints a warning
     spark = local_session(given.master, dict(given.conf))
     try:
         yield spark

@@ -7,8 +7,8 @@ asked, trimmed from it. Resumable at every step, and nothing is archived twice.
 <to>/<topic>/_writing/                                one that is being written, or was given up
 ```
 
-A range is written aside, read back and compared, and renamed: from then on it is there. Then
-its end is recorded in the ledger, in the table of batches, under `archive:<to>`.
+A range is written to `_writing`, read back, compared, and then renamed into place. Then its end is
+recorded in the ledger, in the table of batches, under `archive:<to>`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from exclusivelog.spark.pipelines import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Of the time in UTC, whatever the session's time zone is.
+# By the time in UTC, regardless of the session's time zone.
 DATE = "date_add(date'1970-01-01', cast(floor(unix_micros(publish_time) / 86400000000) as int))"
 SUM = (
     "bit_xor(xxhash64(offset, epoch, key, value, publish_time, event_time, producer, "
@@ -48,8 +48,8 @@ FACTS = ("count(*) as n", "min(offset) as low", "max(offset) as high", f"{SUM} a
 
 @dataclass(frozen=True)
 class Archived:
-    """What is in the archive now: the offsets before `end`; this call has added those from
-    `start` on. `first_offset` is where the topic begins, after trimming."""
+    """The archive has the offsets before `end`; this call has added those from `start` on.
+    `first_offset`: of the topic, after trimming."""
 
     topic: str
     start: int
@@ -63,14 +63,13 @@ def run(
     keep: dt.timedelta | None = None, out: TextIO | None = None,
     access: Mapping[str, str] | None = None,
 ) -> Archived:  # fmt: skip
-    """Archive what is new in a topic.
+    """Archive the new messages of a topic.
 
-    - `ledger`, `topic`: where from. `to`: a directory that Spark can write.
-    - `before`: an offset or a time (naive: local time) to stop at; None: the end as it is now.
-    - `chunk`: messages that a range has at most. What was begun and not finished is one range.
-    - `keep`: trim the topic afterwards: what is archived, and older than this. None: trim
-      nothing.
-    - `out`: where progress is told; None: nowhere.
+    - `ledger`, `topic`: the source. `to`: a directory to which Spark can write.
+    - `before`: an offset or a time (naive: local time) at which to stop; None: the current end.
+    - `chunk`: most messages in a range. A range that was begun and not finished stays one range.
+    - `keep`: afterwards trim archived messages that are older than this. None: trim nothing.
+    - `out`: where to write progress; None: nowhere.
     - `access`: what `exclusivelog.open` takes to get into a cluster, if `ledger` is the URL of a
       namespace. There the archive alone says what it has, and nothing can be trimmed.
 
@@ -144,7 +143,7 @@ class Archive:
     @property
     def _done(self) -> int:
         if not self._records:
-            return max(self._ranges().values(), default=0)  # they are made one after the other
+            return max(self._ranges().values(), default=0)  # ranges are made in order
         return recorded(self._engine, self._topic).get(self._writer, 0)
 
     def _begin(self) -> int:
@@ -169,7 +168,7 @@ class Archive:
         return {int(start): int(stop) for start, stop in pairs}
 
     def _left_behind(self, start: int) -> int | None:
-        """The end of a range that was written whole, and not recorded any more."""
+        """The end of a range that was completely written, but not recorded."""
         return self._ranges().get(start)
 
     def _archive(self, start: int, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""Audit: is a log what exclusive access promises? Judged from the messages alone, by Spark.
+"""Audit by Spark: checks from the messages that a log keeps the promises of exclusive access.
 
 For each topic: its epochs lie one behind the other and never interleave, offsets are dense,
 each exclusive epoch has one producer, sequence ids rise, and every exclusive epoch with
@@ -36,5 +36,5 @@ def run(
         names = names_of(engine, topics)
         with progress.step(f"reading {len(names)} topics"):
             found = source.runs(spark, engine.path, names, access=access)
-        changes = read_changes(engine)  # of leaders that came meanwhile, too
+        changes = read_changes(engine)  # read last, to include leaders that came meanwhile
         return verdicts(names, found, changes, owned(engine, names))

@@ -1,7 +1,6 @@
-"""Clusters as what Spark reads: engines on the namespace that a URL names.
+"""Reading clusters with Spark: engines on the namespace of a URL.
 
-What is needed to get in travels as options of a query (`options.ACCESS`), and no error, repr or
-plan has it.
+Credentials are options of a query (`options.ACCESS`), and appear in no error, repr or plan.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Compact: the last message of each key, without tombstones, into Parquet or another topic.
 
-The greatest offset of each key first, from two columns; then the messages of those offsets.
-Messages without a key are nobody's last word, and are left out. Doing it again when nothing
-has come since changes nothing. A topic that was compacted into before has older messages of
-keys that are gone: so the next ones bring tombstones along.
+First it finds the greatest offset of each key, from two columns; then it reads the messages at
+those offsets. Messages without a key are left out. Without new messages, a repeated call changes
+nothing. A target topic from an earlier call has messages of keys that were removed since:
+tombstones are appended for these.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MARK = "_compacted.json"
 
 @dataclass(frozen=True)
 class Compacted:
-    """The topic as it was before the offset `end`. `keys` is None where that was there already,
-    and nothing was done."""
+    """The topic was compacted up to the offset `end`. `keys` is None if the target was up to date
+    already."""
 
     topic: str
     end: int
@@ -40,7 +40,7 @@ def run(
     spark: SparkSession, ledger: str, topic: str, *, to: str | None = None,
     to_topic: str | None = None, out: TextIO | None = None,
 ) -> Compacted:  # fmt: skip
-    """Compact a topic as it is now.
+    """Compact a topic up to its current end.
 
     - `to`: a directory for Parquet; what it had is replaced, once the new is whole.
     - `to_topic`: a topic of the same ledger, which the compacted messages are appended to, all
@@ -104,7 +104,7 @@ def _into_files(
     files.remove(before)
     if files.exists(to):
         files.rename(to, before)
-    files.rename(aside, to)  # killed in between: the next call writes it again
+    files.rename(aside, to)  # if killed before this, the next call writes it again
     files.remove(before)
     return keys
 
@@ -112,7 +112,7 @@ def _into_files(
 def _into_topic(
     engine: xl.Engine, frame: DataFrame, source: _core.TopicRow, target: str, progress: Progress
 ) -> int | None:
-    # By its id: a topic that was made anew has offsets of its own.
+    # By its id: a recreated topic has other offsets.
     writer, end = job_name("compact", str(source.id), source.name), source.next_offset
     there = engine.topic(target)
     before = recorded(engine, there).get(writer)

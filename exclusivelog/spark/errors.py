@@ -1,5 +1,5 @@
-"""Errors with stable codes. Spark passes on no exception, only its text: programs look for the
-code in it.
+"""Errors with stable codes. Spark passes on only the text of an exception, in which programs find
+the code.
 
 ```text
 [EXCLUSIVELOG_OPTION]            an option is missing, unknown or contradicts another one
@@ -33,7 +33,7 @@ PIPELINE = "PIPELINE"
 
 
 class SourceError(ExclusiveLogError):
-    """What the data source and the pipelines raise. `code` is without its prefix.
+    """An error of the data source or a pipeline. `code` is without its prefix.
 
     >>> error = SourceError("OPTION", "topic is missing")
     >>> error.code, str(error)
@@ -58,7 +58,7 @@ def code_of(error: ExclusiveLogError) -> str:
 
 @contextlib.contextmanager
 def coded() -> Iterator[None]:
-    """The library's errors get their codes."""
+    """Translate errors of the library in the block into SourceError."""
     try:
         yield
     except SourceError:
@@ -85,7 +85,7 @@ def java() -> str | None:
 
 
 def missing() -> str | None:
-    """What Spark lacks on this machine, and how to get it; None if nothing.
+    """What Spark lacks on this machine, with the way to install it; None if nothing.
 
     >>> missing() is None or missing().startswith(("Spark needs", "this needs"))
     True

@@ -1,7 +1,7 @@
 """The options of the data source: what each means, and what it takes (docs/spark.md).
 
-Names and meanings are those of Spark's Kafka source where it has them. An option that does
-not exist is an error, never silently nothing (rule A4).
+Options that Spark's Kafka source has, too, have the same names and meanings. An unknown option is
+an error, and never ignored (rule A4).
 """
 
 from __future__ import annotations
@@ -94,13 +94,13 @@ def _access(options: Options, path: str) -> dict[str, str]:
 
 
 def view_of(options: Options) -> str:
-    """Which view is read."""
+    """The view to read."""
     return _one_of(options, "view", VIEWS)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Where reading begins or ends: one place for all topics, and others for some of them."""
+    """The start or end of reading: a default place, and exceptions for some topics."""
 
     everywhere: Where
     topics: Mapping[str, Where]
@@ -112,7 +112,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What a reader was asked for. `names` are topics, or None: all that match `pattern`."""
+    """The options of a reader. `names` are topics, or None: all that match `pattern`."""
 
     path: str
     names: tuple[str, ...] | None
@@ -126,7 +126,7 @@ class ReadOptions:
     view: str
     inline: bool
     bucket_ms: int = 0
-    ids: Mapping[str, int] = field(default_factory=dict)  # the topics are these, or it fails
+    ids: Mapping[str, int] = field(default_factory=dict)  # expected topic ids; others are an error
     access: Mapping[str, str] = field(default_factory=dict, repr=False)  # to a cluster
 
 
@@ -276,7 +276,7 @@ def _number(options: Options, name: str, default: int | None, least: int = 1) ->
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """What a writer was asked for. `topic` None: the column of that name decides."""
+    """The options of a writer. `topic` None: the column of that name has the topic."""
 
     path: str
     topic: str | None
@@ -304,7 +304,7 @@ def batch_write_options(options: Options) -> WriteOptions:
 
 
 def stream_write_options(options: Options) -> WriteOptions:
-    """The options of `df.writeStream`. What makes it exactly once is its checkpoint."""
+    """The options of `df.writeStream`, which is exactly once by its checkpoint."""
     for name in ("txnAppId", "txnVersion"):
         if name in options:
             raise refuse(f"{name} is for df.write; a stream is known by its checkpoint")
@@ -340,7 +340,8 @@ LONGEST = 255  # bytes of a file's name
 
 
 def file_name(quoted: str) -> str:
-    """A quoted name that a file can have: quoted, a name of 255 bytes has three times as many.
+    """A quoted name that is valid for a file. Quoting can triple the bytes of a name, so long ones
+    are hashed.
 
     >>> file_name("orders"), len(file_name("%E6" * 255))
     ('orders', 64)

@@ -1,4 +1,4 @@
-"""What the pipelines share: directories, DataFrames, progress.
+"""Shared parts of the pipelines: directories, DataFrames, progress.
 
 Directories of a pipeline, wherever Spark can write them, and names for what it records.
 """
@@ -44,15 +44,15 @@ def place(root: str, topic: str) -> str:
     '/data/archive/eu%2Forders'
     """
     name = quote(topic, safe="")
-    # Such a name would lead out of it, or hide what it has from Spark.
+    # Such names would lead out of the directory, or be hidden from Spark.
     name = name.replace(".", "%2E") if name.startswith(".") else name
     name = name.replace("_", "%5F") if name.startswith("_") else name
     return f"{root.rstrip('/')}/{file_name(name)}"
 
 
 def parquet(spark: SparkSession, path: str) -> DataFrame:
-    """What is in that very directory: Spark takes a path that it reads for a pattern, and would
-    find nothing, or what is in others, too."""
+    """The path escaped for reading: Spark takes it for a pattern, which might match other
+    directories, or none."""
     return spark.read.parquet(re.sub(r"([][{}*?\\])", r"\\\1", path))
 
 
@@ -67,11 +67,11 @@ class Files:
         self._utf8: Any = spark.sparkContext._jvm.java.nio.charset.StandardCharsets.UTF_8
 
     def absolute(self, path: str) -> str:
-        """The path with its scheme, whatever the working directory is."""
+        """The absolute path, with its scheme."""
         return str(self._fs.makeQualified(self._path(path)).toString())
 
     def exists(self, path: str) -> bool:
-        """Is there something?"""
+        """Does the path exist?"""
         return bool(self._fs.exists(self._path(path)))
 
     def names(self, path: str) -> list[str]:
@@ -85,7 +85,7 @@ class Files:
         self._fs.delete(self._path(path), True)
 
     def rename(self, source: str, target: str) -> None:
-        """Rename, where there is nothing yet; OSError if it cannot be."""
+        """Rename to a path that does not exist; OSError if that fails."""
         if self.exists(target) or not self._fs.rename(self._path(source), self._path(target)):
             raise OSError(f"{source} cannot be renamed to {target}")
 
@@ -100,7 +100,7 @@ class Files:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """A small file, whole or not at all."""
+        """Write a small file atomically."""
         temporary = f"{path}.writing"
         stream = self._fs.create(self._path(temporary), True)
         try:
@@ -118,7 +118,7 @@ CHUNK = 5_000_000  # messages a range
 
 
 def check_chunk(chunk: int) -> None:
-    """SourceError unless so many messages at once get somewhere."""
+    """SourceError unless `chunk` is a positive whole number."""
     if chunk < 1:
         raise SourceError(PIPELINE, f"chunk={chunk}: it takes a whole number from 1 on")
 
@@ -142,8 +142,8 @@ ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Steps, each a line that stays; while one is under way, Spark's tasks on a line that
-    changes in place. Where `out` is no terminal, only what stays. None: silence."""
+    """Progress: one line for each step, and on a terminal, Spark's tasks on a line that is updated
+    in place. `out` None: no output."""
 
     def __init__(self, spark: SparkSession, out: TextIO | None) -> None:
         self._tracker = spark.sparkContext.statusTracker()
@@ -151,13 +151,13 @@ class Progress:
         self._live = out is not None and out.isatty()
 
     def report(self, text: str) -> None:
-        """A line that stays."""
+        """Write a line."""
         if self._out is not None:
             print(f"{ERASE if self._live else ''}{text}", file=self._out, flush=True)
 
     @contextlib.contextmanager
     def step(self, text: str) -> Iterator[None]:
-        """Something that takes a while: its name and time stay."""
+        """Show a step while the block runs, then write its name and duration."""
         begun, ended = time.monotonic(), threading.Event()
         thread = threading.Thread(target=self._watch, args=(text, begun, ended), daemon=True)
         if self._live:

@@ -1,7 +1,7 @@
-"""Which offsets are read, and how they are shared out: decisions about topics, no Spark.
+"""Planning: the offsets to read, and their partitions. No Spark here.
 
-A Python task costs 20 to 40 ms before its first row: few, large partitions are best, and as many
-for each core; small topics share one.
+A Python task takes 20 to 40 ms before its first row, so few, large partitions are best, the same
+number for each core; small topics share one.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from exclusivelog.messages import to_ms
 from exclusivelog.spark.errors import DATA_LOSS, SourceError
 from exclusivelog.spark.options import EARLIEST, LATEST, Bounds, ReadOptions, Where, refuse
 
-# Less is not worth a partition of its own; more is too much to be read again by a second attempt.
+# The bytes of a partition: below, a separate one is not worth its task; above, a second attempt
+# would repeat too much.
 LEAST_MESSAGES, LEAST_BYTES = 200_000, 32 << 20
 MOST_MESSAGES, MOST_BYTES = 5_000_000, 512 << 20
 SAMPLES = 8
 
 Offsets = dict[str, int]
-# Of a stream, as its checkpoint keeps it: {topic: next offset}, and the topics' ids besides.
-# One that was deleted and made anew has the same name, and offsets of its own.
+# A stream's position, as its checkpoint has it: {topic: next offset}, and the topics' ids, because
+# a recreated topic has the same name but other offsets.
 Position = dict[str, Any]
-IDS = ""  # where they are: no topic has this name
+IDS = ""  # the key of the ids, which is not a valid name of a topic
 
 
 class Engine(Protocol):
-    """What is asked of a ledger."""
+    """The operations of an engine that planning uses."""
 
     def topics(self) -> list[str]:
         """The names of its topics."""
@@ -54,7 +55,7 @@ class Engine(Protocol):
 @dataclass(frozen=True)
 class Span:
     """The messages of a topic from `start` up to, not with, `end`. `id` is the topic's; None:
-    whichever has the name."""
+    any topic of that name."""
 
     topic: str
     start: int
@@ -78,13 +79,13 @@ def topics(engine: Engine, options: ReadOptions) -> list[str]:
 
 
 def row(engine: Engine, topic: str) -> _core.TopicRow:
-    """The topic's row as it is now; TopicNotFoundError where there is none."""
+    """The topic's current row; TopicNotFoundError if it is missing."""
     return row_of(engine, engine.topic(topic, create=False).id)
 
 
 def row_of(engine: Engine, number: int) -> _core.TopicRow:
-    """The row of the topic with this id; TopicNotFoundError once it was deleted, also where
-    another one has its name."""
+    """The row of the topic with this id; TopicNotFoundError if it was deleted, even if another
+    topic has its name."""
     return engine.backend.inspection.row(number)
 
 
@@ -95,7 +96,7 @@ def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
         try:
             found[topic] = row(engine, topic)
         except TopicNotFoundError:
-            if options.names is not None:  # one that matches may be deleted meanwhile
+            if options.names is not None:  # a topic that matches may be deleted meanwhile
                 raise
     return found
 
@@ -104,8 +105,8 @@ def rows(engine: Engine, options: ReadOptions) -> dict[str, _core.TopicRow]:
 
 
 def spans(engine: Engine, options: ReadOptions) -> list[Span]:
-    """What a batch reads. Raises SourceError for offsets that are not there, unless
-    failOnDataLoss is false: then what is there of them; and where the end is before the start."""
+    """The spans that a batch reads. Raises SourceError if the end is before the start, or for
+    missing offsets, unless failOnDataLoss is false: then reads those that exist."""
     found = []
     for topic, here in rows(engine, options).items():
         if options.ids.get(topic, here.id) != here.id:
@@ -118,12 +119,12 @@ def spans(engine: Engine, options: ReadOptions) -> list[Span]:
 
 
 def _check_order(here: _core.TopicRow, options: ReadOptions) -> None:
-    """SourceError for a range that ends before it starts: of that, nothing is ever read."""
+    """SourceError for a range that ends before it starts."""
     start, end = options.start.of(here.name), options.end.of(here.name)
-    if start == EARLIEST or end == LATEST:  # if not in order, then messages are missing
+    if start == EARLIEST or end == LATEST:  # then they are in order, unless messages are missing
         return
     if isinstance(start, dt.datetime) != isinstance(end, dt.datetime):
-        return  # in no order: there may be no message that is before one and behind the other
+        return  # times and offsets cannot be compared
     if _number(here, start) > _number(here, end):
         raise refuse(
             f"the end of what is to be read of topic {here.name!r}, {end}, is before its start, "
@@ -152,7 +153,7 @@ def _resolve(engine: Engine, here: _core.TopicRow, bounds: Bounds, strict: bool)
 
 
 def place_of(engine: Engine, here: _core.TopicRow, place: Where) -> int:
-    """The offset that "earliest", "latest", a time or an offset means now."""
+    """The offset of "earliest", "latest", a time or an offset, as of now."""
     if place == EARLIEST:
         return here.first_offset
     if place == LATEST:
@@ -164,8 +165,8 @@ def place_of(engine: Engine, here: _core.TopicRow, place: Where) -> int:
 
 
 def check_there(here: _core.TopicRow, offset: int, strict: bool) -> int:
-    """The offset, if it is between the topic's first and its next one; else an error, or the
-    nearest one that is."""
+    """The offset, if it is between the topic's first and next one; else an error, or the nearest
+    valid one."""
     nearest = min(max(offset, here.first_offset), here.next_offset)
     if strict and nearest != offset:
         gone = "was trimmed" if offset < here.first_offset else "is not there yet"
@@ -182,7 +183,7 @@ def check_there(here: _core.TopicRow, offset: int, strict: bool) -> int:
 
 
 def starts(engine: Engine, options: ReadOptions) -> Position:
-    """Where a new stream begins."""
+    """The start of a new stream."""
     found = rows(engine, options)
     strict = options.fail_on_data_loss
     offsets = {
@@ -192,14 +193,14 @@ def starts(engine: Engine, options: ReadOptions) -> Position:
 
 
 def ends(engine: Engine, options: ReadOptions) -> Position:
-    """Where the topics end now."""
+    """The current ends of the topics."""
     found = rows(engine, options)
     offsets = {topic: here.next_offset for topic, here in found.items()}
     return {**offsets, IDS: {topic: here.id for topic, here in found.items()}}
 
 
 def split(position: Mapping[str, Any]) -> tuple[Offsets, dict[str, int]]:
-    """The offsets of a position, and the ids of its topics as far as they are known.
+    """(offsets, known topic ids) of a position.
 
     >>> split({"a": 3, "": {"a": 1}}), split({"a": 3})
     (({'a': 3}, {'a': 1}), ({'a': 3}, {}))
@@ -211,7 +212,8 @@ def split(position: Mapping[str, Any]) -> tuple[Offsets, dict[str, int]]:
 def goes_on(
     engine: Engine, options: ReadOptions, start: Mapping[str, Any], available: Position
 ) -> Offsets:
-    """Where the next micro-batch begins in each topic: behind what was read, if that is there."""
+    """The start of the next micro-batch in each topic: the end of the last one, if that offset
+    exists."""
     offsets, ids = split(start)
     wanted, _ = split(available)
     gone = offsets.keys() - wanted.keys()
@@ -238,7 +240,7 @@ def _first(engine: Engine, topic: str) -> int:
 
 
 def limited(start: Mapping[str, int], available: Offsets, most: int) -> Offsets:
-    """At most `most` messages from `start` on, shared out by what each topic has.
+    """The end of at most `most` messages from `start` on, in proportion to what each topic has.
 
     >>> limited({"a": 0, "b": 10}, {"a": 90, "b": 20}, 10), limited({"a": 5}, {"a": 8}, 10)
     ({'a': 9, 'b': 11}, {'a': 8})
@@ -257,9 +259,9 @@ def _shares(waiting: Offsets, most: int) -> Offsets:
     total, seen, shares = sum(waiting.values()), 0, {}
     for topic, count in waiting.items():
         before, seen = seen, seen + count
-        # What is rounded off goes to the next one.
+        # Carry the rounding error to the next topic.
         shares[topic] = most * seen // total - most * before // total
-    for topic, count in waiting.items():  # nobody waits for another one to run dry
+    for topic, count in waiting.items():  # so that every topic gets its share in each micro-batch
         richest = max(shares, key=lambda name: shares[name])
         if count and not shares[topic] and shares[richest] > 1:
             shares[topic], shares[richest] = 1, shares[richest] - 1
@@ -269,12 +271,12 @@ def _shares(waiting: Offsets, most: int) -> Offsets:
 def limited_bytes(
     engine: Engine, start: Mapping[str, int], available: Offsets, most: int
 ) -> Offsets:
-    """As `limited`, for about so many bytes as the ledger keeps them: whole entries, at least
-    one of each topic."""
+    """As `limited`, for about so many bytes of entries: whole entries, at least one of each
+    topic."""
     found = dict(available)
     waiting = [topic for topic, end in available.items() if end > start.get(topic, 0)]
     for index, topic in enumerate(waiting):
-        share = most // (len(waiting) - index)  # what one leaves goes to those behind it
+        share = most // (len(waiting) - index)  # unused shares go to the next topics
         number = row(engine, topic).id
         found[topic], used = engine.backend.inspection.end_within(
             number, start.get(topic, 0), available[topic], share
@@ -286,7 +288,7 @@ def limited_bytes(
 def steps(
     engine: Engine, options: ReadOptions, start: Mapping[str, Any], end: Mapping[str, Any]
 ) -> list[Span]:
-    """What a micro-batch reads. A topic that came later is read from its first message on."""
+    """The spans that a micro-batch reads. A new topic is read from its first message on."""
     (begins, before), (stops, planned) = split(start), split(end)
     found = []
     for topic, stop in stops.items():
@@ -312,7 +314,7 @@ def _planned_for(engine: Engine, topic: str, number: int | None) -> _core.TopicR
 
 
 def made_anew(topic: str) -> SourceError:
-    """What was to be read of the topic is gone."""
+    """The error, or None: messages of the topic that were to be read are missing."""
     return SourceError(
         DATA_LOSS,
         f"topic {topic!r} was deleted and created again, perhaps with messages that were not read. "
@@ -335,12 +337,12 @@ def _step(here: _core.TopicRow, begin: int, stop: int, anew: bool, strict: bool)
 
 
 def share_out(engine: Engine, options: ReadOptions, wanted: Iterable[Span]) -> list[list[Span]]:
-    """The spans in partitions, in the order of topics and offsets: a large one is cut, small
-    ones are read one after another by the same task."""
+    """Divide spans into partitions, in the order of topics and offsets: large spans are cut, small
+    ones are read by one task."""
     spans = [span for span in wanted if span.count]
     sizes = [int(span.count * _message_bytes(engine, span)) for span in spans]
     count = partitions(sum(span.count for span in spans), sum(sizes))
-    if options.min_partitions > count:  # by messages alone: one that is large is not cut
+    if options.min_partitions > count:  # then weigh by messages
         return cut(spans, [span.count for span in spans], options.min_partitions)
     return cut(spans, [_weight(*pair) for pair in zip(spans, sizes, strict=True)], count)
 
@@ -350,14 +352,14 @@ def _weight(span: Span, size: int) -> int:
 
 
 def cores() -> int:
-    """How many tasks this machine can run at once. The executors are on it, too."""
+    """How many tasks this machine, which also has the executors, can run at once."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def partitions(count: int, size: int) -> int:
-    """How many partitions so many messages and bytes are worth.
+    """The number of partitions for so many messages and bytes.
 
     >>> partitions(1, 1), partitions(0, 0)
     (1, 0)
@@ -366,11 +368,11 @@ def partitions(count: int, size: int) -> int:
     if worth <= lanes:
         return worth
     needed = max(-(-count // MOST_MESSAGES), -(-size // MOST_BYTES))
-    return -(-needed // lanes) * lanes  # no core is to be idle while the last ones are read
+    return -(-needed // lanes) * lanes  # a multiple of the cores, so that none is idle at the end
 
 
 def _message_bytes(engine: Engine, span: Span) -> float:
-    """About how long a message is, as the ledger keeps it: of a few entries here and there."""
+    """The average stored size of a message, from a few sampled entries."""
     places = sorted({span.start + index * span.count // SAMPLES for index in range(SAMPLES)})
     return engine.backend.inspection.message_bytes(row(engine, span.topic).id, places)
 
@@ -385,7 +387,7 @@ def cut(spans: Sequence[Span], weights: Sequence[int], count: int) -> list[list[
     """
     total, before, found = sum(weights), 0, [list[Span]() for _ in range(count)]
     for span, weight in zip(spans, weights, strict=True):
-        # Where the boundaries lie that this span reaches over, and which partition is first.
+        # The boundaries within this span, and its first partition.
         first, behind = before * count // total, -(-(before + weight) * count // total)
         inner = [total * index // count - before for index in range(first + 1, behind)]
         at = [0, *(span.count * place // weight for place in inner), span.count]
@@ -403,7 +405,7 @@ Inode = tuple[int, int]
 
 
 def inode(path: str) -> Inode | None:
-    """What tells a ledger's file from the one that took its place; None if there is none."""
+    """Identifies a ledger's file, to detect a replacement; None if there is none."""
     try:
         stat = os.stat(os.path.join(path, "data.mdb"))
     except OSError:

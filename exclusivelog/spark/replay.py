@@ -1,8 +1,8 @@
 """Replay: a range of a topic, or an archive of it, into another topic or another ledger.
 
-Each message gets its `origin_offset` and `origin_epoch` as properties. Chunk after chunk is
-appended, each exactly once: a replay that was interrupted, or is run again, goes on behind
-what is there.
+Each message gets its `origin_offset` and `origin_epoch` as properties. Messages are appended in
+chunks, each exactly once: a replay that was interrupted, or is run again, continues after the last
+chunk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Replayed:
-    """The origin's offsets that this call has appended: [start, end), and how many."""
+    """The offsets of the origin that this call has appended, [start, end), and the number of
+    messages."""
 
     start: int
     end: int
@@ -42,7 +43,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the messages come from: a name that stays the same, and what there is."""
+    """The source of the messages: its stable name, and its offsets."""
 
     name: str
     first: int
@@ -100,7 +101,7 @@ def run(
 
 
 def _done(ledger: str, topic: str, writer: str) -> int | None:
-    """Where an earlier call of the same replay has come to."""
+    """The position that earlier calls of the same replay have reached."""
     if not plan.ledger_exists(os.path.abspath(ledger)):
         return None
     with xl.open(ledger, "replay", readonly=True) as engine:
@@ -114,7 +115,7 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
     if plan.ledger_exists(os.path.abspath(source)):
         with xl.open(source, "replay", readonly=True) as engine:
             here = plan.row(engine, topic)
-            # By its id: a topic that was made anew has offsets of its own.
+            # By its id: a recreated topic has other offsets.
             name = _name(engine.ledger.uuid, str(here.id), topic)
             return Origin(
                 name, here.first_offset, here.next_offset, None, engine.path, topic, here.id
@@ -128,7 +129,7 @@ def _origin(spark: SparkSession, source: str, topic: str) -> Origin:
     low, high, count = frame.selectExpr("min(offset)", "max(offset)", "count(*)").collect()[0]
     if count == 0 or high - low + 1 != count:
         raise SourceError(DATA_LOSS, f"{where} has {count} messages from {low} to {high}")
-    # The same messages, wherever they are read from: a replay may go on from the archive.
+    # The same name for ledger and archive, so that a replay can continue from the archive.
     ledger, number = mark.split()
     name = _name(ledger, number, topic)
     return Origin(name, low, high + 1, frame, source, topic, int(number))

@@ -1,7 +1,7 @@
-"""`scan`: a topic as a DataFrame, faster than the data source reads it.
+"""`scan`: reads a topic as a DataFrame, faster than the data source.
 
-The plan and the tasks are the data source's. What differs is how the rows get into Spark: through
-`mapInArrow`, where Spark projects a row once. A Python data source's rows it projects twice.
+Plan and tasks are those of the data source. But rows get into Spark through `mapInArrow`, where
+Spark projects a row once, while it projects the rows of a Python data source twice.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _options(path: str, topic: str, given: Mapping[str, Value]) -> ReadOptions:
 
 
 def _text(name: str, value: Value, topic: str) -> str:
-    """An option's value as the data source takes it: as a text."""
+    """An option's value as text, as the data source takes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int) and name.lower() in OFFSETS:
@@ -116,7 +116,7 @@ def _slices(options: ReadOptions, schema: StructType) -> list[InputPartition]:
     from exclusivelog.spark.source import BatchReader
 
     reader = BatchReader(options, schema)
-    # Not kept open: a process that has a ledger open read-only cannot open it to write.
+    # Close it: a process that has a ledger open read-only cannot open it to write.
     with open_log(options.path, "spark", options.access, readonly=True) as engine:
         return reader.slices(engine, plan.spans(engine, options))
 
@@ -131,13 +131,13 @@ def _frame(
         return spark.createDataFrame([], schema)
     if not options.inline:
         return spark.range(0, count, 1, count).mapInArrow(Planned(rows, slices).read, schema)
-    # What a task does not read must not travel with it: the messages are rows, not the function's.
+    # Ship the messages as rows, not with the function, so that each task gets only its own.
     packed = spark.sparkContext.parallelize([(part.data,) for part in slices], count)  # type: ignore[attr-defined]
     return spark.createDataFrame(packed, "data binary").mapInArrow(Packed(rows).read, schema)
 
 
 class Planned:
-    """What tasks run that open the ledger: numbers of slices in, their messages out."""
+    """The function of tasks that open the ledger: numbers of slices in, their messages out."""
 
     def __init__(self, rows: Rows, slices: Sequence[InputPartition]) -> None:
         self._rows = rows
@@ -151,7 +151,7 @@ class Planned:
 
 
 class Packed:
-    """What tasks run whose messages come along (access=inline): Arrow streams in, messages out."""
+    """The function of tasks with access=inline: Arrow streams in, messages out."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows

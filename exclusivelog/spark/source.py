@@ -2,23 +2,22 @@
 
 The data source `exclusivelog`: batch and streaming, reading and writing (docs/spark.md).
 
-What decides the design is in the comments where it matters; above all, `pushFilters` is not
-implemented: Spark caches the planned reader, so that a scan without a filter would reuse the
-filtered one, and silently return too little. Options bound what is read instead.
+`pushFilters` is not implemented: Spark caches the planned reader, so that a scan without a filter
+would reuse the filtered one, and silently return too little. Options bound what is read instead.
 
 Writing: executors stage, the driver commits, in one transaction of the ledger.
 
-`write` runs at least once for each partition, and ends before Spark decides which attempt
-counts; so it changes nothing but files. `commit` gets the messages of the attempts that count,
-in the order of partitions, perhaps a second time, perhaps in another process, perhaps in a run
-of the query that another one has superseded: `once.append_once` is made for all of that.
-`abort` may follow a commit that came through; it removes staged files and nothing else.
+`write` runs at least once for each partition, and ends before Spark decides which attempt counts;
+so it only writes files. `commit` gets the messages of the attempts that count, in the order of
+partitions, perhaps repeatedly, in another process, or in a superseded run of the query:
+`once.append_once` handles all of that. `abort` may follow a commit that succeeded; it removes only
+staged files.
 
-Engines of this process, opened when they are first needed and kept: an idle worker ends with
-its process, and what it had open goes with it.
+Engines of this process are opened at their first use and kept open, until the worker's process
+ends.
 
-A Python worker reads for one task, commits for another, and is forked from a process that has
-nothing open; so engines are kept by process id and path.
+A Python worker reads for one task, commits for another, and is forked from a process without
+engines; so they are kept by process id and path.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ if TYPE_CHECKING:
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-MOST_KEPT = 8  # ledgers that a process has open; each reserves a lot of address space
+MOST_KEPT = 8  # ledgers that a process keeps open, as each reserves a lot of address space
 
 
 @dataclass
@@ -128,7 +127,7 @@ def writing(path: str) -> Engine:
 
 def _handle(path: str, writes: bool, access: Mapping[str, str] | None = None) -> _Handle:
     url = is_url(path)
-    # A process has a ledger open once.
+    # A process can open a ledger only once.
     key = (
         os.getpid(),
         repr((path, sorted((access or {}).items()))) if url else (os.path.realpath(path)),
@@ -142,7 +141,7 @@ def _handle(path: str, writes: bool, access: Mapping[str, str] | None = None) ->
             engine = open_cluster(path, access) if url else _open_ledger(path, writes)
             handle = _Handle(engine, None if url else plan.inode(path), writes)
             _make_room()
-        _handles[key] = handle  # behind all others: the first is the one that rests longest
+        _handles[key] = handle  # at the end, so that the first one is the least recently used
         return handle
 
 
@@ -153,7 +152,7 @@ def _open_ledger(path: str, writes: bool) -> Engine:
 
 
 def _make_room() -> None:
-    # What was inherited by a fork is not ours to close, and does not count.
+    # Engines that were inherited through a fork are neither counted nor closed.
     ours = [key for key in _handles if key[0] == os.getpid()]
     if len(ours) >= MOST_KEPT:
         _handles.pop(ours[0]).engine.close()
@@ -168,7 +167,7 @@ def _fits(handle: _Handle, path: str, writes: bool) -> bool:
         return False
     try:
         handle.engine.ledger.check()
-    except LedgerError:  # it has failed; a fresh one starts from what is durable
+    except LedgerError:  # the engine has failed; a new one starts from what is durable
         return False
     return True
 
@@ -178,7 +177,7 @@ def _fits(handle: _Handle, path: str, writes: bool) -> bool:
 
 @dataclass(frozen=True)
 class Place:
-    """Which ledger a driver has planned for, and where: a path alone says neither."""
+    """Identifies the ledger for which a driver has planned, and its machine."""
 
     path: str
     uuid: str
@@ -194,7 +193,7 @@ class Place:
         return cls(engine.path, engine.ledger.uuid, inode, boot_id(), socket.gethostname())
 
     def engine(self) -> Engine:
-        """An engine that reads this very ledger.
+        """An engine that reads this ledger.
 
         Raises SourceError where the files are another machine's, or another ledger's.
         """
@@ -228,14 +227,14 @@ class ClusterPlace:
 
 
 def place_of(engine: Engine, options: ReadOptions) -> Place | ClusterPlace:
-    """Where tasks read what was planned with this engine."""
+    """The place from which tasks of this engine's plan read."""
     if is_url(options.path):
         return ClusterPlace(options.path, dict(options.access))
     return Place.of(engine)
 
 
 def boot_id() -> str:
-    """What tells this machine, since it was started, from all others."""
+    """Identifies this boot of this machine."""
     return BOOT_ID.read_text().strip()
 
 
@@ -247,7 +246,7 @@ TAKEN: dict[str, tuple[DataType, ...]] = {
     "value": (BYTES, TEXT), "key": (BYTES, TEXT), "properties": (MapType(TEXT, TEXT),),
     "event_time": (TimestampType(),), "topic": (TEXT,),
 }  # fmt: skip
-# What the log gives a message anew: they may come along from reading another one.
+# Columns that the log sets itself; a DataFrame that was read from a log may have them.
 ITS_OWN = ("offset", "epoch", "publish_time", "producer", "sequence_id")
 PRODUCER_BYTES = 255
 
@@ -263,13 +262,13 @@ class Job:
 
     @property
     def place(self) -> tuple[str, str, int]:
-        """Where it is staged."""
+        """Its staging directory."""
         return self.name or "-", self.run, self.number or 0
 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What one task has staged."""
+    """The staged output of one task."""
 
     job: Job
     partition: int
@@ -277,7 +276,7 @@ class Staged(WriterCommitMessage):
 
 
 def check_schema(schema: StructType, options: WriteOptions) -> None:
-    """Spark does not compare what is written with anything: so it is done here."""
+    """Check the columns to be written, which Spark does not do."""
     kinds = {column.name: column.dataType for column in schema.fields}
     for name, kind in kinds.items():
         if name in ITS_OWN:
@@ -350,7 +349,7 @@ class _Writer:
     # ---- on the driver -------------------------------------------------------------------
 
     def append(self, messages: Sequence[Staged], stream: bool) -> None:
-        """Append what was staged, in the order of partitions. A stream's run has many batches."""
+        """Append the staged messages, in the order of partitions."""
         pieces: dict[str, list[Piece]] = {}
         for message in sorted(messages, key=lambda message: message.partition):
             for piece in message.pieces:
@@ -385,7 +384,7 @@ class _Writer:
             self.directory.remove_old(job.place[0])
 
     def discard(self, messages: Sequence[Staged | None]) -> None:
-        """Remove what was staged."""
+        """Remove the staged files."""
         for place in {message.job.place for message in messages if message is not None}:
             self.directory.remove(*place)
 
@@ -451,7 +450,7 @@ def _job_of_task() -> Job:
 # ---- the source ------------------------------------------------------------------------
 
 
-# What stays in the processor's cache between Python and Java.
+# Fits into the processor's cache between Python and Java.
 READ_BYTES = 2 << 20
 BATCH_ROWS = 1 << 13
 MOST_INLINE_BYTES = 256 << 20
@@ -463,7 +462,7 @@ def register(spark: SparkSession) -> None:
 
 
 class ExclusiveLogSource(DataSource):
-    """`spark.read.format("exclusivelog")`, and its three siblings."""
+    """The data source of `spark.read`, `readStream`, `write` and `writeStream`."""
 
     @classmethod
     def name(cls) -> str:
@@ -509,8 +508,8 @@ def _refuse_overwriting(overwrite: bool) -> None:
 
 @dataclass
 class Slice(InputPartition):
-    """A partition: some messages of one topic or more, to be read in `place`, or `data` if they
-    came along (Arrow IPC)."""
+    """A partition: messages of one or more topics, to be read in `place`, or shipped in `data`
+    (Arrow IPC)."""
 
     spans: Sequence[Span]
     place: Place | ClusterPlace | None
@@ -533,7 +532,8 @@ class Rows:
         self._bucket_ms = bucket_ms
 
     def of(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What a partition holds. An empty list of partitions comes as one that is not ours."""
+        """The messages of a partition. For an empty list of partitions, Spark passes one of its
+        own."""
         if not isinstance(partition, Slice):
             return
         if partition.data is not None:
@@ -570,13 +570,13 @@ class Rows:
                     return
                 if batch is None:
                     raise _ended_early(span, reader.position)
-                # Whole entries are read: the last one may go on behind the end.
+                # Cut at the end: whole entries are read, and the last one may extend beyond it.
                 rows = batch.num_rows - max(0, reader.position - span.end)
                 for start in range(0, rows, BATCH_ROWS):
                     yield batch.slice(start, min(BATCH_ROWS, rows - start))
 
     def _topic(self, engine: Engine, span: Span) -> Topic | None:
-        """The topic that was planned for; None if it is gone, and the user does not mind."""
+        """The planned topic; None if it was deleted, and failOnDataLoss is false."""
         try:
             topic = engine.topic(span.topic, create=False)
             if span.id not in (None, topic.id):
@@ -637,7 +637,7 @@ class _Planned:
 
 
 class Budget:
-    """What may travel inside the partitions of one query."""
+    """Limits the bytes that are shipped inside the partitions of one query."""
 
     def __init__(self, most: int = MOST_INLINE_BYTES) -> None:
         self._most = self._left = most
@@ -666,7 +666,7 @@ class Budget:
 
 
 class BatchReader(_Planned, DataSourceReader):
-    """Reads a range that is fixed when the query is first run."""
+    """Reads a range that is fixed when the query is planned."""
 
     def partitions(self) -> list[InputPartition]:
         """The partitions, in the order of topics and offsets."""
@@ -691,19 +691,19 @@ class BatchReader(_Planned, DataSourceReader):
 
 
 class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads what comes. Its position is {topic: next offset}, and the topics' ids."""
+    """Reads new messages. Its position is {topic: next offset}, and the topics' ids."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         super().__init__(options, schema)
         self._target: Position | None = None
 
     def initialOffset(self) -> Position:  # noqa: N802
-        """Where a new query begins."""
+        """The start of a new query."""
         with coded():
             return plan.starts(reading(self.options.path, self.options.access), self.options)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What one micro-batch takes at most."""
+        """The limit of a micro-batch."""
         if self.options.max_offsets is not None:
             return ReadMaxRows(self.options.max_offsets)
         if self.options.max_bytes is not None:
@@ -711,7 +711,7 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
         return ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> Position:  # noqa: N802
-        """How far the next micro-batch goes."""
+        """The end of the next micro-batch."""
         with coded():
             engine = reading(self.options.path, self.options.access)
             available = self._available(engine)
@@ -732,12 +732,12 @@ class StreamReader(_Planned, DataSourceStreamReader, SupportsTriggerAvailableNow
         return {**offsets, plan.IDS: {topic: ids.get(topic, former[topic]) for topic in offsets}}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Nothing that comes from now on counts."""
+        """Fix the end: later messages are not read."""
         with coded():
             self._target = plan.ends(reading(self.options.path, self.options.access), self.options)
 
     def reportLatestOffset(self) -> Offsets:  # noqa: N802
-        """For the query's progress: how far the topics go, whatever the limit."""
+        """The ends of the topics, for the query's progress."""
         with coded():
             return plan.split(
                 plan.ends(reading(self.options.path, self.options.access), self.options)
@@ -768,7 +768,7 @@ def read(
     spark: SparkSession, ledger: str, topic: str, number: int, start: int, stop: int,
     access: Mapping[str, str] | None = None,
 ) -> DataFrame:  # fmt: skip
-    """The messages [start, stop) of a topic, and of no other one that has its name by now."""
+    """The messages [start, stop) of the topic with this id."""
     register(spark)
     frame = spark.read.format(NAME).options(**(access or {})).option("topic", topic)
     frame = frame.option("startingOffsets", json.dumps({topic: start}))
@@ -797,7 +797,7 @@ def runs(
         reader = reader.option("bucketMs", str(bucket_ms))
     frame = reader.load(ledger)
     for name in RUN_TIMES:
-        if name in frame.columns:  # Spark's rows have naive times, of this machine's zone
+        if name in frame.columns:  # Spark's rows have naive local times
             frame = frame.withColumn(name, expr(f"unix_millis({name})"))
     found = [row.asDict() for row in frame.collect()]
     return sorted(found, key=lambda run: (run["topic"], run["first_offset"]))

@@ -1,13 +1,13 @@
-"""What an executor hands to the driver: its output in columns as the log takes them, inside its
-commit message where it is small, else in Arrow files in a directory that both see.
+"""Staging: executors pass their output to the driver, as columns for the log, in the commit message
+if it is small, else in Arrow files in a shared directory.
 
 ```text
-<stagingDir>/.exclusivelog-staging                     a random id: is it the same directory?
+<stagingDir>/.exclusivelog-staging                     a random id: identifies the directory
 <stagingDir>/<job>/<run>/<batch>/part-<p>-<attempt>.arrow     a task's, of all its topics
 ```
 
-The columns are value, key, properties (packed) and event_time (ms): what costs time is done
-here, by all executors at once, and not in the one transaction that appends.
+The columns are value, key, properties (packed) and event_time (ms). Executors convert them in
+parallel, so that the transaction that appends is short.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from exclusivelog.spark.options import file_name
 
 PROBE = ".exclusivelog-staging"
 LEFT_BEHIND_SECONDS = 7 * 86_400
-# Of a topic, gathered before they are written, so that the log gets large entries; and of all
-# topics of a task, however many these are.
+# Bytes that are gathered before they are written, so that the log gets large entries: per topic,
+# and for all topics of a task.
 CHUNK_BYTES, MOST_WAITING = 4 << 20, 64 << 20
 
 STAGED = pa.schema([
@@ -54,15 +54,15 @@ STAGED = pa.schema([
 
 @dataclass(frozen=True)
 class Directory:
-    """Where one batch of one run of a job is staged, and the id by which an executor can tell
-    that its directory is the driver's."""
+    """The directory of one batch of one run of a job, and its id, by which an executor checks that
+    its directory is the driver's."""
 
     root: str
     probe: str
 
     @classmethod
     def prepare(cls, root: str) -> Directory:
-        """On the driver: make it, and give it an id if it has none."""
+        """On the driver: create it, with an id."""
         try:
             os.makedirs(root, mode=0o700, exist_ok=True)
             return cls(root, _mark(os.path.join(root, PROBE)))
@@ -81,7 +81,8 @@ class Directory:
             return False
 
     def of(self, *names: object) -> str:
-        """The directory of a job, a run or a batch in it; no name can lead out of it.
+        """The directory of a job, a run or a batch in it. Names are quoted, so that none leads out
+        of it.
 
         >>> Directory("/staging", "").of("..", "a/b", 3)
         '/staging/%2E%2E/a%2Fb/3'
@@ -89,13 +90,13 @@ class Directory:
         return os.path.join(self.root, *(_safe(str(name)) for name in names))
 
     def remove(self, *names: object) -> None:
-        """Remove a directory in it. A straggler may write into it meanwhile, and is left alone:
-        the next batch removes what it leaves."""
+        """Remove a directory in it. If a late task writes into it meanwhile, the next batch removes
+        the rest."""
         shutil.rmtree(self.of(*names), ignore_errors=True)
 
     def remove_old(self, *names: object) -> None:
-        """Remove what killed runs have left in a directory: what nobody has touched for long."""
-        with contextlib.suppress(OSError):  # the batch is in the log: nothing may fail any more
+        """Remove files of killed runs from a directory: those that were not modified for long."""
+        with contextlib.suppress(OSError):  # the batch is in the log: errors here must not fail it
             for entry in list(os.scandir(self.of(*names))):
                 if time.time() - entry.stat().st_mtime > LEFT_BEHIND_SECONDS:
                     shutil.rmtree(entry.path, ignore_errors=True)
@@ -106,14 +107,14 @@ def _safe(name: str) -> str:
 
 
 def _mark(path: str) -> str:
-    """The id in the file of that name, which is made with a new one if there is none."""
+    """The id in this file, which is created with a new id if it is missing."""
     if not os.path.exists(path):
         temporary = f"{path}-{secrets.token_hex(8)}"
         try:
             with open(temporary, "w", encoding="ascii") as file:
                 file.write(secrets.token_hex(16))
-            with contextlib.suppress(FileExistsError):  # another driver was faster
-                os.link(temporary, path)  # whole, or not at all
+            with contextlib.suppress(FileExistsError):  # another driver has created it
+                os.link(temporary, path)  # atomically
         finally:
             os.unlink(temporary)
     with open(path, encoding="ascii") as file:
@@ -125,7 +126,7 @@ def _mark(path: str) -> str:
 
 @dataclass(frozen=True)
 class Piece:
-    """Messages for one topic: some `batches` of an Arrow file, `data` or the one at `path`."""
+    """Messages for one topic: some `batches` of an Arrow file, in `data` or at `path`."""
 
     topic: str
     rows: int
@@ -135,8 +136,8 @@ class Piece:
 
 
 class Stage:
-    """One task's output. It stays in memory up to `limit` bytes; more goes to one file, however
-    many topics there are: files that a process can have open are few."""
+    """One task's output. It stays in memory up to `limit` bytes; more goes to one file for all
+    topics, because a process can have only few files open."""
 
     def __init__(self, directory: Directory, where: str, name: str, limit: int) -> None:
         self._directory = directory
@@ -177,7 +178,7 @@ class Stage:
             output.batches += file.write(output.take())
 
     def finish(self) -> list[Piece]:
-        """What the driver is told."""
+        """The commit message for the driver."""
         if self._file is None:
             return [output.in_memory(topic) for topic, output in self._topics.items()]
         self._write(self._file, self._topics.values())
@@ -190,7 +191,7 @@ class Stage:
 
 @dataclass
 class _Output:
-    """One task's messages for one topic: what waits in memory, and which batches of its file."""
+    """One task's messages for one topic: batches in memory, and numbers of batches in the file."""
 
     rows: int = 0
     size: int = 0  # bytes in memory
@@ -203,13 +204,13 @@ class _Output:
         self.waiting.append(batch)
 
     def take(self) -> list[pa.RecordBatch]:
-        """What waits, put together as far as Arrow can."""
+        """The batches in memory, concatenated as far as Arrow can."""
         table = pa.Table.from_batches(self.waiting, STAGED).combine_chunks()
         self.waiting, self.size = [], 0
         return list(table.to_batches())
 
     def in_memory(self, topic: str) -> Piece:
-        """All of it, to travel in the commit message."""
+        """All batches, for the commit message."""
         buffer, found = io.BytesIO(), self.take()
         with pa.ipc.new_file(buffer, STAGED) as file:
             for batch in found:
@@ -227,7 +228,7 @@ class _File:
         self._count = 0
 
     def write(self, batches: list[pa.RecordBatch]) -> range:
-        """Write batches; their places in the file."""
+        """Write batches; returns their numbers in the file."""
         first = self._count
         for batch in batches:
             self._writer.write_batch(batch)
@@ -243,7 +244,7 @@ class _File:
 
 
 def staged(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of Spark's, with the columns that the log takes, as it takes them."""
+    """Convert a batch of Spark to the columns of the log."""
     names = batch.schema.names
     columns = {name: batch.column(name) for name in STAGED.names if name in names}
     rows = batch.num_rows
@@ -260,7 +261,7 @@ def _bytes(column: pa.Array) -> pa.Array:
 
 
 def _times(column: pa.Array) -> pa.Array:
-    # The log keeps ms. Downwards also before 1970, which a division would not do.
+    # The log has ms. Round down also before 1970, which a division would not.
     if pa.types.is_timestamp(column.type):
         times = column.cast(pa.timestamp("us"))
         first = pc.min(times.cast(pa.int64())).as_py()
@@ -294,7 +295,7 @@ PACK = {"event_time": _times, "properties": _properties}
 
 
 def parts(pieces: Iterable[Piece]) -> Iterator[Columns]:
-    """The staged messages as the log takes them. Files are mapped, not copied into memory."""
+    """The staged messages, as columns for the log. Files are mapped, not copied into memory."""
     for piece in pieces:
         with contextlib.ExitStack() as stack:
             if piece.path is None:
@@ -327,7 +328,7 @@ def _part(batch: pa.RecordBatch) -> Columns:
 
 
 def check_arrived(pieces: Mapping[str, list[Piece]]) -> None:
-    """SourceError unless the driver sees every staged file, whole."""
+    """SourceError unless the driver sees every staged file, complete."""
     for path in {piece.path for found in pieces.values() for piece in found}:
         if path is not None and not os.path.exists(path):
             raise SourceError(

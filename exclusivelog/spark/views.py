@@ -1,4 +1,4 @@
-"""Views: epochs, producers, topics, txns as tables; sums of messages.
+"""The columns of the data source: messages, and views (epochs, producers, topics, txns, runs).
 
 The columns of the data source: messages, and views of what the ledger knows besides.
 
@@ -82,7 +82,7 @@ def schema_of(view: str) -> StructType:
 
 
 def check_columns(view: str, schema: StructType) -> None:
-    """Refuse columns that the view does not have, or has with another type."""
+    """Refuse columns that the view does not have, or that have another type there."""
     known = COLUMNS[view]
     for field in schema.fields:
         if field.name not in known:

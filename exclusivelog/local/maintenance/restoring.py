@@ -30,7 +30,7 @@ class Content(Protocol):
 
     @property
     def value(self) -> bytes | None:
-        """The value; None: a tombstone."""
+        """The value; The value; None: a tombstone."""
         ...
 
     @property

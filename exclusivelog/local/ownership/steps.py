@@ -67,7 +67,7 @@ REVOKED = "revoked"  # the claim of a producer has ended
 CLAIM_LOST = "claim-lost"  # the session is a claim's
 CLAIM_MOVED = "claim moved"  # it names the successor
 # Wake-up counters; no topic has these ids.
-RESOURCES = 0  # incremented when a resource may be free
+RESOURCES = 0  # incremented when incremented when a resource may be free
 MOVES = 2**63  # incremented by every step of a hand-over
 HANDED_OVER = "hand-over"  # the reason of a grant
 

@@ -28,10 +28,11 @@ RETRY_SECONDS = 0.25  # after a checkpoint that failed
 
 # LMDB gives a large value whole pages, less 16 bytes: this one takes 16 of them.
 PACKED_ENTRY = 16 * 4096 - 16
-SMALL_ENTRY = 16 << 10  # is filled up, however little there is to add
-# A checkpoint of very many topics writes about this many bytes again, and of each topic these.
+SMALL_ENTRY = 16 << 10  # an entry below this size is always filled up
+# A checkpoint rewrites about this many bytes in all to fill up entries, and at least these per
+# topic.
 FILLED_UP, LEAST_FILLED_UP = 16 << 20, 4 << 10
-MERGED_AT_ONCE = 256  # topics: their last entries are held in memory meanwhile
+MERGED_AT_ONCE = 256  # topics; their last entries are held in memory meanwhile
 LARGE_PACKED_ENTRY = 1 << 20
 
 
@@ -145,8 +146,8 @@ class Checkpointer:
 
 
 def apply_frames(tables: Tables, stop: int, version: int | None = None) -> None:
-    """Apply to the tables what the journal has before the position `stop`. `version`: what is
-    appended behind that has this one, or a later one (see `AppliedJournal.mark`)."""
+    """Apply the journal's frames before the position `stop` to the tables. `version`: frames behind
+    that have at least this one (see `AppliedJournal.mark`)."""
     journal = tables.journal
     assert journal.file is not None
     if stop <= journal.applied:
@@ -160,8 +161,8 @@ def apply_frames(tables: Tables, stop: int, version: int | None = None) -> None:
 
 
 def _merge(tables: Tables, bundles: list[_core.Bundle], small: int) -> list[_core.Bundle]:
-    """Apply what belongs to topics whose rows are as they should be, many rows in one call of
-    LMDB's; returns the others. An entry of up to `small` bytes is filled up."""
+    """Apply the frames of topics whose rows are intact, many rows in one call of LMDB; returns the
+    others. An entry of up to `small` bytes is filled up."""
     if len(bundles) == 1:
         return bundles
     rows = tables.rows
@@ -207,8 +208,8 @@ def _apply_to(tables: Tables, bundle: _core.Bundle, small: int) -> None:
 
 
 def _keep(tables: Tables, bundle: _core.Bundle) -> None:
-    """Keep what the journal has of a topic whose row is damaged where it belongs, by its
-    offsets: the journal must be emptied for all others."""
+    """Store the entries of a topic whose row is damaged at their offsets, because the journal must
+    be emptied for all other topics."""
     for last, entry in bundle.pack(None, PACKED_ENTRY):
         key = PAIR.pack(bundle.topic, last)
         if tables.rows.get("entries", key) is None:
@@ -221,7 +222,7 @@ def _count_sequences(tables: Tables, bundle: _core.Bundle) -> None:
         name = packed_name.decode()
         try:
             last, session = tables.producers.get(bundle.topic, name)
-        except LedgerCorruptedError as error:  # the journal has the newest of its ids
+        except LedgerCorruptedError as error:  # go by the ids in the journal, which are the newest
             logs.emit(log, logs.PRODUCER_DAMAGED, ledger=tables.rows.path, reason=str(error))
             last, session = -1, 0
         tables.producers.put(bundle.topic, name, max(last, sequence), session)
@@ -230,7 +231,7 @@ def _count_sequences(tables: Tables, bundle: _core.Bundle) -> None:
 def _entry_to_fill(
     tables: Tables, row: TopicRow, bundle: _core.Bundle, small: int
 ) -> _core.Entry | None:
-    """The topic's last entry, taken out, if it is so small that more should go into it."""
+    """Remove and return the topic's last entry, if it is small enough to be filled up."""
     if row.next_offset == row.first_offset:
         return None
     key = PAIR.pack(row.id, row.next_offset - 1)
@@ -244,12 +245,12 @@ def _entry_to_fill(
     elif found is not None:
         return None  # this process may lack the library
     if size >= most or (len(data) > small and size > 4 * bundle.nbytes):
-        return None  # not worth writing again
+        return None  # rewriting it would cost more than it saves
     try:
         entry = _core.Entry(data)
         entry.check()
     except (ValueError, MissingLibraryError):
-        return None  # it stays where it is, to be named
+        return None  # it stays in place, and reading it reports the damage
     tables.rows.delete("entries", key)
     return entry
 
@@ -264,11 +265,11 @@ def recover(
     """Apply the journal's frames in the write transaction `txn` of these tables, commit it, and
     begin a new generation of frames.
 
-    `begin_life` initialises the shared memory; None where other engines have the ledger open,
-    which is recovered because a flush has failed.
+    `begin_life` initialises the shared memory; None if other engines have the ledger open, and it
+    is recovered because a flush has failed.
     """
     applied, alone = tables.journal, begin_life is not None
-    # Acknowledged frames count even if a frame before them is damaged.
+    # Acknowledged frames are recovered even if a frame before them is damaged.
     known = journal.known_end(applied.applied, applied.generation)
     if begin_life is not None:
         begin_life()
@@ -279,8 +280,8 @@ def recover(
             logs.emit(log, logs.JOURNAL_DAMAGED, ledger=tables.rows.path, position=end)
         stop = max(end, known) if alone else journal.tail
         generation = int.from_bytes(os.urandom(8)) >> 1 | 1
-        # Skip the commit where nothing was applied: no process appends before the first
-        # transaction of this life, which records the generation.
+        # Skip the commit if nothing was applied: the first transaction records the generation, and
+        # no process appends before that.
         if stop > applied.applied or not alone or not applied.generation:
             apply_frames(tables, stop)
             applied.begin_generation(generation, applied.applied)

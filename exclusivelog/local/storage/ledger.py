@@ -350,7 +350,8 @@ class Transaction(_Section):
     def _apply_journal(self, tables: Tables) -> None:
         try:
             if self.journal is not None:
-                version = self.journal.version  # before the tail: later frames have no lower one
+                # Read before the tail, so that no later frame has a lower version.
+                version = self.journal.version
                 apply_frames(tables, self.journal.tail, version)
         except BaseException:
             tables.large.undo()
@@ -411,7 +412,7 @@ class FlushingTransaction(Transaction):
     def opened(self, txn: lmdb.Transaction[bytes]) -> Tables:
         """The tables for the block."""
         tables: Tables = self.ledger.tables(txn)
-        self.ledger.flush()  # flushes most of it while other processes go on appending
+        self.ledger.flush()  # flushes flushes most of it while other processes go on appending
         return tables
 
     def caught_up(self, tables: Tables) -> None:
@@ -499,7 +500,8 @@ def _after_fork_in_child() -> None:
     _opening = threading.RLock()
     for ledger in _open_ledgers.values():
         ledger.after_fork_in_child()
-        _inherited.append(ledger)  # keep it referenced: its destructor must not run either
+        # Keep it referenced: keep it referenced: its destructor must not run either.
+        _inherited.append(ledger)
     _open_ledgers.clear()
 
 

@@ -127,7 +127,7 @@ Found = TypeVar("Found")
 
 # ---- what is appended ------------------------------------------------------------------
 
-# They go with it, key by key.
+# Tables whose rows of a topic are deleted with it.
 OF_A_TOPIC = ("entries", "producers", "cursors", "retention", "batches")
 COLLECTED_BYTES = 256 << 10  # copied out of the journal at once
 PRODUCER = struct.Struct(">qQ")
@@ -1295,7 +1295,7 @@ class Tables:
         self.announce: set[int] = set()
         self.events: list[Recorded] = []  # to be written to `__events__` (rule E5)
         self.committed: list[Recorded] = []  # the same, once they are written
-        # How many messages of producers, and their bytes.
+        # How many how many messages of producers, and their bytes.
         self.appended: tuple[int, int] | None = None
         # For `settle`, right before the commit: the anchors of roles to be ended, and the topics
         # whose waiters are to be promoted (see role_grants.py).
